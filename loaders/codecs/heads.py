@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 UInt8Array = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
 MAX_PICTURE_MB = 1024  # decoded: one limit for all formats, unless another is given
 SIDES = struct.Struct(">HH")  # height and width in a JPEG's frame header
 APP9 = 0xE9
@@ -27,10 +28,17 @@ _SEQUENTIAL = (0xC0, 0xC1)
 _NO_BASELINE = frozenset(
     {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB)}
 )  # other frames, and what has no business before a frame
-_START_BYTES = 640  # of files that are compared with another: most headers are shorter
-_MIN_SEGMENT = 6  # bytes of the shortest one of a scan's
-_FEW = 8  # files: comparing takes as long as reading so many headers
-_MAX_FORMS = 4  # that are looked for among the files of a batch
+_MAX_COMPONENTS = 4
+_FEW = 8  # files: reading them together takes as long as one by one
+_WINDOW = 704  # bytes of a file that are looked at together: most headers are shorter
+_LOOK = 32  # bytes of a segment that say all: of a frame of 4 components 22
+_MAX_SEGMENTS = 64  # of a header that is read together with others
+_PLAIN, _FRAME, _INTERVAL, _APP9, _SCAN, _REFUSED, _FILL = range(7)
+_KINDS = np.zeros(256, np.uint8)
+_KINDS[list(_NO_BASELINE)] = _REFUSED
+_KINDS[[*_SEQUENTIAL, _DRI, APP9, SOS, 0xFF]] = _FRAME, _FRAME, _INTERVAL, _APP9, _SCAN, _FILL
+_FRAME_BYTES = np.arange(5, 22)
+_NAME, _NAME_BYTES = np.frombuffer(INDEX, np.uint8), np.arange(4, 4 + len(INDEX))
 
 
 def pixels_within(max_picture_mb: int, pixel_nbytes: int = 3) -> int:
@@ -97,105 +105,123 @@ class PictureHeads(NamedTuple):
     jpegs: list[JpegLayout | None]
 
 
-class _Form(NamedTuple):
-    """How the header of a sequential Huffman JPEG is laid out: as that of other files of the same writer.
-
-    Attributes:
-        segments_at: Where its segments begin, the last one being the scan's header or the index before it.
-        height_at: The height in the frame header.
-        tables_end: The last of these segments; 0 if it was not found.
-        components: Number, sampling and tables of the frame's components, as written.
-        interval_at: The restart interval, if there is one; else 0.
-    """
-
-    segments_at: list[int]
-    height_at: int
-    tables_end: int
-    components: bytes
-    interval_at: int
-
-    def layout(self, size: list[int], interval: int) -> JpegLayout:
-        """Return what this says of a picture of a size, with so many units (MCUs) between restart markers."""
-        segments = _segments(*size, self.components, interval) if interval else None
-        return _layout(self.height_at, self.tables_end, segments)
-
-    def marks(self, start: memoryview) -> list[int]:
-        """Return where a header says all this: another one with the same bytes there is of this form."""
-        behind = self.height_at + SIDES.size
-        found = [0, 1, *range(behind, behind + len(self.components))]
-        for at in self.segments_at:
-            found += at, at + 1
-            if at != self.tables_end:  # whose length says nothing of what is before it
-                found += at + 2, at + 3
-            if start[at + 1] == APP9:
-                found += range(at + 4, at + 4 + len(INDEX))
-        return found
-
-
 def picture_heads(records: Sequence[UInt8Array], max_pixels: int = MAX_PIXELS) -> PictureHeads:
-    """Read the headers of several pictures; where many are of one form, theirs all at once.
+    """Read the headers of several pictures, those of sequential JPEGs all at once.
 
     Raises:
         CodecError: As ``picture_head``, for one of them.
     """
-    heads = PictureHeads(np.empty((len(records), 2), np.int64), [None] * len(records))
-    left = np.arange(len(records))
-    if len(left) >= _FEW:
-        nbytes = min(_START_BYTES, *map(len, records))
-        joined = b"".join([record.data[:nbytes] for record in records])
-        starts = np.frombuffer(joined, np.uint8).reshape(len(records), nbytes)
-        for _ in range(_MAX_FORMS):
-            left = _read_alike(records, starts, left, heads, max_pixels)
-            if len(left) < _FEW:
-                break
-    for i in left.tolist():
-        _read_alone(records, i, heads, max_pixels)
+    num = len(records)
+    heads = PictureHeads(np.zeros((num, 2), np.int64), [None] * num)
+    if num >= _FEW:
+        _Headers(records).tell(heads)
+    for height, width in heads.sizes[heads.sizes.prod(axis=1) > max_pixels].tolist():
+        check_pixels(height, width, max_pixels)
+    for i in np.flatnonzero(heads.sizes.prod(axis=1) < 1).tolist():
+        height, width, heads.jpegs[i] = picture_head(records[i], max_pixels)
+        heads.sizes[i] = height, width
     return heads
 
 
-def _read_alike(
-    records: Sequence[UInt8Array],
-    starts: UInt8Array,
-    left: npt.NDArray[np.int64],
-    heads: PictureHeads,
-    max_pixels: int,
-) -> npt.NDArray[np.int64]:
-    """Read the headers of those that have the form of the first one that is left; return the others."""
-    first = int(left[0])
-    start = records[first].data[:_HEAD_BYTES]
-    form, nbytes = _jpeg_form(start), starts.shape[1]
-    marks = form.marks(start) if form is not None and form.tables_end else [nbytes]
-    if form is None or max(marks) >= nbytes or form.tables_end + _MIN_SEGMENT > nbytes:
-        _read_alone(records, first, heads, max_pixels)
-        return left[1:]
-    values = starts.take(marks, axis=1)[left]
-    is_alike = (values == values[0]).all(axis=1)
-    alike = left[is_alike]
-    sizes = _shorts(starts, form.height_at, 2)[alike]
-    areas = sizes.prod(axis=1)
-    for height, width in sizes[(areas < 1) | (areas > max_pixels)].tolist():
-        check_pixels(height, width, max_pixels)
-    heads.sizes[alike] = sizes
-    layouts = [JpegLayout(form.height_at, form.tables_end)] * len(alike)
-    if form.interval_at:
-        intervals = _shorts(starts, form.interval_at, 1)[alike, 0]
-        layouts = list(map(form.layout, sizes.tolist(), intervals.tolist()))
-    for i, layout in zip(alike.tolist(), layouts, strict=True):
-        heads.jpegs[i] = layout
-    others: npt.NDArray[np.int64] = left[~is_alike]
-    return others
+class _Headers:
+    """The headers of sequential JPEGs, gone through segment by segment, all at once.
+
+    Those that take a closer look (fill bytes, an end within the header, 5 components) are left out.
+
+    Source: ITU-T T.81, annex B.
+    """
+
+    def __init__(self, records: Sequence[UInt8Array]) -> None:
+        num = len(records)
+        self._records = records
+        self._lengths = np.minimum(np.array(list(map(len, records)), np.int64), _HEAD_BYTES)
+        self._at = np.full(num, len(JPEG_START))  # of each the segment that is next
+        # Of each the bytes from ``firsts`` on; up to ``lasts`` a segment may begin in them.
+        self._windows = _joined([record.data[:_WINDOW] for record in records])
+        self._firsts = np.zeros(num, np.int64)
+        self._lasts = np.minimum(_WINDOW, self._lengths) - _LOOK
+        shape = (self._windows.size - 3,)
+        self._words = np.ndarray(shape, ">u4", self._windows, strides=(1,))
+        self._heights_at, self._tables_ends, self._intervals = np.zeros((3, num), np.int64)
+        self._frames = np.zeros((num, len(_FRAME_BYTES)), np.uint8)  # from the height on
+
+    def tell(self, heads: PictureHeads) -> None:
+        """Go through them, and fill in what was found."""
+        starts = self._windows[:, :2]
+        is_jpeg = (starts[:, 0] == JPEG_START[0]) & (starts[:, 1] == JPEG_START[1])
+        rows = self._shown(np.flatnonzero(is_jpeg))
+        for _ in range(_MAX_SEGMENTS):
+            if not len(rows):
+                break
+            rows = self._shown(self._next(rows))
+        found = np.flatnonzero(self._tables_ends)
+        heads.sizes[found] = self._frames[found, :4].view(">u2")
+        places = self._heights_at[found].tolist(), self._tables_ends[found].tolist()
+        intervals = self._intervals[found].tolist()
+        for i, height_at, end, interval in zip(found.tolist(), *places, intervals, strict=True):
+            segments = self._segments(i, interval) if interval else None
+            heads.jpegs[i] = _layout(height_at, end, segments)
+
+    def _segments(self, i: int, interval: int) -> Segments | None:
+        height, width = SIDES.unpack_from(self._frames[i])
+        return _segments(height, width, _components(self._frames[i, 4:].tobytes()), interval)
+
+    def _shown(self, rows: Ints) -> Ints:
+        """Have windows show the segments that are next; leave out files that end there."""
+        at = self._at[rows]
+        is_out = at > self._lasts[rows]
+        if not is_out.any():
+            return rows
+        has_more = at + _LOOK <= self._lengths[rows]
+        if len(moved := rows[is_out & has_more]):
+            self._move(moved)
+        shown: Ints = rows[has_more | ~is_out]
+        return shown
+
+    def _move(self, rows: Ints) -> None:
+        firsts = self._at[rows]
+        pairs = zip(rows.tolist(), firsts.tolist(), strict=True)
+        parts = [self._records[i].data[first : first + _WINDOW] for i, first in pairs]
+        self._windows[rows] = _joined(parts)
+        self._firsts[rows] = firsts
+        self._lasts[rows] = np.minimum(firsts + _WINDOW, self._lengths[rows]) - _LOOK
+
+    def _next(self, rows: Ints) -> Ints:
+        """Read the segment that is next of each; return which go on."""
+        at = self._at[rows]
+        places = rows * _WINDOW + at - self._firsts[rows]
+        starts = self._words[places].astype(np.int64)
+        kinds = _KINDS[starts >> 16 & 0xFF]
+        kinds[starts < 0xFF << 24] = _FILL
+        self._at[rows] = at + 2 + (starts & 0xFFFF)
+        if not kinds.any():
+            return rows
+        has_frame = self._heights_at[rows] > 0
+        is_end = has_frame & (kinds == _SCAN)
+        is_index = has_frame & (kinds == _APP9)
+        if is_index.any():
+            is_end[is_index] = (self._bytes(places[is_index], _NAME_BYTES) == _NAME).all(axis=1)
+        self._tables_ends[rows[is_end]] = at[is_end]
+        if (is_interval := has_frame & (kinds == _INTERVAL)).any():
+            self._intervals[rows[is_interval]] = self._words[places[is_interval] + 4] >> 16
+        is_left_out = (kinds == _FILL) | (~has_frame & (kinds >= _SCAN))
+        if (is_frame := ~has_frame & (kinds == _FRAME)).any():
+            framed = rows[is_frame]
+            self._heights_at[framed] = at[is_frame] + 5
+            self._frames[framed] = self._bytes(places[is_frame], _FRAME_BYTES)
+            is_left_out[is_frame] = self._frames[framed, 4] > _MAX_COMPONENTS
+        going: Ints = rows[~(is_end | is_left_out)]
+        return going
+
+    def _bytes(self, places: Ints, offsets: Ints) -> UInt8Array:
+        return self._windows.reshape(-1)[places[:, None] + offsets]
 
 
-def _read_alone(
-    records: Sequence[UInt8Array], i: int, heads: PictureHeads, max_pixels: int
-) -> None:
-    height, width, heads.jpegs[i] = picture_head(records[i], max_pixels)
-    heads.sizes[i] = height, width
-
-
-def _shorts(starts: UInt8Array, at: int, count: int) -> npt.NDArray[np.int64]:
-    """Read so many numbers of 2 bytes from each start of a file."""
-    return np.ascontiguousarray(starts[:, at : at + 2 * count]).view(">u2").astype(np.int64)
+def _joined(parts: list[memoryview]) -> UInt8Array:
+    """Return parts of files as rows; what one lacks is undefined."""
+    if min(map(len, parts)) < _WINDOW:
+        parts = [memoryview(bytes(part).ljust(_WINDOW)) for part in parts]
+    return np.frombuffer(bytearray().join(parts), np.uint8).reshape(-1, _WINDOW)
 
 
 def picture_head(record: Any, max_pixels: int = MAX_PIXELS) -> PictureHead:
@@ -249,41 +275,37 @@ def check_pixels(height: int, width: int, max_pixels: int = MAX_PIXELS) -> None:
 
 
 def jpeg_head(start: memoryview) -> PictureHead | None:
-    """Read the header of a sequential Huffman JPEG; None for any other."""
-    form = _jpeg_form(start)
-    if form is None:
-        return None
-    height, width = SIDES.unpack_from(start, form.height_at)
-    at = form.interval_at
-    interval = start[at] << 8 | start[at + 1] if at else 0
-    return PictureHead(height, width, form.layout([height, width], interval))
-
-
-def _jpeg_form(start: memoryview) -> _Form | None:
-    """Read how the header of a sequential Huffman JPEG is laid out; None for any other.
+    """Read the header of a sequential Huffman JPEG; None for any other.
 
     Source: ITU-T T.81, annex B.
     """
     if bytes(start[:2]) != JPEG_START:
         return None
-    segments_at: list[int] = []
-    height_at, interval_at, components, end = 0, 0, b"", len(JPEG_START)
+    height_at, tables_end, interval, components, end = 0, 0, 0, b"", len(JPEG_START)
     for marker, body, behind in segments(start):
         at = body - 4
         if at != end:  # fill bytes
             break
-        segments_at.append(at)
         if height_at:
             if marker == SOS or (marker == APP9 and start[body : body + len(INDEX)] == INDEX):
-                return _Form(segments_at, height_at, at, components, interval_at)
-            interval_at = body if marker == _DRI else interval_at
+                tables_end = at
+                break
+            interval = start[body] << 8 | start[body + 1] if marker == _DRI else interval
         elif marker in _NO_BASELINE or body + 5 >= len(start):
             return None
         elif marker in _SEQUENTIAL:
-            height_at, count = body + 1, start[body + 5]
-            components = start[body + 5 :][: 1 + 3 * count].tobytes()
+            height_at, components = body + 1, _components(start[body + 5 :])
         end = behind
-    return _Form(segments_at, height_at, 0, components, 0) if height_at else None
+    if not height_at:
+        return None
+    height, width = SIDES.unpack_from(start, height_at)
+    grid = _segments(height, width, components, interval) if interval and tables_end else None
+    return PictureHead(height, width, _layout(height_at, tables_end, grid))
+
+
+def _components(data: Any) -> bytes:
+    """Return number, sampling and tables of a frame's components, as they are written."""
+    return bytes(data[: 1 + 3 * data[0]])
 
 
 def _unit_sides(components: bytes) -> tuple[int, int]:
