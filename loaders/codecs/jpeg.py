@@ -241,25 +241,30 @@ def _cut_out(record: UInt8Array, jpeg: JpegLayout, block: Block) -> PicturePart 
         return None
     start, bounds = found
     first_row, last_row, first_column, last_column, height, width, top, left = block
-    place = slice(first_row, last_row), slice(first_column, last_column)
-    begins = bounds[:-1].reshape(-1, grid.columns)[place]
-    ends = bounds[1:].reshape(-1, grid.columns)[place]
-    part = _joined(record.data, start, begins, ends)
+    places = _places(last_row - first_row, last_column - first_column, grid.columns)
+    first = first_row * grid.columns + first_column
+    part = _joined(record.data, start, bounds[first:].astype(np.int64).take(places))
     if part is None:
         return None
     SIDES.pack_into(part, jpeg.height_at, height, width)
     return PicturePart(np.frombuffer(part, np.uint8), height, width, top, left)
 
 
-def _joined(file: memoryview, start: int, begins: Bounds, ends: Bounds) -> bytearray | None:
+@lru_cache(maxsize=1024)
+def _places(rows: int, columns: int, stride: int) -> npt.NDArray[np.int64]:
+    """Return where the bounds of a block's segments are behind its first one, ``(rows, columns + 1)``."""
+    return np.arange(rows)[:, None] * stride + np.arange(columns + 1)
+
+
+def _joined(file: memoryview, start: int, bounds: Bounds) -> bytearray | None:
     """Put header and segments together, row by row, and number the restart markers anew.
 
     None if an index has made the bounds up.
     """
     data = file[start:]
-    rows = zip(begins[:, 0].tolist(), ends[:, -1].tolist(), strict=True)
+    rows = zip(bounds[:, 0].tolist(), bounds[:, -1].tolist(), strict=True)
     part = bytearray().join([file[:start], *[data[first:last] for first, last in rows]])
-    numbers = (ends - begins).cumsum()
+    numbers = (bounds[:, 1:] - bounds[:, :-1]).ravel().cumsum()
     numbers += start - 1
     if numbers[-1] != len(part) - 1:
         return None
