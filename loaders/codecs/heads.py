@@ -214,7 +214,8 @@ class _Headers:
         return going
 
     def _bytes(self, places: Ints, offsets: Ints) -> UInt8Array:
-        return self._windows.reshape(-1)[places[:, None] + offsets]
+        found: UInt8Array = self._windows.reshape(-1)[places[:, None] + offsets]
+        return found
 
 
 def _joined(parts: list[memoryview]) -> UInt8Array:
