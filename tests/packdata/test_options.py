@@ -171,6 +171,7 @@ PARTS = {  # in test_parts.py
         for command in ("images", "tokens", "tables", "arrays")
         for option in ("--part", "--engine", "--address", "--parts")
     ),
+    *((command, "--shuffle") for command in ("images", "arrays")),
     *((command, "--plan") for command in ("tokens", "tables")),
     *(("finish", option) for option in ("--json", "--overwrite")),
 }

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders.errors import PackError
+from loaders.errors import PackError, SchemaError
 from loaders.manifest import MANIFEST_NAME
 from packdata import parts as parts_module
 from packdata.cli import main
@@ -26,6 +26,7 @@ from packdata.journal import JOURNAL_NAME
 from packdata.lock import LOCK_NAME, TargetLock
 from packdata.parts import Part, PartRecipe, finish
 from packdata.target import PACKING_NAME, PARTS_NAME, REJECTED_NAME
+from packdata.tokens.plan import pack_tokens
 from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
@@ -159,6 +160,30 @@ def test_what_all_rows_teach_comes_to_parts_by_a_plan(
     assert contents(tmp_path / "parts") == contents(tmp_path / "plain")
     other = ["--dtype", "float64"] if line.startswith("tables") else ["--seed", "1"]
     assert main([*argv[1], *other, "--part", "0/2", "--plan", str(plan)]) == 1
+
+
+def test_shuffled_by_a_seed_parts_hold_the_order_of_the_whole(
+    photos: Path, tmp_path: Path
+) -> None:
+    def keys(dst: str) -> list[str]:
+        reader = PackedReader(tmp_path / dst / "train")
+        return [bytes(reader.record(i, "key")).decode() for i in range(len(reader))]
+
+    pack_images(photos, tmp_path / "plain")
+    for dst, seed in (("a", "1"), ("b", "2")):
+        assert main(["images", str(photos), str(tmp_path / dst), "--shuffle", seed]) == 0
+    pack_all(photos, tmp_path / "one", 1, shuffle=1)
+    pack_all(photos, tmp_path / "three", 3, shuffle=1)
+    for dst in ("one", "three"):
+        finish(tmp_path / dst)
+
+    assert sorted(keys("a")) == sorted(keys("b")) == sorted(keys("plain"))
+    assert len({tuple(keys(dst)) for dst in ("plain", "a", "b")}) == 3
+    assert keys("three") == keys("a")
+    assert contents(tmp_path / "one") == contents(tmp_path / "a")
+    (tmp_path / "a.txt").write_text("to be")
+    with pytest.raises(SchemaError):
+        pack_tokens(tmp_path / "a.txt", tmp_path / "tokens", shuffle=1)
 
 
 def test_more_parts_than_items_leave_some_empty(photos: Path, tmp_path: Path) -> None:

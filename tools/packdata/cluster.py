@@ -20,17 +20,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loaders.errors import LoadersError, PackError
 from packdata.describe import counted
 from packdata.engine import changed
-from packdata.parts import Part, finish, pack_part, versions
+from packdata.parts import Part, finish, in_order, pack_part, versions
 from packdata.plan import check_outside
 from packdata.progress import Quiet
 from packdata.target import PARTS_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from packdata.engine import Summary
     from packdata.plan import Plan
     from packdata.progress import Progress
+    from packdata.recipe import Recipe
+    from packdata.shards import Format
 
 # Of one part: about 1 GB of pictures, of text or of tables. It depends on nothing but the source, as the bytes do.
 _FILES_OF_A_PART, _BLOCKS_OF_A_PART = 10_000, 128
@@ -56,6 +58,7 @@ def pack_on_ray(
     parts: int | None = None,
     address: str | None = None,
     workers: int | None = None,
+    shuffle: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
     note: Callable[[str], object] = str,
@@ -69,6 +72,7 @@ def pack_on_ray(
         parts: How many; None for some of about 1 GB each.
         address: Of a running Ray (``auto``, ``HOST:PORT``, ``ray://...``); None starts one here, which ends with this.
         workers: Threads, and so cores, of each task; None for one.
+        shuffle: As of ``PackSettings``.
         overwrite: As of ``pack_recipes``.
         progress: Is told of every part.
         note: Called with what is done where.
@@ -88,7 +92,9 @@ def pack_on_ray(
         nodes = _check_nodes(ray, place)
         num_items = sum(len(recipe) for _, recipe in plan.parts)
         note(f"{counted(num_items, 'item')} in {counted(of, 'part')}, on {counted(nodes, 'node')}")
-        job = ray.put(_Job(plan, str(place), os.getcwd(), settings))
+        job = ray.put(
+            _Job(in_order(plan.parts, shuffle), plan.format, str(place), os.getcwd(), settings)
+        )
         _pack_all(ray, job, of, settings["workers"], Quiet() if progress is None else progress)
     if not plan.is_unchanged():
         raise changed(dst)
@@ -100,7 +106,8 @@ def pack_on_ray(
 class _Job(NamedTuple):
     """What all tasks share."""
 
-    plan: Plan
+    recipes: Sequence[tuple[str, Recipe]]
+    format: Format
     dst: str
     folder: str
     settings: dict[str, Any]
@@ -117,9 +124,9 @@ def _job_of(job: Any) -> _Job:
 
 def _pack_one(jobs: list[Any], part: Part) -> tuple[int, int]:
     """Pack a part, in a task; return its samples and rejects."""
-    plan, dst, folder, settings = _job_of(jobs[0])
+    recipes, format, dst, folder, settings = _job_of(jobs[0])
     os.chdir(folder)  # of the driver: sources may be relative to it
-    summary = pack_part(plan.parts, dst, part, format=plan.format, **settings)
+    summary = pack_part(recipes, dst, part, format=format, **settings)
     return summary.samples, len(summary.rejected)
 
 

@@ -32,9 +32,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from loaders.data.shards import FileShard
-from loaders.errors import PackError
+from loaders.errors import PackError, SchemaError
 from loaders.manifest import MANIFEST_NAME, sync_folder
+from loaders.rng import hash64, key64
 from loaders.schema import Schema
 from packdata.describe import counted
 from packdata.disk import GO_ON, explained
@@ -72,6 +75,8 @@ _CODECS = (
 )
 _FILES = ("lmdb", "pyarrow", "zstandard", "xxhash")
 _SHOWN = 10
+_BY_NUMBER = {"classes", "folder", "list"}  # kinds of sources of which any item can be asked for
+_SHUFFLE = 0x5BFF1E  # so that no other use of the same seed draws the same numbers
 _THREADS = 16  # that wait for a network drive
 
 
@@ -150,6 +155,36 @@ class PartRecipe(Recipe):
     def encode(self, item: Any) -> Sequence[Records | Block]:
         """Return the records of an item."""
         return self._recipe.encode(item)
+
+
+class ShuffledRecipe(PartRecipe):
+    """The items of a recipe in an order drawn by a seed."""
+
+    def __init__(self, recipe: Recipe, seed: int) -> None:
+        source = getattr(recipe, "source", None)
+        if not {*str(getattr(source, "kind", "")).split(", ")} <= _BY_NUMBER:
+            what = "--shuffle is for pictures and arrays that are files of their own, in folders or a list"
+            raise SchemaError(what)
+        super().__init__(recipe, 0, len(recipe))
+        self.identity = {**recipe.identity, "shuffle": seed}
+        self.provenance = {**recipe.provenance, "shuffle": seed}
+        self._order = np.argsort(
+            hash64(key64(seed, _SHUFFLE), np.arange(len(recipe))), kind="stable"
+        )
+
+    def items(self, start: int) -> Iterator[Any]:
+        """Yield its items."""
+        for number in self._order[start:].tolist():
+            yield from islice(self._recipe.items(number), 1)
+
+
+def in_order(
+    recipes: Sequence[tuple[str, Recipe]], shuffle: int | None
+) -> Sequence[tuple[str, Recipe]]:
+    """Return recipes as they are, or with their items shuffled; SchemaError where that would read files in leaps."""
+    if shuffle is None:
+        return recipes
+    return [(split, ShuffledRecipe(recipe, shuffle)) for split, recipe in recipes]
 
 
 def pack_part(

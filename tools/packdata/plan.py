@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loaders.errors import PackError
 from loaders.manifest import MANIFEST_NAME
 from packdata.engine import Summary, pack_recipes
-from packdata.parts import Part, pack_part
+from packdata.parts import Part, in_order, pack_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,10 +60,11 @@ def pack_plan(plan: Plan, dst: Path | str, **settings: Unpack[PackSettings]) -> 
     """
     check_outside(dst, plan.sources)
     part = settings.pop("part", None)
+    recipes = in_order(plan.parts, settings.pop("shuffle", None))
     about: Any = {"format": plan.format, "is_unchanged": plan.is_unchanged, **settings}
     if part is not None:
-        return pack_part(plan.parts, dst, Part.parse(part), **about)
-    summary = pack_recipes(plan.parts, dst, **about)
+        return pack_part(recipes, dst, Part.parse(part), **about)
+    summary = pack_recipes(recipes, dst, **about)
     notes = (*summary.notes, *plan.notes(summary))
     return replace(summary, notes=notes, amount=plan.amount(summary))
 

@@ -28,6 +28,7 @@ class PackSettings(TypedDict, total=False):
         overwrite: Replace the datasets that are there.
         progress: Called for every sample.
         part: Pack this part of the items alone, ``"I/N"``; ``packdata.parts.finish`` joins them all.
+        shuffle: A seed: pack pictures or arrays that are files in an order drawn by it; None keeps theirs.
     """
 
     shard_bytes: int
@@ -36,6 +37,7 @@ class PackSettings(TypedDict, total=False):
     overwrite: bool
     progress: Progress | None
     part: str | None
+    shuffle: int | None
 
 
 def take(kind: type[_T], options: dict[str, Any], **more: Any) -> _T:

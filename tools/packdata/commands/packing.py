@@ -120,6 +120,12 @@ def add_source_options(group: Any, *, files: str) -> None:
     kind = "image" if files == "picture" else files
     add = group.add_argument
     add(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help=f"pack {files}s that are files in an order drawn by this number (default: in that of the source)",
+    )
+    add(
         "--masks",
         type=parse_place,
         metavar="FOLDER",
@@ -173,6 +179,7 @@ def run_packing(
         "on_error": args.on_error,
         "overwrite": args.overwrite,
         "progress": Meter("packed", unit),
+        "shuffle": getattr(args, "shuffle", None),
     }
     try:
         if args.engine is None:
