@@ -11,6 +11,7 @@ _ORDER = (
     "spine",
     "trust",
     "storage",
+    "remote",
     "compare",
     "codecs",
     "tokens",

@@ -40,7 +40,7 @@ _ROW_BYTES = 2  # noted of each row while it is read
 UInt8Array = npt.NDArray[np.uint8]
 
 
-class Origins(NamedTuple):
+class ShardRuns(NamedTuple):
     """Which shard each sample was packed in, in runs: of a store that holds copies, those of another store.
 
     Attributes:
@@ -52,7 +52,7 @@ class Origins(NamedTuple):
     shards: Indices
 
     @classmethod
-    def of_samples(cls, shards: Indices) -> Origins:
+    def of_samples(cls, shards: Indices) -> ShardRuns:
         """Return the runs of samples of which each lies in the shard of that number."""
         lasts = np.flatnonzero(np.diff(shards, append=-1))
         return cls(lasts + 1, shards[lasts])
@@ -78,7 +78,7 @@ class Store:
         max_open: Shards that are open at a time, about: beyond it all are closed, and verified anew when they are
             opened again. For reading from end to end, by those who keep no address of a record. None: all, or as many
             as the system lets be mapped.
-        origins: Which shards the samples were copied from; default: its own.
+        runs: Which shards the samples were copied from; default: its own.
 
     Thread-safe. Shards are opened when they are first touched. Pickling sends paths and opens
     anew.
@@ -95,7 +95,7 @@ class Store:
         check: Check = "first",
         take: Take = take_rows,
         max_open: int | None = None,
-        origins: Origins | None = None,
+        runs: ShardRuns | None = None,
     ) -> None:
         if check not in ("first", "always", "never"):
             raise ValueError(f"check must be 'first', 'always' or 'never', got {check!r}")
@@ -110,7 +110,7 @@ class Store:
             largest = max(self.shards, key=lambda shard: shard.num_samples)
             check_memory(_ROW_BYTES * self._num_samples, largest.path, self._num_samples)
         self._find = ShardFinder(self.ends)
-        self._given_origins = origins
+        self._given_runs = runs
         self.is_remote = any(getattr(shard, "origin", None) for shard in self.shards)
         numbers: dict[int, int] = {}
         self._first = [numbers.setdefault(id(shard), n) for n, shard in enumerate(self.shards)]
@@ -131,7 +131,7 @@ class Store:
 
     def __reduce__(self) -> Any:
         shards = self._pickled_shards or self.shards
-        args = (shards, self.check, self.take, self.max_open, self._given_origins)
+        args = (shards, self.check, self.take, self.max_open, self._given_runs)
         return _unpickle, args, (self.max_pinned_bytes, self.ranges.by_records)
 
     def __setstate__(self, state: tuple[int | None, bool | None]) -> None:
@@ -148,9 +148,9 @@ class Store:
         return self._num_samples
 
     @property
-    def origins(self) -> Origins:
+    def runs(self) -> ShardRuns:
         """Which shard each sample was packed in, by number."""
-        return self._given_origins or Origins(self.ends, np.arange(len(self.shards)))
+        return self._given_runs or ShardRuns(self.ends, np.arange(len(self.shards)))
 
     def shard(self, number: int) -> OpenShard:
         """Return a shard, opened."""

@@ -19,7 +19,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB, picture_heads
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
 from loaders.data.shards import FileShard, open_manifest
-from loaders.data.store import Origins, Store
+from loaders.data.store import ShardRuns, Store
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import CodecError, LoadersError, SampleError, SchemaError
 from loaders.remote.url import URL
@@ -98,18 +98,18 @@ class View:
 
         (None: they lie so.) Of a copy in memory the shards are those that it was made of: it is the same for both.
         """
-        ends, shards = self.store.origins
+        ends, shards = self.store.runs
         if self.numbers is None and (np.diff(shards) > 0).all():
             sizes = np.diff(ends, prepend=0)
             return sizes[sizes > 0], None
-        shards = self.origins()
+        shards = self.packed_shards()
         sizes = np.bincount(shards)
         members = None if (np.diff(shards) >= 0).all() else np.argsort(shards, kind="stable")
         return sizes[sizes > 0], members
 
-    def origins(self) -> Indices:
+    def packed_shards(self) -> Indices:
         """Return the number of the shard that each sample was packed in."""
-        return self.store.origins(self.numbers_of(np.arange(len(self))))
+        return self.store.runs(self.numbers_of(np.arange(len(self))))
 
     def verified(self) -> View:
         """Return the same samples, of which each record is compared with its checksum: to be written anew."""
@@ -418,17 +418,17 @@ def join_views(views: Sequence[View], schema: Schema | None = None) -> View:
         )
     fingerprint = xxhash.xxh3_128_hexdigest(prints.encode())
     check = max((view.store.check for view in views), key=_CHECKS.index)
-    store = Store(shards, check, first.store.take, origins=_joined_origins(views))
+    store = Store(shards, check, first.store.take, runs=_joined_runs(views))
     return View(store, schema or first.schema, numbers, fingerprint=fingerprint, path=first.path)
 
 
-def _joined_origins(views: Sequence[View]) -> Origins:
+def _joined_runs(views: Sequence[View]) -> ShardRuns:
     """Return where the samples of several stores were packed: in shards counted one store after the other."""
     ends, shards, num_samples, num_shards = [], [], 0, 0
     for view in views:
-        origins = view.store.origins
-        ends.append(origins.ends + num_samples)
-        shards.append(origins.shards + num_shards)
+        runs = view.store.runs
+        ends.append(runs.ends + num_samples)
+        shards.append(runs.shards + num_shards)
         num_samples += len(view.store)
-        num_shards += int(origins.shards.max(initial=-1)) + 1
-    return Origins(np.concatenate(ends), np.concatenate(shards))
+        num_shards += int(runs.shards.max(initial=-1)) + 1
+    return ShardRuns(np.concatenate(ends), np.concatenate(shards))

@@ -18,7 +18,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB, picture_size, pixels_within
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import cast_exactly
 from loaders.columns import Column, FixedColumn, var_column
-from loaders.data.store import Origins, Store
+from loaders.data.store import ShardRuns, Store
 from loaders.data.view import View
 from loaders.datasets.base import SampleT, check_stored
 from loaders.datasets.memory.loading import (
@@ -143,11 +143,11 @@ class RAMDataset(ResidentDataset[SampleT]):
             if any(has_halves(field) for field in fields.values()):  # else they are pixels by now
                 settings["scale"] = like.scale
         stored = tuple(name for name in shown if name in fields)
-        origins = None if like is None else Origins.of_samples(like.view.origins())
+        runs = None if like is None else ShardRuns.of_samples(like.view.packed_shards())
         PackedDataset.__init__(
             self,
             View(
-                Store([shard], take=take_rows, origins=origins),
+                Store([shard], take=take_rows, runs=runs),
                 Schema(fields, stored),
                 fingerprint=fingerprint,
                 path=shard.path,

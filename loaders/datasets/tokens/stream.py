@@ -103,7 +103,7 @@ class TokenStream:
     @property
     def shard_ends(self) -> Indices:
         """The position behind the last token of each shard that the rows were packed in."""
-        ends = self._store.origins.ends
+        ends = self._store.runs.ends
         return np.append(self._row_starts, self.num_tokens)[ends]
 
     @cached_property

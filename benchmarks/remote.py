@@ -1,0 +1,273 @@
+"""A dataset in a store, over a slow link: `python benchmarks/remote.py [--scale 1]`.
+
+A server that speaks S3, and before it a proxy that is the link: so many milliseconds before each answer, so many
+megabytes a second on each connection; both of the tests. All are processes of this machine. Each row has what stands
+beside it: the same bytes by eight plain connections, the same pass over the local folder, or the size of the data.
+Writes `benchmarks/results/remote.json`. Extra ``dev``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import http.client
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from page import write
+from spine import HERE, ROOT, conditions
+
+import packdata
+from loaders import DataLoader, ShardDataset
+from loaders.remote import origin
+from loaders.schema import Array
+from packdata.remote import fetch
+from packdata.upload import upload
+
+sys.path.insert(0, str(ROOT))
+from tests.remote import servers
+from tests.remote.conftest import ended, fetcher_of, storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+URL, BATCH, CONNECTIONS = "s3://bucket/packed", 32, 8
+LATENCY_S, RATE = 0.03, 4e6
+LINK = {"latency_s": LATENCY_S, "rate": RATE}
+ROW_BYTES, SHARD_BYTES, NUM_SHARDS = 16_384, 4 << 20, 24
+_OBSTORE = """
+import asyncio, os, resource, sys
+import obstore
+from obstore.store import S3Store
+endpoint, target, *names = sys.argv[1:]
+options = {"region": "us-east-1", "skip_signature": True, "client_options": {"allow_http": True}}
+store = S3Store("bucket", endpoint=endpoint, **options)
+async def one(name):
+    data = await obstore.get_async(store, name)
+    with open(os.path.join(target, os.path.basename(name)), "wb") as file:
+        os.pwrite(file.fileno(), await data.bytes_async(), 0)
+async def main():
+    await asyncio.gather(*map(one, names))
+before = resource.getrusage(resource.RUSAGE_SELF)
+asyncio.run(main())
+after = resource.getrusage(resource.RUSAGE_SELF)
+print(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+"""
+
+
+class Bench:
+    """The servers, and the data in their bucket."""
+
+    def __init__(self, folder: Path, endpoint: str, proxy: servers.Proxy) -> None:
+        self.folder, self.endpoint, self.proxy = folder, endpoint, proxy
+        self.local = folder / "root" / "bucket" / "packed"
+        self.files = sorted(self.local.glob("*.lmdb"))
+        self.size = sum(path.stat().st_size for path in self.files)
+
+    @contextlib.contextmanager
+    def cold(self, endpoint: str = "", **cache: Any) -> Iterator[ShardDataset[Any]]:
+        """Yield the dataset over an empty cache."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as place, ended(Path(place) / "c") as at:
+            options = storage(endpoint or self.proxy.endpoint, max_retries=4, timeout=30)
+            self.cache = at
+            origin.set_defaults({"path": at, **cache}, options)
+            yield ShardDataset(URL)
+            origin.set_defaults()
+
+    def came(self) -> int:
+        """Bytes of shards that went over the link since it was set."""
+        return sum(each["bytes"] for each in self.proxy.requests(".lmdb"))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def plain_get(bench: Bench) -> None:
+    """Get all shards by plain connections, a shard each at a time."""
+    host = bench.proxy.endpoint.removeprefix("http://")
+
+    def get(path: Path) -> int:
+        connection = http.client.HTTPConnection(host, timeout=60)
+        connection.request("GET", f"/bucket/packed/{path.name}")
+        return len(connection.getresponse().read())
+
+    with concurrent.futures.ThreadPoolExecutor(CONNECTIONS) as pool:
+        assert sum(pool.map(get, bench.files)) == bench.size
+
+
+def fill(bench: Bench) -> tuple[float, float]:
+    """Seconds of plain connections, and of a cold cache that is filled."""
+    bench.proxy.set(**LINK)
+    beside = seconds(lambda: plain_get(bench))
+    with bench.cold():
+        return beside, seconds(lambda: fetch(Path(URL)))
+
+
+def fill_cpu(bench: Bench) -> tuple[float, float]:
+    """CPU seconds of a process that gets and writes by obstore, and of the fetcher, without a link between."""
+    with tempfile.TemporaryDirectory(dir=bench.folder) as target:
+        names = [f"packed/{path.name}" for path in bench.files]
+        command = [sys.executable, "-c", _OBSTORE, bench.endpoint, target, *names]
+        beside = float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    with bench.cold(bench.endpoint):
+        pid = fetcher_of(bench.cache)
+        before = _cpu_s(pid)
+        fetch(Path(URL))
+        return beside, _cpu_s(pid) - before
+
+
+def _cpu_s(pid: int) -> float:
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def one_pass(dataset: ShardDataset[Any], **options: Any) -> None:
+    for _ in DataLoader(dataset, BATCH, shuffle="lanes", num_workers=2, **options):
+        pass
+
+
+def cold_pass(bench: Bench) -> tuple[float, float]:
+    """Seconds that the bytes take on the link, and of a pass over a cold cache."""
+    with bench.cold() as dataset:
+        bench.proxy.set(**LINK)
+        return bench.size / (RATE * CONNECTIONS), seconds(lambda: one_pass(dataset))
+
+
+def first_batch(bench: Bench) -> tuple[float, float]:
+    """Seconds of the latency and the first shard on one connection, and until the first batch."""
+    with bench.cold() as dataset:
+        bench.proxy.set(**LINK)
+        loader = DataLoader(dataset, BATCH, num_workers=2)
+        return LATENCY_S + SHARD_BYTES / RATE, seconds(lambda: next(iter(loader)))
+
+
+def warm_pass(bench: Bench) -> tuple[float, float]:
+    """CPU seconds of a pass over the local folder, and of one over the cache, in turns; no request is made."""
+    local = ShardDataset(bench.local)
+    bench.proxy.set()
+    with bench.cold() as dataset:
+        one_pass(dataset)
+        bench.proxy.set()
+        spent: list[list[float]] = [[], []]
+        for _ in range(7):
+            for each, some in zip((local, dataset), spent, strict=True):
+                before = time.process_time()
+                one_pass(each)
+                some.append(time.process_time() - before)
+        assert not bench.proxy.requests()
+    return statistics.median(spent[0]), statistics.median(spent[1])
+
+
+def half_cached(bench: Bench) -> tuple[float, float]:
+    """Bytes of the data, and those that a second epoch downloads with half of it cached."""
+    bench.proxy.set()
+    with bench.cold(size=bench.size // 2) as dataset:
+        loader = DataLoader(dataset, 2, num_workers=1)
+        for _ in range(2):
+            bench.proxy.set()
+            for _ in loader:
+                pass
+        return bench.size, bench.came()
+
+
+def bad_answers(bench: Bench) -> tuple[float, float]:
+    """Seconds of a fill, and of one where 1 % of the requests fail and 1 % are cut."""
+    found = []
+    for faults in ([], [{"kind": "503", "every": 100}, {"kind": "cut", "every": 67}]):
+        with bench.cold():
+            bench.proxy.set(**LINK, faults=faults)
+            found.append(seconds(lambda: fetch(Path(URL))))
+    return found[0], found[1]
+
+
+def send(bench: Bench) -> tuple[float, float]:
+    """Seconds that the bytes take on the four connections of an upload, and of the upload."""
+    with bench.cold():
+        bench.proxy.set(**LINK)
+        name = f"s3://bucket/copy{time.monotonic_ns()}"
+        return bench.size / (RATE * 4), seconds(lambda: upload(bench.local, name))
+
+
+def sample(bench: Bench) -> tuple[float, float]:
+    """Bytes of a shard, and those that one sample costs."""
+    bench.proxy.set()
+    with bench.cold() as dataset:
+        bench.proxy.set()
+        dataset[len(dataset) // 2]
+        return SHARD_BYTES, bench.came()
+
+
+# What is measured, what stands beside it, and whether the ratio is the other's share of ours, or ours of the other.
+ROWS: dict[str, tuple[Callable[[Bench], tuple[float, float]], str, str, bool]] = {
+    "fill a cold cache": (fill, "8 plain connections", ">= 0.9", True),
+    "CPU of a fill: get, hash, write": (fill_cpu, "obstore get, pwrite", "<= 1.3", False),
+    "pass, cold, bound by the link": (cold_pass, "bytes / rate", ">= 0.9", True),
+    "first batch, cold": (first_batch, "latency + one shard", "<= 1.5", False),
+    "pass, all cached (CPU)": (warm_pass, "the local folder", "<= 1.02", False),
+    "second epoch, half cached": (half_cached, "bytes of the data", "<= 0.52", False),
+    "fill, 1 % 503 and 1.5 % cut": (bad_answers, "the clean fill", ">= 0.9", True),
+    "upload": (send, "bytes / rate, 4 connections", ">= 0.9", True),
+    "one sample by its range": (sample, "bytes of a shard", "-", False),
+}
+
+
+def pack(root: Path, num_shards: int) -> None:
+    """Pack noise, in shards of about 4 MiB."""
+    rng = np.random.default_rng(0)
+    num = num_shards * SHARD_BYTES // ROW_BYTES
+    rows = ({"data": rng.integers(0, 256, ROW_BYTES, np.uint8)} for _ in range(num))
+    fields = {"data": Array(dtype="uint8", dims=(ROW_BYTES,))}
+    packdata.pack(rows, root / "bucket" / "packed", fields, shard_bytes=SHARD_BYTES)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=HERE)
+    args = parser.parse_args()
+    lines = [
+        "| | ours | beside it | | ratio | goal |",
+        "| --- | ---: | ---: | --- | ---: | ---: |",
+    ]
+    cases = []
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+        pack(Path(place) / "root", max(4, int(NUM_SHARDS * args.scale)))
+        endpoint = stack.enter_context(servers.bucket(Path(place) / "root"))
+        bench = Bench(Path(place), endpoint, stack.enter_context(servers.proxy(endpoint)))
+        for name, (measure, beside, goal, is_share) in ROWS.items():
+            pairs = [measure(bench) for _ in range(args.repeats)]
+            ratios = [(a / b if is_share else b / a) for a, b in pairs]
+            middle = sorted(range(len(ratios)), key=ratios.__getitem__)[len(ratios) // 2]
+            other, ours = pairs[middle]
+            lines.append(
+                f"| {name} | {ours:,.3g} | {other:,.3g} | {beside} | {ratios[middle]:.2f} | {goal} |"
+            )
+            print(lines[-1], flush=True)
+            results = {beside: [pair[0] for pair in pairs], "loaders": [pair[1] for pair in pairs]}
+            cases.append({"case": name, "goal": goal, "ratios": ratios, "results": results})
+    told = {
+        "conditions": conditions("none, noise")
+        | {"link": "30 ms, 4 MB/s a connection, 8 of them"},
+        "cases": cases,
+    }
+    note = "\nSeconds or bytes, median ratio of the repeats; server and link are processes beside the loader.\n"
+    title = "A dataset in a store: `python benchmarks/remote.py`"
+    write(args.out, "remote", title, told, ["\n".join(lines), note])
+
+
+if __name__ == "__main__":
+    main()
