@@ -18,6 +18,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.remote import servers
+from tests.remote.conftest import ended
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -90,6 +93,28 @@ def test_imagenet_goes_on_at_the_next_epoch(photos: Path) -> None:
     second = example(f"imagenet.py packed {options} --epochs 2", photos)
 
     assert re.findall(r"epoch (\d+)", first + second) == ["0", "1"]
+
+
+@pytest.mark.slow
+def test_remote_trains_from_a_bucket_and_downloads_once(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photos / "store/bucket").mkdir(parents=True)
+    options = f"--cache cache --model {NETS}:classifier --batch-size 2 --crop 64"
+    with servers.bucket(photos / "store") as endpoint, ended(photos / "cache"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+        monkeypatch.setenv("LOADERS_CACHE", str(photos / "cache"))
+        run("packdata copy packed/train s3://bucket/train", photos)
+
+        first = example(f"remote.py s3://bucket/train {options} --epochs 2", photos)
+        second = example(f"remote.py s3://bucket/train {options} --epochs 3", photos)
+
+    told = re.findall(r"epoch (\d+): (\d+) bytes", first + second)
+    assert [epoch for epoch, _ in told] == ["0", "1", "2"]
+    assert told[0][1] == told[1][1]
+    size = sum(path.stat().st_size for path in (photos / "packed/train").iterdir())
+    assert int(told[2][1]) < size  # the manifest alone
 
 
 @pytest.mark.slow

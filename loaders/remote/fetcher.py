@@ -31,7 +31,7 @@ from loaders.remote.needs import File, Needs
 from loaders.remote.stored import Stored
 from loaders.remote.stores import Objects, StoreFault, hide_secrets, open_objects
 from loaders.remote.transfer import Download, Pace, again, ranges
-from loaders.remote.upload import put, remove
+from loaders.remote.upload import hash_of, put, remove
 from loaders.remote.url import URL
 from loaders.remote.wire import (
     BEAT_S,
@@ -384,7 +384,7 @@ class Fetcher:
         if not old.exists():
             return False
         target = shard_path(self._inside, file.file, file.hash)
-        is_whole = await asyncio.to_thread(_is_whole, old, file)
+        is_whole = await asyncio.to_thread(hash_of, old) == file.hash
         with contextlib.suppress(OSError):
             if is_whole and self._stored.reserve(file.size, self.budget, {}):
                 target.parent.mkdir(mode=0o700, exist_ok=True)
@@ -512,16 +512,6 @@ class Fetcher:
             what = f"it cannot be written ({error.strerror or error})"
             download.fail(CacheError(what, self._inside.parent, "Free space on its disk"))
         return False
-
-
-def _is_whole(path: Path, file: File) -> bool:
-    import xxhash
-
-    state = xxhash.xxh3_128()
-    with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            state.update(block)
-    return state.hexdigest() == file.hash
 
 
 def _publish(path: Path, data: bytes) -> None:

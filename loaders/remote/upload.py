@@ -56,7 +56,7 @@ async def _put_shard(source: Source, name: str, path: Path, size: int, digest: s
     """Send a shard unless it is there; return the bytes that were sent."""
     if await _is_there(source, name, path, size, digest):
         return 0
-    found = await asyncio.to_thread(_hash, path)
+    found = await asyncio.to_thread(hash_of, path)
     if found != digest:
         what = f"its xxh3-128 is {found}, the manifest says {digest}"
         raise ChecksumError(what, path, None, None, "Run 'packdata verify' on it")
@@ -95,7 +95,8 @@ async def _read_back(source: Source, name: str, size: int) -> str:
     return state.hexdigest()
 
 
-def _hash(path: Path) -> str:
+def hash_of(path: Path) -> str:
+    """Return the xxh3-128 of a file, hexadecimal."""
     state = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(_READ_BYTES):
