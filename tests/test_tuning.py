@@ -122,8 +122,9 @@ print(len(DataLoader(data, 2)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become others")
-@pytest.mark.parametrize("home", ["closed", pytest.param("unknown", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("home", ["closed", "unknown"])
 @pytest.mark.usefixtures("uncovered")
 def test_who_has_no_home_that_can_be_read_has_measured_nothing(tmp_path: Path, home: str) -> None:
     """As in a container whose user is given by number."""

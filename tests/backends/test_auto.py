@@ -141,6 +141,7 @@ def test_nothing_is_lost_or_out_of_order_when_it_changes_over(change_at: int) ->
     assert isinstance(pool._pool, ChildPool)
 
 
+@pytest.mark.slow
 def test_threads_go_on_until_the_child_is_up() -> None:
     maker = Maker(Numbers(), torch.utils.data.default_collate, 1, True, 1)
     pool = auto_pool(maker, is_up=False)

@@ -126,7 +126,7 @@ def in_list(what: Any) -> Holds:
     return Holds([what])
 
 
-@pytest.mark.parametrize("module", ["__main__", "made_up"])
+@pytest.mark.parametrize("module", ["__main__", pytest.param("made_up", marks=pytest.mark.slow)])
 def test_so_is_what_it_would_not_find(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the main module or a notebook; or of a module that only this process has."""
     made = types.ModuleType(module)

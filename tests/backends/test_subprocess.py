@@ -218,6 +218,7 @@ def damaged(folder: Path, index: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_bad_sample_is_named_with_its_type_and_place(tmp_path: Path) -> None:
     data = ShardDataset(damaged(tmp_path / "d", 7), fields=["image"], check="never")
     iterator = iter(child_loader(data, 3))

@@ -430,7 +430,10 @@ def test_a_source_that_may_not_be_looked_at_is_named(
         assert f"packdata: {tmp_path / 'closed/x'}: it cannot be read (Permission denied)" in err
 
 
-@pytest.mark.parametrize("asked", [[], ["-W", "default"], ["-W", "error"]])
+@pytest.mark.parametrize(
+    "asked",
+    [[], *(pytest.param(["-W", how], marks=pytest.mark.slow) for how in ("default", "error"))],
+)
 def test_warnings_of_pillow_are_not_printed(
     photos: Path, tmp_path: Path, asked: list[str]
 ) -> None:

@@ -34,9 +34,8 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ("command", "closed", "num_samples"),
     [
         ("images photos", "2>&-", 4),
-        ("images photos", ">&-", 4),
-        ("tables t.csv", ">&- 2>&- <&-", 200),
         ("copy packed", ">&- 2>&-", 8),
+        pytest.param("tables t.csv", ">&- 2>&- <&-", 200, marks=pytest.mark.slow),
     ],
 )
 def test_a_command_packs_with_its_streams_closed(

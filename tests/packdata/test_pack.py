@@ -729,7 +729,7 @@ except Exception as error:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("limit", [3000, 8000])
+@pytest.mark.parametrize("limit", [3000, pytest.param(8000, marks=pytest.mark.slow)])
 def test_a_file_that_cannot_grow_is_a_clear_error(tmp_path: Path, format: str, limit: int) -> None:
     """LMDB calls it an input/output error."""
     dst = tmp_path / "a"

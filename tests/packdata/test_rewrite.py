@@ -394,6 +394,7 @@ def test_a_part_does_not_replace_what_is_divided(
     assert not (tmp_path / "val").exists()
 
 
+@pytest.mark.slow
 def test_a_split_that_was_killed_between_two_parts_is_done_again(
     tmp_path: Path, source: Path
 ) -> None:

@@ -276,7 +276,7 @@ sys.exit(main(["tables", sys.argv[1], sys.argv[2], *sys.argv[3:]]))
     ("kind", "depth"),
     [
         ("list", 100),
-        ("object", 1000),
+        pytest.param("object", 1000, marks=pytest.mark.slow),
         ("list", 20_000),
         pytest.param("object", 200_000, marks=pytest.mark.slow),
     ],

@@ -245,7 +245,7 @@ def test_json_that_holds_no_list_of_ids_is_refused(tmp_path: Path, line: str) ->
     assert caught.value.path == "a.jsonl, line 3"
 
 
-@pytest.mark.parametrize("depth", [500, 20_000])
+@pytest.mark.parametrize("depth", [20_000, pytest.param(500, marks=pytest.mark.slow)])
 def test_values_that_are_nested_deep_do_not_end_the_process(tmp_path: Path, depth: int) -> None:
     nested = "[" * depth + "]" * depth
     source = write(tmp_path / "a.jsonl", f'{{"text": "a"}}\n{{"text": "b", "x": {nested}}}\n')
