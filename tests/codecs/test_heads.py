@@ -93,7 +93,7 @@ def test_headers_of_many_files_of_a_kind_and_some_others(first: int) -> None:
 
 @pytest.mark.parametrize("nbytes", [*range(0, 40, 3), 160, 170, 400, *range(600, 640)])
 def test_a_file_that_ends_within_its_header_is_read_as_if_alone(nbytes: int) -> None:
-    """And the others as if it was not there: all are compared as far as the shortest goes."""
+    """And the others as if it was not there."""
     files = [FILES[0]] * 9 + [FILES[0][:nbytes]]
 
     if errors := errors_of(files):
@@ -137,7 +137,7 @@ def test_absurd_sizes_are_found_among_many(size: tuple[int, int]) -> None:
         picture_heads([good] * 10 + [bad] + [good] * 10)
 
 
-def test_the_headers_of_a_kind_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_of_any_length_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Counter[str]()
 
     def counted(data: Any, max_pixels: int) -> PictureHead:
@@ -147,6 +147,8 @@ def test_the_headers_of_a_kind_are_read_at_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(heads, "picture_head", counted)
     kinds = [jpeg(photo(64, 64)), of_pil(64, 64, comment=b"a"), record(encode_jpeg(photo(64, 64)))]
     picture_heads([file for file in kinds for _ in range(20)])
+    exif = (b"Exif\0\0" + bytes(80 * i) for i in range(40))  # most of them behind the first window
+    picture_heads([of_pil(64, 64, exif=each) for each in exif])
     sides = range(100, 400, 10)
     picture_heads([record(encode_jpeg(photo(120, side))) for side in sides])  # intervals, too
     assert not read
