@@ -17,6 +17,7 @@ _ORDER = (
     "tokens",
     "tables",
     "arrays",
+    "cluster",
     "shared",
     "train",
 )

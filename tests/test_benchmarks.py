@@ -42,6 +42,7 @@ CASES = [
     ("tokens", ["--tokens", "100000", "--workers", "1"], 4),
     ("arrays", ["--side", "80", "--volumes", "2", "--crops", "16"], 4),
     ("tables", ["--rows", "20000", "--csv-rows", "2000"], 2),
+    ("cluster", ["--pictures", "20", "--parts", "3"], 2),
     ("trust", ["--scale", "0.06", "--seconds", "0.05", "--epochs", "21"], 19),
     ("remote", ["--scale", "0.2"], 9),
     pytest.param("storage", ["--scale", "0.02", "--late-us", "100"], 2, marks=NEEDS_FUSE),
@@ -52,7 +53,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("name", "sizes", "num_cases"),
     CASES,
-    ids=["spine", "tokens", "arrays", "tables", "trust", "remote", "storage"],
+    ids=["spine", "tokens", "arrays", "tables", "cluster", "trust", "remote", "storage"],
 )
 def test_cases_run(tmp_path: Path, name: str, sizes: list[str], num_cases: int) -> None:
     """Each contender of each case gives a figure, and the report names them all."""
