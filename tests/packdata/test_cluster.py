@@ -15,9 +15,9 @@ import pytest
 from loaders.manifest import read_manifest
 from packdata.arrays.plan import plan_arrays
 from packdata.cli import main
-from packdata.cluster import usual_parts
+from packdata.cluster import _about_node, usual_parts
 from packdata.images.plan import plan_images
-from packdata.parts import finish
+from packdata.parts import finish, versions
 from packdata.plan import Plan, pack_plan
 from packdata.tables import plan_tables
 from packdata.tokens.plan import TokenOptions, plan_tokens
@@ -95,6 +95,30 @@ def test_options_of_ray_are_refused_without_it(photos: Path) -> None:
         with pytest.raises(SystemExit) as ended:
             main(["images", "photos", "dst", *words])
         assert ended.value.code == 2
+
+
+def test_a_node_tells_what_it_does_not_see(tmp_path: Path) -> None:
+    """A part packed where the source is not would leave all of it out."""
+    mine, lacks = _about_node([str(tmp_path), str(tmp_path / "gone")])
+
+    assert mine == versions()
+    assert lacks == [str(tmp_path / "gone")]
+
+
+@pytest.mark.slow
+def test_nothing_to_do_and_no_room_leave_no_folder(photos: Path) -> None:
+    pytest.importorskip("ray")
+    (photos / "a.txt").write_text("to be\nor not\n")
+    tokens = ["tokens", "a.txt", "packed", "--documents", "line"]
+    assert main([*tokens, "--part", "0/1"]) == main(["finish", "packed"]) == 0
+
+    assert main([*tokens, "--engine", "ray", "--parts", "1"]) == 0
+    assert {path.name for path in Path("packed").iterdir()} == {
+        "manifest.json",
+        "shard-00000.parquet",
+    }
+    assert main(["images", "photos", "new", "--engine", "ray", "--workers", "100000"]) == 1
+    assert not Path("new").exists()
 
 
 @pytest.mark.slow

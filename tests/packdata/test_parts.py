@@ -17,14 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders.errors import PackError, SchemaError
+from loaders.errors import PackError, SchemaError, SourceError
 from loaders.manifest import MANIFEST_NAME
 from packdata import parts as parts_module
+from packdata import publish
 from packdata.cli import main
+from packdata.firstpass import KEY, FirstPass
 from packdata.images.plan import pack_images
 from packdata.journal import JOURNAL_NAME
 from packdata.lock import LOCK_NAME, TargetLock
 from packdata.parts import Part, PartRecipe, finish
+from packdata.publish import Packing
 from packdata.target import PACKING_NAME, PARTS_NAME, REJECTED_NAME
 from packdata.tokens.plan import pack_tokens
 from tests.packdata.command_sources import make_sources
@@ -309,6 +312,109 @@ def test_a_twin_that_ends_after_finish_has_nothing_to_do(
 
     pack_images(photos, tmp_path / "plain")
     assert contents(dst) == contents(tmp_path / "plain")
+
+
+def test_a_twin_that_writes_after_finish_leaves_nothing(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder, which finish removed, comes again with its last shard."""
+    dst, write, written = tmp_path / "dst", Packing._write, [0]
+
+    def late(self: Packing, *about: Any) -> None:
+        written[0] += 1
+        if written[0] == 2:
+            on_another_machine(photos, dst)
+            finish(dst)
+        write(self, *about)
+
+    monkeypatch.setattr(Packing, "_write", late)
+    assert pack_images(photos, dst, part="0/1").samples == 0
+
+    assert not (dst / PARTS_NAME).exists()
+    pack_images(photos, tmp_path / "plain")
+    assert contents(dst) == contents(tmp_path / "plain")
+
+
+def test_of_two_that_finish_the_late_one_has_nothing_to_do(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst, check = tmp_path / "dst", parts_module._check_alike
+
+    def late(*about: Any) -> None:
+        monkeypatch.setattr(parts_module, "_check_alike", check)
+        finish(dst)
+        check(*about)
+
+    pack_images(photos, dst, part="0/1")
+    monkeypatch.setattr(parts_module, "_check_alike", late)
+
+    assert finish(dst).samples == 10
+    assert not (dst / PARTS_NAME).exists()
+
+
+def test_a_twin_with_other_options_is_not_told_that_it_packed(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst, rename = tmp_path / "dst", os.rename
+
+    def late(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        on_another_machine(photos, dst)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    with pytest.raises(PackError):
+        pack_images(photos, dst, part="0/1", gray=True)
+    assert finish(dst).samples == 10
+
+
+def test_what_was_left_out_is_told_each_time(photos: Path, tmp_path: Path) -> None:
+    (photos / "train" / "c0" / "0.png").write_bytes(b"no picture")
+    argv = [str(tmp_path / "dst"), "--on-error", "skip", "--part", "0/1"]
+
+    for _ in range(2):
+        assert main(["images", str(photos), *argv]) == 3
+    for _ in range(2):
+        assert main(["finish", argv[0]]) == 3
+
+
+def test_a_part_that_lost_a_shard_is_missing_and_packed_again(
+    photos: Path, tmp_path: Path
+) -> None:
+    dst = tmp_path / "dst"
+    pack_all(photos, dst, 2)
+    next((dst / PARTS_NAME / Part(1, 2).name).rglob("*.lmdb")).unlink()
+    with pytest.raises(PackError, match="1"):
+        finish(dst)
+
+    assert pack_images(photos, dst, part="1/2").samples == 5
+    assert finish(dst).samples == 10
+
+
+def test_parts_that_begin_beside_another_packing_are_not_dropped(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst = tmp_path / "dst"
+    (dst / PARTS_NAME).mkdir(parents=True)  # of none, which is no obstacle
+
+    def late(path: Path) -> TargetLock:
+        monkeypatch.setattr(publish, "TargetLock", TargetLock)
+        pack_images(photos, dst, part="0/1")
+        return TargetLock(path)
+
+    monkeypatch.setattr(publish, "TargetLock", late)
+    with pytest.raises(PackError):
+        pack_images(photos, dst)
+    assert finish(dst).samples == 10
+
+
+def test_a_plan_made_with_one_option_more_is_refused(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({KEY: {"identity": {"files": 1, "bos": 2}, "found": {}}}))
+    FirstPass(plan).check({"files": 1, "bos": 2})
+
+    with pytest.raises(SourceError):
+        FirstPass(plan).check({"files": 1})
 
 
 def test_a_twin_on_the_same_machine_is_told(photos: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from packdata.engine import changed
 from packdata.parts import Part, finish, in_order, pack_part, versions
 from packdata.plan import check_outside
 from packdata.progress import Quiet
-from packdata.target import PARTS_NAME
+from packdata.target import PARTS_NAME, missing_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -80,16 +80,19 @@ def pack_on_ray(
 
     Raises:
         LoadersError: Ray is not installed.
-        PackError: A node differs in versions or does not see the target, a part was lost too often, or what
-            ``pack_recipes`` raises.
+        PackError: A node differs in versions, does not see the target or a source, or has too few cores; a part was
+            lost too often; or what ``pack_recipes`` raises.
         SourceError: An item cannot be packed.
     """
     check_outside(dst, plan.sources)
     of, place = parts or usual_parts(plan), Path(dst).absolute()
     settings |= {"workers": workers or 1, "overwrite": overwrite}
-    with _ray(address) as ray:
-        (place / PARTS_NAME).mkdir(parents=True, exist_ok=True)
-        nodes = _check_nodes(ray, place)
+    needed = [place / PARTS_NAME, Path.cwd(), *map(Path, plan.sources)]
+    with _ray(address) as ray, _made(place / PARTS_NAME):
+        nodes = _check_nodes(
+            ray, place, [str(path.absolute()) for path in needed if path.exists()]
+        )
+        _check_room(ray, place, settings["workers"])
         num_items = sum(len(recipe) for _, recipe in plan.parts)
         note(f"{counted(num_items, 'item')} in {counted(of, 'part')}, on {counted(nodes, 'node')}")
         job = ray.put(
@@ -99,6 +102,8 @@ def pack_on_ray(
     if not plan.is_unchanged():
         raise changed(dst)
     summary = finish(dst, overwrite=overwrite)
+    if not summary.datasets:  # all was there
+        return summary
     notes = (*summary.notes, *plan.notes(summary))
     return replace(summary, notes=notes, amount=plan.amount(summary))
 
@@ -130,9 +135,22 @@ def _pack_one(jobs: list[Any], part: Part) -> tuple[int, int]:
     return summary.samples, len(summary.rejected)
 
 
-def _about_node(place: str) -> tuple[dict[str, str], bool]:
-    """Return, in a task, the versions of a node, and whether it sees the target."""
-    return versions(), os.path.isdir(os.path.join(place, PARTS_NAME))
+def _about_node(needed: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return, in a task, the versions of a node, and what it does not see."""
+    return versions(), [path for path in needed if not os.path.exists(path)]
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder; what was made goes again if nothing came into it."""
+    made = missing_folders(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
 
 
 @contextmanager
@@ -159,20 +177,20 @@ def _ray(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _check_nodes(ray: Any, place: Path) -> int:
-    """Raise PackError for a node that would make other bytes, or does not see the target; return how many there are."""
+def _check_nodes(ray: Any, place: Path, needed: Sequence[str]) -> int:
+    """Raise PackError for a node that would make other bytes, or lacks what is needed; return how many there are."""
     nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
     near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     ask = ray.remote(_about_node)
     asked = {
         ask.options(num_cpus=0, scheduling_strategy=near(n["NodeID"], soft=False)).remote(
-            str(place)
+            needed
         ): n["NodeManagerHostname"]
         for n in nodes
     }
     for answer, host in asked.items():
         try:
-            theirs, sees = ray.get(answer, timeout=_START_S)
+            theirs, lacks = ray.get(answer, timeout=_START_S)
         except ray.exceptions.RayError as error:
             what = (
                 f"node {host} does not answer, or has no packdata ({str(error).splitlines()[0]})"
@@ -186,10 +204,18 @@ def _check_nodes(ray: Any, place: Path) -> int:
         if differs:
             what = f"node {host} has other versions: {'; '.join(differs[:4])}"
             raise PackError(what, place, "Parts made by them may differ: install the same there")
-        if not sees:
+        if lacks:
             hint = "Choose a folder that all nodes mount at the same path"
-            raise PackError(f"node {host} does not see it", place, hint)
+            raise PackError(f"node {host} does not see it", lacks[0], hint)
     return len(nodes)
+
+
+def _check_room(ray: Any, place: Path, cores: int) -> None:
+    """Raise PackError if no node has the cores of a task, which would wait for ever."""
+    most = max((n["Resources"].get("CPU", 0) for n in ray.nodes() if n["Alive"]), default=0)
+    if most < cores:
+        what = f"a task of {cores} threads takes as many cores, and no node has more than {most:g}"
+        raise PackError(what, place, "Give fewer --workers")
 
 
 def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> None:

@@ -54,7 +54,7 @@ class FirstPass:
         if self._given is None:
             return
         now, was = json.loads(json.dumps(identity)), self._given["identity"]
-        differs = [name for name in now if name not in was or was[name] != now[name]]
+        differs = [name for name in {**now, **was} if now.get(name, ...) != was.get(name, ...)]
         if differs:
             what = f"it was made of other files, or with other options ({', '.join(differs[:4])})"
             raise SourceError(what, str(self.plan), _HOW)

@@ -50,11 +50,19 @@ from packdata.engine import (
     target_folders,
 )
 from packdata.journal import JOURNAL_NAME, Header, Reject, State, read_journal
-from packdata.publish import STAGED, Packing, Reached, digest_of, is_made, is_there
+from packdata.publish import STAGED, Packing, Reached, digest_of, is_made
 from packdata.recipe import Recipe
 from packdata.settings import OVERWRITE
 from packdata.shards import DEFAULT_SHARD_BYTES
-from packdata.target import PACKING_NAME, PARTS_NAME, find_datasets, is_unfinished
+from packdata.target import (
+    PACKING_NAME,
+    PARTS_NAME,
+    find_datasets,
+    is_there,
+    is_unfinished,
+    rejects_at,
+    size_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -209,7 +217,7 @@ def pack_part(
     )
     folders = [folder for split, recipe in recipes for folder in target_folders(split, recipe)]
     if packing.is_done(folders):
-        return _nothing_done(dst, f"part {part} was packed earlier; nothing was read or written")
+        return packing.nothing_done("was packed earlier; nothing was read or written")
     packing.check(folders)
     try:
         summary = pack_recipes(
@@ -225,12 +233,13 @@ def pack_part(
     except PackError:
         if not packing.is_done(folders):  # else another has finished it, and all, meanwhile
             raise
-        return _nothing_done(dst, f"part {part} was packed by another, meanwhile")
+        packing.drop()
+        return packing.nothing_done("was packed by another, meanwhile")
     return replace(summary, dst=str(Path(dst) / PARTS_NAME / part.name))
 
 
-def _nothing_done(dst: Path | str, why: str) -> Summary:
-    return Summary(str(dst), 0, 0, 0, (), 0, 0, (), (why,))
+def _nothing_done(dst: Path | str, why: str, rejected: Sequence[tuple[str, str]]) -> Summary:
+    return Summary(str(dst), 0, 0, 0, tuple(rejected), 0, 0, (), (why,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +263,18 @@ class _PartPacking:
 
     def is_done(self, folders: Sequence[str]) -> bool:
         """Tell whether the part is packed, or all of them are finished."""
-        found = read_journal(self.record / JOURNAL_NAME)
+        found = _complete(self.record)
         if found is not None:
-            return not found[0].differences(self.plan)
+            return not found.header.differences(self.plan)
         return is_made(self.dst, folders, digest_of(_whole(self.plan, self.part.of)))
+
+    def nothing_done(self, why: str) -> Summary:
+        """Return the summary of a part that is packed, with what that left out."""
+        found = _complete(self.record)
+        rejects = [] if found is None else found.state.all_rejects
+        return _nothing_done(
+            self.dst, f"part {self.part} {why}", [(r.item, r.error) for r in rejects]
+        )
 
     def check(self, folders: Sequence[str]) -> None:
         """Make room for the part; PackError if something else is there."""
@@ -268,31 +285,38 @@ class _PartPacking:
                 hint = f"Finish it with the command that began it, or {OVERWRITE}"
                 raise PackError("packing into it was not finished", self.dst, hint)
         others = [found.path for found in _found(self.dst) if found.of != self.part.of]
-        found = read_journal(self.record / JOURNAL_NAME)
-        if found is not None:
+        was_there = self.record.exists()  # asked first: it comes whole, by a rename
+        found = _complete(self.record)
+        differs = [] if found is None else found.header.differences(self.plan)
+        if differs:
             others.append(self.record)
         if others and not self.overwrite:
-            differs = [] if found is None else found[0].differences(self.plan)
             what = (
                 "; ".join(differs[:4]) or f"{others[0].name} is there, of another number of parts"
             )
             hint = f"Give what they were given, or {OVERWRITE} to drop them"
             raise PackError(f"other parts were packed there: {what}", self.dst, hint)
+        if was_there and found is None:
+            others.append(self.record)  # some of its files are gone
         for path in others:
             shutil.rmtree(path, ignore_errors=True)
 
     def complete(self) -> None:
-        """Rename the part to what it is called complete, or drop it where another was first."""
+        """Rename the part to what it is called complete; PackError where another was first."""
+        staged = self.own / PACKING_NAME
         with explained(self.dst, again=GO_ON):
-            try:
-                os.rename(self.own / PACKING_NAME, self.record)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.EACCES):
-                    raise
-                if read_journal(self.record / JOURNAL_NAME) is None:
-                    raise
+            if read_journal(staged / JOURNAL_NAME) is None:
+                # All were finished, and removed, while the last shards were written.
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(staged))
+            os.rename(staged, self.record)
             shutil.rmtree(self.own, ignore_errors=True)
             sync_folder(self.record.parent)
+
+    def drop(self) -> None:
+        """Remove what was packed here."""
+        shutil.rmtree(self.own, ignore_errors=True)
+        with suppress(OSError):  # there are other parts, or none
+            self.record.parent.rmdir()
 
 
 def versions() -> dict[str, str]:
@@ -348,6 +372,21 @@ class _Complete(NamedTuple):
     state: State
 
 
+def _complete(path: Path) -> _Complete | None:
+    """Return the part in a folder, None if it is not complete: also where a shard is gone."""
+    found = read_journal(path / JOURNAL_NAME)
+    if found is None or found[1].done is None:
+        return None
+    places = (
+        (path / STAGED / folder / shard.file, shard.size_bytes)
+        for folder, shards in found[1].shards.items()
+        for shard in shards
+    )
+    if any(size_of(place) != size for place, size in places):
+        return None
+    return _Complete(path, *found)
+
+
 def finish(dst: Path | str, *, overwrite: bool = False) -> Summary:
     """Join the parts of a packing to the dataset, or the datasets, that they are of.
 
@@ -382,7 +421,8 @@ def _finish_earlier(dst: Path, began: float) -> Summary:
     found = read_journal(dst / PACKING_NAME / JOURNAL_NAME)
     if found is None or found[0].kind != "finish" or found[1].done is None:
         if any(next(dst.glob(f"{below}{MANIFEST_NAME}"), None) for below in ("", "*/", "*/*/")):
-            return _nothing_done(dst, "no part lies there any more, but what was made of them")
+            why = "no part lies there any more, but what was made of them"
+            return _nothing_done(dst, why, rejects_at(dst))
         hint = "'packdata images SRC... DST --part I/N' packs one, and so do tokens, tables and arrays"
         raise PackError("no part of a packing is there", dst, hint)
     header = found[0]
@@ -408,13 +448,11 @@ def _complete_parts(dst: Path) -> list[_Complete]:
     if len(counts) > 1:
         what = f"there are parts of {' and of '.join(map(str, counts))}"
         raise PackError(what, dst, f"Remove those that are not meant from {dst / PARTS_NAME}")
-    complete: dict[int, _Complete] = {}
     places = [part for part in found if part.is_complete]
     with ThreadPoolExecutor(_THREADS) as pool:
-        journals = pool.map(read_journal, [part.path / JOURNAL_NAME for part in places])
-        for part, journal in zip(places, journals, strict=True):
-            if journal is not None and journal[1].done is not None:
-                complete[part.number] = _Complete(part.path, *journal)
+        parts = pool.map(_complete, [part.path for part in places])
+        read = zip(places, parts, strict=True)
+        complete = {place.number: part for place, part in read if part is not None}
     missing = [i for i in range(counts[0]) if i not in complete]
     if missing:
         shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
@@ -471,8 +509,8 @@ def _join(packing: Packing, parts: Sequence[_Complete]) -> None:
 def _remove(parts: Path) -> None:
     """Delete the folders of parts, many at a time: a network drive takes its time for each file."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        for _ in pool.map(partial(shutil.rmtree, ignore_errors=True), parts.iterdir()):
-            pass
+        for _ in pool.map(partial(shutil.rmtree, ignore_errors=True), parts.glob("*")):
+            pass  # none: another has finished, meanwhile
     shutil.rmtree(parts, ignore_errors=True)
 
 

@@ -50,10 +50,13 @@ from packdata.target import (
     find_datasets,
     free_number,
     has_any,
+    is_there,
     is_unfinished,
     leftovers,
     make_folder,
     missing_folders,
+    rejects_at,
+    size_of,
     sync_made,
 )
 
@@ -158,6 +161,7 @@ class Packing:
             raise
         try:
             self._check_neighbours()
+            self._check_no_parts()  # some may have begun meanwhile
             if self._has_parts():
                 shutil.rmtree(self._place / PARTS_NAME)
             for folder in filter(None, self.folders):
@@ -210,7 +214,8 @@ class Packing:
 
     def _has_parts(self) -> bool:
         """Tell whether parts of another packing lie there."""
-        return self._kind not in ("part", "finish") and (self._place / PARTS_NAME).exists()
+        is_other = self._kind not in ("part", "finish")
+        return is_other and any((self._place / PARTS_NAME).glob("*"))
 
     def _check_no_parts(self) -> None:
         """Raise PackError for parts of another packing, which ``--overwrite`` drops."""
@@ -309,7 +314,7 @@ class Packing:
 
     def _has_shard(self, folder: str, info: ShardInfo) -> bool:
         places = (self._staged(folder) / info.file, self._place / folder / info.file)
-        return any(_size_of(path) == info.size_bytes for path in places)
+        return any(size_of(path) == info.size_bytes for path in places)
 
     def _staged(self, folder: str) -> Path:
         return self._work / STAGED / folder
@@ -518,9 +523,7 @@ class Packing:
         """Return (item, error) of what was left out, also by the run that made what was there."""
         if not self.was_there:
             return [(r.item, r.error) for r in self.state.all_rejects]
-        path = self._place / REJECTED_NAME
-        lines = map(json.loads, read_regular(path).splitlines() if path.exists() else ())
-        return [(line["item"], line["error"]) for line in lines]
+        return rejects_at(self._place)
 
     def take_over(self, folder: Path) -> Path:
         """Let a folder go with the journal, from one step on; return where it is then."""
@@ -589,22 +592,9 @@ def _is_made(folder: Path, digest: str) -> bool:
     there = dataset_at(folder)
     if there is None or there.provenance.get(PLAN) != digest:
         return False
-    return all(_size_of(folder / shard.file) == shard.size_bytes for shard in there.shards)
-
-
-def is_there(folder: Path) -> PackError:
-    """Return the error that a dataset is where another would go."""
-    hint = f"{OVERWRITE} replaces it; 'packdata extend' adds to it"
-    return PackError("a packed dataset is there, and is complete", folder, hint)
+    return all(size_of(folder / shard.file) == shard.size_bytes for shard in there.shards)
 
 
 def _remove(paths: Sequence[Path]) -> None:
     for path in paths:
         path.unlink(missing_ok=True)
-
-
-def _size_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import ManifestError, PackError
 from loaders.manifest import MANIFEST_NAME, Manifest, ShardInfo, read_manifest, sync_folder
+from loaders.regular import read_regular
 from loaders.schema import Schema
 from packdata.journal import JOURNAL_NAME, read_journal
 from packdata.links import file_fault
@@ -97,6 +99,12 @@ def find_datasets(dst: Path, folders: Sequence[str]) -> dict[str, Manifest]:
     return datasets
 
 
+def is_there(folder: Path) -> PackError:
+    """Return the error that a dataset is where another would go."""
+    hint = f"{OVERWRITE} replaces it; 'packdata extend' adds to it"
+    return PackError("a packed dataset is there, and is complete", folder, hint)
+
+
 def _other_datasets(dst: Path, others: Sequence[Path], folders: Sequence[str]) -> PackError:
     """Return the error that datasets lie where none is to be written: these are never replaced."""
     places = _few([dst / folder for folder in folders])
@@ -166,6 +174,21 @@ def has_any(manifest: Manifest, shards: Sequence[ShardInfo]) -> bool:
 def files_of(manifest: Manifest) -> list[str]:
     """Return the names of all files of a dataset but its manifest."""
     return [*(shard.file for shard in manifest.shards), *manifest.schema.files]
+
+
+def size_of(path: Path) -> int | None:
+    """Return the bytes of a file; None if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def rejects_at(folder: Path) -> list[tuple[str, str]]:
+    """Return (item, error) of what the packing of the datasets in a folder left out."""
+    path = folder / REJECTED_NAME
+    lines = map(json.loads, read_regular(path).splitlines() if path.exists() else ())
+    return [(line["item"], line["error"]) for line in lines]
 
 
 def leftovers(place: Path) -> list[Path]:
