@@ -8,6 +8,7 @@ compared with the checksums that the shard itself has. What was brought costs me
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,9 +19,10 @@ from loaders.data.shards import FileShard, OpenShard
 from loaders.errors import ShardError
 from loaders.formats import columns_in, parse_checksums
 from loaders.formats.checksums import hash_block
+from loaders.locks import ForkLock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -45,6 +47,13 @@ class Span(NamedTuple):
     end: int
 
 
+class Piece(NamedTuple):
+    """A span of a file that came."""
+
+    span: Span
+    data: UInt8Array
+
+
 @dataclass(slots=True)
 class SparseShard(OpenShard):
     """A shard in use, of which some blocks are here.
@@ -60,6 +69,7 @@ class SparseShard(OpenShard):
     data: UInt8Array = field(kw_only=True)
     here: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
     cost_bytes: int = 0
+    lock: ForkLock = field(default_factory=ForkLock)  # of what is written to the memory
 
     def missing(self, name: str, rows: Indices) -> list[int]:
         """Return the blocks of some rows that are not here."""
@@ -81,6 +91,16 @@ class SparseShard(OpenShard):
                 starts, lengths = column.starts[rows], column.lengths[rows]
                 spans += map(Span, starts.tolist(), (starts + lengths).tolist())
         return spans
+
+    def take(self, name: str, blocks: Sequence[int], got: Sequence[Piece]) -> list[int]:
+        """Take blocks from what came; return which differ from their checksums.
+
+        Nothing else is written: what lies between them may be here, and is read by other threads.
+        """
+        with self.lock.plain:
+            new = [block for block in blocks if not self.here[name][block]]
+            _copy(self.spans(name, new), got, self.data)
+            return self.wrong(name, new)
 
     def wrong(self, name: str, blocks: Sequence[int]) -> list[int]:
         """Return which of some blocks differ from their checksums; note the others as here."""
@@ -137,13 +157,16 @@ class Ranges:
         """Open shards, those of one URL by one question."""
         opened: dict[int, SparseShard] = {}
         for some in self._by_origin(numbers):
-            opened |= zip(some, open_sparse([self._file(n) for n in some]), strict=True)
+            files = [self._file(n) for n in some]
+            opened |= zip(some, open_sparse(files), strict=True)
+            self._num_bytes += sum(_size(_index_spans(file)) for file in files)
         return opened
 
     def bring(self, field: str, rows: Mapping[int, Indices]) -> None:
         """Fetch records of shards that are here in part, those of one URL by one question."""
-        for some in self._by_origin([n for n in rows if n in self.open]):
-            shards, wanted = [self.open[n] for n in some], [rows[n] for n in some]
+        opened = self.open  # another thread may give it up meanwhile
+        for some in self._by_origin([n for n in rows if n in opened]):
+            shards, wanted = [opened[n] for n in some], [rows[n] for n in some]
             self._num_bytes += bring(shards, field, wanted)
 
     def _file(self, number: int) -> FileShard:
@@ -165,8 +188,8 @@ class Ranges:
     def _dear(self) -> list[int]:
         if self.by_records:
             return []
-        sizes = {n: shard.file.info.size_bytes for n, shard in self.open.items()}
-        return [n for n, shard in self.open.items() if 2 * shard.cost_bytes > sizes[n]]
+        opened = tuple(self.open.items())  # at once: another thread may open one meanwhile
+        return [n for n, shard in opened if 2 * shard.cost_bytes > shard.file.info.size_bytes]
 
     def give_up(self) -> None:
         """Forget what is here; shards that were dear will be fetched whole."""
@@ -182,9 +205,10 @@ def open_sparse(files: Sequence[FileShard]) -> list[SparseShard]:
         ShardError: What came is no such thing.
     """
     datas = [_memory(file.info.size_bytes) for file in files]
-    pairs = [(n, span) for n, file in enumerate(files) for span in _index_spans(file)]
+    spans = [_index_spans(file) for file in files]
     for attempt in range(1, _ATTEMPTS + 1):
-        _fetch(files, datas, pairs)
+        for data, some, got in zip(datas, spans, _fetch(files, spans), strict=True):
+            _copy(some, got, data)
         try:
             return [_opened(file, data) for file, data in zip(files, datas, strict=True)]
         except ShardError:
@@ -233,19 +257,16 @@ def bring(shards: Sequence[SparseShard], name: str, rows: Sequence[Indices]) -> 
     """
     wanted = [shard.missing(name, some) for shard, some in zip(shards, rows, strict=True)]
     total = 0
+    files = [shard.file for shard in shards]
     for _ in range(_ATTEMPTS):
-        pairs = [
-            (n, span)
-            for n, (shard, blocks) in enumerate(zip(shards, wanted, strict=True))
-            for span in coalesced(shard.spans(name, blocks))
-        ]
-        if not pairs:
+        if not any(wanted):
             return total
-        _fetch([shard.file for shard in shards], [shard.data for shard in shards], pairs)
-        for n, span in pairs:
-            total += span.end - span.start
-            shards[n].cost_bytes += span.end - span.start + GAP_BYTES
-        wanted = [shard.wrong(name, blocks) for shard, blocks in zip(shards, wanted, strict=True)]
+        spans = [shard.spans(name, some) for shard, some in zip(shards, wanted, strict=True)]
+        came = list(zip(shards, wanted, _fetch(files, spans), strict=True))
+        for shard, _, got in came:
+            shard.cost_bytes += _size(piece.span for piece in got) + len(got) * GAP_BYTES
+            total += _size(piece.span for piece in got)
+        wanted = [shard.take(name, blocks, got) for shard, blocks, got in came]
     for shard, blocks in zip(shards, wanted, strict=True):
         if blocks:
             raise shard.error(name, blocks[0])
@@ -268,19 +289,27 @@ def coalesced(spans: Sequence[Span]) -> list[Span]:
     return joined
 
 
-def _fetch(
-    files: Sequence[FileShard], datas: Sequence[UInt8Array], pairs: Sequence[tuple[int, Span]]
-) -> None:
-    """Fetch spans of files, given with the file's number each, to where they belong."""
-    by_file: dict[int, list[Span]] = {}
-    for n, span in pairs:
-        by_file.setdefault(n, []).append(span)
-    spans = [(n, span) for n, some in by_file.items() for span in coalesced(some)]
-    origin = _origin_of(files)
-    for got, (n, span) in zip(
-        origin.ranges([(files[n].info.file, *span) for n, span in spans]), spans, strict=True
-    ):
-        datas[n][span.start : span.end] = np.frombuffer(got, np.uint8)
+def _fetch(files: Sequence[FileShard], spans: Sequence[Sequence[Span]]) -> list[list[Piece]]:
+    """Fetch spans of each file, with what lies between neighbours; return what came, in order."""
+    pairs = [(n, span) for n, some in enumerate(spans) for span in coalesced(some)]
+    got = _origin_of(files).ranges([(files[n].info.file, *span) for n, span in pairs])
+    came: list[list[Piece]] = [[] for _ in files]
+    for (n, span), data in zip(pairs, got, strict=True):
+        came[n].append(Piece(span, np.frombuffer(data, np.uint8)))
+    return came
+
+
+def _copy(spans: Sequence[Span], got: Sequence[Piece], out: UInt8Array) -> None:
+    """Copy spans of a file, of what came of it, to where they belong."""
+    starts = [piece.span.start for piece in got]
+    for start, end in spans:
+        if end > start:
+            (first, _), data = got[bisect_right(starts, start) - 1]
+            out[start:end] = data[start - first : end - first]
+
+
+def _size(spans: Iterable[Span]) -> int:
+    return sum(span.end - span.start for span in spans)
 
 
 def _origin_of(files: Sequence[FileShard]) -> Origin:

@@ -19,9 +19,9 @@ from loaders.data.finder import Rows, ShardFinder
 from loaders.data.gather import Found, Gather, Take, take_rows
 from loaders.data.prefetch import Pages
 from loaders.data.shards import FileShard
-from loaders.data.sparse import Ranges
+from loaders.data.sparse import Ranges, SparseShard
 from loaders.data.verify import Verifier
-from loaders.errors import ShardError
+from loaders.errors import ChecksumError, ShardError
 from loaders.formats import check_memory
 from loaders.limits import most_maps
 from loaders.locks import ForkLock
@@ -122,8 +122,15 @@ class Store:
     def _reset(self) -> None:
         self._generation += 1
         self.ranges.give_up()
+        self._close()
+
+    def _close(self) -> None:
+        """Close all shards but those that are here in part: for these somebody may have brought records."""
         self._num_open = self._pinned_bytes = 0
-        self._open: list[OpenShard | None] = [None] * len(self.shards)
+        opened: list[OpenShard | None] = [None] * len(self.shards)
+        for number, shard in self.ranges.open.items():
+            opened[number] = shard
+        self._open = opened
         self._damaged: list[int] = []  # of the shards that are open
         self._verifiers: dict[str, Verifier] = {}
         self._gathers: dict[str, Gather] = {}
@@ -164,11 +171,13 @@ class Store:
             if shard is None:
                 if self._num_open == self.max_open or self._is_full(self.shards[number]):
                     pinned = self._pinned_bytes
-                    self._reset()  # what still reads them keeps them
+                    self._close()  # what still reads them keeps them
                     self._pinned_bytes = pinned
                 shard = same or self._opened(number)
                 if shard.damage:
                     self._damaged.append(number)
+                if isinstance(shard, SparseShard):
+                    self.ranges.open[number] = shard
                 self._num_open += 1
                 self._open[number] = shard  # last: who sees it takes the rest for granted
             return shard
@@ -176,8 +185,7 @@ class Store:
     def _opened(self, number: int) -> OpenShard:
         if not self.ranges.are_used or not self.ranges.takes(number):
             return self.shards[number].open(self.check)
-        shard = self.ranges.open[number] = self.ranges.open_some([number])[number]
-        return shard
+        return self.ranges.open_some([number])[number]
 
     def read_by_records(self, by_records: bool) -> None:
         """Say whether shards at URLs are fetched whole from now on, or in ranges."""
@@ -193,11 +201,6 @@ class Store:
             RemoteError: They cannot be fetched.
             ChecksumError: They are damaged in the store.
         """
-        if not self.ranges.are_used:
-            return
-        if self.ranges.are_to_go:
-            with self._lock.plain:
-                self._reset()
         numbers = np.unique(rows.shards).tolist()
         new = [n for n in numbers if self._open[n] is None and self.ranges.takes(n)]
         opened = self.ranges.open_some(new)
@@ -211,9 +214,22 @@ class Store:
 
     def brought(self, field: str, rows: Rows, read: Callable[[], T]) -> T:
         """Read records when they were brought: again, if their shards were given up meanwhile."""
+        may_give_up, is_anew = True, False
         while self.ranges.are_used:
-            generation = self._generation
-            self.bring(field, rows)
+            with self._lock.plain:  # not while it changes
+                if may_give_up and self.ranges.are_to_go:
+                    self._reset()
+                generation = self._generation
+            may_give_up = False  # again: or threads that read much would do so in turns, for ever
+            try:
+                self.bring(field, rows)
+            except ChecksumError:
+                if is_anew:
+                    raise
+                is_anew = True  # what says where records lie may be what came wrong
+                with self._lock.plain:
+                    self._reset()
+                continue
             try:
                 found = read()
             except ShardError:

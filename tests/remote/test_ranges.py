@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 
 import packdata
 from loaders import DataLoader, ShardDataset
+from loaders.data import sparse
 from loaders.data.sparse import Span, coalesced
 from loaders.data.view import open_view
 from loaders.errors import CacheError, ChecksumError, SampleError
@@ -144,6 +148,111 @@ def test_preview_and_a_cache_that_is_too_small_are_served_by_ranges(
     finally:
         origin.set_defaults()
     assert shards_in(cache) == 0
+
+
+def test_what_comes_between_ranges_is_not_written_over_what_is_here(
+    packed: Path, proxy: servers.Proxy, shared: Path
+) -> None:
+    """Another byte of sample 10 comes with samples 8 and 12, and is nobody's."""
+    local = ShardDataset(packed / "bucket" / "packed")
+    remote = by_records(shared, proxy)
+    assert (remote[10].values == local[10].values).all()
+    proxy.set(faults=[{"kind": "flip", "match": "shard-00000"}])
+
+    remote.read([8, 12])
+
+    assert len(proxy.requests("shard-00000.lmdb")) == 1
+    assert (remote[10].values == local[10].values).all()
+
+
+def test_places_of_records_that_came_wrong_are_fetched_again(tmp_path: Path, shared: Path) -> None:
+    """And their checksums: one byte of what is fetched when the shard is opened is another."""
+    samples = [{"data": bytes([i]) * (1 + 400 * (i % 40))} for i in range(150)]
+    packdata.pack(samples, tmp_path / "root" / "bucket" / "set", {"data": Bytes()})
+    with servers.bucket(tmp_path / "root") as endpoint, servers.proxy(endpoint) as proxy:
+        remote = by_records(shared, proxy, "s3://bucket/set")
+        proxy.set(faults=[{"kind": "flip", "match": "shard", "at": [0]}])
+        for i in range(0, 150, 4):
+            assert bytes(remote[i].data) == samples[i]["data"]
+
+
+def within(seconds: float, call: Any) -> Any:
+    """Return what a call returns, which is not to take longer."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append((call(), None))
+        except Exception as error:
+            results.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert results, "it did not end"
+    found, error = results[0]
+    if error is not None:
+        raise error
+    return found
+
+
+def test_more_than_is_kept_is_read_in_one_go(
+    packed: Path, proxy: servers.Proxy, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "_KEPT_BYTES", 100_000)
+    store = by_records(shared, proxy).view.store
+    rows = store.rows(np.arange(0, 600, 40))
+    out = np.empty((15, 20_000), np.uint8)
+
+    for _ in range(2):
+        within(20, lambda: store.gather("values", rows, out))
+
+    local = ShardDataset(packed / "bucket" / "packed").column("values")
+    assert (out.view(np.int32) == np.asarray(local)[::40]).all()
+
+
+def test_a_cache_in_which_few_shards_fit_serves_whole_ones_beside_ranges(
+    packed: Path, proxy: servers.Proxy, cache: Path
+) -> None:
+    limits: dict[str, Any] = {"path": cache, "size": 5_000_000}
+    remote = ShardDataset(S3, cache=limits, storage=storage(proxy.endpoint))
+    local = ShardDataset(packed / "bucket" / "packed")
+    assert int(remote[0].label) == 0
+
+    batch = within(20, lambda: remote.read([65, 125, 185]))
+
+    pairs = zip(batch, (65, 125, 185), strict=True)
+    assert all((each.values == local[i].values).all() for each, i in pairs)
+
+
+def test_threads_that_give_up_each_others_records_get_their_own(
+    packed: Path, proxy: servers.Proxy, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "_KEPT_BYTES", 150_000)
+    wanted = np.asarray(ShardDataset(packed / "bucket" / "packed").column("values"))
+    dataset = by_records(shared, proxy)
+    before = sys.getswitchinterval()
+
+    def read(seed: int) -> int:
+        random, num_right = np.random.default_rng(seed), 0
+        for _ in range(8):
+            numbers = random.integers(600, size=4)
+            found = dataset.view.store.records("values", dataset.view.store.rows(numbers))
+            num_right += all(
+                (np.frombuffer(each, np.int32) == wanted[i]).all()
+                for each, i in zip(found, numbers, strict=True)
+            )
+        return num_right
+
+    def all_read() -> list[int]:
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(read, range(4)))
+
+    sys.setswitchinterval(1e-5)
+    try:
+        assert within(60, all_read) == [8] * 4
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_ranges_that_lie_close_are_one_request() -> None:
