@@ -158,7 +158,7 @@ def map_file(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
     pin belongs to the open file, which the kernel keeps for the map.
     """
     library = libc()
-    if library is None or not hasattr(library, "munmap") or not size:
+    if library is None or not hasattr(mmap, "PROT_READ") or not size:  # Windows, or an empty file
         return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
     return np.asarray(_Mapped(library, descriptor, size))
 
