@@ -175,7 +175,7 @@ PARTS = {  # in test_parts.py
     *((command, "--plan") for command in ("tokens", "tables")),
     *(("finish", option) for option in ("--json", "--overwrite")),
 }
-BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("preview", "--columns"),
+BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-size"), ("preview", "--columns"),
            ("repair", "--from"), ("repair", "--manifest"), ("images", "--lossless-rotate"),
            ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
            ("images", "--annotations"),

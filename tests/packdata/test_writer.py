@@ -660,7 +660,7 @@ def test_what_a_killed_writer_left_does_not_stand_in_the_way(tmp_path: Path) -> 
         "from packdata import Writer; from loaders.schema import Bytes\n"
         "w = Writer(sys.argv[1], {'a': Bytes()}, shard_bytes=1000)\n"
         "for i in range(60): w.add(a=bytes(500))\n"
-        "while not list(Path(sys.argv[1]).rglob('shard-*')): time.sleep(0.01)\n"  # of its thread
+        "while not list(Path(sys.argv[1]).rglob('shard-*')): w.add(a=bytes(500)); time.sleep(0.01)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
