@@ -378,6 +378,20 @@ def test_what_was_left_out_is_told_each_time(photos: Path, tmp_path: Path) -> No
         assert main(["finish", argv[0]]) == 3
 
 
+def test_what_was_left_out_is_tried_again_with_overwrite(photos: Path, tmp_path: Path) -> None:
+    """As after a network drive that did not answer: size and time of the file are the same."""
+    picture, argv = photos / "train" / "c0" / "0.png", ["--on-error", "skip", "--part", "0/1"]
+    data, about = picture.read_bytes(), picture.stat()
+    picture.write_bytes(b"\0" * len(data))
+    os.utime(picture, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert main(["images", str(photos), str(tmp_path / "dst"), *argv]) == 3
+    picture.write_bytes(data)
+    os.utime(picture, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+    assert main(["images", str(photos), str(tmp_path / "dst"), *argv, "--overwrite"]) == 0
+    assert finish(tmp_path / "dst").samples == 10
+
+
 def test_a_part_that_lost_a_shard_is_missing_and_packed_again(
     photos: Path, tmp_path: Path
 ) -> None:

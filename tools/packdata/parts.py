@@ -216,6 +216,8 @@ def pack_part(
         Path(dst), part, plan_of(recipes, format, shard_bytes, share), overwrite
     )
     folders = [folder for split, recipe in recipes for folder in target_folders(split, recipe)]
+    if overwrite:
+        packing.drop_with_rejects()
     if packing.is_done(folders):
         return packing.nothing_done("was packed earlier; nothing was read or written")
     packing.check(folders)
@@ -267,6 +269,12 @@ class _PartPacking:
         if found is not None:
             return not found.header.differences(self.plan)
         return is_made(self.dst, folders, digest_of(_whole(self.plan, self.part.of)))
+
+    def drop_with_rejects(self) -> None:
+        """Drop the part if it is complete and left items out, which may be readable now."""
+        found = _complete(self.record)
+        if found is not None and found.state.all_rejects:
+            shutil.rmtree(self.record, ignore_errors=True)
 
     def nothing_done(self, why: str) -> Summary:
         """Return the summary of a part that is packed, with what that left out."""
