@@ -14,7 +14,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -148,19 +148,34 @@ def _map(path: Path, info: ShardInfo, *, pin: bool) -> npt.NDArray[np.uint8]:
         if size != info.size_bytes:
             what = f"it has {size} bytes, the manifest says {info.size_bytes}"
             raise ShardError(what, path, hint=_RESTORE)
+        if pin and _forgets_locks(path.parent):
+            return _map_kept(file.fileno(), size)
         return map_file(file.fileno(), size)
+
+
+@lru_cache(maxsize=1024)
+def _forgets_locks(folder: Path) -> bool:
+    """Tell whether a map there keeps another file than the one that was opened and locked, as the kernel's overlay."""
+    from loaders.remote.folder import file_system
+
+    return file_system(folder) == "overlay"
 
 
 def map_file(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
     """Map a file read-only; unmapped when nothing refers to the bytes any more.
 
     Unlike ``mmap.mmap`` it keeps no descriptor: a dataset may have more shards than files may be open. The lock of a
-    pin belongs to the open file, which the kernel keeps for the map.
+    pin belongs to the open file, which the kernel keeps for the map, but for that of an overlay.
     """
     library = libc()
     if library is None or not hasattr(mmap, "PROT_READ") or not size:  # Windows, or an empty file
-        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
+        return _map_kept(descriptor, size)
     return np.asarray(_Mapped(library, descriptor, size))
+
+
+def _map_kept(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
+    """Map a file read-only, and keep it open as long."""
+    return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
 
 
 class _Mapped:

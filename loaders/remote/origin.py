@@ -143,7 +143,8 @@ class Origin:
         """
         found = self.client.ask({"op": "file", "name": name, "optional": True})
         data = found["path"] and Path(found["path"]).read_bytes()
-        return data, {"etag": found.get("etag"), "version": found.get("version")}
+        mark = {"etag": found.get("etag"), "version": found.get("version")}
+        return data, mark if data is None else mark | {"size": len(data)}
 
     def put(self, name: str, path: Path, only: Mapping[str, Any] | None = None) -> bool:
         """Send a small file; tell whether it was written.

@@ -138,7 +138,8 @@ class ObstoreObjects:
         how: dict[str, Any] = {"chunk_size": PUT_BYTES, "max_concurrency": _PUTS_AT_ONCE}
         if only is not None:  # such a put is in one piece
             known = {"e_tag": only.etag, "version": only.version}
-            mode: Any = {each: value for each, value in known.items() if value} or "create"
+            mode: Any = {each: value for each, value in known.items() if value}
+            mode = mode or ("create" if only == NOTHING else "overwrite")
             how = {"mode": mode, "use_multipart": False}
         refused = self._api.exceptions.AlreadyExistsError, self._api.exceptions.PreconditionError
         try:

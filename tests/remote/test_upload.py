@@ -99,6 +99,26 @@ def test_a_dataset_that_is_there_is_replaced_on_demand_and_its_shards_stay(
     assert all((target / shard.file).exists() for shard in before.shards)
 
 
+def test_where_objects_have_no_mark_a_dataset_is_replaced_too(
+    packed: Path, tmp_path: Path, cache: Path
+) -> None:
+    """Such as on a network disk, by fsspec."""
+    folder, url, notes = packed / "bucket" / "packed", f"file://{tmp_path}/out", list[str]()
+    assert main(["copy", str(folder), str(tmp_path / "few"), "--where", "label == 3"]) == 0
+    origin.set_defaults(cache, {})
+    try:
+        upload(folder, url)
+        with pytest.raises(PackError):
+            upload(tmp_path / "few", url)
+        upload(tmp_path / "few", url, overwrite=True, note=notes.append)
+    finally:
+        origin.set_defaults()
+
+    found = read_manifest(tmp_path / "out").fingerprint
+    assert found == read_manifest(tmp_path / "few").fingerprint
+    assert len(notes) == 1
+
+
 def test_of_two_who_publish_at_one_place_one_is_refused(
     packed: Path, target: Path, tmp_path: Path
 ) -> None:
