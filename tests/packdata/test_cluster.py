@@ -148,6 +148,32 @@ def test_a_node_that_is_killed_costs_no_part(photos: Path) -> None:
 
 
 @pytest.mark.slow
+def test_where_no_node_is_left_it_ends(photos: Path) -> None:
+    """The one with room for a part is killed; another is waited for, and none comes."""
+    pytest.importorskip("ray")
+    script = photos / "driver.py"
+    two, one = "[cluster.add_node(num_cpus=1) for _ in range(2)]", "[cluster.add_node(num_cpus=3)]"
+    lost = DRIVER.replace(two, one).replace("begun < 3", "begun < 1")
+    short = "    from packdata import cluster as waits\n    waits._START_S = 30.0\n    code"
+    script.write_text(lost.replace("    code", short, 1))
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(root / "tools"), os.environ.get("PYTHONPATH", "")])
+    words = [*(word.replace("DST", "dst") for word in PACK), "--parts", "12", "--workers", "3"]
+
+    done = subprocess.run(
+        [sys.executable, str(script), *words],
+        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+    assert done.returncode == 1, done.stderr
+    assert "begun: 1" in done.stdout
+    assert not (photos / "dst" / "manifest.json").exists()
+
+
+@pytest.mark.slow
 def test_the_command_of_the_page_starts_ray_and_ends_it(photos: Path) -> None:
     pytest.importorskip("ray")
     page = (Path(__file__).parents[2] / "docs/cluster.md").read_text()

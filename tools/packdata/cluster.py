@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter, deque
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _FILES_OF_A_PART, _BLOCKS_OF_A_PART = 10_000, 128
 _MAX_LOSSES = 3  # of one part: then it is what kills its worker
 _WAIT_S = 1.0
-_START_S = 120.0  # of a task that a node has room for
+_START_S = 120.0  # of a task that a node has room for, and of a node where none has room
 
 
 def usual_parts(plan: Plan) -> int:
@@ -92,7 +93,8 @@ def pack_on_ray(
         nodes = _check_nodes(
             ray, place, [str(path.absolute()) for path in needed if path.exists()]
         )
-        _check_room(ray, place, settings["workers"])
+        if _most_cores(ray) < settings["workers"]:
+            raise _no_room(ray, settings["workers"])
         num_items = sum(len(recipe) for _, recipe in plan.parts)
         note(f"{counted(num_items, 'item')} in {counted(of, 'part')}, on {counted(nodes, 'node')}")
         job = ray.put(
@@ -210,12 +212,14 @@ def _check_nodes(ray: Any, place: Path, needed: Sequence[str]) -> int:
     return len(nodes)
 
 
-def _check_room(ray: Any, place: Path, cores: int) -> None:
-    """Raise PackError if no node has the cores of a task, which would wait for ever."""
-    most = max((n["Resources"].get("CPU", 0) for n in ray.nodes() if n["Alive"]), default=0)
-    if most < cores:
-        what = f"a task of {cores} threads takes as many cores, and no node has more than {most:g}"
-        raise PackError(what, place, "Give fewer --workers")
+def _most_cores(ray: Any) -> float:
+    """Return the cores of the largest node: a task that takes more would wait for ever."""
+    return max((n["Resources"].get("CPU", 0.0) for n in ray.nodes() if n["Alive"]), default=0.0)
+
+
+def _no_room(ray: Any, cores: int) -> PackError:
+    what = f"a part takes {counted(cores, 'core')}, and no node has more than {_most_cores(ray):g}"
+    return PackError(what, "Ray", "Give fewer --workers, or add a node; the same command goes on")
 
 
 def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> None:
@@ -223,7 +227,7 @@ def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> No
     run = ray.remote(_pack_one).options(num_cpus=cores, max_retries=0)
     waiting, running = deque(Part(i, of) for i in range(of)), dict[Any, Part]()
     losses: Counter[Part] = Counter()
-    rejected = 0
+    rejected, had_room = 0, time.monotonic()
     progress.start(None, 0)
     try:
         while waiting or running:
@@ -231,6 +235,10 @@ def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> No
             while waiting and len(running) < room:
                 part = waiting.popleft()
                 running[run.remote([job], part)] = part
+            if _most_cores(ray) >= cores:
+                had_room = time.monotonic()
+            elif time.monotonic() - had_room > _START_S:
+                raise _no_room(ray, cores)
             ended, _ = ray.wait([*running], timeout=_WAIT_S)
             for task in ended:
                 part = running.pop(task)
