@@ -115,7 +115,7 @@ class Store:
         numbers: dict[int, int] = {}
         self._first = [numbers.setdefault(id(shard), n) for n, shard in enumerate(self.shards)]
         self._lock = ForkLock()
-        self._generation = 0
+        self._generation = self.closings = 0
         self.ranges = Ranges(self.shards)
         self._reset()
 
@@ -126,6 +126,7 @@ class Store:
 
     def _close(self) -> None:
         """Close all shards but those that are here in part: for these somebody may have brought records."""
+        self.closings += 1  # who keeps addresses is to find them anew
         self._num_open = self._pinned_bytes = 0
         opened: list[OpenShard | None] = [None] * len(self.shards)
         for number, shard in self.ranges.open.items():
@@ -321,8 +322,15 @@ class Store:
 
     def column(self, field: str) -> list[Column]:
         """Return the column of every shard, verified."""
-        self.verify(field, self.rows(np.arange(len(self), dtype=np.int64)))
-        return [self.shard(number).columns[field] for number in range(len(self.shards))]
+        rows = self.rows(np.arange(len(self), dtype=np.int64))
+
+        def read() -> list[Column]:
+            self._verify(field, rows)
+            return [self.shard(number).columns[field] for number in range(len(self.shards))]
+
+        columns = self.brought(field, rows, read)
+        self.check_damage(rows)
+        return columns
 
     def equal_rows(self, field: str, nbytes: int) -> list[UInt8Array]:
         """Return the records of every shard as ``(N, nbytes)``, verified; ShardError if one has another size."""

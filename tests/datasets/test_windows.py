@@ -185,6 +185,20 @@ def test_devices_marks_and_mappings_change_the_form_alone(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_shards_that_a_store_closes_are_read_where_they_are_mapped_next(tmp_path: Path) -> None:
+    """Of a cache that holds few of them, or of more than may be mapped: what was unmapped would end the process."""
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(1, 60_000, 500, np.uint16) for _ in range(40)]
+    dataset = ShardDataset(pack(tmp_path / "few", documents, shard_bytes=8_000))
+    assert len(dataset.store.shards) > 3
+    dataset.store.max_open = 1
+    windows = TokenWindows(dataset, length=100)
+    stream = stream_of(documents)
+
+    for i in (*range(0, len(windows), 7), *range(3, len(windows), 11)):
+        assert (windows[i].tokens.numpy() == stream[i * 100 :][: len(windows[i].tokens)]).all()
+
+
 def test_a_child_process_serves_the_same_windows(folder: Path) -> None:
     for options in ({}, {"by": "document"}, {"tail": "pad"}):
         windows = TokenWindows(folder, 20, **options)  # type: ignore[arg-type]

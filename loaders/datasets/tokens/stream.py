@@ -28,6 +28,24 @@ TOKENS, NUM_TOKENS, DOCUMENT_ENDS = "tokens", "num_tokens", "document_ends"
 LABELS = "labels"
 
 
+class _Maps:
+    """Where the tokens of shards lie that are mapped, and stay so for those who copy from there.
+
+    Args:
+        closings: How often the store had closed its shards: after one more they are opened anew.
+        num_runs: How many runs there are.
+        verified: Which rows were compared with their checksums.
+    """
+
+    def __init__(self, closings: int, num_runs: int, verified: npt.NDArray[np.bool_]) -> None:
+        self.closings, self.verified = closings, verified
+        self.addresses = np.full(num_runs, -1, np.int64)
+        self.low, self.high = 0, 0
+        self.opened: dict[int, npt.NDArray[np.uint8]] = {}
+        self.all_open = self.all_verified = False
+        self.windows: dict[int, Window] = {}
+
+
 class TokenStream:
     """The valid tokens of a dataset, by position.
 
@@ -61,7 +79,7 @@ class TokenStream:
             )
         self._dataset, self._store, self.field = dataset, dataset.store, field
         if self._store.is_remote:
-            self._store.read_by_records(False)  # whose addresses are kept here
+            self._store.read_by_records(False)  # whose memory is filled as it is read
         self._column, self.dtype = column, np.dtype(dataset.schema.fields[column].dtype)
         counts = dataset.column(NUM_TOKENS).astype(np.int64)
         bad = (counts < 0) | (counts > field.row_tokens)
@@ -71,14 +89,14 @@ class TokenStream:
             what = f"its row holds {counts[row]} tokens of {field.row_tokens}"
             raise ShardError(what, path, number, NUM_TOKENS, "Run 'packdata verify'")
         self._find_runs(counts)
-        self._verified = np.zeros(len(counts), bool)
-        self._all_verified = self._store.check == "never"
-        self._addresses = np.full(len(self._firsts), -1, np.int64)
-        self._low, self._high = 0, 0
-        self._opened: set[int] = set()
-        self._all_open = False
-        self._windows: dict[int, Window] = {}
+        self._maps = self._no_maps()
         self._lock = ForkLock()
+
+    def _no_maps(self) -> _Maps:
+        rows = len(self._row_stops)
+        maps = _Maps(self._store.closings, len(self._firsts), np.zeros(rows, bool))
+        maps.all_verified = self._store.check == "never"
+        return maps
 
     def __reduce__(self) -> Any:
         return TokenStream, (self._dataset, self._column)  # where tokens lie is found anew
@@ -154,17 +172,17 @@ class TokenStream:
         """
         if not len(starts):
             return
-        runs = self._prepare(starts, starts + length)
-        addresses = self._addresses_of(starts, runs)
+        runs, maps = self._prepare(starts, starts + length)
+        addresses = self._addresses_of(maps, starts, runs)
         over = starts + length > self._lasts[runs]
         if not over.any():
-            self._copy(addresses, out)
+            self._copy(maps, addresses, out)
             return
         if not over.all():
             addresses[over] = addresses[~over][0]  # they are put right below
-            self._copy(addresses, out)
+            self._copy(maps, addresses, out)
         for i in np.flatnonzero(over).tolist():
-            self._join(int(starts[i]), out[i])
+            self._join(maps, int(starts[i]), out[i])
 
     def gather_ranges(self, starts: Indices, lengths: Indices, out: npt.NDArray[np.uint8]) -> None:
         """Copy ranges of different lengths, one behind the other.
@@ -175,8 +193,8 @@ class TokenStream:
             out: ``(lengths.sum() * itemsize,)`` uint8.
         """
         item = self.dtype.itemsize
-        runs = self._prepare(starts, starts + lengths)
-        addresses = self._addresses_of(starts, runs)
+        runs, maps = self._prepare(starts, starts + lengths)
+        addresses = self._addresses_of(maps, starts, runs)
         over = starts + lengths > self._lasts[runs]
         ends = np.cumsum(lengths)
         if not over.all():
@@ -184,81 +202,86 @@ class TokenStream:
             each = np.repeat(addresses, lengths)
             each += np.arange(0, len(each) * item, item)
             if over.any():
-                each[np.repeat(over, lengths)] = self._low
-            self._copy(each, out.reshape(-1, item))
+                each[np.repeat(over, lengths)] = maps.low
+            self._copy(maps, each, out.reshape(-1, item))
         for i in np.flatnonzero(over).tolist():
-            self._join(int(starts[i]), out[int(ends[i] - lengths[i]) * item : int(ends[i]) * item])
+            part = out[int(ends[i] - lengths[i]) * item : int(ends[i]) * item]
+            self._join(maps, int(starts[i]), part)
 
     def _runs_of(self, positions: Indices) -> Indices:
         if len(self._lasts) == 1:
             return np.zeros(len(positions), np.int64)
         return np.searchsorted(self._lasts, positions, "right")
 
-    def _copy(self, addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
-        window = self._window(out.shape[1])
+    def _copy(self, maps: _Maps, addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
+        window = self._window(maps, out.shape[1])
         addresses -= window.low
         if torch.get_num_threads() > 1 and window.rows is not None:
             out[...] = window.rows[addresses]
             return  # torch would wait for threads of its own, for so little
         window.copy(addresses, out)
 
-    def _window(self, nbytes: int) -> Window:
+    def _window(self, maps: _Maps, nbytes: int) -> Window:
         with self._lock.plain:
-            window = self._windows.get(nbytes)
+            window = maps.windows.get(nbytes)
             if window is None:
-                if len(self._windows) > 64:
-                    self._windows.clear()
-                window = self._windows[nbytes] = window_over(
-                    self._low, self._high, nbytes, self._store.take
+                if len(maps.windows) > 64:
+                    maps.windows.clear()
+                window = maps.windows[nbytes] = window_over(
+                    maps.low, maps.high, nbytes, self._store.take
                 )
             return window
 
-    def _addresses_of(self, positions: Indices, runs: Indices) -> Indices:
+    def _addresses_of(self, maps: _Maps, positions: Indices, runs: Indices) -> Indices:
         addresses: Indices = (positions - self._firsts[runs]) * self.dtype.itemsize
-        addresses += self._addresses[runs]
+        addresses += maps.addresses[runs]
         return addresses
 
-    def _join(self, start: int, out: npt.NDArray[np.uint8]) -> None:
+    def _join(self, maps: _Maps, start: int, out: npt.NDArray[np.uint8]) -> None:
         """Copy tokens that lie in several runs."""
         item, at = self.dtype.itemsize, 0
         length = len(out) // item
         run = int(np.searchsorted(self._lasts, start, "right"))
         while at < length:
             here = min(length - at, int(self._lasts[run]) - start - at)
-            address = int(self._addresses[run]) + (start + at - int(self._firsts[run])) * item
+            address = int(maps.addresses[run]) + (start + at - int(self._firsts[run])) * item
             view = rows_at(address, address + here * item, here * item)
             out[at * item : (at + here) * item] = view[0]
             at, run = at + here, run + 1
 
     # -- shards ------------------------------------------------------------------------------------
 
-    def _prepare(self, starts: Indices, stops: Indices) -> Indices:
-        """Map the shards of some ranges, verify their rows unless that was done, and return their first runs."""
-        runs = self._runs_of(starts)
-        if not self._all_open:
+    def _prepare(self, starts: Indices, stops: Indices) -> tuple[Indices, _Maps]:
+        """Map the shards of some ranges, verify their rows unless that was done; return their first runs, and maps."""
+        runs, maps = self._runs_of(starts), self._maps
+        if maps.closings != self._store.closings:
+            maps = self._maps = self._no_maps()
+        if not maps.all_open:
             lasts = self._runs_of(stops - 1)
             for number in np.unique(self._shards[_spans(runs, lasts)]).tolist():
-                if number not in self._opened:
-                    self._open_shard(number)
-            self._all_open = len(self._opened) == len(np.unique(self._shards))
-        if not self._all_verified:
-            self._verify(starts, stops)
-        return runs
+                if number not in maps.opened:
+                    self._open_shard(maps, number)
+            maps.all_open = len(maps.opened) == len(np.unique(self._shards))
+        if not maps.all_verified:
+            self._verify(maps, starts, stops)
+        return runs, maps
 
-    def _open_shard(self, number: int) -> None:
+    def _open_shard(self, maps: _Maps, number: int) -> None:
         data = self._data(number)
         address, row_nbytes = int(data.ctypes.data), data.shape[1]
         with self._lock.plain:
-            if self._high == 0:
-                self._low, self._high = address, address + data.nbytes
+            if number in maps.opened:  # by another thread, which may copy from there
+                return
+            if maps.high == 0:
+                maps.low, maps.high = address, address + data.nbytes
             else:
-                self._low = min(self._low, address)
-                self._high = max(self._high, address + data.nbytes)
-            self._windows.clear()
+                maps.low = min(maps.low, address)
+                maps.high = max(maps.high, address + data.nbytes)
+            maps.windows.clear()
             mine = np.flatnonzero(self._shards == number)
             rows = self._rows[mine] - self._store.starts[number]
-            self._addresses[mine] = address + rows * row_nbytes
-            self._opened.add(number)
+            maps.addresses[mine] = address + rows * row_nbytes
+            maps.opened[number] = data
 
     def _data(self, number: int) -> npt.NDArray[np.uint8]:
         shard = self._store.shard(number)
@@ -269,17 +292,17 @@ class TokenStream:
             raise ShardError(what, shard.path, None, self._column, "Pack it again")
         return column.data
 
-    def _verify(self, starts: Indices, stops: Indices) -> None:
+    def _verify(self, maps: _Maps, starts: Indices, stops: Indices) -> None:
         firsts = np.searchsorted(self._row_starts, starts, "right") - 1
         lasts = np.searchsorted(self._row_starts, stops - 1, "right") - 1
         rows = np.unique(_spans(firsts, lasts))
         always = self._store.check == "always"
-        if always or not self._verified[rows].all():
+        if always or not maps.verified[rows].all():
             wanted = self._store.rows(rows)
             self._store.prefetch(self._column, wanted)
             self._store.verify(self._column, wanted)
-            self._verified[rows] = True
-            self._all_verified = not always and bool(self._verified.all())
+            maps.verified[rows] = True
+            maps.all_verified = not always and bool(maps.verified.all())
 
 
 def _spans(firsts: Indices, lasts: Indices) -> Indices:
