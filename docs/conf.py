@@ -6,7 +6,7 @@ from typing import Any
 
 PAGES = {
     "Your data": ["images", "masks", "arrays", "text", "tables", "python"],
-    "Before training": ["datasets", "remote", "codecs", "coming-from"],
+    "Before training": ["datasets", "remote", "cluster", "codecs", "coming-from"],
     "Training": ["augmentation", "device", "ranks", "frameworks", "slow"],
     "Proof": [
         "guarantees",
