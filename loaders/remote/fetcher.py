@@ -3,8 +3,8 @@
 1. Start: any client starts it; the holder of the folder's lock serves. What lies in ``parts/`` is deleted,
    and shards from before the last boot are to be hashed again.
 2. It serves its own user, over a socket in the folder. A connection says hello, with the URL and how to reach it.
-3. A file is fetched once, whoever waits for it; all get the same error. Files that somebody waits for come first, then
-   those that loaders will need, in that order, as far as there is room. What is needed last is evicted.
+3. A file is fetched once for all that wait for it, and they get the same error. Files that are waited for come first,
+   then those that loaders will need, in that order, as far as there is room. What is needed last is evicted.
 4. End: some seconds after its last client has gone, or by SIGTERM. The next one deletes what ``kill -9`` left.
 """
 
@@ -59,7 +59,7 @@ _MANIFEST_S = 5.0  # ranks that start together share one manifest
 _SECRETS_S = 10.0  # for so long another process may take to bring them
 _AHEAD_BYTES = 512 << 20  # of files that are begun and not published
 _WINDOW_SHARE, _WINDOW_BYTES = 32, 2 << 30
-_NO_NEED = 1e18  # samples: less than those of what nobody is known to need
+_NO_NEED = 1e18  # samples: further than any file that a loader is known to need
 Errors = (RemoteError, CacheError, ChecksumError, ManifestError)
 
 
@@ -131,7 +131,7 @@ class Fetcher:
     # -- clients -----------------------------------------------------------------------------------
 
     async def run(self, listening: socket.socket, on_ready: Callable[[], object]) -> None:
-        """Serve until nobody is there."""
+        """Serve until all clients have gone."""
         server = await asyncio.start_unix_server(self._serve, sock=listening, limit=MAX_LINE_BYTES)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
         on_ready()
@@ -223,10 +223,11 @@ class Fetcher:
             writer.write(encoded(error_message(failure)))
         except Exception as error:  # whatever it is: a client that hears nothing asks again
             logger.exception("an answer failed")
-            defect = RemoteError(f"its fetcher has a defect: {error!r}", self._inside, "Report it")
+            what = f"its fetcher has a defect: {hide_secrets(repr(error), {})}"
+            defect = RemoteError(what, self._inside, "Report it")
             writer.write(encoded(error_message(defect)))
         else:
-            if answer is None:  # nobody waits for it
+            if answer is None:  # a message that asks for no answer
                 return
             data = answer.pop("data", b"")
             writer.write(encoded({"ok": True, **answer}))

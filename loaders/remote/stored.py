@@ -1,4 +1,4 @@
-"""What lies in the cache folder: sizes, room, and eviction of what nobody has mapped."""
+"""What lies in the cache folder: sizes, room, and eviction of shards that are not mapped."""
 
 from __future__ import annotations
 

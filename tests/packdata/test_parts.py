@@ -278,11 +278,9 @@ def test_finish_replaces_a_dataset_only_when_told_to(
     assert not (dst / PACKING_NAME).exists()
 
 
-def test_twins_on_two_machines_leave_one_part(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second is stopped right before it would be complete, and goes on when the first is."""
-    dst, rename = tmp_path / "dst", os.rename
+def pack_on_another_first(photos: Path, dst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let another machine pack the same part right before the next one is complete."""
+    rename = os.rename
 
     def late(source: Path, target: Path) -> None:
         monkeypatch.setattr(os, "rename", rename)
@@ -290,6 +288,14 @@ def test_twins_on_two_machines_leave_one_part(
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", late)
+
+
+def test_twins_on_two_machines_leave_one_part(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is stopped right before it would be complete, and goes on when the first is."""
+    dst = tmp_path / "dst"
+    pack_on_another_first(photos, dst, monkeypatch)
     pack_images(photos, dst, part="0/1")
 
     assert [path.name for path in (dst / PARTS_NAME).iterdir()] == [Part(0, 1).name]
@@ -355,14 +361,8 @@ def test_of_two_that_finish_the_late_one_has_nothing_to_do(
 def test_a_twin_with_other_options_is_not_told_that_it_packed(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dst, rename = tmp_path / "dst", os.rename
-
-    def late(source: Path, target: Path) -> None:
-        monkeypatch.setattr(os, "rename", rename)
-        on_another_machine(photos, dst)
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", late)
+    dst = tmp_path / "dst"
+    pack_on_another_first(photos, dst, monkeypatch)
     with pytest.raises(PackError):
         pack_images(photos, dst, part="0/1", gray=True)
     assert finish(dst).samples == 10

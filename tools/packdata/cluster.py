@@ -43,7 +43,7 @@ _START_S = 120.0  # of a task that a node has room for, and of a node where none
 
 
 def usual_parts(plan: Plan) -> int:
-    """Return how many parts a source is divided into, where nobody says."""
+    """Return how many parts a source is divided into by default."""
     return max(1, sum(_num_parts(recipe) for _, recipe in plan.parts))
 
 

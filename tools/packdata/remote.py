@@ -153,7 +153,7 @@ def _is_used(path: Path) -> bool:
 
 
 def clear_cache(folder: Path) -> tuple[int, int]:
-    """Delete the shards of a cache that nobody has mapped; return how many, and how many stay."""
+    """Delete the shards of a cache that are not mapped; return how many, and how many stay."""
     deleted = left = 0
     for path in [
         *folder.glob("v*/shards/??/*"),
