@@ -452,6 +452,8 @@ def test_another_separator_can_be_named(tmp_path: Path) -> None:
         ("[1, 2]", r"not a JSON object but \[1, 2\]"),
         ('{"a": "\udce9"}', "not UTF-8|not JSON"),
         (r'{"a": "\ud800"}', r"half of a surrogate pair, '\\ud800'"),
+        ('{"a": 5, "a": 6}', "the key 'a' stands twice"),
+        ('{"b": {"x": 5, "x": 6}}', "the key 'x' stands twice"),
     ],
 )
 def test_lines_that_are_no_json_objects_are_named(tmp_path: Path, line: str, message: str) -> None:

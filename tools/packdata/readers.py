@@ -80,14 +80,24 @@ def csv_cells(text: str) -> list[str]:
     return [cell.strip() for *_, cells in rows for cell in cells]
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return value
+
+
 def parse_json(text: bytes | str) -> Any:
     r"""Return the value of one JSON text; ValueError (or RecursionError) if it is none.
 
+    A key that stands twice in an object is an error: readers differ in which value they take.
     Half of a surrogate pair passes for JSON, if it is written as ``\ud800``, but for no text: it can
     be neither a file's name nor stored.
     """
     text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-    value = json.loads(text)
+    value = json.loads(text, object_pairs_hook=_object)
     if _SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
