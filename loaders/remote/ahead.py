@@ -1,6 +1,6 @@
 """Sends the fetcher the order of reading and the reader's position, so that it fetches and evicts in that order.
 
-1. A thread sends the order once, and the position some times a second; no batch waits for it.
+1. A thread sends the order once, and the position when it comes to another stretch of it; no batch waits for it.
 2. It ends with its reader. When the connection closes, the fetcher drops the order.
 3. If the fetcher dies, the order is sent to the next one. Without an answer, files are fetched on demand.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from loaders.remote.needs import Needs
     from loaders.remote.origin import Origin
 
-_PERIOD_S = 0.1
+_LEAST_S, _MOST_S = 0.01, 0.1  # between two looks at the position: few where it goes slowly
 
 
 class Ahead:
@@ -79,12 +79,13 @@ class _Told:
             connection.send({"op": "needs", "needs": self._needs.to_json()})
             while "wait" in connection.receive():
                 pass
-            last = 0
-            while not self._ended.wait(_PERIOD_S):
+            last, pause_s = 0, _LEAST_S
+            while not self._ended.wait(pause_s):
                 position, is_over = self._position()
-                if position != last:
+                pause_s = min(2 * pause_s, _MOST_S)
+                if (stretch := self._needs.stretch(position)) != last:
                     connection.send({"op": "at", "position": position})
-                    last = position
+                    last, pause_s = stretch, _LEAST_S
                 if is_over:
                     self._ended.set()
         finally:

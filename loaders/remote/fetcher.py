@@ -23,7 +23,7 @@ import sys
 import time
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
 from loaders.remote.folder import default_size, manifest_folder, shard_path
@@ -93,6 +93,14 @@ class Source:
         return hide_secrets(text, {**self._storage, **secret, "endpoint": "", "region": ""})
 
 
+class Reader(NamedTuple):
+    """What a loader reads from where it is."""
+
+    source: Source
+    needs: Needs
+    upcoming: list[tuple[int, File]]
+
+
 class Fetcher:
     """Serves the clients of a folder.
 
@@ -107,7 +115,8 @@ class Fetcher:
             asyncio.StreamWriter, int | None
         ] = {}  # and the size that each asked for
         self._sources: dict[str, Source] = {}
-        self._needs: dict[asyncio.StreamWriter, tuple[Source, Needs]] = {}
+        self._needs: dict[asyncio.StreamWriter, Reader] = {}
+        self._distances: dict[str, float] = {}  # of files that are needed, in samples ahead
         self._left = set[
             asyncio.StreamWriter
         ]()  # of those that told what they need, and have gone
@@ -169,7 +178,8 @@ class Fetcher:
     def _forget(self, writer: asyncio.StreamWriter) -> None:
         """Forget what a reader that has gone was to read: its next epoch may have come to the same meanwhile."""
         self._left.discard(writer)
-        self._needs.pop(writer, None)
+        if self._needs.pop(writer, None):
+            self._order()
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -258,14 +268,12 @@ class Fetcher:
                 return {}
             case "needs":
                 for left in [each for each in self._left if each in self._needs]:
-                    if self._needs[left][0] is source:
+                    if self._needs[left].source is source:
                         self._forget(left)
-                self._needs[writer] = source, Needs.from_json(message["needs"])
-                self._pump()
+                self._come_to(writer, source, Needs.from_json(message["needs"]), 0)
                 return {}
             case "at":
-                self._needs[writer][1].position = message["position"]
-                self._pump()
+                self._come_to(writer, source, self._needs[writer].needs, message["position"])
                 return None
             case "stats":
                 return {"stats": self._stats(source)}
@@ -387,7 +395,7 @@ class Fetcher:
         target = shard_path(self._inside, file.file, file.hash)
         is_whole = await asyncio.to_thread(hash_of, old) == file.hash
         with contextlib.suppress(OSError):
-            if is_whole and self._stored.reserve(file.size, self.budget, {}):
+            if is_whole and self._stored.reserve(file.size, self.budget, self._distances):
                 target.parent.mkdir(mode=0o700, exist_ok=True)
                 old.rename(target)
                 self._stored.add(file.hash, target, file.size)
@@ -422,11 +430,10 @@ class Fetcher:
 
     def _pump(self) -> None:
         """Begin what there is room for, and keep connections busy."""
-        needs = self._distances()
-        for download in sorted(self._downloads.values(), key=lambda each: each.distance):
+        for download in [*self._downloads.values()]:
             if not download.is_begun and download.distance < 0:
-                self._begin(download, needs)
-        self._begin_ahead(needs)
+                self._begin(download)
+        self._begin_ahead()
         while self._num_flying < self._limit:
             ready = [each for each in self._downloads.values() if each.has_part]
             if not ready:
@@ -444,25 +451,32 @@ class Fetcher:
             logger.error("a part failed: %r", error)
         self._pump()
 
-    def _distances(self) -> dict[str, float]:
-        """Return how far ahead each file is needed, in samples."""
-        distances: dict[str, float] = {}
-        for _, needs in self._needs.values():
-            for distance, file in needs.upcoming():
-                if distance < distances.get(file.hash, float("inf")):
-                    distances[file.hash] = distance
+    def _come_to(
+        self, writer: asyncio.StreamWriter, source: Source, needs: Needs, position: int
+    ) -> None:
+        """Note where a loader is, and go on from there."""
+        self._needs[writer] = Reader(source, needs, needs.upcoming(position))
+        self._order()
+        self._pump()
+
+    def _order(self) -> None:
+        """Find how far ahead each file is needed: by the loader that comes to it first."""
+        self._distances = {}
+        for reader in self._needs.values():
+            for distance, file in reader.upcoming:
+                if distance < self._distances.get(file.hash, _NO_NEED):
+                    self._distances[file.hash] = distance
         for digest, download in self._downloads.items():
             if download.distance >= 0:
-                download.distance = distances.get(digest, float("inf"))
-        return distances
+                download.distance = self._distances.get(digest, _NO_NEED)
 
-    def _begin_ahead(self, needs: dict[str, float]) -> None:
+    def _begin_ahead(self) -> None:
         """Begin files that will be needed: freely where there is room, else a window of them, for others behind it."""
         window = min(_WINDOW_BYTES, self.budget // _WINDOW_SHARE)
         begun = sum(each.file.size for each in self._downloads.values() if each.is_begun)
-        for source, each in list(self._needs.values()):
+        for source, _, upcoming in [*self._needs.values()]:
             passed = 0
-            for distance, file in each.upcoming():
+            for distance, file in upcoming:
                 if begun > _AHEAD_BYTES:
                     return
                 is_near = not passed or passed + file.size <= window
@@ -472,43 +486,42 @@ class Fetcher:
                 beyond = distance if is_near else _NO_NEED
                 download = self._download(source, file)
                 download.distance = distance
-                if not self._begin(download, needs, beyond):
+                if not self._begin(download, beyond):
                     del self._downloads[file.hash]
                     break
                 begun += file.size
 
     def _is_known(self, file: File) -> bool:
-        is_failed = time.monotonic() - self._failed.get(file.hash, (-1e9, None))[0] < _FAILED_S
+        if file.hash in self._stored.files or file.hash in self._downloads:
+            return True
         old = self._inside / "unverified" / shard_path(self._inside, file.file, file.hash).name
-        is_there = file.hash in self._stored.files or old.exists()
-        return is_there or file.hash in self._downloads or is_failed
+        is_failed = time.monotonic() - self._failed.get(file.hash, (-1e9, None))[0] < _FAILED_S
+        return is_failed or old.exists()
 
-    def _begin(self, download: Download, needs: dict[str, float], beyond: float = -1.0) -> bool:
+    def _begin(self, download: Download, beyond: float = -1.0) -> bool:
         """Give a file room, if there is some."""
         size = download.file.size
         if size > self.budget:
             download.fail(self._no_room(download.file))
             return False
-        if not self._stored.reserve(size, self.budget, needs, beyond):
+        if not self._stored.reserve(size, self.budget, self._distances, beyond):
             return False
         try:
             download.open()
         except OSError as error:
             self._stored.reserved_bytes -= size
-            return self._open_failed(download, error, needs, beyond)
+            return self._open_failed(download, error, beyond)
         return True
 
-    def _open_failed(
-        self, download: Download, error: OSError, needs: dict[str, float], beyond: float
-    ) -> bool:
+    def _open_failed(self, download: Download, error: OSError, beyond: float) -> bool:
         """Evict for a disk that is full below the budget, or wait for room there; anything else is an error."""
         size = download.file.size
         before = self._stored.used_bytes
         if (
-            self._stored.make_room(size, before, needs, beyond)
+            self._stored.make_room(size, before, self._distances, beyond)
             and self._stored.used_bytes < before
         ):
-            return self._begin(download, needs, beyond)
+            return self._begin(download, beyond)
         if download.distance < 0 and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             what = f"it cannot be written ({error.strerror or error})"
             download.fail(CacheError(what, self._inside.parent, "Free space on its disk"))

@@ -42,13 +42,11 @@ class Needs:
         files: All that it may read.
         starts: Where stretches begin, in samples from where the loader began, ascending.
         which: For each start the file that is read there; a stretch of several files has its start several times.
-        position: How many samples the loader has had.
     """
 
     files: list[File]
     starts: Int64s
     which: Int64s
-    position: int = 0
 
     @classmethod
     def of(cls, files: list[File], stretches: Iterable[tuple[int, Int64s]]) -> Needs:
@@ -73,15 +71,17 @@ class Needs:
         starts, which = np.array(data["starts"], np.int64), np.array(data["which"], np.int64)
         return cls([File(*file) for file in data["files"]], starts, which)
 
-    def upcoming(self) -> list[tuple[int, File]]:
-        """Return the files that will be read, the next one first, and how many samples ahead each is."""
-        first = int(np.searchsorted(self.starts, self.position, "right")) - 1
-        if first >= 0:  # the stretch that it is in
-            first = int(np.searchsorted(self.starts, self.starts[first], "left"))
-        first = max(0, first)
+    def stretch(self, position: int) -> int:
+        """Return where in ``starts`` the stretch of a position begins."""
+        last = max(0, int(np.searchsorted(self.starts, position, "right")) - 1)
+        return int(np.searchsorted(self.starts[:last], self.starts[last])) if last else 0
+
+    def upcoming(self, position: int = 0) -> list[tuple[int, File]]:
+        """Return the files that will be read after so many samples, the next one first, and how far ahead each is."""
+        first = self.stretch(position)
         which, at = np.unique(self.which[first:], return_index=True)
         order = np.argsort(at, kind="stable")
-        starts = np.maximum(self.starts[first:][at[order]] - self.position, 0).tolist()
+        starts = np.maximum(self.starts[first:][at[order]] - position, 0).tolist()
         return [
             (start, self.files[n]) for start, n in zip(starts, which[order].tolist(), strict=True)
         ]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-SERVED_S = 0.3  # for so long after a client was told of a file, it is evicted last
+SERVED_S = 0.3  # for so long after a client was told of a file that no known order has, it is evicted last
 
 
 class StoredFile(NamedTuple):
@@ -102,10 +102,11 @@ class Stored:
         now = time.monotonic()
 
         def last_first(digest: str) -> tuple[bool, float, float]:
+            if digest in needs:  # of a pass faster than SERVED_S, all would have been served right now
+                return False, -needs[digest], 0.0
             is_served = now - self._served.get(digest, -math.inf) < SERVED_S
             with suppress(OSError):
-                used = self.files[digest].path.stat().st_mtime
-                return is_served, -needs.get(digest, math.inf), used
+                return is_served, -math.inf, self.files[digest].path.stat().st_mtime
             return is_served, -math.inf, 0.0
 
         far = [digest for digest in self.files if needs.get(digest, math.inf) > beyond]
