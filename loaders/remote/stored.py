@@ -102,7 +102,9 @@ class Stored:
         now = time.monotonic()
 
         def last_first(digest: str) -> tuple[bool, float, float]:
-            if digest in needs:  # of a pass faster than SERVED_S, all would have been served right now
+            if (
+                digest in needs
+            ):  # of a pass faster than SERVED_S, all would have been served right now
                 return False, -needs[digest], 0.0
             is_served = now - self._served.get(digest, -math.inf) < SERVED_S
             with suppress(OSError):
