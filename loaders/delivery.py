@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from loaders.backends.ordered import Batches
     from loaders.device.accelerator import Accelerator
     from loaders.resume import Progress
-    from loaders.sampling.cursor import Pass
+    from loaders.sampling.cursor import Cursor
     from loaders.sampling.plan import Plan
 
 BatchT = TypeVar("BatchT", covariant=True, default=Any)
@@ -79,12 +79,12 @@ class Delivery(Generic[BatchT]):
     def __init__(
         self,
         batches: Batches,
-        current: Pass | None,
+        current: Cursor | None,
         finish: Callable[[Any], Any],
         stats: LoaderStats,
         length: Callable[[], int],
         *,
-        again: Callable[[], tuple[Pass | None, Batches]],
+        again: Callable[[], tuple[Cursor | None, Batches]],
         others: Progress | None = None,
         accelerator: Accelerator | None = None,
         ahead: int = 0,
@@ -108,7 +108,7 @@ class Delivery(Generic[BatchT]):
             tell_accelerate(self)
         self._take_from(current, batches)
 
-    def _take_from(self, current: Pass | None, batches: Batches) -> None:
+    def _take_from(self, current: Cursor | None, batches: Batches) -> None:
         self._pass, self._batches = current, batches
         self._num_failed = 0
         self._is_told = False  # an error said why batches are missing, if any are

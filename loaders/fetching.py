@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.remote.origin import Origin
-    from loaders.sampling.cursor import Pass
+    from loaders.sampling.cursor import Cursor
     from loaders.sampling.order import Order
     from loaders.sampling.plan import Plan
 
@@ -49,7 +49,7 @@ class Reading:
     """
 
     def __init__(
-        self, dataset: PackedDataset, origin: Origin, order: Order, current: Pass
+        self, dataset: PackedDataset, origin: Origin, order: Order, current: Cursor
     ) -> None:
         self._dataset, self.origin, self._order = dataset, origin, order
         self._plan, self._epoch = current.plan, current.epoch
@@ -153,7 +153,7 @@ class Reading:
         return sum(self.files[n].size for n in np.unique(needs.which).tolist())
 
 
-def readings(dataset: Any, order: Order, current: Pass) -> list[Reading]:
+def readings(dataset: Any, order: Order, current: Cursor) -> list[Reading]:
     """Return what a loader reads at each URL; nothing of datasets whose order is not known, or that are here."""
     if isinstance(dataset, Mixture):
         dataset = dataset.joined
@@ -162,7 +162,7 @@ def readings(dataset: Any, order: Order, current: Pass) -> list[Reading]:
     return [Reading(dataset, origin, order, current) for origin in dataset.store.remotes]
 
 
-def tell_ahead(dataset: Any, order: Order, current: Pass, num_workers: int) -> list[Ahead]:
+def tell_ahead(dataset: Any, order: Order, current: Cursor, num_workers: int) -> list[Ahead]:
     """Tell fetchers what a pass will read; what is returned ends with it.
 
     Raises:

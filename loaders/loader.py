@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from loaders.options import AugmentOn, Backend, Halves
     from loaders.profiling import profile
     from loaders.remote.ahead import Ahead
-    from loaders.sampling.cursor import Pass
+    from loaders.sampling.cursor import Cursor
     from loaders.sampling.order import Order
     from loaders.sampling.plan import Plan
 
@@ -460,7 +460,7 @@ class DataLoader(OrderedLoader[BatchT]):
     def _count_replaced(self, num: int) -> None:
         self._num_replaced += num
 
-    def _begin(self) -> Pass | None:
+    def _begin(self) -> Cursor | None:
         steps = self._steps
         if steps is None:
             if self._options.has_torchs_order:

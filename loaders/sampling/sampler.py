@@ -26,8 +26,6 @@ from loaders.sampling.ranks import is_distributed, resolve_rank
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sized
 
-    from loaders.sampling.cursor import Pass
-
 _T = TypeVar("_T")
 _PER_EPOCH = ("weights", "labels")  # of what an order chooses by
 _STATE_VERSION = 1
@@ -92,7 +90,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         given = self.order.describe().get("seed", 0) if seed is None else seed
         self.seed = whole_number("seed", given)
         self.drop_last, self.pad = drop_last, pad
-        self.cursor = Cursor()
+        self._cursor = Cursor()
         self._ranks: tuple[int, int] | None = None
         if rank is not None or world_size is not None:  # whatever is wrong with them is said now
             ranks = resolve_rank(rank, world_size)
@@ -137,12 +135,24 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         return Plan(length, size, *rest, unit, num_lanes)
 
     def go_on(self, make_plan: Callable[[], Plan] | None = None) -> Plan:
-        """Go to the next epoch if nothing is left of this one, and return the plan to follow."""
-        return self.cursor.go_on(make_plan or self.plan)
+        """Go to the next epoch if nothing is left of this one, and return the plan to follow.
 
-    def begin(self, plan: Plan) -> Pass:
+        All of an epoch was taken, without asking whether there is more (``zip``), or a loaded state leaves no step
+        of it. What ``set_epoch`` chose is served as it is.
+        """
+        make_plan = make_plan or self.plan
+        if self.cursor.is_over and not self.cursor.is_kept:
+            self._cursor = self.cursor.at(self.epoch + 1)
+        plan, cursor = make_plan(), self.cursor
+        if cursor.start and cursor.epoch != cursor.chosen and not plan.num_steps_of_all:
+            self._cursor = cursor.at(cursor.epoch + 1)
+            plan = make_plan()
+        return plan
+
+    def begin(self, plan: Plan) -> Cursor:
         """Begin a pass over the current epoch; the state tells of it from now on."""
-        return self.cursor.begin(plan)
+        self._cursor = self.cursor.begin(plan)
+        return self._cursor
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the current one keeps its position.
@@ -150,7 +160,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         After ``load_state_dict``, the epoch that was current when the state was taken goes on where it was: it has
         nothing left if the state was taken at its end.
         """
-        self.cursor.set_epoch(epoch, self.order.length)
+        self._cursor = self.cursor.set_epoch(epoch, self.order.length)
 
     def state_dict(self, pending: int = 0) -> dict[str, int | str]:
         """Return where the epoch stands, in primitives, the same on every rank; at its end, the start of the next.
@@ -189,7 +199,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         """
         order, place = continued(self.order, state, weights)
         self.__dict__["order"] = order
-        self.cursor.load(*place, state.get("chosen"), is_loaders=not skips)
+        self._cursor = self.cursor.load(*place, state.get("chosen"), is_loaders=not skips)
 
     def resize(self, order: Order) -> None:
         """Go on in the same order of another number of samples.
@@ -204,6 +214,13 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
                 f"{what}, and there are {order.length} now: set_epoch() begins one of these"
             )
         self.__dict__.update(order=sampled(order), dataset=range(order.length))
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the current epoch stands: a pass that has ended, and nothing else was chosen, leads to the next."""
+        if self._cursor.is_ended:
+            self._cursor = self._cursor.at(self._cursor.epoch + 1)
+        return self._cursor
 
     @property
     def epoch(self) -> int:
