@@ -295,6 +295,26 @@ def test_classes_called_by_numbers_are_noted(
     assert all(expected in note for note in found)
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["HR/a.png", "HR/b.png", "LR/a.png", "LR/b.png"], "HR and LR hold files of the same"),
+        (["HR/a.png", "HR/b.png", "LR/a.png", "LR/c.png"], ""),
+        (["cat/1.jpg", "dog/1.jpg"], ""),
+        (["Cat/1.jpg", "cat /2.jpg", "dog/3.jpg"], "'Cat' and 'cat '"),
+        (["c++/1.jpg", "c/2.jpg"], ""),
+    ],
+)
+def test_classes_that_seem_to_be_no_classes_are_noted(
+    tmp_path: Path, files: list[str], expected: str
+) -> None:
+    notes = plan_images(touch(tmp_path, files)).notes()
+
+    found = [note for note in notes if "same names" in note or "almost alike" in note]
+    assert len(found) == bool(expected)
+    assert all(expected in note for note in found)
+
+
 def test_classes_in_the_order_of_their_numbers_are_not_noted(tmp_path: Path) -> None:
     root = touch(tmp_path, [f"{name}/1.jpg" for name in (1, 2, 10)])
 

@@ -106,6 +106,26 @@ def test_utf16_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("a,b\n1,2\n3,\x004\n", r"tr -d '\\0'"),
+        ("sep=;\na;b\n1;2\n", "skip_rows= *1"),
+        ("a b\n1 2\n", "separated by ' '"),
+        ("# by me\na,b\n1,2\n", "skip_rows="),
+        ("a,b\ninf,1\n-inf,2\n", "column 'a' is infinite"),
+    ],
+)
+def test_what_a_file_needs_is_said(tmp_path: Path, text: str, remedy: str) -> None:
+    assert_refused(tmp_path, write(tmp_path, text), remedy)
+
+
+def test_one_column_of_texts_with_blanks_is_one_column(tmp_path: Path) -> None:
+    reader = packed(tmp_path, write(tmp_path, "full name\nAda Lovelace\nAlan Turing\n"))
+
+    assert reader.column("categories").tolist() == [[1], [2]]
+
+
 def test_lines_are_right_behind_rows_that_were_left_out_and_rejects_in_their_order(
     tmp_path: Path,
 ) -> None:

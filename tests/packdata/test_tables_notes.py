@@ -123,6 +123,8 @@ def test_dates_with_a_zone_are_said_to_be_taken_in_utc(
         ["5%", "7.5 %"],
         ["€ 5", "5 £", "free"],
         ["1,234", "NA", "5,678"],
+        ["(15)", "\u22123"],
+        ["1_000", "2_000"],
     ],
 )
 def test_numbers_with_commas_and_signs_are_named(tmp_path: Path, texts: list[str]) -> None:
@@ -130,8 +132,7 @@ def test_numbers_with_commas_and_signs_are_named(tmp_path: Path, texts: list[str
 
     (note,) = [note for note in notes_of(tmp_path, f"x,y\n{rows}") if note.startswith(TEXTS)]
 
-    rule = "a number has a decimal point, and no ',', '%' or sign of a currency"
-    assert note == f"{TEXTS}x ({texts[0]!r}); {rule}"
+    assert note.startswith(f"{TEXTS}x ({texts[0]!r}); ")
 
 
 @pytest.mark.parametrize(
@@ -167,10 +168,10 @@ def test_missing_values_are_counted_of_the_rows_that_are_packed(tmp_path: Path) 
     assert summary.counts["missing:x"] == 2
 
 
-def test_dates_in_another_form_are_named_where_dates_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dates", [None, "days"])
+def test_dates_in_another_form_are_named(tmp_path: Path, dates: str | None) -> None:
     text = "at,word\n23/03/2019 20:21:09,23/03/x\n1.4.2019,b\n"
 
-    assert notes_of(tmp_path, text) == []
-    (note,) = notes_of(tmp_path, text, dates="days")
+    (note,) = notes_of(tmp_path, text, dates=dates)
     assert "at ('23/03/2019 20:21:09')" in note
     assert "word" not in note

@@ -33,8 +33,11 @@ def encoding_hint(head: bytes) -> str:
     """Return how to make UTF-8 of a text that is none, from its beginning."""
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return _UTF16_HINT.format("")
-    if b"\0" in head[:200]:
-        return _UTF16_HINT.format("BE" if head[:1] == b"\0" else "LE")
+    places = [i for i, code in enumerate(head[:200]) if not code]
+    if len({i % 2 for i in places}) == 1 and len(places) * 8 >= len(head[:200]):
+        return _UTF16_HINT.format("LE" if places[0] % 2 else "BE")
+    if places:
+        return r"It holds NUL bytes, which no text has: tr -d '\0' < FILE removes them"
     return UTF8_HINT
 
 

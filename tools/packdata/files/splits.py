@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -234,7 +234,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
     notes += [
         note for split in splits for note in joined_splits(getattr(split.source, "paths", []))
     ]
-    notes += _numbered(splits)
+    notes += [*_numbered(splits), *_written_alike(splits), *_pairs(splits)]
     notes += dict.fromkeys(note for s in splits for note in getattr(s.source, "notes", ()))
     notes += _unused_masks(splits)
     notes += _idx_without_labels(splits)
@@ -284,6 +284,31 @@ def _numbered(splits: Sequence[Split]) -> Iterator[str]:
         f"classes are called by numbers, but numbered as names are sorted: {name!r} is class "
         f"{classes.index(name)} (as in torchvision); --classes FILE, a name a line, fixes an order"
     )
+
+
+def _written_alike(splits: Sequence[Split]) -> Iterator[str]:
+    """Name classes that differ in nothing but case and blanks."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in _classes_of(splits):
+        alike[" ".join(name.casefold().split())].append(name)
+    found = [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
+    if found:
+        yield f"classes of their own, though written almost alike: {_some(found)}"
+
+
+def _pairs(splits: Sequence[Split]) -> Iterator[str]:
+    """Say of two folders whose files have the same names that they may be no classes: ``HR`` and ``LR``."""
+    names: dict[str, set[str]] = defaultdict(set)
+    source, classes = splits[0].source, _classes_of(splits)
+    if source.kind != "classes" or len(classes) != 2:
+        return
+    for key in source.keys():  # noqa: SIM118 - no mapping
+        folder, _, file = key.partition("/")
+        names[folder].add(file)
+    first, second = classes
+    if len(names[first]) > 1 and names[first] == names[second]:
+        remedy = "a .jsonl list of [path, path] in a column images makes a sample of each pair"
+        yield f"{first} and {second} hold files of the same names: if they are pairs, not classes, {remedy}"
 
 
 def _gaps(splits: Sequence[Split]) -> list[str]:

@@ -441,7 +441,8 @@ def _column_name(name: str, how: str) -> str:
 
 def _moments(column: ColumnScan, how: str) -> Moments:
     if how != "flag":
-        return column.moments[_MOMENTS.get(how, how)]
+        moments = column.moments[_MOMENTS.get(how, how)]
+        return moments if moments.count else Moments(least=0.0, most=0.0)  # infinities alone
     moments = Moments()
     for text, count in column.known_texts.items():
         flag = float(text.strip().lower() == "true")

@@ -25,7 +25,7 @@ _DAY_S = 86_400
 _UNITS_S = {"days": _DAY_S, "hour": 3600, "hour of time": 3600}
 _SPANS_S = {"day": _DAY_S, "hour": 3600, "minute": 60, "second": 1}
 _OTHER_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]|$)")
-_SIGNS = r"[,%\p{Sc}]"  # Sc: signs of currencies
+_SIGNS = r"[,%_()\x{2212}\p{Sc}]"  # a typographic minus; Sc: signs of currencies
 
 
 def notes_on(
@@ -46,8 +46,7 @@ def notes_on(
     guessed = [name for name in words if name not in options.categorical]
     yield from _names_of_zeros(guessed, scan)
     yield from _signed_numbers(guessed, scan)
-    if options.dates is not None:
-        yield from _other_dates(guessed, scan)
+    yield from _other_dates(guessed, scan)
 
 
 def _rounded_numbers(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
@@ -197,7 +196,7 @@ def _signed_numbers(names: Sequence[str], scan: Scan) -> Iterator[str]:
     shown = {name: _signed_number(scan.columns[name].known_texts) for name in names}
     found = [f"{name} ({text!r})" for name, text in shown.items() if text is not None]
     if found:
-        rule = "a number has a decimal point, and no ',', '%' or sign of a currency"
+        rule = "numbers are written like -1234.5, without ',', '%', brackets or sign of a currency"
         yield f"texts, though perhaps meant as numbers: {in_words(found)}; {rule}"
 
 
