@@ -305,7 +305,9 @@ class DelimitedFile:
             named = "line 1 names" if self.header else "the first row has"
             what = f"it has {len(cells)} cells, {named} {len(self.columns)}"
             is_comment = self.header and self.columns[0].startswith("#")
-            return f"{what} (--skip-rows leaves comments above the names out)" if is_comment else what
+            return (
+                f"{what} (--skip-rows leaves comments above the names out)" if is_comment else what
+            )
         for name, cell in zip(self.columns, cells, strict=True):
             if not cell.isascii():
                 try:
