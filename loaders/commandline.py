@@ -141,15 +141,13 @@ class Commands:
         return self.parsers[name]
 
     def _add_help(self) -> None:
-        one = self.add_parser("help", help="say what there is, or what a command takes")
-        one.add_argument(
-            "command", nargs="?", metavar="COMMAND", help="of which to print the help"
-        )
+        one = self.add_parser("help", help="show all commands, or the help of one")
+        one.add_argument("command", nargs="?", metavar="COMMAND", help="whose help to print")
         one.set_defaults(run=self._print_help)
         place = f"~/.local/share/bash-completion/completions/{self._script}"
         about = f"example:\n  {self._script} completion bash > {place}"
         shell = self.add_parser(
-            "completion", help="print a script that completes words in a shell", epilog=about
+            "completion", help="print a completion script for a shell", epilog=about
         )
         shell.add_argument("shell", choices=SHELLS, metavar="SHELL", help=" or ".join(SHELLS))
         shell.set_defaults(run=self._print_completion)

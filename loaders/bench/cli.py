@@ -66,63 +66,92 @@ def build_parser() -> Commands:
         "python -m loaders.bench", str(__doc__), groups, default="sweep", script="loaders-bench"
     )
     sweep = commands.add_parser(
-        "sweep", help="measure settings; say what bounds the run and what to change"
+        "sweep", help="measure settings; say what limits the run and what to change"
     )
     _add_dataset(sweep)
     sweep.add_argument(
-        "--workers", type=_count, nargs="+", metavar="N", help="default: 0, 1, 2, 4, ... cores"
+        "--workers",
+        type=_count,
+        nargs="+",
+        metavar="N",
+        help="numbers of workers to try (default: 0, 1, 2, 4, ... cores)",
     )
-    sweep.add_argument("--batch-size", type=_positive, nargs="+", metavar="N")
-    names = ", ".join(_BACKENDS)
+    sweep.add_argument(
+        "--batch-size", type=_positive, nargs="+", metavar="N", help="batch sizes to try"
+    )
+    names = f"backends to try: {', '.join(_BACKENDS)}"
     sweep.add_argument("--backend", choices=_BACKENDS, nargs="+", metavar="NAME", help=names)
-    sweep.add_argument("--prefetch", type=_positive, nargs="+", metavar="N")
+    sweep.add_argument(
+        "--prefetch", type=_positive, nargs="+", metavar="N", help="prefetch factors to try"
+    )
     _add_limits(sweep)
     sweep.add_argument(
         "--cold", action="store_true", help="drop the files from the page cache before each run"
     )
-    sweep.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (png, svg, pdf)")
-    sweep.add_argument("--no-verdict", action="store_true", help="measure settings only")
+    sweep.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
     sweep.add_argument(
-        "--no-trials", action="store_true", help="do not try changes on a sample of the data"
+        "--no-verdict", action="store_true", help="only measure; do not say what limits the run"
+    )
+    sweep.add_argument(
+        "--no-trials", action="store_true", help="do not try out changes on a sample of the data"
     )
     sweep.set_defaults(run=run_sweep_command)
     recommend = commands.add_parser(
-        "recommend", help="print the DataLoader line to use, and keep it for num_workers='auto'"
+        "recommend",
+        help="print the DataLoader line to use, and remember it for num_workers='auto'",
     )
     _add_dataset(recommend)
     _add_limits(recommend)
-    recommend.add_argument("--batch-size", type=_positive, nargs="+", metavar="N")
     recommend.add_argument(
-        "--keep", action="store_true", help="keep the number of workers though the machine is busy"
+        "--batch-size", type=_positive, nargs="+", metavar="N", help="batch sizes to try"
+    )
+    recommend.add_argument(
+        "--keep",
+        action="store_true",
+        help="remember the number of workers even if the machine is busy",
     )
     recommend.set_defaults(run=run_recommend)
-    plan = commands.add_parser(
-        "plan", help="what a configuration will need in memory, before it runs"
-    )
+    plan = commands.add_parser("plan", help="say how much memory a configuration will need")
     _add_dataset(plan)
-    plan.add_argument("--batch-size", type=_positive, default=256, metavar="N")
+    plan.add_argument(
+        "--batch-size",
+        type=_positive,
+        default=256,
+        metavar="N",
+        help="samples per batch and rank (default: 256)",
+    )
     plan.add_argument(
         "--workers",
         type=_count,
         metavar="N",
-        help="of each rank (default: its share of the cores)",
+        help="workers of each rank (default: its share of the cores)",
     )
     plan.add_argument("--backend", choices=_BACKENDS)
-    plan.add_argument("--prefetch", type=_positive, metavar="N")
+    plan.add_argument("--prefetch", type=_positive, metavar="N", help="prefetch factor")
     plan.add_argument(
-        "--ranks", type=_positive, default=1, metavar="N", help="training processes on the node"
+        "--ranks",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="training processes on the machine (default: 1)",
     )
     plan.add_argument(
         "--ram", choices=("no", "encoded", "decoded"), default="no", help="hold the dataset in RAM"
     )
-    plan.add_argument("--shared", action="store_true", help="one copy of it per node")
+    plan.add_argument("--shared", action="store_true", help="with --ram: one copy for all ranks")
     plan.add_argument(
-        "--pinned", action="store_true", help="batches go to a device through pinned memory"
+        "--pinned", action="store_true", help="copy batches to a device through pinned memory"
     )
     plan.set_defaults(run=run_plan, error=plan.error)
-    check = commands.add_parser("doctor", help="what on this machine costs speed or will break")
+    check = commands.add_parser(
+        "doctor", help="say what on this machine costs speed or will break"
+    )
     check.add_argument(
-        "path", nargs="?", type=Path, default=Path(), help="a folder on the disk to look at"
+        "path",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        help="a folder on the disk to examine (default: here)",
     )
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=run_doctor)
@@ -135,19 +164,26 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
         "--size",
         type=_pixels,
         metavar="PX",
-        help=f"images of many sizes, and loose ones, are cropped to this ({CROP}; 0: not at all)",
+        help=f"crop loose images, and those of different sizes, to this (default: {CROP}; 0: do not crop)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--seconds", type=_seconds, default=40, help="to spend on measuring, about (40)"
+        "--seconds",
+        type=_seconds,
+        default=40,
+        help="time to spend on measuring, roughly (default: 40)",
     )
     parser.add_argument(
-        "--repeats", type=_positive, default=3, metavar="N", help="of each configuration (3)"
+        "--repeats",
+        type=_positive,
+        default=3,
+        metavar="N",
+        help="runs of each configuration (default: 3)",
     )
-    parser.add_argument("--limit-samples", type=_positive, metavar="N", help="of each run")
+    parser.add_argument("--limit-samples", type=_positive, metavar="N", help="samples of each run")
     parser.add_argument(
         "--step", metavar="MODULE:FUNCTION", help="your training step: called with each batch"
     )

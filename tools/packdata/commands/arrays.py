@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _ABOUT = """\
 Pack .npy and .npz files from a folder per class, a flat folder, or a .csv, .tsv or .jsonl list.
-A folder of splits (train, val, test, ...) gives one dataset each. Arrays have one dtype; where
-they share a shape, batches are one tensor. Volumes are served as (C, D, H, W), masks as (D, H, W);
+A folder of splits (train, val, test, ...) becomes one dataset per split. All arrays must have one
+dtype; if they share a shape, a batch is one tensor. Volumes are served as (C, D, H, W), masks as (D, H, W);
 augment.RandomCrop then reads no more than the crop. Pickled objects are never loaded.
 
-The same command run again continues after a kill, a full disk or Ctrl-C; the result does not
+After a kill, a full disk or Ctrl-C, run the same command again to continue. The result does not
 depend on --workers."""
 
 _EXAMPLES = """\
@@ -51,25 +51,25 @@ def _add_array_options(group: Any) -> None:
     add = group.add_argument
     add(
         "--dtype",
-        help="to store: bool, int8 to int64, uint8 to uint64, float16 to float64; a value that does "
-        "not fit is an error (default: the files')",
+        help="type to store: bool, int8 to int64, uint8 to uint64, float16 to float64; a value that does "
+        "not fit is an error (default: that of the files)",
     )
     add(
         "--mask-dtype",
         metavar="DTYPE",
-        help="the same for masks: int8 to uint64 (default: the files')",
+        help="the same for masks: int8 to uint64 (default: that of the files)",
     )
     add(
         "--channels",
         choices=("first", "last", "none"),
-        help="where the files have their channels; none: an axis of 1 is put in front "
-        "(default: first of 4 axes, none of 3; 1 and 2 axes stay as they are)",
+        help="channel axis of the files; none: add an axis of length 1 in front (default: first for 4 axes, "
+        "none for 3; arrays of 1 or 2 axes stay as they are)",
     )
-    add("--array", metavar="NAME", help="the array in an .npz that holds several")
+    add("--array", metavar="NAME", help="name of the array in an .npz that holds several")
     add(
         "--mask-array",
         metavar="NAME",
-        help="the mask in an .npz, in the array's own or in --masks",
+        help="name of the mask in an .npz, the array's own or one of --masks",
     )
 
 

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Commands) -> None:
     """Add the command."""
-    summary = "show what lies in the cache of datasets at URLs"
-    details = "Without FOLDER it is that of LOADERS_CACHE, or the default one of this user."
+    summary = "show what is in the download cache"
+    details = "Without FOLDER: the cache at $LOADERS_CACHE, or this user's default one."
     parser = new_parser(commands, "cache", summary, "packdata cache", details)
-    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="of the cache")
-    parser.add_argument("--clear", action="store_true", help="delete all shards that nobody uses")
-    parser.add_argument("--verify", action="store_true", help="hash all shards, delete bad ones")
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="folder of the cache")
+    parser.add_argument(
+        "--clear", action="store_true", help="delete all shards that are not in use"
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="check the hash of every shard, and delete bad ones"
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -78,7 +78,7 @@ def new_joining_parser(
     parser.add_argument("src", type=parse_path, nargs="+", metavar="SRC", help=src)
     parser.add_argument("dst", type=parse_path, metavar="DST", help=dst)
     parser.add_argument(
-        "--no-link", action="store_true", help="copy and verify shards, also where links work"
+        "--no-link", action="store_true", help="copy and verify the shards, even where links work"
     )
     add_json(parser)
     parser.set_defaults(run=_join, options=())
@@ -120,14 +120,14 @@ def _join(args: argparse.Namespace) -> int:
 def add_writing(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that write a dataset."""
     parser.add_argument(
-        "--format", choices=FORMATS, help="of the shards (default: that of the source)"
+        "--format", choices=FORMATS, help="file format of the shards (default: that of the source)"
     )
     parser.add_argument(
         "--shard-size",
         type=parse_size,
         default=DEFAULT_SHARD_BYTES,
         metavar="SIZE",
-        help=f"bytes of a shard; {SIZES} (default: 64MB)",
+        help=f"size of a shard; {SIZES} (default: 64MB)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset at the target")
 
@@ -244,10 +244,12 @@ def add_remote(parser: argparse.ArgumentParser) -> None:
         type=parse_option,
         action="append",
         metavar="KEY=VALUE",
-        help="of a URL, how its store is reached, such as region=eu-west-1; no secrets",
+        help="for a URL: how to reach its store, such as region=eu-west-1; no secrets",
     )
     parser.add_argument(
-        "--cache", metavar="SIZE|FOLDER", help="of a URL, where downloads go, or how many are kept"
+        "--cache",
+        metavar="SIZE|FOLDER",
+        help="for a URL: folder of the download cache, or its size",
     )
 
 
@@ -315,9 +317,9 @@ def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest) -> Non
 
 
 _LINKS = (
-    "Shards are hard links by default, where the file system has them: nothing is copied, and\n"
-    "nothing verified. A link is no independent copy to repair from: damage to a shard is damage\n"
-    "to both. --no-link copies the shards, and verifies what it copies."
+    "Shards become hard links where the file system has them: nothing is copied or verified. You\n"
+    "cannot repair a dataset from a link, as damage to a shard damages both. --no-link copies the\n"
+    "shards, and verifies what it copies."
 )
 
 

@@ -41,15 +41,14 @@ if TYPE_CHECKING:
     Note = Callable[[str], object]
 
 _DETAILS = (
-    "Records that nothing is asked of are copied byte for byte.\n\n"
-    "A condition has comparisons, and, or, not, in, literals, names of fields with one value:\n"
-    "labels compare with numbers and with names of classes, 'x' in key finds a part of a text.\n"
-    "Of a packed table it can name columns: carat > 1 and cut == 'Ideal', cut == '' where a\n"
-    "category is missing; the numbers are those of the source, also where --standardize changed\n"
-    "what is stored.\n\n"
-    "To a URL the shards are sent, each under a name with its hash, and the manifest last. If it\n"
-    "was stopped, the same command goes on. If nothing is asked of them, shards stay as they are.\n"
-    "--overwrite replaces the manifest there and deletes no shard: others may still read it."
+    "Records that need no change are copied byte for byte.\n\n"
+    "A condition is made of comparisons, and, or, not, in, literals, and names of fields that hold\n"
+    "one value. Labels compare with numbers and class names; 'x' in key finds part of a text. In a\n"
+    "packed table, name columns: carat > 1 and cut == 'Ideal'; cut == '' finds missing categories.\n"
+    "Numbers are those of the source, even where --standardize changed what is stored.\n\n"
+    "To a URL, the shards are sent first, each under a name with its hash, then the manifest. If it\n"
+    "is stopped, the same command continues. Shards that need no change are sent as they are.\n"
+    "--overwrite replaces the manifest there and deletes no shard: others may still be reading it."
 )  # fmt: skip
 
 
@@ -65,7 +64,7 @@ def add_parser(commands: Commands) -> None:
         "dst", type=parse_source, metavar="DST", help="folder of the copy, or its URL in a store"
     )
     parser.add_argument(
-        "--where", metavar="EXPR", help="keep the samples that fulfil a condition (default: all)"
+        "--where", metavar="EXPR", help="keep the samples that meet a condition (default: all)"
     )
     parser.add_argument(
         "--fields",
@@ -87,21 +86,20 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         "--add",
         type=parse_path,
         metavar="FILE.csv",
-        help="add its columns as fields: UTF-8, separated by commas, below a line of names",
+        help="add its columns as fields: UTF-8, comma-separated, with a header",
     )
     parser.add_argument(
         "--update",
         type=parse_path,
         metavar="FILE.csv",
-        help="change the fields that its columns name, in the samples that it names; an empty cell "
-        "changes nothing, labels are names or numbers, multi-labels lists in JSON",
+        help="change the fields named by its columns, in the samples it lists; an empty cell changes "
+        "nothing; labels are names or numbers, multi-labels are JSON lists",
     )
     parser.add_argument(
         "--on",
         default="key",
         metavar="NAME",
-        help="with --add and --update: field and column to match by, labels by name or number "
-        "(default: key)",
+        help="with --add and --update: field and column that match samples to lines (default: key)",
     )
     parser.add_argument(
         "--as",
@@ -109,14 +107,14 @@ def _add_columns(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="COLUMN=KIND",
-        help=f"with --add: kind of a column ({', '.join(KINDS)}) that should not be guessed",
+        help=f"with --add: the kind of a column ({', '.join(KINDS)}), instead of a guess",
     )
     parser.add_argument(
         "--missing",
         choices=("error", "skip"),
         default="error",
-        help="with --add: samples that the file lacks, or whose label it leaves empty, are an error "
-        "(default), or left out",
+        help="with --add: samples that are not in the file, or have an empty label there, are an error "
+        "(default) or left out",
     )
 
 
@@ -124,7 +122,7 @@ def _add_codecs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--codec",
         choices=PICTURE_CODECS,
-        help="encode pictures so (default: they stay as they are)",
+        help="encode pictures with this codec (default: leave them as they are)",
     )
     parser.add_argument(
         "--quality",

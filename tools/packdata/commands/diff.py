@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _DETAILS = (
     "The exit status is 1 if they differ, or if one of them is damaged.\n"
-    "Records are compared as they are stored, and with their checksums."
+    "Records are compared as stored, and checked against their checksums."
 )
 
 
@@ -34,13 +34,13 @@ def add_parser(commands: Commands) -> None:
     example = "packdata diff packed/v1 packed/v2"
     parser = new_parser(commands, "diff", summary, example, _DETAILS)
     parser.add_argument("a", type=parse_source, metavar="A", help="folder or URL of a dataset")
-    parser.add_argument("b", type=parse_source, metavar="B", help="folder of the other")
+    parser.add_argument("b", type=parse_source, metavar="B", help="folder or URL of the other")
     parser.add_argument(
         "--limit",
         type=parse_count,
         default=10,
         metavar="N",
-        help="samples to name of each kind of difference (default: 10)",
+        help="samples to name for each kind of difference (default: 10)",
     )
     add_json(parser)
     add_remote(parser)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Commands) -> None:
     """Add the command."""
-    summary = "bring a dataset at a URL to the cache, or to a folder"
-    details = "Shards that are in the cache are not fetched again; every one is verified."
+    summary = "download a dataset from a URL to the cache, or to a folder"
+    details = "Shards already in the cache are not downloaded again; all are verified."
     example = "packdata fetch s3://bucket/packed/train"
     parser = new_parser(commands, "fetch", summary, example, details)
     parser.add_argument("url", type=parse_source, metavar="URL", help="of the dataset")

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 _ABOUT = """\
 Pack pictures from a folder per class, a flat folder, a .csv, .tsv or .jsonl list, WebDataset
-tars, Parquet or IDX (MNIST). A folder of splits (train, val, test, ...) gives one dataset each.
-Without --size and --codec, files are kept verbatim where they serve right.
+tars, Parquet or IDX (MNIST). A folder of splits (train, val, test, ...) becomes one dataset per
+split. Without --size and --codec, files are kept byte for byte, except those that decoders read
+differently.
 
-The same command run again continues after a kill, a full disk or Ctrl-C; the result does not
+After a kill, a full disk or Ctrl-C, run the same command again to continue. The result does not
 depend on --workers."""
 
 _EXAMPLES = """\
@@ -63,58 +64,64 @@ def _add_picture_options(group: Any) -> None:
         action="append",
         default=[],
         metavar="N|HxW",
-        help="size in pixels, HxW only with --fit; repeated: each becomes a dataset DST/SIZE, of "
-        "splits DST/SPLIT/SIZE; a JPEG is decoded once, for the largest, so that a smaller one "
-        "differs by a little from one packed alone (default: as large as the files)",
+        help="size in pixels; HxW needs --fit. Give it several times to pack a dataset DST/SIZE (or "
+        "DST/SPLIT/SIZE) for each size; JPEGs are then decoded once, for the largest, and the smaller "
+        "ones differ slightly from those packed alone (default: the size of the files)",
     )
     add(
         "--fit",
         choices=("shorter", "cover", "contain", "stretch"),
         default="shorter",
-        help="with --size: scale the shorter side to N, where it is longer (default), scale and cut, "
-        "scale and pad (with 0, masks too), or stretch",
+        help="with --size: shorter: scale the shorter side down to N, never up (default); cover: scale "
+        "and crop; contain: scale and pad with 0, masks too; stretch: ignore the aspect ratio",
     )
     add(
         "--codec",
         choices=PICTURE_CODECS,
-        help="encode all pictures so (default: files as they are; with --size jpeg, of 16 bits png)",
+        help="encode all pictures with this codec (default: keep files as they are; with --size: jpeg, or png "
+        "for 16 bits)",
     )
     add(
         "--quality",
         type=parse_quality,
         default=90,
         metavar="Q",
-        help="of pictures encoded as jpeg, webp or dct: 1 to 100 (default: 90)",
+        help="quality of jpeg, webp or dct, 1 to 100 (default: 90)",
     )
-    add("--subsampling", choices=("420", "444"), help="of the chroma of dct (default: 420)")
-    add("--compression", choices=("lz4", "zstd"), help="of dct: fast or small (default: lz4)")
+    add("--subsampling", choices=("420", "444"), help="chroma subsampling of dct (default: 420)")
+    add(
+        "--compression",
+        choices=("lz4", "zstd"),
+        help="of dct: lz4 is fast, zstd is small (default: lz4)",
+    )
     add(
         "--lossless-rotate",
         action="store_true",
-        help="turn JPEGs that are kept but for their Exif orientation with jpegtran, where no pixel is "
-        "lost: sides are multiples of the blocks (default: decode, turn, and encode with their own tables)",
+        help="rotate JPEGs by their Exif orientation with jpegtran wherever no pixel is lost, that is, where the "
+        "sides are multiples of the block size (default: decode, rotate, and encode with their own tables)",
     )
     add(
         "--segments",
         action="store_true",
-        help="divide JPEGs that are kept into segments with jpegtran, so that a crop decodes its part alone: "
+        help="divide JPEGs into segments with jpegtran, so that a crop decodes only the segments it touches: "
         "no pixel changes, progressive files become sequential (default: keep them byte for byte)",
     )
     add(
         "--icc",
         choices=("srgb",),
-        help="convert pictures that have a colour profile to sRGB (default: keep their numbers, and count them)",
+        help="convert pictures that have a colour profile to sRGB (default: keep their pixel values, and say how "
+        "many there are)",
     )
     add(
         "--max-picture-mb",
         type=parse_count,
         default=MAX_PICTURE_MB,
         metavar="N",
-        help="MiB that a picture may take, decoded, whatever its format; each worker has one at a time "
+        help="largest picture to accept, in MiB when decoded; each worker holds one at a time "
         f"(default: {MAX_PICTURE_MB:,})",
     )
     add("--gray", action="store_true", help="store one channel (default: three, RGB)")
-    add("--keep-depth", action="store_true", help="store 16 bits a channel (default: 8)")
+    add("--keep-depth", action="store_true", help="keep 16 bits per channel (default: 8)")
 
 
 def _add_mask_options(group: Any) -> None:
@@ -123,14 +130,14 @@ def _add_mask_options(group: Any) -> None:
         "--palette",
         type=parse_place,
         metavar="FILE|voc|cityscapes|ade20k",
-        help="colours of masks, one a line in the order of the classes: R G B or #RRGGBB",
+        help="colours of masks, one per line, in the order of the classes: R G B or #RRGGBB",
     )
     add(
         "--label-map",
         type=parse_place,
         metavar="FILE|cityscapes|ade20k",
-        help="other numbers for those of masks: two numbers a line, old and new; cityscapes makes 19 classes of "
-        "labelIds, ade20k 150 of 1 to 150, and 255 of the rest",
+        help="renumber the classes of masks: two numbers per line, old and new; cityscapes turns labelIds into its "
+        "19 classes, ade20k turns 1 to 150 into 0 to 149; the rest becomes 255",
     )
 
 
@@ -142,20 +149,21 @@ def _add_shape_options(group: Any) -> None:
         default=[],
         metavar="COLUMN[:FORMAT]",
         help="column of boxes, or member of a struct (objects.bbox); FORMAT is xyxy (pixels, default), xywh, "
-        "cxcywh, or yolo (shares of the picture); repeated for several",
+        "cxcywh, or yolo (fractions of the picture); may be repeated",
     )
     add(
         "--keypoints",
         action="append",
         default=[],
         metavar="COLUMN",
-        help="column of keypoints x, y or x, y, visibility in pixels; repeated for several",
+        help="column of keypoints, (x, y) or (x, y, visibility), in pixels; may be repeated",
     )
     add(
         "--annotations",
         type=parse_place,
         metavar="FILE|FOLDER",
-        help="COCO JSON, folder of YOLO labels or of VOC XML: fields boxes, box_labels and what else is there",
+        help="COCO JSON, or a folder of YOLO labels or VOC XML; gives the fields boxes, box_labels and whatever else "
+        "it holds",
     )
 
 

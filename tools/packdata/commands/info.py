@@ -26,8 +26,8 @@ def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "show fields, samples, shards and origin of a packed dataset"
     details = (
-        "Fields that are 'served' are in a batch where no others are asked for. Of the origin it\n"
-        "shows what differs from the defaults; --json has all that is recorded."
+        "Fields marked 'served' are in a batch unless you ask for others. Of the origin, only options\n"
+        "other than the defaults are shown; --json has all of it."
     )
     example = "packdata info packed/train"
     parser = new_reading_parser(commands, "info", summary, example, details, several=True)

@@ -25,6 +25,6 @@ def add_parser(commands: Commands) -> None:
         dest="shard_bytes",
         type=parse_size,
         metavar="SIZE",
-        help=f"write shards of this size, few of many small ones; {SIZES} (default: they stay)",
+        help=f"rewrite shards to this size, to join many small ones; {SIZES} (default: keep them)",
     )
     parser.set_defaults(join=merge, options=["overwrite", "shard_bytes"])

@@ -61,53 +61,53 @@ def add_packing_options(
         has_first_pass: Something may have to be learned of all of the source first.
     """
     add = parser.add_argument_group("packing").add_argument
-    help_format = f"of the shards (default: {usual or format})"
+    help_format = f"file format of the shards (default: {usual or format})"
     add("--format", choices=FORMATS, default=format, help=help_format)
     add(
         "--shard-size",
         type=parse_size,
         default=shard_bytes,
         metavar="SIZE",
-        help=f"bytes of a shard; {SIZES} (default: {shard_bytes >> 20}MB)",
+        help=f"size of a shard; {SIZES} (default: {shard_bytes >> 20}MB)",
     )
-    listing = "; a file name that is not UTF-8 always stops it" if item == "file" else ""
+    listing = "; a file name that is not UTF-8 always stops the command" if item == "file" else ""
     add("--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)")
     add(
         "--on-error",
         choices=("fail", "skip"),
         default="fail",
         help=f"at a {item} that cannot be packed: stop (default), or leave it out, list it in "
-        f"rejected.jsonl, and end with status 3{listing}",
+        f"rejected.jsonl, and exit with status 3{listing}",
     )
     add(
         "--part",
         type=parse_part,
         metavar="I/N",
-        help="pack this of N parts alone, I from 0, on any machine; 'packdata finish DST' joins them",
+        help="pack only part I of N (I counts from 0), on any machine; 'packdata finish DST' joins the parts",
     )
     add(
         "--engine",
         choices=("ray",),
-        help="pack parts as tasks of Ray, on all of its nodes, and join them; DST is a folder they share",
+        help="pack parts as Ray tasks, on all of its nodes, and join them; DST is a folder that they share",
     )
     add(
         "--address",
         metavar="ADDRESS",
-        help="with --engine ray: auto, HOST:PORT or ray://... of one that runs (default: one starts here)",
+        help="with --engine ray: a running Ray: auto, HOST:PORT or ray://... (default: start one here)",
     )
     add(
         "--parts",
         type=parse_count,
         metavar="N",
-        help="with --engine ray: how many (default: one for each 10,000 files, or 128 pieces of text or tables)",
+        help="with --engine ray: number of parts (default: one per 10,000 files, or per 128 pieces of text or tables)",
     )
     if has_first_pass:
         add(
             "--plan",
             type=parse_place,
             metavar="FILE",
-            help="with --part: what the same command printed with --dry-run --json, where it learns of all "
-            "of the source what it makes of it",
+            help="with --part: output of the same command with --dry-run --json; needed where something is "
+            "learned from the whole source: column types, statistics, a tokenizer",
         )
     add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
     add("--dry-run", action="store_true", help="print what would be packed, and stop")
@@ -123,34 +123,34 @@ def add_source_options(group: Any, *, files: str) -> None:
         "--shuffle",
         type=int,
         metavar="SEED",
-        help=f"pack {files}s that are files in an order drawn by this number (default: in that of the source)",
+        help=f"pack the {files}s of folders and lists in a random order drawn from this seed (default: source order)",
     )
     add(
         "--masks",
         type=parse_place,
         metavar="FOLDER",
-        help=f"folder with a mask for each {files}, of the same relative name, with any suffix",
+        help=f"folder with a mask for each {files}, under the same relative name, with any suffix",
     )
     add(
         "--mask-suffix",
         default="",
         metavar="SUFFIX|OLD=NEW",
-        help=f"how names of masks end where those of {files}s do not: _mask, or _leftImg8bit=_gtFine_labelIds; "
-        f"without --masks they lie beside their {files}s",
+        help=f"how mask names differ from {files} names: _mask is added, _leftImg8bit=_gtFine_labelIds replaces; "
+        f"without --masks, masks lie beside their {files}s",
     )
     add(
         "--classes",
         type=parse_place,
         metavar="FILE|DATASET",
-        help="class names that fix the numbers: a file with one a line, or a packed dataset",
+        help="class names, in the order of their numbers: a file with one per line, or a packed dataset",
     )
     add(f"--{kind}-column", metavar="NAME", help=f"column of {files}s or paths (default: guessed)")
     add("--mask-column", metavar="NAME", help="column of masks (default: 'mask', if there is one)")
     add(
         "--label-column",
         metavar="NAME",
-        help="column of labels (default: the first that is called label, class or target), where none "
-        "may be missing; of other columns a missing number is stored as NaN",
+        help="column of labels, none missing (default: the first of label, class and target); missing numbers in "
+        "other columns are stored as NaN",
     )
 
 

@@ -41,7 +41,7 @@ def add_parser(commands: Commands) -> None:
         "--out",
         type=_png,
         metavar="SHEET.png",
-        help="the picture (default: DATASET's name.png, here)",
+        help="file to write (default: the dataset's name, .png, in this folder)",
     )
     parser.add_argument(
         "--num",
@@ -54,7 +54,7 @@ def add_parser(commands: Commands) -> None:
         "--columns",
         type=parse_count,
         metavar="N",
-        help="samples side by side (default: a sheet a little wider than high)",
+        help="samples per row (default: makes the sheet a little wider than high)",
     )
     parser.add_argument(
         "--seed",

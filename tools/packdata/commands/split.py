@@ -45,13 +45,13 @@ def add_parser(commands: Commands) -> None:
         nargs="+",
         required=True,
         metavar="NAME=FRACTION",
-        help="share of the samples, or documents of tokens, of each part: above 0, together at "
-        "most 1; what is left is in no part",
+        help="each part's share of the samples (of documents, for tokens): above 0, together at most 1; "
+        "the rest is in no part",
     )
     parser.add_argument(
         "--stratify",
         metavar="FIELD",
-        help="give each part its share of each label or whole number, or value of a table's column",
+        help="divide each class (or whole number, or value of a table's column) in these shares",
     )
     parser.add_argument(
         "--by",
@@ -64,7 +64,7 @@ def add_parser(commands: Commands) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="another seed, another division (default: 0)",
+        help="another seed gives another division (default: 0)",
     )
     add_writing(parser)
     add_json(parser)

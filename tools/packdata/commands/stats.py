@@ -40,8 +40,8 @@ def add_parser(commands: Commands) -> None:
         "--limit",
         type=parse_count,
         metavar="N",
-        help="decode only so many samples, evenly spread (default: all); classes, tables, "
-        "single numbers and sizes in bytes are of all samples",
+        help="decode only N samples, evenly spread (default: all); classes, tables, single numbers and "
+        "sizes in bytes always cover all samples",
     )
     add_workers(parser)
     add_json(parser)

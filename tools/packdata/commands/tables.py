@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 _ABOUT = """\
 Pack tables: .csv, .tsv, .jsonl, .parquet, .arrow and .feather files of any size, one or many, by
-name, pattern or folder. Numbers become the field 'features' (one row of numbers a sample), texts
-the field 'categories' (numbers by frequency, 0 for unknown and missing), each --target a field of
-its own. Every file is read twice: first for types, statistics and categories, then to pack; once
-more where --on-error skip leaves rows out, so that what is learned is learned of the others.
-What Parquet, Arrow and JSON declare to be text is text; of CSV, a column is numbers if all its cells
-are, and none begins with zeros (01234). NA, null, nan and the like are missing among numbers, and
-texts among texts, where the empty cell alone is missing. Of a folder, what lies in folders of it is
-passed over, but for those such as year=2024, whose names are columns.
+name, pattern or folder. Numbers become the field 'features' (a row of numbers per sample), texts the
+field 'categories' (numbered by frequency, 0 for unknown or missing), and each --target a field of
+its own. Every file is read twice: first to learn types, statistics and categories, then to pack; a
+third time where --on-error skip leaves rows out, so that nothing is learned from those.
+What Parquet, Arrow and JSON declare as text stays text. A CSV column is numeric if all its cells are
+numbers and none begins with zeros (01234). NA, null, nan and the like are missing values in numeric
+columns; in text columns only the empty cell is. Subfolders are skipped, except those named like
+year=2024, which become columns.
 
-The same command run again continues after a kill, a full disk or Ctrl-C; the result does not
+After a kill, a full disk or Ctrl-C, run the same command again to continue. The result does not
 depend on --workers."""
 
 _EXAMPLES = """\
@@ -41,7 +41,7 @@ def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary, src = "pack rows of numbers and categories", "files, patterns, folders"
     parser = new_packing_parser(commands, "tables", summary, _ABOUT, _EXAMPLES, src=src)
-    names = "separated by commas; in quotes, one with a comma: '\"income, EUR\",age'"
+    names = "separated by commas; quote a name that holds a comma: '\"income, EUR\",age'"
     _add_column_options(parser.add_argument_group("columns", f"NAMES: {names}"))
     _add_value_options(parser.add_argument_group("values"))
     _add_csv_options(parser.add_argument_group(".csv, .tsv and .txt"))
@@ -53,11 +53,11 @@ def add_parser(commands: Commands) -> None:
 
 def _add_column_options(group: Any) -> None:
     for name, what in (
-        ("--target", "to predict: texts as classes, numbers as they are"),
-        ("--features", "to learn from (default: all others)"),
-        ("--drop", "to leave out (default: none)"),
-        ("--categorical", "categories, though they look like numbers or dates"),
-        ("--numeric", "numbers: text in them is bad input"),
+        ("--target", "columns to predict: text becomes classes, numbers stay as they are"),
+        ("--features", "columns to learn from (default: all others)"),
+        ("--drop", "columns to leave out (default: none)"),
+        ("--categorical", "columns of categories that look like numbers or dates"),
+        ("--numeric", "columns of numbers: text in them is an error"),
     ):
         group.add_argument(
             name, type=parse_names, action="extend", default=[], metavar="NAMES", help=what
@@ -66,8 +66,8 @@ def _add_column_options(group: Any) -> None:
         "--like",
         type=parse_place,
         metavar="DATASET",
-        help="take columns, categories, statistics and values from a packed table; of the options "
-        "for columns and values, --drop and --missing-values alone go with it",
+        help="take columns, categories, statistics and fill values from a packed table; of the other options "
+        "for columns and values, only --drop and --missing-values go with it",
     )
 
 
@@ -76,31 +76,31 @@ def _add_value_options(group: Any) -> None:
     add(
         "--dates",
         choices=("days", "parts"),
-        help="dates as days since 1970, or as year, month, day, weekday and hour; those with a time "
-        "zone in UTC (default: a column of dates is an error)",
+        help="store dates as days since 1970, or as year, month, day, weekday and hour; with a time zone, in "
+        "UTC (default: a column of dates is an error)",
     )
     add(
         "--missing",
         choices=("nan", "mean", "error"),
         default="error",
-        help="missing numbers become NaN, the mean of their column, or an error (default)",
+        help="store missing numbers as NaN or as the mean of their column, or stop at them (default)",
     )
     add(
         "--missing-mask",
         action="store_true",
-        help="store which numbers were missing, as the field 'missing'",
+        help="also store which numbers were missing, as the field 'missing'",
     )
     add(
         "--dtype",
         choices=("float16", "float32", "float64"),
         default="float32",
-        help="of the features (default: float32)",
+        help="type of the features (default: float32)",
     )
     add(
         "--standardize",
         action="store_true",
-        help="store (value - mean) / std of the features, over all rows that are packed: to keep test data out of the "
-        "statistics, pack the training file, then the test file --like it, not one to be split",
+        help="store the features as (value - mean) / std; targets stay as they are. Statistics cover all packed rows: "
+        "to keep test data out of them, pack the training file alone, then the test file with --like",
     )
     add(
         "--missing-values",
@@ -108,7 +108,7 @@ def _add_value_options(group: Any) -> None:
         action="extend",
         default=[],
         metavar="WORDS",
-        help=r"texts that stand for no value, in any column, such as '?,None,\N' (the empty cell always does)",
+        help=r"texts that mean a missing value, in any column, such as '?,None,\N' (the empty cell always does)",
     )
 
 
@@ -118,18 +118,24 @@ def _add_csv_options(group: Any) -> None:
         "--delimiter",
         type=unescaped,
         metavar="C",
-        help=r"between cells: one character, or \t (default: comma; tab in .tsv)",
+        help=r"cell separator: one character, or \t (default: comma; tab in .tsv)",
     )
-    add("--no-header", action="store_true", help="the first row holds values, no names")
+    add("--no-header", action="store_true", help="the first row holds values, not names")
     add(
         "--names",
         type=parse_names,
         action="extend",
         default=[],
         metavar="NAMES",
-        help="names of the columns, of files without a header (with one: --skip-rows 1, too)",
+        help="column names, for files without a header (to replace a header, add --skip-rows 1)",
     )
-    add("--skip-rows", type=parse_skip, default=0, metavar="N", help="lines to pass over first")
+    add(
+        "--skip-rows",
+        type=parse_skip,
+        default=0,
+        metavar="N",
+        help="lines to skip at the start of a file",
+    )
 
 
 def parse_skip(text: str) -> int:

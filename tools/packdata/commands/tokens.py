@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from packdata.tokens.plan import TokensPlan
 
 _ABOUT = """\
-Pack text files, JSON lines, Parquet and Arrow (text and JSON lines also as .gz and .zst), of which
-rows are texts, lists of ids or conversations; or files of ids: .npy, flat .bin (nanoGPT, llm.c,
-modded-nanogpt), Megatron-LM's .bin with .idx, datatrove's .ds with its index. Ids are stored in the
-smallest of 8, 16 and 32 bits that holds the vocabulary, as one stream that knows where documents
-end; loaders.TokenWindows serves it.
+Pack text files; JSON lines, Parquet and Arrow whose rows are texts, lists of ids or conversations
+(text and JSON lines also as .gz and .zst); or files of ids: .npy, flat .bin (nanoGPT, llm.c,
+modded-nanogpt), Megatron-LM's .bin with .idx, datatrove's .ds with its index. Ids are stored in 8, 16
+or 32 bits, as the vocabulary needs, in one stream with the ends of documents marked, which
+loaders.TokenWindows serves.
 
-The same command run again continues after a kill, a full disk or Ctrl-C; the result does not
+After a kill, a full disk or Ctrl-C, run the same command again to continue. The result does not
 depend on --workers."""
 
 _EXAMPLES = r"""examples:
@@ -50,8 +50,8 @@ def _add_text_options(group: Any) -> None:
         "--documents",
         default="file",
         metavar="file|line|SEPARATOR",
-        help=r"what is a document of a text file (default: the file); '\n\n' is a blank line, also "
-        r"where lines end in \r\n. What parts them, line breaks too, is left out: see --eod",
+        help=r"what a document is in a text file (default: the whole file); '\n\n' is a blank line, also "
+        r"where lines end in \r\n. Separators, line breaks too, are dropped: see --eod",
     )
     add(
         "--text-column",
@@ -61,17 +61,17 @@ def _add_text_options(group: Any) -> None:
     add(
         "--ids-column",
         metavar="NAME",
-        help="the one that holds lists of ids, a document each (default: input_ids, where there is "
-        "one); labels and attention_mask beside it are heeded",
+        help="column of lists of ids, one document each (default: input_ids, if there is one); labels and "
+        "attention_mask beside it are used",
     )
     add(
         "--chat-template",
         type=parse_place,
         metavar="FILE",
-        help="a Jinja file or a tokenizer_config.json, which makes text of conversations: lists of "
-        "messages with role and content. Targets are what the assistant says",
+        help="Jinja file or tokenizer_config.json that turns conversations (lists of messages with role and "
+        "content) into text. What the assistant says is the target",
     )
-    add("--messages-column", metavar="NAME", help="the one with conversations (default: messages)")
+    add("--messages-column", metavar="NAME", help="column of conversations (default: messages)")
     add(
         "--chat-date",
         metavar="YYYY-MM-DD",
@@ -85,26 +85,23 @@ def _add_tokenizer_options(group: Any) -> None:
         "--tokenizer",
         type=parse_place,
         metavar="bytes|FILE",
-        help="bytes (default), or a tokenizer.json, which is kept with the dataset; of ids: what they "
-        "were made with, if it shall be known",
+        help="bytes (default), or a tokenizer.json, which is kept with the dataset; for files of ids: what "
+        "made them, so that they can be decoded",
     )
     add(
         "--train-bpe",
         type=int,
         metavar="N",
-        help="make a byte-level BPE of N ids, at least 257, from the corpus (256 MB of it, evenly "
-        "spread)",
+        help="train a byte-level BPE of N ids, at least 257, on the corpus (256 MB of it, evenly spread)",
     )
     add(
         "--eod",
         type=_eod,
         default="auto",
         metavar="ID|auto|none",
-        help="id to put behind each document (default: the tokenizer's own, none for bytes: there "
-        "256, the highest, is an id of its own, for which ids become two bytes wide, and 10 the line "
-        "break); "
-        "of lists of ids and conversations: put where it is not there (default: none); of files of "
-        "ids: the one behind which documents end",
+        help="id to append to each document. Text: the tokenizer's own by default; none for bytes (10 is the "
+        "line break, 256 is unused but makes ids two bytes wide). Lists of ids and conversations: appended "
+        "where it is missing (default: none). Files of ids: the id that ends a document there",
     )
     add(
         "--bos",
@@ -117,7 +114,7 @@ def _add_tokenizer_options(group: Any) -> None:
         "--vocab-size",
         type=parse_count,
         metavar="N",
-        help="of ids: all are below it (default: the tokenizer's, else what their type holds)",
+        help="for ids: all are below it (default: the tokenizer's, else all that their type can hold)",
     )
 
 
@@ -126,29 +123,29 @@ def _add_layout_options(group: Any) -> None:
     add(
         "--bin-dtype",
         choices=("uint8", "uint16", "uint32", "int32", "int64"),
-        help="of ids without a header: in a flat .bin (default: uint16), or a .npy such as OLMo's",
+        help="type of ids in files without a header: a flat .bin (default: uint16), or a .npy such as OLMo's",
     )
     add(
         "--row-tokens",
         type=parse_count,
         default=8192,
         metavar="N",
-        help="of a stored row, 2 to 16777216 (default: 8192)",
+        help="tokens per stored row, 2 to 16777216 (default: 8192)",
     )
     add(
         "--val-share",
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="share of the documents, below 1, that goes to DST/val, the others to DST/train; equal "
-        "ones go together (default: 0, all to DST)",
+        help="share of the documents, below 1, that goes to DST/val; the others go to DST/train, and equal "
+        "ones stay together (default: 0, all to DST)",
     )
     add(
         "--seed",
         type=int,
         default=0,
         metavar="N",
-        help="with --val-share: another seed, another division (default: 0)",
+        help="with --val-share: another seed gives another division (default: 0)",
     )
 
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from loaders.commandline import Commands
 
 _DETAILS = (
-    "Every fault is listed with file, field, rows and keys; with a fault the exit status is 1.\n"
-    "It reads each shard once from disk for the hash of the file and the checksums of its rows,\n"
-    "and again (mostly from memory) through liblmdb or pyarrow, in a process that damage may end."
+    "Every fault is listed with file, field, rows and keys; the exit status is then 1. Each shard\n"
+    "is read once from disk, for the hash of the file and the checksums of its rows, and again\n"
+    "(mostly from memory) through liblmdb or pyarrow, in a process of its own, which damage may crash."
 )
 
 
@@ -40,7 +40,9 @@ def add_parser(commands: Commands) -> None:
     example = "packdata verify packed/train"
     parser = new_reading_parser(commands, "verify", summary, example, _DETAILS, several=True)
     depth = parser.add_mutually_exclusive_group()
-    depth.add_argument("--quick", action="store_true", help="only sizes and hashes of the files")
+    depth.add_argument(
+        "--quick", action="store_true", help="check only sizes and hashes of the files"
+    )
     depth.add_argument("--decode", action="store_true", help="also decode every record")
     add_workers(parser, "shards at once")
     add_json(parser)
