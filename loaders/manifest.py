@@ -243,9 +243,26 @@ def without_collections() -> Iterator[None]:
             gc.enable()
 
 
-@without_collections()
 def _read_manifest(path: Path) -> Manifest:
-    data = _read_json(path)
+    try:
+        return parse_manifest(read_regular(path, _MAX_MANIFEST_BYTES), path)
+    except FileNotFoundError:
+        raise ManifestError(*_missing(path.parent)) from None
+    except NotADirectoryError:
+        hint = "Give the folder that holds manifest.json"
+        raise ManifestError("it is a file, not a packed dataset", path.parent, hint) from None
+    except OSError as error:
+        raise ManifestError(f"it cannot be read ({error.strerror or error})", path) from error
+
+
+@without_collections()
+def parse_manifest(text: bytes, path: Path) -> Manifest:
+    """Read and check what a manifest says, which lies at ``path``.
+
+    Raises:
+        ManifestError: It is damaged, newer, or names files outside the folder.
+    """
+    data = _json_of(text, path)
     try:
         return _parse(data)
     except ManifestError as error:
@@ -255,16 +272,9 @@ def _read_manifest(path: Path) -> Manifest:
         raise ManifestError(what, path, "Restore it from a copy, or pack again") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _json_of(text: bytes, path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(read_regular(path, _MAX_MANIFEST_BYTES))
-    except FileNotFoundError:
-        raise ManifestError(*_missing(path.parent)) from None
-    except NotADirectoryError:
-        hint = "Give the folder that holds manifest.json"
-        raise ManifestError("it is a file, not a packed dataset", path.parent, hint) from None
-    except OSError as error:
-        raise ManifestError(f"it cannot be read ({error.strerror or error})", path) from error
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         hint = "Restore it from a copy, or pack again"
         raise ManifestError(f"it is not JSON ({error})", path, hint) from error

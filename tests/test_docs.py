@@ -133,7 +133,7 @@ def in_a_bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 def test_blocks_run(folder: Path, page: str, request: pytest.FixtureRequest) -> None:
     """A page needs nothing that another makes, but for ``packed``."""
     names: dict[str, Any] = {}
-    if page == "docs/remote.md":
+    if page in ("docs/remote.md", "docs/cluster.md"):
         request.getfixturevalue("in_a_bucket")
     if page == "docs/cluster.md":
         add_sbatch(folder)

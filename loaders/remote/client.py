@@ -105,7 +105,7 @@ class Client:
         while "wait" in (answer := connection.receive()):
             on_wait(answer["wait"])
         raise_error(answer)
-        if nbytes:
+        if nbytes := answer.get("nbytes", nbytes):
             answer["data"] = connection.receive_bytes(nbytes)
         return answer
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
 from loaders.remote.folder import default_size, manifest_folder, shard_path
+from loaders.remote.listing import listing, read_objects
 from loaders.remote.needs import File, Needs
 from loaders.remote.stored import Stored
 from loaders.remote.stores import Objects, StoreFault, hide_secrets, open_objects
@@ -258,6 +259,10 @@ class Fetcher:
                 return await self._small_file(source, message["name"], message["optional"])
             case "ranges":
                 return {"data": await ranges(source, message["ranges"])}
+            case "listing":
+                return await listing(source, message)
+            case "objects":
+                return await read_objects(source, message["wanted"])
             case "put":
                 return await put(source, message)
             case "delete":

@@ -19,7 +19,7 @@ from loaders.checks import shown
 from loaders.locks import ForkLock
 from loaders.remote.folder import Cache, shard_path
 from loaders.remote.url import PUBLIC_OPTIONS, URL, split_secrets
-from loaders.remote.wire import PROTOCOL
+from loaders.remote.wire import PROTOCOL, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -226,6 +226,51 @@ class Origin:
         self.waited_s += time.monotonic() - began
         return got
 
+    def below(self, folder: str = "") -> Iterator[list[Entry]]:
+        """Yield the objects below a folder, many at a time, by name.
+
+        Raises:
+            RemoteError: They cannot be listed.
+        """
+        after = ""
+        message = {"op": "listing", "of": "below", "folder": folder}
+        while found := self.client.ask(message | {"after": after})["objects"]:
+            yield [Entry(*each) for each in found]
+            after = found[-1][0]
+
+    def in_folder(self, folder: str = "") -> tuple[list[Entry], list[str]]:
+        """Return the objects in a folder, and the folders in it.
+
+        Raises:
+            RemoteError: They cannot be listed.
+        """
+        found = self.client.ask({"op": "listing", "of": "inside", "folder": folder})
+        return [Entry(*each) for each in found["objects"]], found["folders"]
+
+    def look(self, name: str) -> Entry | None:
+        """Tell of an object; None if there is none.
+
+        Raises:
+            RemoteError: The store does not answer, or refuses.
+        """
+        found = self.client.ask({"op": "listing", "of": "one", "folder": name})["objects"]
+        return Entry(*found[0]) if found else None
+
+    def objects(self, wanted: Sequence[Entry]) -> list[memoryview | str]:
+        """Return objects as they were listed; in the place of one that is not there, or is another now, why.
+
+        Raises:
+            RemoteError: They cannot be fetched.
+        """
+        answer = self.client.ask({"op": "objects", "wanted": wanted})
+        view, at, got = memoryview(answer.get("data", b"")), 0, list[memoryview | str]()
+        for i, each in enumerate(wanted):
+            fault = answer["faults"].get(str(i))
+            size = 0 if fault else each.size
+            got.append(fault or view[at : at + size])
+            at += size
+        return got
+
     def waits(self) -> list[str]:
         """Say what threads of this process wait for."""
         return [str(state.get("what", "")) for state in tuple(self._waits.values())]
@@ -274,6 +319,13 @@ def set_defaults(cache: Any = None, storage: Mapping[str, Any] | None = None) ->
     """Set what a URL is opened with where nothing else is said, in this process: for commands."""
     _defaults.update(cache=cache, storage=storage)
     _origins.clear()  # which were opened otherwise
+
+
+def get_defaults() -> dict[str, Any]:
+    """Return what ``set_defaults`` was given, for another process: secrets come from its own environment."""
+    storage = _defaults["storage"]
+    public = storage and {n: value for n, value in storage.items() if n in PUBLIC_OPTIONS}
+    return {"cache": _defaults["cache"], "storage": public}
 
 
 def origin_of(place: Path | str, cache: Any = None, storage: Any = None) -> Origin:

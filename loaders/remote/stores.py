@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from loaders.remote.url import OBSTORE_SCHEMES
+from loaders.remote.wire import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from loaders.remote.url import URL
 
@@ -45,6 +46,7 @@ _WAYS = (
 where a metadata service gives them; of a public bucket, storage={'skip_signature': True}"
 )
 CREDENTIALS_S = 4.0
+_PAGE, _LISTED = 1_000, 20_000  # objects of a listing: asked for, and given, at a time
 PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
 _PUTS_AT_ONCE = 4  # of one object
 Buffer = Any  # what has the buffer protocol
@@ -90,6 +92,12 @@ class Got(NamedTuple):
 class Objects(Protocol):
     """The objects below a URL, by their names there; errors are ``StoreFault``."""
 
+    async def below(self, folder: str, after: str) -> list[Entry]:
+        """Return the next objects below a folder, by name, of those behind one; none at the end."""
+
+    async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
+        """Return the objects in a folder, and the folders in it."""
+
     async def look(self, name: str) -> Mark:
         """Return which object is there, and its size."""
 
@@ -110,6 +118,33 @@ class ObstoreObjects:
         import obstore
 
         self._store, self._api = store, obstore
+        self._streams: dict[
+            tuple[str, str], Any
+        ] = {}  # listings that go on, by what was given last
+
+    async def below(self, folder: str, after: str) -> list[Entry]:
+        """Return the next objects below a folder, by name, of those behind one; none at the end."""
+        found: list[Entry] = []
+        try:
+            pages = self._streams.pop((folder, after), None) or self._api.list(
+                self._store, folder or None, offset=after or None, chunk_size=_PAGE
+            )
+            while len(found) < _LISTED and (page := await anext(pages, None)):
+                found += map(_entry, page)
+        except Exception as error:
+            raise fault_of(error) from None
+        self._streams.clear()
+        if found:
+            self._streams[folder, found[-1].name] = pages
+        return found
+
+    async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
+        """Return the objects in a folder, and the folders in it."""
+        try:
+            found = await self._api.list_with_delimiter_async(self._store, folder or None)
+        except Exception as error:
+            raise fault_of(error) from None
+        return [*map(_entry, found["objects"])], [*found["common_prefixes"]]
 
     async def look(self, name: str) -> Mark:
         """Return which object is there, and its size."""
@@ -144,7 +179,9 @@ class ObstoreObjects:
         refused = self._api.exceptions.AlreadyExistsError, self._api.exceptions.PreconditionError
         try:
             await self._api.put_async(self._store, name, data, **how)
-        except refused:
+        except refused as error:
+            if only is None:
+                raise StoreFault("denied", f"it refuses to write ({error})") from None
             return False
         except Exception as error:
             raise fault_of(error) from None
@@ -158,6 +195,11 @@ class ObstoreObjects:
             raise fault_of(error) from None
 
 
+def _entry(found: Any) -> Entry:
+    mark = found.get("e_tag") or found.get("version") or str(found["last_modified"])
+    return Entry(found["path"], int(found["size"]), mark)
+
+
 class FsspecObjects:
     """Objects of anything that fsspec reaches, on threads."""
 
@@ -167,7 +209,37 @@ class FsspecObjects:
         self._files, self._root = fsspec.core.url_to_fs(str(url), **options)
 
     def _path(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}"
+        return f"{self._root.rstrip('/')}/{name}".rstrip("/")
+
+    async def below(self, folder: str, after: str) -> list[Entry]:
+        """Return the objects below a folder, by name, of those behind one."""
+        found = await self._run(self._files.find, self._path(folder), detail=True)
+        return [each for each in self._entries(found.values()) if each.name > after]
+
+    async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
+        """Return the objects in a folder, and the folders in it."""
+        try:
+            found = await self._run(self._files.ls, self._path(folder), detail=True)
+        except StoreFault as fault:
+            if fault.kind != "missing":
+                raise
+            return [], []
+        folders = [each for each in found if each["type"] == "directory"]
+        files = [each for each in found if each["type"] != "directory"]
+        return self._entries(files), [each.name for each in self._entries(folders)]
+
+    def _entries(self, found: Iterable[Mapping[str, Any]]) -> list[Entry]:
+        start = len(self._root.rstrip("/")) + 1
+        names = ("ETag", "etag", "mtime", "LastModified", "last_modified")
+        entries = (
+            Entry(
+                each["name"].rstrip("/")[start:],
+                int(each.get("size") or 0),
+                next((str(each[name]) for name in names if each.get(name)), ""),
+            )
+            for each in found
+        )
+        return sorted(entries)
 
     async def _run(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         try:

@@ -320,7 +320,7 @@ async def ranges(source: Source, wanted: list[tuple[str, int, int]]) -> bytes:
     async def one(name: str, start: int, end: int) -> Any:
         try:
             async with limit:
-                got = await again(lambda: _in_time(source, name, start, end), source)
+                got = await again(lambda: in_time(source, name, start, end), source)
         except StoreFault as fault:
             what = f"it cannot be fetched ({source.public(fault.text)})"
             raise RemoteError(what, source.url / name, fault.hint) from None
@@ -330,7 +330,8 @@ async def ranges(source: Source, wanted: list[tuple[str, int, int]]) -> bytes:
     return b"".join(await asyncio.gather(*(one(*part) for part in parts)))
 
 
-async def _in_time(source: Source, name: str, start: int, end: int) -> Got:
+async def in_time(source: Source, name: str, start: int, end: int) -> Got:
+    """Return a range of an object, or say that it does not come."""
     try:
         return await asyncio.wait_for(source.objects.get(name, start, end), _RANGE_S)
     except TimeoutError:

@@ -65,3 +65,8 @@ def split_secrets(place: Path | str) -> tuple[URL, dict[str, str]]:
         public = public.replace("file:", "file://", 1)
     secrets = {"user": user, "query": parts.query}
     return URL(public), {name: value for name, value in secrets.items() if value}
+
+
+def place_of(place: Path | str) -> Path:
+    """Return a path, or a URL without its secrets."""
+    return split_secrets(place)[0] if is_url(place) else Path(place)

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
 
@@ -24,6 +24,20 @@ MAX_LINE_BYTES = 256 << 20
 SOCKET_NAME = "socket"
 Failure = RemoteError | CacheError | ChecksumError | ManifestError
 _ERRORS = {kind.__name__: kind for kind in (RemoteError, CacheError, ChecksumError, ManifestError)}
+
+
+class Entry(NamedTuple):
+    """An object as a listing tells of it.
+
+    Attributes:
+        name: Below the URL.
+        size: In bytes.
+        mark: Its e-tag, or else when it was written.
+    """
+
+    name: str
+    size: int
+    mark: str
 
 
 def encoded(message: dict[str, Any]) -> bytes:

@@ -17,7 +17,8 @@ from packdata.arrays.plan import plan_arrays
 from packdata.cli import main
 from packdata.cluster import _about_node, usual_parts
 from packdata.images.plan import plan_images
-from packdata.parts import finish, versions
+from packdata.part import versions
+from packdata.parts import finish
 from packdata.plan import Plan, pack_plan
 from packdata.tables import plan_tables
 from packdata.tokens.plan import TokenOptions, plan_tokens

@@ -19,14 +19,15 @@ from hypothesis import strategies as st
 
 from loaders.errors import PackError, SchemaError, SourceError
 from loaders.manifest import MANIFEST_NAME
+from packdata import joining, publish
 from packdata import parts as parts_module
-from packdata import publish
 from packdata.cli import main
 from packdata.firstpass import KEY, FirstPass
 from packdata.images.plan import pack_images
 from packdata.journal import JOURNAL_NAME
 from packdata.lock import LOCK_NAME, TargetLock
-from packdata.parts import Part, PartRecipe, finish
+from packdata.part import Part, PartRecipe
+from packdata.parts import finish
 from packdata.publish import Packing
 from packdata.target import PACKING_NAME, PARTS_NAME, REJECTED_NAME
 from packdata.tokens.plan import pack_tokens
@@ -344,15 +345,15 @@ def test_a_twin_that_writes_after_finish_leaves_nothing(
 def test_of_two_that_finish_the_late_one_has_nothing_to_do(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dst, check = tmp_path / "dst", parts_module._check_alike
+    dst, check = tmp_path / "dst", joining.check_alike
 
     def late(*about: Any) -> None:
-        monkeypatch.setattr(parts_module, "_check_alike", check)
+        monkeypatch.setattr(parts_module, "check_alike", check)
         finish(dst)
         check(*about)
 
     pack_images(photos, dst, part="0/1")
-    monkeypatch.setattr(parts_module, "_check_alike", late)
+    monkeypatch.setattr(parts_module, "check_alike", late)
 
     assert finish(dst).samples == 10
     assert not (dst / PARTS_NAME).exists()
@@ -370,12 +371,24 @@ def test_a_twin_with_other_options_is_not_told_that_it_packed(
 
 def test_what_was_left_out_is_told_each_time(photos: Path, tmp_path: Path) -> None:
     (photos / "train" / "c0" / "0.png").write_bytes(b"no picture")
-    argv = [str(tmp_path / "dst"), "--on-error", "skip", "--part", "0/1"]
+    argv = [str(tmp_path / "dst"), "--on-error", "skip", "--part"]
+    assert main(["images", str(photos), *argv, "1/2"]) == 0
 
     for _ in range(2):
-        assert main(["images", str(photos), *argv]) == 3
+        assert main(["images", str(photos), *argv, "0/2"]) == 3
     for _ in range(2):
         assert main(["finish", argv[0]]) == 3
+
+
+def test_where_nothing_was_packed_in_parts_finish_does_not_say_that_it_finished(
+    photos: Path, tmp_path: Path
+) -> None:
+    pack_images(photos, tmp_path / "plain")
+
+    for dst in (tmp_path / "plain", tmp_path / "plain" / "train", tmp_path / "none"):
+        with pytest.raises(PackError) as raised:
+            finish(dst)
+        assert raised.value.path == dst
 
 
 def test_what_was_left_out_is_tried_again_with_overwrite(photos: Path, tmp_path: Path) -> None:

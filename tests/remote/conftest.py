@@ -8,12 +8,13 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import packdata
+from loaders.remote import origin
 from loaders.schema import Array, Label
 from tests.remote import servers
 
@@ -58,6 +59,45 @@ def proxy(_proxy: servers.Proxy) -> servers.Proxy:
     """The fault proxy before that server, which does no harm yet."""
     _proxy.set()
     return _proxy
+
+
+class Store(NamedTuple):
+    """An empty bucket ``out`` behind a fault proxy, where URLs are looked up meanwhile.
+
+    Attributes:
+        root: The folder that is served.
+        proxy: The proxy.
+        cache: The cache of all tests of it: nothing of what is sent lies there.
+    """
+
+    root: Path
+    proxy: servers.Proxy
+    cache: Path
+
+    @property
+    def options(self) -> list[str]:
+        """How a command reaches it."""
+        given = [f"--storage={name}={value}" for name, value in SETTINGS.items()]
+        return [*given, f"--storage=endpoint={self.proxy.endpoint}", f"--cache={self.cache}"]
+
+
+@pytest.fixture(scope="session")
+def _store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    root, cache = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("of") / "cache"
+    with servers.bucket(root) as endpoint, servers.proxy(endpoint) as proxy, ended(cache):
+        yield Store(root, proxy, cache)
+
+
+@pytest.fixture
+def store(_store: Store) -> Iterator[Store]:
+    """A bucket to write to."""
+    _store.proxy.set()
+    for path in _store.root.iterdir():
+        shutil.rmtree(path)
+    (_store.root / "out").mkdir()
+    origin.set_defaults(_store.cache, storage(_store.proxy.endpoint))
+    yield _store
+    origin.set_defaults()
 
 
 @pytest.fixture

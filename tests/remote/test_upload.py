@@ -17,44 +17,31 @@ from loaders.remote import origin
 from packdata.cli import main
 from packdata.upload import upload
 from tests.remote import servers
-from tests.remote.conftest import SETTINGS, ended, storage, wait_until
+from tests.remote.conftest import SETTINGS, storage, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.remote.conftest import Store
+
 OUT = "s3://out/packed"
 
 
-@pytest.fixture(scope="module")
-def _target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, servers.Proxy]]:
-    root = tmp_path_factory.mktemp("target")
-    with servers.bucket(root) as endpoint, servers.proxy(endpoint) as proxy:
-        yield root, proxy
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One for all tests here: nothing of what is sent lies in it."""
-    with ended(tmp_path_factory.mktemp("of") / "cache") as folder:
-        yield folder
+@pytest.fixture
+def target(store: Store) -> Path:
+    """The folder of an empty bucket, at ``OUT``."""
+    return store.root / "out" / "packed"
 
 
 @pytest.fixture
-def target(_target: tuple[Path, servers.Proxy], cache: Path) -> Iterator[Path]:
-    """The folder of an empty bucket, at ``OUT``; the proxy before it is where URLs are looked up."""
-    root, proxy = _target
-    proxy.set()
-    shutil.rmtree(root / "out", ignore_errors=True)
-    (root / "out").mkdir()
-    origin.set_defaults(cache, storage(proxy.endpoint))
-    yield root / "out" / "packed"
-    origin.set_defaults()
+def proxy(store: Store) -> servers.Proxy:
+    return store.proxy
 
 
 @pytest.fixture
-def proxy(_target: tuple[Path, servers.Proxy]) -> servers.Proxy:
-    return _target[1]
+def cache(store: Store) -> Path:
+    return store.cache
 
 
 def puts(proxy: servers.Proxy, suffix: str = "") -> list[dict[str, Any]]:

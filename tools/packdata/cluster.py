@@ -19,11 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import LoadersError, PackError
+from loaders.remote.origin import get_defaults, set_defaults
+from loaders.remote.url import is_url, place_of
 from packdata.describe import counted
 from packdata.engine import changed
-from packdata.parts import Part, finish, in_order, pack_part, versions
+from packdata.part import Part, in_order, versions
+from packdata.parts import digest_of_parts, finish, pack_part
 from packdata.plan import check_outside
 from packdata.progress import Quiet
+from packdata.shards import DEFAULT_SHARD_BYTES
 from packdata.target import PARTS_NAME, missing_folders
 
 if TYPE_CHECKING:
@@ -69,7 +73,7 @@ def pack_on_ray(
 
     Args:
         plan: What to pack.
-        dst: A folder that all nodes mount.
+        dst: A folder that all nodes mount, or a URL.
         parts: How many; None for some of about 1 GB each.
         address: Of a running Ray (``auto``, ``HOST:PORT``, ``ray://...``); None starts one here, which ends with this.
         workers: Threads, and so cores, of each task; None for one.
@@ -86,9 +90,10 @@ def pack_on_ray(
         SourceError: An item cannot be packed.
     """
     check_outside(dst, plan.sources)
-    of, place = parts or usual_parts(plan), Path(dst).absolute()
+    of, place = parts or usual_parts(plan), place_of(dst).absolute()
     settings |= {"workers": workers or 1, "overwrite": overwrite}
-    needed = [place / PARTS_NAME, Path.cwd(), *map(Path, plan.sources)]
+    needed = [place / PARTS_NAME, Path.cwd(), *map(place_of, plan.sources)]
+    recipes = in_order(plan.parts, shuffle)
     with _ray(address) as ray, _made(place / PARTS_NAME):
         nodes = _check_nodes(
             ray, place, [str(path.absolute()) for path in needed if path.exists()]
@@ -98,12 +103,14 @@ def pack_on_ray(
         num_items = sum(len(recipe) for _, recipe in plan.parts)
         note(f"{counted(num_items, 'item')} in {counted(of, 'part')}, on {counted(nodes, 'node')}")
         job = ray.put(
-            _Job(in_order(plan.parts, shuffle), plan.format, str(place), os.getcwd(), settings)
+            _Job(recipes, plan.format, str(place), os.getcwd(), get_defaults(), settings)
         )
         _pack_all(ray, job, of, settings["workers"], Quiet() if progress is None else progress)
     if not plan.is_unchanged():
         raise changed(dst)
-    summary = finish(dst, overwrite=overwrite)
+    shard_bytes = settings.get("shard_bytes", DEFAULT_SHARD_BYTES)
+    digest = digest_of_parts(recipes, plan.format, shard_bytes, of)
+    summary = finish(dst, overwrite=overwrite, digest=digest)
     if not summary.datasets:  # all was there
         return summary
     notes = (*summary.notes, *plan.notes(summary))
@@ -117,6 +124,7 @@ class _Job(NamedTuple):
     format: Format
     dst: str
     folder: str
+    remote: dict[str, Any]
     settings: dict[str, Any]
 
 
@@ -131,8 +139,10 @@ def _job_of(job: Any) -> _Job:
 
 def _pack_one(jobs: list[Any], part: Part) -> tuple[int, int]:
     """Pack a part, in a task; return its samples and rejects."""
-    recipes, format, dst, folder, settings = _job_of(jobs[0])
+    recipes, format, dst, folder, remote, settings = _job_of(jobs[0])
     os.chdir(folder)  # of the driver: sources may be relative to it
+    if get_defaults() != remote:
+        set_defaults(**remote)
     summary = pack_part(recipes, dst, part, format=format, **settings)
     return summary.samples, len(summary.rejected)
 
@@ -144,7 +154,10 @@ def _about_node(needed: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Make a folder; what was made goes again if nothing came into it."""
+    """Make a folder; what was made goes again if nothing came into it. At a URL there are none."""
+    if is_url(folder):
+        yield
+        return
     made = missing_folders(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -16,11 +16,12 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 from loaders import opencv
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.limits import usable_cores
+from loaders.remote.url import is_url, place_of
 from loaders.text import describe_size, printable
 from packdata.describe import counted
 from packdata.journal import Reject, flatten_plan
@@ -44,7 +45,8 @@ from packdata.target import REJECTED_NAME
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from packdata.journal import Kind
+    from loaders.manifest import Manifest
+    from packdata.journal import Kind, State
     from packdata.recipe import Recipe, Records
 
 _SHOWN_REJECTS = 10
@@ -118,8 +120,9 @@ class Summary:
 
     def _reject_lines(self) -> Iterator[str]:
         if self.rejected:
-            listed = Path(self.dst) / REJECTED_NAME
-            where = f", listed in {printable(str(listed))}" if listed.exists() else ""
+            listed = place_of(self.dst) / REJECTED_NAME
+            is_listed = is_url(self.dst) or listed.exists()
+            where = f", listed in {printable(str(listed))}" if is_listed else ""
             yield f"rejected {len(self.rejected):,}{where}:"
         for item, error in self.rejected[:_SHOWN_REJECTS]:
             name = printable(item)
@@ -526,8 +529,26 @@ class _PartPacker:
                 self._cut(i, len(self.recipe))
 
 
+class Packed(Protocol):
+    """What was made, or found, at a destination."""
+
+    @property
+    def dst(self) -> Path:
+        """The destination."""
+
+    @property
+    def state(self) -> State:
+        """What was counted."""
+
+    def manifests(self) -> Mapping[str, Manifest]:
+        """Return the manifest of each dataset, by its folder."""
+
+    def rejected(self) -> Sequence[tuple[str, str]]:
+        """Return (item, error) of what was left out."""
+
+
 def summarize(
-    packing: Packing,
+    packing: Packed,
     firsts: Sequence[str],
     seconds: float,
     num_samples: int,

@@ -232,14 +232,27 @@ def read_journal(path: Path) -> tuple[Header, State] | None:
     return None if found is None else found[:2]
 
 
+def parse_journal(data: bytes, path: Path) -> tuple[Header, State] | None:
+    """Return what a journal says that lies at ``path``; None if that is nothing."""
+    found = _understood(data, path, lambda *_: True)
+    return None if found is None else found[:2]
+
+
 def _read(
     path: Path, exists: Callable[[str, ShardInfo], bool]
 ) -> tuple[Header, State, int] | None:
     """Return header, state and size of a journal, up to where it can be trusted."""
     try:
-        lines = read_regular(path).splitlines(keepends=True)
+        data = read_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    return _understood(data, path, exists)
+
+
+def _understood(
+    data: bytes, path: Path, exists: Callable[[str, ShardInfo], bool]
+) -> tuple[Header, State, int] | None:
+    lines = data.splitlines(keepends=True)
     header = _parse_header(lines[0] if lines else b"", path)
     if header is None:
         return None

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from loaders.errors import PackError
 from loaders.manifest import MANIFEST_NAME
+from loaders.remote.url import is_url, place_of
 from packdata.engine import Summary, pack_recipes
-from packdata.parts import Part, in_order, pack_part
+from packdata.part import Part, in_order
+from packdata.parts import pack_part, pack_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +66,10 @@ def pack_plan(plan: Plan, dst: Path | str, **settings: Unpack[PackSettings]) -> 
     about: Any = {"format": plan.format, "is_unchanged": plan.is_unchanged, **settings}
     if part is not None:
         return pack_part(recipes, dst, Part.parse(part), **about)
-    summary = pack_recipes(recipes, dst, **about)
+    pack = pack_whole if is_url(dst) else pack_recipes
+    summary = pack(recipes, dst, **about)
+    if not summary.datasets:  # all was there
+        return summary
     notes = (*summary.notes, *plan.notes(summary))
     return replace(summary, notes=notes, amount=plan.amount(summary))
 
@@ -75,10 +80,13 @@ def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
     Names do not decide: links and bind mounts are followed, and a dataset is also known by its manifest
     file, which a copy by hard links shares.
     """
+    if is_url(dst):
+        _check_beside(str(place_of(dst)), [str(place_of(s)) for s in sources if is_url(s)])
+        return
     target = os.path.realpath(dst)  # unlike Path.resolve(), it does not raise for a link to itself
     # Thousands of sources lie in a few folders.
     identity, above = cache(_identity), cache(_identities_above)
-    for source in chain.from_iterable(map(_matches, sources)):
+    for source in chain.from_iterable(_matches(s) for s in sources if not is_url(s)):
         real, what = os.path.realpath(source), None
         one, other = (os.path.join(folder, MANIFEST_NAME) for folder in (target, real))
         if identity(target) == identity(real) or identity(one) == identity(other):
@@ -88,6 +96,13 @@ def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
         elif identity(target) in above(os.path.dirname(real)):
             what = f"the source {source} lies inside of it"
         if what is not None:
+            raise PackError(what, dst, "Choose a folder beside it; nothing was written")
+
+
+def _check_beside(dst: str, sources: Sequence[str]) -> None:
+    for source in sources:
+        if f"{dst}/".startswith(f"{source}/") or f"{source}/".startswith(f"{dst}/"):
+            what = f"it is the source {source}, or one lies inside of the other"
             raise PackError(what, dst, "Choose a folder beside it; nothing was written")
 
 

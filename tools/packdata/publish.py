@@ -497,12 +497,8 @@ class Packing:
     def _publish_rejects(self) -> None:
         path = self._place / REJECTED_NAME
         rejects = self.state.all_rejects
-        lines = [
-            json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects
-        ]
         if rejects:
-            text = "".join(f"{printable_json(line)}\n" for line in lines)
-            publish_bytes(path, text.encode(errors="backslashreplace"))  # as the manifest is
+            publish_bytes(path, rejects_bytes(rejects))
         elif self.journal.header.replaces and self.journal.header.kind != "command":
             path.unlink(missing_ok=True)
 
@@ -576,6 +572,13 @@ class Packing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def rejects_bytes(rejects: Sequence[Reject]) -> bytes:
+    """Return what ``rejected.jsonl`` holds, escaped as the manifest is."""
+    lines = [json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects]
+    text = "".join(f"{printable_json(line)}\n" for line in lines)
+    return text.encode(errors="backslashreplace")
 
 
 def digest_of(plan: Mapping[str, str]) -> str:

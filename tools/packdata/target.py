@@ -187,7 +187,12 @@ def size_of(path: Path) -> int | None:
 def rejects_at(folder: Path) -> list[tuple[str, str]]:
     """Return (item, error) of what the packing of the datasets in a folder left out."""
     path = folder / REJECTED_NAME
-    lines = map(json.loads, read_regular(path).splitlines() if path.exists() else ())
+    return parse_rejects(read_regular(path) if path.exists() else b"")
+
+
+def parse_rejects(data: bytes) -> list[tuple[str, str]]:
+    """Return (item, error) of each line of ``rejected.jsonl``."""
+    lines = map(json.loads, data.splitlines())
     return [(line["item"], line["error"]) for line in lines]
 
 

@@ -70,44 +70,40 @@ def upload(
     """
     origin, manifest = origin_of(url), read_manifest(folder)
     published = replace(manifest, shards=tuple(map(stored_info, manifest.shards)))
-    seen = _seen(origin, published, overwrite=overwrite)
-    put_shards(origin.url, folder, manifest.shards, tick)
+    seen = seen_at(origin, "", published, overwrite=overwrite)
+    places = [folder / shard.file for shard in manifest.shards]
+    put_shards(origin, "", list(zip(places, published.shards, strict=True)), tick)
     for name in manifest.schema.files:
         origin.put(name, folder / name)
     if seen is not None:
-        _publish(origin, published, seen, note)
+        publish_at(origin, "", published, seen, note)
     return published
 
 
 def put_shards(
-    url: Path | str, folder: Path, shards: Sequence[ShardInfo], tick: Tick = int
-) -> list[ShardInfo]:
-    """Send shards of a folder to a URL, those that are not there, some at a time.
+    origin: Origin, below: str, shards: Sequence[tuple[Path, ShardInfo]], tick: Tick = int
+) -> None:
+    """Send shards, those that are not there, some at a time.
 
     Args:
-        url: Of the dataset.
-        folder: Where the shards lie, by their names.
-        shards: Which.
+        origin: Of the target.
+        below: The folder of their dataset there.
+        shards: Of each the file, and the shard as the manifest at the target is to list it.
         tick: Called with the bytes of each shard when it is there, on another thread.
-
-    Returns:
-        The shards as a manifest at the URL lists them.
 
     Raises:
         ChecksumError: A shard is not what its info says, or does not arrive so.
         RemoteError: The store does not answer, or refuses.
     """
-    origin = origin_of(url)
 
-    def one(shard: ShardInfo) -> ShardInfo:
-        named = stored_info(shard)
-        path = (folder / shard.file).resolve()
-        origin.put_shard(named.file, path, shard.size_bytes, shard.xxh3_128)
+    def one(path: Path, shard: ShardInfo) -> None:
+        name = name_at(below, shard.file)
+        origin.put_shard(name, path.resolve(), shard.size_bytes, shard.xxh3_128)
         tick(shard.size_bytes)
-        return named
 
     with ThreadPoolExecutor(_AT_ONCE, "upload") as pool:
-        return list(pool.map(one, shards))
+        for _ in pool.map(one, *zip(*shards, strict=True)):
+            pass
 
 
 def stored_info(shard: ShardInfo) -> ShardInfo:
@@ -116,62 +112,60 @@ def stored_info(shard: ShardInfo) -> ShardInfo:
     return replace(shard, file=f"{_HASH.sub('', path.stem)}-{shard.xxh3_128}{path.suffix}")
 
 
-def publish_at(
-    url: Path | str, manifest: Manifest, *, overwrite: bool = False, note: Note = str
-) -> None:
-    """Put a manifest at a URL when all that it names is there: then it is a dataset.
+def name_at(below: str, name: str) -> str:
+    """Return the name of an object in a folder of a target."""
+    return f"{below}/{name}".lstrip("/")
 
-    Args:
-        url: Of the dataset.
-        manifest: With the shards that ``put_shards`` returned.
-        overwrite: Replace the manifest of another dataset there.
-        note: Called with what deserves a look.
+
+def seen_at(
+    origin: Origin, below: str, manifest: Manifest, *, overwrite: bool
+) -> dict[str, Any] | None:
+    """Return what is to be replaced by a manifest, ``{}`` if nothing is there; None if this very manifest is.
 
     Raises:
-        PackError: Another dataset is there, or was put there meanwhile.
+        PackError: Another dataset is there, and is not to be replaced.
         RemoteError: The store does not answer, or refuses.
     """
-    origin = origin_of(url)
-    seen = _seen(origin, manifest, overwrite=overwrite)
-    if seen is not None:
-        _publish(origin, manifest, seen, note)
-
-
-def _seen(origin: Origin, manifest: Manifest, *, overwrite: bool) -> dict[str, Any] | None:
-    """Return what is to be replaced, ``{}`` if nothing is there; None if this very manifest is."""
-    there, mark = origin.read(MANIFEST_NAME)
+    there, mark = origin.read(name_at(below, MANIFEST_NAME))
     if there is None:
         return {}
     if there == manifest_bytes(manifest):
         return None
     if not overwrite:
         hint = f"{OVERWRITE} replaces its manifest, and keeps its shards"
-        raise PackError("a packed dataset is there", origin.url, hint)
+        raise PackError("a packed dataset is there", origin.url / below, hint)
     return mark
 
 
-def _publish(origin: Origin, manifest: Manifest, seen: dict[str, Any], note: Note) -> None:
-    """Write the manifest in place of the one that was seen."""
-    data = manifest_bytes(manifest)
-    with _as_file(data) as path:
+def publish_at(
+    origin: Origin, below: str, manifest: Manifest, seen: dict[str, Any], note: Note
+) -> None:
+    """Put a manifest in place of what was ``seen_at`` there, when all that it names is: then it is a dataset.
+
+    Raises:
+        PackError: Another dataset was put there meanwhile.
+        RemoteError: The store does not answer, or refuses.
+    """
+    data, name, place = manifest_bytes(manifest), name_at(below, MANIFEST_NAME), origin.url / below
+    with as_file(data) as path:
         keeps = keeps_conditions(origin, seen)
         if not keeps:
-            note(f"{origin.url}: {_IGNORES}")
-        is_same = keeps or origin.read(MANIFEST_NAME)[1] == {"etag": None, "version": None} | seen
-        is_written = is_same and origin.put(MANIFEST_NAME, path, seen)
-    there, _ = origin.read(MANIFEST_NAME)  # also where an answer was lost, and it was sent twice
+            note(f"{place}: {_IGNORES}")
+        is_same = keeps or origin.read(name)[1] == {"etag": None, "version": None} | seen
+        is_written = is_same and origin.put(name, path, seen)
+    there, _ = origin.read(name)  # also where an answer was lost, and it was sent twice
     if there != data:
         what = (
             "another dataset was published there"
             if is_written is False
             else "what was written is not there"
         )
-        raise PackError(what, origin.url, f"Look at it; {OVERWRITE} replaces it")
+        raise PackError(what, place, f"Look at it; {OVERWRITE} replaces it")
 
 
 def keeps_conditions(origin: Origin, seen: dict[str, Any]) -> bool:
     """Tell whether the store refuses a condition that is not fulfilled: that nothing is there, or else an e-tag."""
-    with _as_file(b"probe") as path:
+    with as_file(b"probe") as path:
         origin.put(_PROBE_NAME, path)
         only = {"etag": '"00000000000000000000000000000000"'} if seen else {}
         is_refused = not origin.put(_PROBE_NAME, path, only)
@@ -181,7 +175,8 @@ def keeps_conditions(origin: Origin, seen: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def _as_file(data: bytes) -> Iterator[Path]:
+def as_file(data: bytes) -> Iterator[Path]:
+    """Yield a file that holds this, as what is to be sent is read by another process."""
     with tempfile.NamedTemporaryFile(prefix="packdata-") as file:
         file.write(data)
         file.flush()
@@ -190,11 +185,20 @@ def _as_file(data: bytes) -> Iterator[Path]:
 
 @contextmanager
 def staging(what: str) -> Iterator[Path]:
-    """Yield the folder in which a dataset for a URL is made, the same one for the same; deleted when it was sent."""
-    print_ = xxhash.xxh3_64_hexdigest(what.encode())
+    """Yield the folder in which a dataset for a URL is made; deleted when it was sent."""
+    folder = staging_folder(what)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def staging_folder(what: str) -> Path:
+    """Return the folder in which something for a URL is made on this machine, the same one for the same.
+
+    Raises:
+        PackError: The folder for temporary files is of no use for that.
+    """
     above = Path(tempfile.gettempdir()) / f"packdata-{os.getuid()}"
     above.mkdir(mode=0o700, exist_ok=True)
     if above.is_symlink() or above.stat().st_uid != os.getuid():
         raise PackError("it belongs to another user", above, "Set TMPDIR to a folder of yours")
-    yield above / print_
-    shutil.rmtree(above / print_, ignore_errors=True)
+    return above / xxhash.xxh3_64_hexdigest(what.encode())

@@ -203,7 +203,7 @@ def parse_place(text: str) -> str:
 
 def parse_part(text: str) -> str:
     """Read which part of how many: ``I/N``."""
-    from packdata.parts import Part
+    from packdata.part import Part
 
     try:
         return str(Part.parse(text))
@@ -214,6 +214,11 @@ def parse_part(text: str) -> str:
 def parse_path(text: str) -> Path:
     """Read a path."""
     return Path(parse_place(text))
+
+
+def parse_target(text: str) -> Path | str:
+    """Read a path or URL to pack into."""
+    return parse_source(text) if is_url(text) else parse_place(text)
 
 
 def parse_source(text: str) -> Path:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from packdata.commands.common import add_json, new_parser, parse_path, show, show_json
+from packdata.commands.common import (
+    add_json,
+    add_remote,
+    new_parser,
+    parse_target,
+    show,
+    show_json,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -21,8 +29,17 @@ def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "join the parts that were packed with --part"
     parser = new_parser(commands, "finish", summary, "packdata finish packed", _DETAILS)
-    parser.add_argument("dst", type=parse_path, metavar="DST", help="where the parts were packed")
+    parser.add_argument(
+        "dst", type=parse_target, metavar="DST", help="where the parts were packed"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset in DST")
+    parser.add_argument(
+        "--delete-old",
+        action="store_true",
+        help="at a URL, delete shards beside the dataset that it does not have, and end uploads that were not "
+        "finished; nobody may read an earlier one, or pack another, meanwhile",
+    )
+    add_remote(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -31,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     """Run ``packdata finish``."""
     from packdata.parts import finish
 
-    summary = finish(args.dst, overwrite=args.overwrite)
+    with usage_errors(args, schema=False):
+        summary = finish(args.dst, overwrite=args.overwrite, delete_old=args.delete_old)
     if args.json:
         show_json(summary.to_json())
     else:

@@ -8,10 +8,12 @@ from loaders.errors import SourceError
 from loaders.progress import Meter
 from packdata.commands.common import (
     SIZES,
+    add_remote,
     parse_count,
     parse_part,
     parse_place,
     parse_size,
+    parse_target,
     show,
     show_json,
     show_notes,
@@ -35,9 +37,9 @@ def new_packing_parser(
     """Add a command that packs SRC... to DST, with help and examples."""
     parser = commands.add_parser(name, help=summary, description=about, epilog=examples)
     parser.add_argument("src", type=parse_place, metavar="SRC", nargs="+", help=src)
-    parser.add_argument(
-        "dst", type=parse_place, metavar="DST", help="folder to pack into: new or empty"
-    )
+    target = "folder or URL to pack into: new or empty"
+    parser.add_argument("dst", type=parse_target, metavar="DST", help=target)
+    add_remote(parser)
     return parser
 
 
@@ -88,7 +90,7 @@ def add_packing_options(
     add(
         "--engine",
         choices=("ray",),
-        help="pack parts as Ray tasks, on all of its nodes, and join them; DST is a folder that they share",
+        help="pack parts as Ray tasks, on all of its nodes, and join them; DST is a URL or a folder that they share",
     )
     add(
         "--address",
