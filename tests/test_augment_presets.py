@@ -66,7 +66,8 @@ def test_recipes_make_pictures_of_their_size_that_differ_by_epoch(name: str, fol
         )
         assert field == "mask" or is_same == (name == "imagenet_eval")
     if name == "detection":
-        assert one.boxes.shape == (1, 4)
+        assert all(len(each.boxes) <= 1 for each in ones)
+        assert any(len(each.boxes) for each in ones)
 
 
 def test_segmentation_fills_masks_with_what_the_loss_ignores(folder: Path) -> None:

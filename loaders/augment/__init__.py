@@ -37,9 +37,11 @@ from loaders.augment.colour import (
     RandomPosterize,
     RandomSolarize,
 )
+from loaders.augment.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
 from loaders.augment.edits import Edits, edit
 from loaders.augment.geometry import (
     Geometry,
+    Known,
     Op,
     Window,
     fill_mask_of,
@@ -55,8 +57,10 @@ from loaders.augment.ops import (
     RandomHorizontalFlip,
     RandomResize,
     RandomResizedCrop,
+    RandomShortestSize,
     RandomVerticalFlip,
     Resize,
+    ScaleJitter,
 )
 from loaders.augment.pixels import (
     apply,
@@ -78,6 +82,7 @@ __all__ = [
     "Edits",
     "GaussianBlur",
     "Geometry",
+    "Known",
     "Op",
     "PixelOp",
     "RandAugment",
@@ -92,15 +97,20 @@ __all__ = [
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomIoUCrop",
     "RandomPerspective",
     "RandomPosterize",
     "RandomResize",
     "RandomResizedCrop",
     "RandomRotation",
+    "RandomShortestSize",
     "RandomSolarize",
     "RandomVerticalFlip",
+    "RandomZoomOut",
     "Resampling",
     "Resize",
+    "SanitizeBoundingBoxes",
+    "ScaleJitter",
     "TrivialAugmentWide",
     "Views",
     "Window",
@@ -126,7 +136,7 @@ __all__ = [
 ]
 
 
-_NO_OPS = ("Edits", "Geometry", "Op", "PixelOp", "Resampling", "Window")
+_NO_OPS = ("Edits", "Geometry", "Known", "Op", "PixelOp", "Resampling", "Window")
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ source pixels, once; where pictures are filtered (``loaders.augment.resampling``
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -37,6 +37,35 @@ _DOMAIN = 0x41554721  # keeps these draws apart from every other user of the sam
 _HALF_UP = 0.5 + 2.0**-20  # more than a half: float64 may miss an exact half by a hair
 
 
+class Known(NamedTuple):
+    """What ops are told of N samples, beside their sizes.
+
+    Attributes:
+        points: For each op ``(N, 2)`` points around which it crops, from 0 to 1 along each axis, NaN for none; None:
+            of no sample. Crops that have none are at random places.
+        boxes: Of each sample float32 ``(n, 4)``, x1, y1, x2, y2 in source pixels; None where no op asks for them.
+    """
+
+    points: Sequence[Floats | None]
+    boxes: Sequence[npt.NDArray[Any]] | None = None
+
+    def of(self, rows: Any) -> Known:
+        """Return the same of some of the samples, by an array of their numbers."""
+        points = [None if each is None else each[rows] for each in self.points]
+        return Known(points, None if self.boxes is None else [self.boxes[i] for i in rows])
+
+    @staticmethod
+    def joined(parts: Sequence[Known]) -> Known:
+        """Return what is known of samples that follow each other."""
+        points = [
+            None if each[0] is None else np.concatenate(each)
+            for each in zip(*(part.points for part in parts), strict=True)
+        ]
+        has_boxes = bool(parts) and parts[0].boxes is not None
+        boxes = [each for part in parts for each in part.boxes or ()]
+        return Known(points, boxes if has_boxes else None)
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """What ``apply`` does to each of N samples; iterates as ``boxes, sizes, flips``.
@@ -52,6 +81,7 @@ class Geometry:
         matrices: Where some are turned, sheared and the like ``(N, 3, 3)`` float64: from x, y of a result to those of
             its source. Of the others all zeros; of these ``boxes`` enclose what is read. None: of none.
         edits: What happens to the pixels then; None: nothing.
+        kept: Which of its boxes each sample keeps, by an op that crops around them; None: all.
     """
 
     boxes: npt.NDArray[np.int64]
@@ -61,6 +91,7 @@ class Geometry:
     regions: Floats | None = None
     matrices: Floats | None = None
     edits: Edits | None = None
+    kept: Sequence[npt.NDArray[np.bool_]] | None = None
 
     @property
     def is_warped(self) -> npt.NDArray[np.bool_]:
@@ -119,9 +150,14 @@ class Window:
         points: Source positions around which the next op crops, NaN for none; None: of no sample.
         base: ``(N, 3, 3)``: from x, y of what the above calls the source to those of the real one, where that is
             turned or the like; zeros where it is not; None: of no sample.
+        boxes: Those of each sample in source pixels; None where no op asks for them.
+        kept: Which of all of these, end to end, are kept; None: all.
     """
 
-    __slots__ = ("base", "extent", "flip", "indices", "origin", "points", "size", "sizes")
+    __slots__ = (
+        *("base", "boxes", "extent", "flip", "indices", "kept", "origin", "points", "size"),
+        "sizes",
+    )
 
     def __init__(self, sizes: Ints, indices: npt.NDArray[Any]) -> None:
         self.indices = indices
@@ -131,6 +167,8 @@ class Window:
         self.flip = np.zeros(sizes.shape, np.bool_)
         self.points: Floats | None = None
         self.base: Floats | None = None
+        self.boxes: Sequence[npt.NDArray[Any]] | None = None
+        self.kept: npt.NDArray[np.bool_] | None = None
         self.sizes = self.size.copy()
 
     def frame_points(self) -> tuple[Ints, npt.NDArray[np.bool_]]:
@@ -140,6 +178,16 @@ class Window:
         at = np.where(self.flip, self.size - at, at)
         is_inside: npt.NDArray[np.bool_] = np.all((at >= 0) & (at < self.size), axis=1)
         return np.floor(np.where(is_inside[:, None], at, 0)).astype(np.int64), is_inside
+
+    def frame_boxes(self) -> tuple[Floats, Ints]:
+        """Return all boxes in frame pixels, clipped to it, ``(total, 4)``, and how many each sample has, ``(N,)``."""
+        assert self.boxes is not None
+        counts = np.array([len(each) for each in self.boxes], np.int64)
+        boxes = np.concatenate([*self.boxes, np.zeros((0, 4))]).astype(np.float64)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        inverses = np.asarray(np.linalg.inv(self._matrices()), np.float64)[owners]
+        frame = np.tile(self.size[owners, ::-1], 2).astype(np.float64)
+        return np.clip(enclosing(inverses, boxes), 0, frame), counts
 
     def crop(self, corner: Ints, size: Ints) -> None:
         """Cut to ``size`` frame pixels from ``corner`` on; either may lie outside the frame."""
@@ -157,8 +205,15 @@ class Window:
         """Mirror the frames of some rows along one axis."""
         self.flip[:, axis] ^= rows
 
-    def warp(self, matrices: Floats, rows: npt.NDArray[np.bool_]) -> None:
+    def warp(
+        self, matrices: Floats, rows: npt.NDArray[np.bool_], size: Ints | None = None
+    ) -> None:
         """Map the frames of some rows by matrices: from x, y of the next frame to those of this one.
+
+        Args:
+            matrices: ``(N, 3, 3)``.
+            rows: Which.
+            size: Of the next frames, ``(N, 2)``; None: they stay.
 
         Raises:
             BatchError: They are no pictures.
@@ -169,6 +224,7 @@ class Window:
             self.base = np.zeros((len(self.size), 3, 3))
         total = self._matrices() @ matrices
         self.base = np.where(rows[:, None, None], total / total[:, 2:, 2:], self.base)
+        self.size = self.size if size is None else size
         rows = rows[:, None]
         self.origin, self.extent = (
             np.where(rows, values, kept)
@@ -228,7 +284,12 @@ class Window:
         regions = None
         if resampling.is_filtered and self.size.shape[1] == 2:
             regions = np.concatenate([self.origin, self.extent], axis=1)
-        return self._warped(Geometry(boxes, np.array(self.size), self.flip, resampling, regions))
+        kept = None
+        if self.kept is not None and self.boxes is not None:
+            kept = np.split(self.kept, np.cumsum([len(each) for each in self.boxes])[:-1])
+        return self._warped(
+            Geometry(boxes, np.array(self.size), self.flip, resampling, regions, kept=kept)
+        )
 
 
 def moved_points(matrices: Floats, points: Floats) -> Floats:
@@ -236,6 +297,13 @@ def moved_points(matrices: Floats, points: Floats) -> Floats:
     found = points @ matrices[:, :2, :2].swapaxes(1, 2) + matrices[:, None, :2, 2]
     under = points @ matrices[:, 2, :2, None] + matrices[:, None, 2:, 2]
     return np.divide(found, under, out=np.zeros_like(found), where=under != 0)
+
+
+def enclosing(matrices: Floats, boxes: Floats) -> Floats:
+    """Return the boxes that enclose what matrices ``(n, 3, 3)`` make of boxes ``(n, 4)``."""
+    corners = boxes[:, [0, 1, 2, 1, 0, 3, 2, 3]].reshape(-1, 4, 2)
+    found = moved_points(matrices, corners)
+    return np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1)
 
 
 @runtime_checkable
@@ -333,7 +401,7 @@ def plan(
     indices: npt.NDArray[Any],
     draws: npt.NDArray[Any] | None = None,
     view: int = 0,
-    points: Sequence[Floats | None] | None = None,
+    known: Known | None = None,
 ) -> Geometry:
     """Draw the parameters of a batch and reduce them to one ``Geometry``.
 
@@ -350,8 +418,7 @@ def plan(
         draws: ``(N,)`` integers: which repeat of its index within the epoch each sample is;
             0 by default.
         view: Number of the view, for several from one decode.
-        points: For each op ``(N, 2)`` points around which it crops, from 0 to 1 along each axis, NaN for none; the
-            default, None, is no points, and crops with the foreground are at random places.
+        known: What some ops are told of the samples; None: nothing.
 
     Raises:
         BatchError: The arrays do not fit together, an image is empty, or one is too small.
@@ -370,8 +437,10 @@ def plan(
     nums = [num_axes if getattr(op, "per_axis", False) else op.num_draws for op in ops]
     drawn = uniforms(keys, indices, draws, nums=nums) if ops else []
     lengths = window.size.copy()
-    for position, (op, numbers) in enumerate(zip(ops, drawn, strict=True)):
-        window.points = _source_points(None if points is None else points[position], lengths)
+    known = known or Known([None] * len(ops))
+    window.boxes = known.boxes
+    for op, numbers, points in zip(ops, drawn, known.points, strict=True):
+        window.points = _source_points(points, lengths)
         op.move(window, numbers)
     geometry = window.geometry(resampling_of(ops))
     edited = [

@@ -74,7 +74,7 @@ def crop_lengths(op: RandomCrop | CenterCrop, num_axes: int) -> tuple[int, ...]:
     return op.size[:1] * num_axes
 
 
-def _check_resampling(op: RandomResizedCrop | Resize | RandomResize) -> None:
+def _check_resampling(op: Any) -> None:
     one_of("interpolation", op.interpolation, INTERPOLATIONS)
     if not isinstance(op.antialias, bool | None):
         raise TypeError(f"antialias must be True, False or None, got {shown(op.antialias)}")
@@ -97,9 +97,20 @@ def _check_range(name: str, values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def _pick(draws: Floats, room: Ints) -> Ints:
+def pick(draws: Floats, room: Any) -> Ints:
     """Turn uniform numbers into whole ones from 0 to ``room``, both included."""
-    return np.floor(draws * (room + 1)).astype(np.int64)
+    found: Ints = np.floor(draws * (room + 1)).astype(np.int64)
+    return found
+
+
+def fitted(sizes: Ints, length: Any, max_size: int | None) -> Ints:
+    """Return the sizes whose shorter side has a length, or whose longer one has ``max_size``."""
+    short, long = sizes.min(axis=1, keepdims=True), sizes.max(axis=1, keepdims=True)
+    found: Ints = sizes * length // short
+    if max_size is None:
+        return found
+    is_long = found.max(axis=1, keepdims=True) > max_size
+    return np.where(is_long, np.maximum(sizes * max_size // long, 1), found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +164,7 @@ class RandomResizedCrop(Op):
         if len(missed):  # rare, and each of these calls takes microseconds, however few the rows
             extent[missed] = self._fallback(window.size[missed])
         room = window.size - extent
-        corner = _pick(draws[:, -2:], room)
+        corner = pick(draws[:, -2:], room)
         if len(missed):
             corner[missed] = room[missed] // 2
         window.crop(corner, extent)
@@ -254,7 +265,7 @@ class RandomCrop(Op):
             padding += np.maximum(size - window.size - 2 * padding, 0)
         room = window.size + 2 * padding - size
         self._check(window, room)
-        corner = _pick(draws, room) - padding
+        corner = pick(draws, room) - padding
         if window.points is not None:
             at, is_inside = window.frame_points()
             around = np.clip(at - size // 2, -padding, room - padding)
@@ -375,7 +386,7 @@ class Resize(Op):
         """Move the window, as every op does."""
         _check_plane(self, window)
         if isinstance(self.size, int):
-            window.resize(self._fitted(window.size, self.size))
+            window.resize(fitted(window.size, self.size, self.max_size))
         elif self.pad:
             whole = np.array(self.size)
             scale = (whole / window.size).min(axis=1, keepdims=True)
@@ -385,22 +396,13 @@ class Resize(Op):
         else:
             window.resize(_array(self.size))
 
-    def _fitted(self, sizes: Ints, length: int) -> Ints:
-        """Return the sizes whose shorter side has a length, or whose longer one has ``max_size``."""
-        short, long = sizes.min(axis=1, keepdims=True), sizes.max(axis=1, keepdims=True)
-        fitted: Ints = sizes * length // short
-        if self.max_size is None:
-            return fitted
-        is_long = fitted.max(axis=1, keepdims=True) > self.max_size
-        return np.where(is_long, np.maximum(sizes * self.max_size // long, 1), fitted)
-
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
         """Tell the frame's size afterwards."""
         if not isinstance(self.size, int):
             return self.size
         if size is None:
             return None
-        height, width = self._fitted(np.array([size]), self.size)[0].tolist()
+        height, width = fitted(np.array([size]), self.size, self.max_size)[0].tolist()
         return height, width
 
 
@@ -436,8 +438,95 @@ class RandomResize(Op):
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""
         _check_plane(self, window)
-        length = self.min_size + _pick(draws, np.array(self.max_size - self.min_size - 1))
-        window.resize(window.size * length // window.size.min(axis=1, keepdims=True))
+        length = self.min_size + pick(draws, np.array(self.max_size - self.min_size - 1))
+        window.resize(fitted(window.size, length, None))
+
+    def resized(self, size: tuple[int, int] | None) -> None:
+        """Tell the frame's size afterwards: it depends on the sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomShortestSize(Op):
+    """Resize the shorter side to one of some lengths, but the longer one to at most ``max_size``: for detection.
+
+    Args:
+        min_size: Lengths of the shorter side, or one.
+        max_size: Most that the longer side may have; None: anything.
+        interpolation: As in ``Resize``.
+        antialias: As in ``Resize``.
+
+    Raises:
+        ValueError: At construction, a length is none.
+
+    Source:
+        ``RandomShortestSize`` of torchvision.
+    """
+
+    min_size: int | Sequence[int]
+    max_size: int | None = None
+    interpolation: Interpolation = "bilinear"
+    antialias: bool | None = None
+
+    num_draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        given: Any = self.min_size
+        lengths = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+        for length in (*lengths, 1 if self.max_size is None else self.max_size):
+            whole_number("min_size and max_size", length, at_least=1)
+        if not lengths:
+            raise ValueError("min_size names no length")
+        object.__setattr__(self, "min_size", lengths)
+        _check_resampling(self)
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        _check_plane(self, window)
+        lengths = np.array(self.min_size)
+        chosen = lengths[pick(draws, np.array(len(lengths) - 1))]
+        window.resize(fitted(window.size, chosen, self.max_size))
+
+    def resized(self, size: tuple[int, int] | None) -> None:
+        """Tell the frame's size afterwards: it depends on the sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleJitter(Op):
+    """Fit the picture into ``target_size`` times a random number, keeping the aspect ratio. A crop or pad follows.
+
+    Args:
+        target_size: (height, width) at scale 1.
+        scale_range: (low, high).
+        interpolation: As in ``Resize``.
+        antialias: As in ``Resize``.
+
+    Raises:
+        ValueError: At construction, a size or range is none.
+
+    Source:
+        ``ScaleJitter`` of torchvision, which takes the first of ``target_size`` for the width, though its recipes use
+        squares.
+    """
+
+    target_size: tuple[int, int]
+    scale_range: tuple[float, float] = (0.1, 2.0)
+    interpolation: Interpolation = "bilinear"
+    antialias: bool | None = None
+
+    num_draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target_size", _pair(self.target_size))
+        object.__setattr__(self, "scale_range", _check_range("scale_range", self.scale_range))
+        _check_resampling(self)
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        _check_plane(self, window)
+        low, high = self.scale_range
+        fit = (np.array(self.target_size) / window.size).min(axis=1, keepdims=True)
+        sides = window.size * fit * (low + (high - low) * draws)
+        window.resize(np.maximum(sides.astype(np.int64), 1))
 
     def resized(self, size: tuple[int, int] | None) -> None:
         """Tell the frame's size afterwards: it depends on the sample."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
-from loaders.augment.geometry import moved_points
+from loaders.augment.geometry import enclosing, moved_points
 from loaders.augment.resampling import (
     FAST,
     Resampling,
@@ -474,9 +474,7 @@ def move_boxes(
     out_height, out_width = size
     frame = np.array((out_width, out_height) * 2, np.float64)
     if matrix is not None:
-        corners = boxes[:, [0, 1, 2, 1, 0, 3, 2, 3]].reshape(1, -1, 2).astype(np.float64)
-        found = moved_points(_inverse(matrix), corners).reshape(-1, 4, 2)
-        moved = np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1)
+        moved = enclosing(_inverse(matrix), boxes.astype(np.float64))
         return np.asarray(np.clip(moved, 0, frame), np.float32)
     y, x, height, width = box
     scale = np.array((out_width / width, out_height / height) * 2)

@@ -16,6 +16,7 @@ from loaders.augment.colour import (
     RandomGrayscale,
     RandomSolarize,
 )
+from loaders.augment.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
 from loaders.augment.ops import (
     CenterCrop,
     RandomCrop,
@@ -143,13 +144,18 @@ def segmentation(size: int = 480, base: int = 520, fill_mask: int = 255) -> list
 
 
 def detection(size: int = 640) -> list[Op]:
-    """Return a flip, changed colours and a letterbox: whole pictures in squares of one size, boxes with them.
+    """Return SSD's recipe, for data with boxes: colours, a larger frame or a crop around boxes, a flip, a letterbox.
 
-    Source: the first and last steps of ``ssdlite`` in ``references/detection`` of torchvision, which crops by boxes
-        between them (``RandomIoUCrop``); that is not here.
+    Boxes that are cropped away are dropped, and what belongs to them.
+
+    Source: ``ssd`` in ``references/detection`` of torchvision, whose detectors resize without a letterbox, and whose
+        ``RandomPhotometricDistort`` also exchanges channels.
     """
     return [
-        RandomHorizontalFlip(),
         RandomApply([ColorJitter((0.875, 1.125), (0.5, 1.5), (0.5, 1.5), (-0.05, 0.05))], 0.5),
+        RandomZoomOut(IMAGENET_PIXELS),
+        RandomIoUCrop(),
+        RandomHorizontalFlip(),
         Resize((size, size), pad=True, fill=IMAGENET_PIXELS),
+        SanitizeBoundingBoxes(),
     ]

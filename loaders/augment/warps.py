@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from loaders.augment.edits import NUM_VALUES
-from loaders.augment.geometry import Op
+from loaders.augment.geometry import Op, enclosing
 from loaders.augment.resampling import Fill, as_fill
 from loaders.checks import one_of, real_number, whole_number
 from loaders.errors import BatchError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.augment.geometry import Floats, Window
+    from loaders.augment.geometry import Floats, Ints, Window
 
 _INVERSE = cv2.WARP_INVERSE_MAP
 _BORDERS = {
@@ -174,21 +174,23 @@ class RandomAffine(_Warp):
 
 @dataclass(frozen=True, slots=True)
 class RandomRotation(_Warp):
-    """Rotate at random; what leaves the frame is lost. The rest is as in ``RandomAffine``.
+    """Rotate at random; what leaves the frame is lost, unless it expands. The rest is as in ``RandomAffine``.
 
     Args:
         degrees: Counter-clockwise: (low, high), or one number for minus to plus it.
         interpolation: ``"nearest"`` or ``"bilinear"``; masks are always ``"nearest"``.
+        expand: Make the frame as large as the turned picture: its size then depends on the sample.
         center: (x, y) that stays where it is; None: the middle.
         fill: What pixels have outside the picture.
         fill_mask: What masks have outside.
 
     Source:
-        ``RandomRotation`` of torchvision, with ``expand=False``.
+        ``RandomRotation`` of torchvision.
     """
 
     degrees: float | tuple[float, float]
     interpolation: Literal["nearest", "bilinear"] = "nearest"
+    expand: bool = False
     center: tuple[float, float] | None = None
     fill: Fill = 0
     fill_mask: int = field(default=0, kw_only=True)
@@ -205,7 +207,28 @@ class RandomRotation(_Warp):
         degrees: Any = self.degrees
         centre = self.center or (width / 2, height / 2)
         matrices = affine_matrices(-_between(degrees, draws[:, 0]), centre=centre)
-        window.warp(matrices, np.ones(len(draws), bool))
+        size = None
+        if self.expand:
+            size = _expanded(matrices, width, height)
+            shift = np.tile(np.eye(3), (len(draws), 1, 1))
+            shift[:, :2, 2] = (window.size - size)[:, ::-1] / 2
+            matrices = matrices @ shift
+        window.warp(matrices, np.ones(len(draws), bool), size)
+
+    def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        """Tell the frame's size afterwards."""
+        return None if self.expand else size
+
+
+def _expanded(matrices: Floats, width: Floats, height: Floats) -> Ints:
+    """Return the sizes that have room for turned pictures, ``(N, 2)``, rounded as torchvision does."""
+    zero = np.zeros_like(width)
+    found = enclosing(matrices, np.stack([zero, zero, width, height], axis=1))
+    found = np.rint(found * 1e4) / 1e4  # what float64 is off
+    exact = found[:, 2:] - found[:, :2]
+    sides = np.ceil(found[:, 2:]) - np.floor(found[:, :2])
+    is_exact = (exact == np.rint(exact)).all(axis=1, keepdims=True)  # by a right angle
+    return np.where(is_exact, exact, sides)[:, ::-1].astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from loaders.codecs.heads import picture_size, pixels_within
 from loaders.datasets.halves import HostHalf
 from loaders.datasets.on_device import OnDevice, images_of
 from loaders.datasets.reading.crops import spatial_axes
-from loaders.datasets.reading.foreground import foreground_points
+from loaders.datasets.reading.known import known_of
 from loaders.device.augment import Moves, draw_moves, move_images
 from loaders.device.jpeg import JpegFinish
 from loaders.errors import CodecError, SchemaError
@@ -108,12 +108,12 @@ def _size(dataset: PackedDataset[Any], record: bytes, index: int) -> tuple[int, 
 def _draw(ops: Any, sizes: list[tuple[int, int]], request: Request) -> list[SameSize]:
     """Draw what happens to the pictures of each size."""
     found = []
-    points = foreground_points(request, ops, 0, 0, len(request))
+    known = known_of(request, ops, 0, 0, len(request))
     for size in dict.fromkeys(sizes):
         rows = np.flatnonzero([other == size for other in sizes])
         draws = None if request.draws is None else request.draws[rows]
         settings: dict[str, Any] = {"seed": request.seed, "epoch": request.epoch, "draws": draws}
-        settings["points"] = points and [each if each is None else each[rows] for each in points]
+        settings["known"] = None if known is None else known.of(rows)
         moves = draw_moves(ops, size, request.indices[rows], **settings)
         found.append(SameSize(rows.tolist(), moves))
     return found

@@ -31,7 +31,7 @@ from loaders.datasets.base import (
 )
 from loaders.datasets.halves import HostHalf
 from loaders.datasets.reading.coefficients import check_scale, make_finisher
-from loaders.datasets.reading.foreground import check_foreground
+from loaders.datasets.reading.known import check_known
 from loaders.datasets.reading.readers import as_forms, first_picture, forms_of, make_readers
 from loaders.datasets.reading.readplan import ReadPlan
 from loaders.datasets.reading.request import Request
@@ -143,7 +143,7 @@ class PackedDataset(BatchDataset[SampleT]):
         shape_ops: tuple[Any, ...] | None = None,
     ) -> ReadPlan:
         view, ops = self.view, self.augment if ops is None else ops
-        check_foreground(ops, view.schema.fields)
+        check_known(self.augment, view.schema.fields)
         forms = as_forms(self.batching, fields, is_transformed=transform is not None)
         readers = make_readers(
             view.store,

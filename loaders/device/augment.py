@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loaders.augment import Geometry, Op
+    from loaders.augment.geometry import Known
     from loaders.device.normalize import Normalize
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -87,27 +88,23 @@ def draw_moves(
     epoch: int,
     draws: Any = None,
     view: int = 0,
-    points: Any = None,
+    known: Known | None = None,
 ) -> Moves:
     """Draw what happens to a batch of samples of one size; the arguments are those of ``augment.plan``."""
-    if points is None and any(getattr(op, "foreground", None) for op in ops):
+    if known is None and any(getattr(op, "foreground", None) for op in ops):
         raise BatchError(
             "crops with the foreground are drawn where labels are read: by augment= of the dataset"
         )
     numbers = np.asarray(indices)
     sizes = np.broadcast_to(np.asarray(size, np.int64), (len(numbers), len(size)))
     repeats = None if draws is None else np.asarray(draws)
-    settings: Any = {
-        "seed": seed,
-        "epoch": epoch,
-        "draws": repeats,
-        "view": view,
-        "points": points,
-    }
+    settings: Any = {"seed": seed, "epoch": epoch, "draws": repeats, "view": view, "known": known}
     drawn = plan(ops, sizes, indices=numbers, **settings)
     regions = drawn.regions
     corners, lengths = np.split(drawn.boxes if regions is None else drawn.covers(sizes), 2, axis=1)
     target = drawn.sizes[0] if len(numbers) else np.asarray(size, np.int64)
+    if (drawn.sizes != target).any():
+        raise BatchError(f"results of different sizes: end {list(ops)} with a crop or Resize")
     table = np.stack([corners, lengths, drawn.flips.astype(np.int64)], axis=1)
     taps = _num_taps(drawn).max(axis=0, initial=2)
     return Moves(

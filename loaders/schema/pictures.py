@@ -190,10 +190,7 @@ class Boxes(Field):
     Crops, flips and resizes of the image move them, and cut them at its edges. A box that is cropped
     away stays, without area, so that box ``i`` is still the one that row ``i`` of another field is
     about, such as a class number in ``Array(dtype="int64", dims=(None,))``. Detectors refuse such
-    boxes; to drop them::
-
-        keep = (boxes[:, 2:] > boxes[:, :2]).all(1)
-        boxes, kinds = boxes[keep], kinds[keep]
+    boxes: ``augment.SanitizeBoundingBoxes()`` drops them, and those rows.
 
     A batch has a list of tensors; with ``batching={"boxes": "pad"}`` of the dataset it has ``.values``
     ``(N, most, 4)`` and ``.lengths``, with ``"offsets"`` ``.values`` end to end and ``.offsets``.

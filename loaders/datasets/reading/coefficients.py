@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from loaders.augment import Known
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.data.madvise import wait_for
 from loaders.data.prefetch import unreadable
-from loaders.datasets.reading.foreground import foreground_points
+from loaders.datasets.reading.known import known_of
 from loaders.datasets.reading.request import ReaderAround
 from loaders.device.augment import BatchAugment, Moves, draw_moves
 from loaders.device.blocks import Cut, cut_around
@@ -207,26 +208,18 @@ class MovingReader(ReaderAround):
             if request.draws is not None:
                 draws[first:last] = request.draws[first:last]
             seed, epoch = request.seed, request.epoch
-        draw: Any = {
-            "seed": seed,
-            "epoch": epoch,
-            "draws": draws,
-            "points": self._points(requests),
-        }
+        draw: Any = {"seed": seed, "epoch": epoch, "draws": draws, "known": self._known(requests)}
         moves = draw_moves(self.ops, self.size, indices, **draw)
         cut, moves = cut_around(moves, self.size, self.unit) or (None, moves)
         return [Moved(self.reader.finish(half)[0], moves, cut)]
 
-    def _points(self, requests: dict[int, tuple[int, Request]]) -> list[Any] | None:
+    def _known(self, requests: dict[int, tuple[int, Request]]) -> Known | None:
         parts = [
-            foreground_points(request, self.ops, 0, first, last)
+            known_of(request, self.ops, 0, first, last)
             for first, (last, request) in sorted(requests.items())
         ]
-        drawn = [part for part in parts if part is not None]
-        return [
-            each[0] if each[0] is None else np.concatenate(each)
-            for each in zip(*drawn, strict=True)
-        ] or None
+        told = [part for part in parts if part is not None]
+        return Known.joined(told) if told else None
 
 
 @dataclass(frozen=True, slots=True)

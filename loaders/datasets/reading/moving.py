@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.datasets.halves import HostHalf
 from loaders.datasets.reading.crops import spatial_axes
-from loaders.datasets.reading.foreground import foreground_points
+from loaders.datasets.reading.known import known_of
 from loaders.device.augment import Moves, draw_moves, move_images, move_masks
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Images, Mask
@@ -94,8 +94,8 @@ def pictures_of(dataset: PackedDataset) -> dict[str, Image | Mask]:
 def draw_picture_moves(dataset: PackedDataset, request: Request) -> MovesBySize:
     """Draw what happens to the pictures of each size: image and mask of one size move together."""
     sizes = {f.size for f in pictures_of(dataset).values() if f.size is not None}
-    points = foreground_points(request, dataset.augment, 0, 0, len(request))
-    draw = {"seed": request.seed, "epoch": request.epoch, "draws": request.draws, "points": points}
+    known = known_of(request, dataset.augment, 0, 0, len(request))
+    draw = {"seed": request.seed, "epoch": request.epoch, "draws": request.draws, "known": known}
     return {
         size: draw_moves(dataset.augment, size, request.indices, **draw)  # type: ignore[arg-type]
         for size in (sizes if dataset.augment else ())

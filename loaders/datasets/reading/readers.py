@@ -21,11 +21,12 @@ from loaders.datasets.reading.coefficients import (
 )
 from loaders.datasets.reading.crops import CropReader, crop_readers
 from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
-from loaders.datasets.reading.pictures import Move, PictureReader
-from loaders.datasets.reading.samples import LIST, Form, in_form
+from loaders.datasets.reading.objects import ObjectReader, ShapeReader, belongs_to_boxes
+from loaders.datasets.reading.pictures import PictureReader
+from loaders.datasets.reading.samples import LIST, Form
 from loaders.datasets.reading.several import ImagesReader
 from loaders.device.decode import Yuv420Finish
-from loaders.errors import CodecError, SchemaError
+from loaders.errors import SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Mask
 
 if TYPE_CHECKING:
@@ -38,73 +39,6 @@ if TYPE_CHECKING:
     from loaders.datasets.reading.request import Memory, Reader, Request
 
     UInt8Array = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectReader:
-    """Anything else, value by value: text, JSON, bytes, arrays of varying shape."""
-
-    store: Store
-    name: str
-    field: Field
-    codec: Any
-    batching: Form = LIST
-    picture: PictureReader | None = None  # whose crops boxes and keypoints follow
-    is_guess: bool = False  # it is the first of several images
-    min_rows: int = 256
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        if self.picture is None:
-            return (self.name,)
-        return tuple(
-            f"{self.name}{name.removeprefix(self.picture.name)}" for name in self.picture.names
-        )
-
-    @property
-    def prefetched_field(self) -> str:
-        return self.name
-
-    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        return [[None] * num_samples for _ in self.names]
-
-    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        records = request.records(self.store, self.name, first, last)
-        if self.picture is not None and isinstance(self.field, Boxes | Keypoints):
-            self._read_moved(self.picture, values, request, records, first)
-            return
-        for i, record in enumerate(records, first):
-            value = self.codec.decode(record)
-            values[0][i] = (
-                torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
-            )
-
-    def _read_moved(
-        self,
-        picture: PictureReader,
-        values: list[Any],
-        request: Request,
-        records: Sequence[UInt8Array],
-        first: int,
-    ) -> None:
-        wanted, start = picture.wanted(request, first, first + len(records))
-        for i, record in enumerate(records):
-            value = self.codec.decode(record)
-            if self.is_guess and isinstance(self.field, Boxes):
-                _check_inside(value, picture.name, wanted.heads.sizes[start + i])
-            for moved, move in zip(values, wanted.moves(start + i), strict=True):
-                moved[first + i] = torch.from_numpy(self._moved(value, move))
-
-    def _moved(self, value: npt.NDArray[Any], move: Move) -> npt.NDArray[Any]:
-        box, size, flip, matrix = move
-        if isinstance(self.field, Keypoints):
-            pairs = self.field.flip_pairs
-            return augment.move_keypoints(value, box, size, flip, pairs, matrix)
-        return augment.move_boxes(value, box, size, flip, matrix)
-
-    def finish(self, values: list[Any]) -> list[Any]:
-        named = zip(self.names, values, strict=True)
-        return [in_form(tensors, self.batching, name) for name, tensors in named]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +106,21 @@ def make_readers(
         elif field.record_nbytes is not None:
             readers.append(_fixed_reader(store, name, field, field.record_nbytes))
         else:
-            follows = None
-            if isinstance(field, Boxes | Keypoints) and shape_ops:
-                picture = _followed(name, fields, stored, leader)
-                follows = _picture_reader(
-                    store, *picture, _views(shape_ops), scale, max_picture_mb
+            stored_one = ObjectReader(
+                store, name, field, codec_for(field), batching.get(name, LIST)
+            )
+            lists = _views(shape_ops)
+            is_moved = isinstance(field, Boxes | Keypoints) and shape_ops
+            if not is_moved and not belongs_to_boxes(name, field, lists.values(), stored):
+                readers.append(stored_one)
+                continue
+            followed = _followed(name, fields, stored, leader)
+            picture = _picture_reader(store, *followed, lists, scale, max_picture_mb)
+            readers.append(
+                ShapeReader(
+                    stored_one, tuple(lists.values()), picture, is_guess=is_guess, fields=stored
                 )
-            codec, form = codec_for(field), batching.get(name, LIST)
-            readers.append(ObjectReader(store, name, field, codec, form, follows, is_guess))
+            )
     return tuple(readers)
 
 
@@ -203,7 +144,9 @@ def forms_of(
             forms |= dict.fromkeys(reader.names, form)
         elif isinstance(reader, ImagesReader):
             forms |= dict.fromkeys(reader.names, LIST)
-        elif isinstance(reader, ObjectReader) and isinstance(field, Array | Boxes | Keypoints):
+        elif isinstance(reader, ObjectReader | ShapeReader) and isinstance(
+            field, Array | Boxes | Keypoints
+        ):
             # Whether there are as many boxes in all samples of a batch is chance.
             kind = "equal" if isinstance(field, Array) else "list"
             forms |= dict.fromkeys(reader.names, Form(kind))
@@ -229,16 +172,6 @@ def _followed(
         what = f"boxes {boxes!r} follow the crops of {leader!r}, which was left out of the memory"
         raise SchemaError(f"{what}: add it to fields there, or leave out augment")
     return leader, field
-
-
-def _check_inside(boxes: npt.NDArray[Any], picture: str, size: npt.NDArray[np.int64]) -> None:
-    """Raise CodecError if one begins beyond the picture: it was drawn on another one of the sample."""
-    height, width = size.tolist()
-    outside = (boxes[:, 0] > width) | (boxes[:, 1] > height)
-    if outside.any():
-        box, where = boxes[outside.argmax()].tolist(), f"{picture!r}, which is {height} x {width}"
-        what = f"box {box} lies outside of {where}. Boxes are in pixels of the first image of the schema"
-        raise CodecError(f"{what}: list that one first when packing")
 
 
 def _fixed_reader(store: Store, name: str, field: Field, nbytes: int) -> FixedReader:

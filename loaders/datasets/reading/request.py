@@ -11,7 +11,7 @@ import numpy as np
 
 from loaders import augment
 from loaders.data.finder import Rows
-from loaders.datasets.reading.foreground import foreground_points
+from loaders.datasets.reading.known import known_of
 from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Request:
             indices=self.indices[first:last],
             draws=draws,
             view=view,
-            points=foreground_points(self, ops, view, first, last),
+            known=known_of(self, ops, view, first, last),
         )
 
 

@@ -1,4 +1,4 @@
-"""Points of labels, around which crops with the foreground are placed: drawn once for all fields of a sample."""
+"""What ops are told of samples: points of labels, and boxes, that they crop around; the same for all fields."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders import augment
+from loaders.augment.geometry import Known
 from loaders.data.finder import Rows
 from loaders.errors import SchemaError
 from loaders.rng import key64, uniform
-from loaders.schema import Array, Mask
+from loaders.schema import Array, Boxes, Keypoints, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,12 +28,21 @@ if TYPE_CHECKING:
 _DOMAIN = int.from_bytes(b"fore", "big")
 
 
-def check_foreground(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
-    """Raise SchemaError if the labels that crops follow are not stored, or are no labels of pixels."""
+def check_known(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
+    """Raise SchemaError if the labels or boxes that ops follow are not stored, or are of another kind."""
     for op in ops:
         if isinstance(op, augment.Views):
             for _, each in op:
-                check_foreground(each, fields)
+                check_known(each, fields)
+        elif isinstance(op, augment.SanitizeBoundingBoxes) or _needs_boxes(op):
+            if first_boxes(fields) is None:
+                raise SchemaError(
+                    f"{op} is for boxes, and none are stored here (in memory, add them to fields)"
+                )
+            for name in getattr(op, "fields", None) or ():
+                if not has_rows(fields.get(name)):
+                    what = f"{name!r} has no rows for boxes: {fields.get(name)}"
+                    raise SchemaError(f"{op}: {what}")
         elif (name := getattr(op, "foreground", None)) is not None:
             field = fields.get(name)
             if not isinstance(field, Mask) and not (isinstance(field, Array) and field.spatial):
@@ -46,15 +56,47 @@ def check_foreground(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
                 )
 
 
-def foreground_points(
+def first_boxes(fields: Mapping[str, Field]) -> str | None:
+    """Return the field of boxes that ops look at."""
+    return next((name for name, field in fields.items() if isinstance(field, Boxes)), None)
+
+
+def has_rows(field: Field | None) -> bool:
+    """Tell whether a field may have a row for each box."""
+    is_list = isinstance(field, Array) and field.dims[:1] == (None,) and None not in field.dims[1:]
+    return is_list or isinstance(field, Boxes | Keypoints)
+
+
+def _needs_boxes(op: Any) -> bool:
+    return getattr(op, "needs_boxes", False)
+
+
+def known_of(
     request: Request, ops: Sequence[Any], view: int, first: int, last: int
-) -> list[Floats | None] | None:
-    """Return what ``augment.plan`` takes as ``points`` of a range of samples; None where no op needs any."""
-    if not any(getattr(op, "foreground", None) for op in ops):
+) -> Known | None:
+    """Return what ops are told of a range of samples; None where none needs anything."""
+    needs_boxes = any(map(_needs_boxes, ops))
+    if not needs_boxes and not any(getattr(op, "foreground", None) for op in ops):
         return None
     draw = partial(_draw_points, ops, view)
     found, start = request.shared(("points", view), draw, first, last)
-    return [None if each is None else each[start : start + last - first] for each in found]
+    points = [None if each is None else each[start : start + last - first] for each in found]
+    return Known(points, boxes_of(request, first, last) if needs_boxes else None)
+
+
+def boxes_of(request: Request, first: int, last: int) -> list[npt.NDArray[np.float32]]:
+    """Return the stored boxes of a range of samples."""
+    found, start = request.shared("boxes", _boxes, first, last)
+    return found[start : start + last - first]
+
+
+def _boxes(request: Request, first: int, last: int) -> list[npt.NDArray[np.float32]]:
+    view = request.plan.view
+    assert view is not None
+    name = first_boxes(view.schema.fields)
+    assert name is not None
+    records = view.store.records(name, request.part(first, last))
+    return [view.codec(name).decode(record) for record in records]
 
 
 def _draw_points(

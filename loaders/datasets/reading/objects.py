@@ -1,0 +1,189 @@
+"""Values that are read one by one: text, JSON, arrays of varying shape, and what follows the crops of a picture.
+
+Boxes and keypoints are moved as its pixels are; what belongs to boxes is dropped with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from loaders import augment
+from loaders.datasets.reading.known import boxes_of, first_boxes, has_rows
+from loaders.datasets.reading.request import ReaderAround
+from loaders.datasets.reading.samples import LIST, Form, in_form
+from loaders.errors import BatchError, CodecError
+from loaders.schema import Boxes, Field, Keypoints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from loaders.data.store import Store
+    from loaders.datasets.reading.pictures import Move, PictureReader
+    from loaders.datasets.reading.request import Memory, Request
+
+    Bools = npt.NDArray[np.bool_]
+    UInt8Array = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectReader:
+    """Anything else, value by value: text, JSON, bytes, arrays of varying shape."""
+
+    store: Store
+    name: str
+    field: Field
+    codec: Any
+    batching: Form = LIST
+    min_rows: int = 256
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def prefetched_field(self) -> str:
+        return self.name
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        return [[None] * num_samples]
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        records = request.records(self.store, self.name, first, last)
+        for i, record in enumerate(records, first):
+            value = self.codec.decode(record)
+            values[0][i] = (
+                torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
+            )
+
+    def finish(self, values: list[Any]) -> list[Any]:
+        return [in_form(values[0], self.batching, self.name)]
+
+
+def sanitizer_of(ops: Sequence[Any]) -> augment.SanitizeBoundingBoxes | None:
+    """Return the op that drops boxes; None where none does."""
+    found = [op for op in ops if isinstance(op, augment.SanitizeBoundingBoxes)]
+    return found[-1] if found else None
+
+
+def belongs_to_boxes(
+    name: str, field: Field, views: Iterable[Sequence[Any]], fields: Mapping[str, Field]
+) -> bool:
+    """Tell whether a field has a row for each box, of which an op of some view drops some."""
+    return any(
+        name == first_boxes(fields)
+        or (has_rows(field) if op.fields is None else name in op.fields)
+        for op in map(sanitizer_of, views)
+        if op is not None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeReader(ReaderAround):
+    """Values that follow the crops of a picture, in each of its views.
+
+    Attributes:
+        reader: Of the values as they are stored.
+        ops: Of each view.
+        picture: Whose crops they follow.
+        is_guess: It is the first of several images.
+        fields: All that are stored.
+    """
+
+    reader: ObjectReader
+    ops: tuple[tuple[Any, ...], ...]
+    picture: PictureReader
+    is_guess: bool
+    fields: Mapping[str, Field]
+
+    @property
+    def name(self) -> str:
+        return self.reader.name
+
+    @property
+    def field(self) -> Field:
+        return self.reader.field
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(
+            f"{self.name}{name.removeprefix(self.picture.name)}" for name in self.picture.names
+        )
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        return [[None] * num_samples for _ in self.names]
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        records = request.records(self.reader.store, self.name, first, last)
+        wanted, start = self.picture.wanted(request, first, last)
+        is_leader = self.name == first_boxes(self.fields)
+        keeps = [self._kept(view, request, first, last) for view in range(len(values))]
+        for i, record in enumerate(records):
+            value = self.reader.codec.decode(record)
+            if self.is_guess and isinstance(self.field, Boxes):
+                _check_inside(value, self.picture.name, wanted.heads.sizes[start + i])
+            for view, move in enumerate(wanted.moves(start + i)):
+                marks = wanted.plans[view].kept if is_leader else None
+                moved = self._moved(value, move)
+                if marks is not None:
+                    moved = moved * marks[start + i][:, None]
+                kept = keeps[view]
+                if kept is not None:
+                    self._check_rows(moved, kept[i], request.indices[first + i])
+                    moved = moved[kept[i]]
+                values[view][first + i] = torch.from_numpy(moved)
+
+    def _moved(self, value: npt.NDArray[Any], move: Move) -> npt.NDArray[Any]:
+        if isinstance(self.field, Boxes):
+            return augment.move_boxes(value, *move)
+        if isinstance(self.field, Keypoints):
+            box, size, flip, *warped = move
+            return augment.move_keypoints(value, box, size, flip, self.field.flip_pairs, *warped)
+        return np.array(value)
+
+    def _kept(self, view: int, request: Request, first: int, last: int) -> list[Bools] | None:
+        """Return which boxes of each sample are left in a view; None: all."""
+        if not belongs_to_boxes(self.name, self.field, [self.ops[view]], self.fields):
+            return None
+        name = ("kept", self.picture.name, view)
+        found, start = request.shared(name, partial(self._keeps, view), first, last)
+        return found[start : start + last - first]
+
+    def _keeps(self, view: int, request: Request, first: int, last: int) -> list[Bools]:
+        sanitizer = sanitizer_of(self.ops[view])
+        assert sanitizer is not None
+        wanted, start = self.picture.wanted(request, first, last)
+        found = []
+        for i, boxes in enumerate(boxes_of(request, first, last), start):
+            marks = wanted.plans[view].kept
+            moved = augment.move_boxes(boxes, *wanted.moves(i)[view])
+            kept = sanitizer.keeps(moved)
+            found.append(kept if marks is None else kept & marks[i])
+        return found
+
+    def _check_rows(self, value: npt.NDArray[Any], kept: Bools, index: int) -> None:
+        if len(value) != len(kept):
+            raise BatchError(
+                f"sample {index} has {len(kept)} boxes and {len(value)} rows of {self.name!r}: "
+                "SanitizeBoundingBoxes(fields=[...]) names what has a row for each box"
+            )
+
+    def finish(self, values: list[Any]) -> list[Any]:
+        named = zip(self.names, values, strict=True)
+        return [in_form(tensors, self.reader.batching, name) for name, tensors in named]
+
+
+def _check_inside(boxes: npt.NDArray[Any], picture: str, size: npt.NDArray[np.int64]) -> None:
+    """Raise CodecError if one begins beyond the picture: it was drawn on another one of the sample."""
+    height, width = size.tolist()
+    outside = (boxes[:, 0] > width) | (boxes[:, 1] > height)
+    if outside.any():
+        box, where = boxes[outside.argmax()].tolist(), f"{picture!r}, which is {height} x {width}"
+        what = f"box {box} lies outside of {where}. Boxes are in pixels of the first image of the schema"
+        raise CodecError(f"{what}: list that one first when packing")
