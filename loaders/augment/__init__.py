@@ -73,13 +73,20 @@ from loaders.augment.pixels import (
 )
 from loaders.augment.resampling import Resampling
 from loaders.augment.views import Views, as_augment, has_draws
-from loaders.augment.warps import RandomAffine, RandomPerspective, RandomRotation, warp
+from loaders.augment.warps import (
+    ElasticTransform,
+    RandomAffine,
+    RandomPerspective,
+    RandomRotation,
+    warp,
+)
 from loaders.checks import did_you_mean
 
 __all__ = [
     "CenterCrop",
     "ColorJitter",
     "Edits",
+    "ElasticTransform",
     "GaussianBlur",
     "Geometry",
     "Known",

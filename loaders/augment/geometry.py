@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 import numpy as np
 
 from loaders.augment.edits import Edits
+from loaders.augment.elastic import Ripple
 from loaders.augment.resampling import FAST, Resampling, margin_of, resampling_of
 from loaders.errors import BatchError
 from loaders.rng import key64, uniforms
@@ -80,6 +81,7 @@ class Geometry:
         regions: Where pictures are filtered ``(N, 4)`` float64: the boxes before they are rounded; else None.
         matrices: Where some are turned, sheared and the like ``(N, 3, 3)`` float64: from x, y of a result to those of
             its source. Of the others all zeros; of these ``boxes`` enclose what is read. None: of none.
+        ripples: Where all are displaced, how each is, between the matrix and the result; else None.
         edits: What happens to the pixels then; None: nothing.
         kept: Which of its boxes each sample keeps, by an op that crops around them; None: all.
     """
@@ -90,6 +92,7 @@ class Geometry:
     resampling: Resampling = FAST
     regions: Floats | None = None
     matrices: Floats | None = None
+    ripples: Sequence[Ripple] | None = None
     edits: Edits | None = None
     kept: Sequence[npt.NDArray[np.bool_]] | None = None
 
@@ -152,11 +155,13 @@ class Window:
             turned or the like; zeros where it is not; None: of no sample.
         boxes: Those of each sample in source pixels; None where no op asks for them.
         kept: Which of all of these, end to end, are kept; None: all.
+        ripples: How all are displaced; what the above calls the source is then the frame that they are displaced in.
+        beyond: ``(N, 3, 3)``: from x, y of that frame to those of the real source.
     """
 
     __slots__ = (
-        *("base", "boxes", "extent", "flip", "indices", "kept", "origin", "points", "size"),
-        "sizes",
+        *("base", "beyond", "boxes", "extent", "flip", "indices", "kept", "origin", "points"),
+        *("ripples", "size", "sizes"),
     )
 
     def __init__(self, sizes: Ints, indices: npt.NDArray[Any]) -> None:
@@ -169,6 +174,8 @@ class Window:
         self.base: Floats | None = None
         self.boxes: Sequence[npt.NDArray[Any]] | None = None
         self.kept: npt.NDArray[np.bool_] | None = None
+        self.ripples: list[Ripple] | None = None
+        self.beyond: Floats | None = None
         self.sizes = self.size.copy()
 
     def frame_points(self) -> tuple[Ints, npt.NDArray[np.bool_]]:
@@ -185,7 +192,8 @@ class Window:
         counts = np.array([len(each) for each in self.boxes], np.int64)
         boxes = np.concatenate([*self.boxes, np.zeros((0, 4))]).astype(np.float64)
         owners = np.repeat(np.arange(len(counts)), counts)
-        inverses = np.asarray(np.linalg.inv(self._matrices()), np.float64)[owners]
+        matrices = self._matrices() if self.beyond is None else self.beyond @ self._matrices()
+        inverses = np.asarray(np.linalg.inv(matrices), np.float64)[owners]
         frame = np.tile(self.size[owners, ::-1], 2).astype(np.float64)
         return np.clip(enclosing(inverses, boxes), 0, frame), counts
 
@@ -232,8 +240,26 @@ class Window:
         )
         self.flip = self.flip & ~rows
 
+    def displace(
+        self, seeds: Ints, alpha: tuple[float, float], sigma: tuple[float, float]
+    ) -> None:
+        """Displace the pixels of the frames, as ``Ripple`` says.
+
+        Raises:
+            BatchError: They are no pictures, or displaced already.
+        """
+        if self.size.shape[1] != 2 or self.ripples is not None:
+            raise BatchError("only pictures are displaced, and these only once")
+        self.beyond, self.base = self._matrices(), None
+        self.ripples = [
+            Ripple(seed, (height, width), alpha, sigma, np.eye(3))
+            for seed, (height, width) in zip(seeds.tolist(), self.size.tolist(), strict=True)
+        ]
+        self.origin, self.extent = np.zeros(self.size.shape), self.size.astype(np.float64)
+        self.flip = np.zeros_like(self.flip)
+
     def _matrices(self) -> Floats:
-        """Return the map from x, y of the frame to those of the real source."""
+        """Return the map from x, y of the frame to those of the source, or of where pixels are displaced."""
         step = self.extent / self.size
         matrices = np.zeros((len(step), 3, 3))
         matrices[:, 2, 2] = 1
@@ -249,15 +275,22 @@ class Window:
 
     def _warped(self, geometry: Geometry) -> Geometry:
         """Give those that are warped their matrix, and the box of all that it reads."""
-        if self.base is None:
-            return geometry
-        is_warped = self.base[:, 2, 2] != 0
-        matrices = self._matrices() * is_warped[:, None, None]
+        matrices, ripples = self._matrices(), self.ripples
         height, width = geometry.sizes.T.astype(np.float64)
         zero = np.zeros_like(width)
-        corners = np.stack([zero, zero, width, zero, zero, height, width, height], axis=1)
-        found = moved_points(matrices, corners.reshape(-1, 4, 2))[..., ::-1]
-        low, high = np.floor(found.min(axis=1)) - 1, np.ceil(found.max(axis=1)) + 1
+        read = np.stack([zero, zero, width, height], axis=1)
+        if ripples is not None and self.beyond is not None:
+            ripples = [each._replace(frame=at) for each, at in zip(ripples, matrices, strict=True)]
+            reach = np.array([each.alpha for each in ripples]).reshape(-1, 2) / 2
+            read = enclosing(matrices, read) + np.concatenate([-reach, reach], axis=1)
+            matrices, is_warped = self.beyond, np.ones(len(read), np.bool_)
+        elif self.base is not None:
+            is_warped = self.base[:, 2, 2] != 0
+            matrices = matrices * is_warped[:, None, None]
+        else:
+            return geometry
+        found = enclosing(matrices, read)
+        low, high = np.floor(found[:, 1::-1]) - 1, np.ceil(found[:, :1:-1]) + 1
         low, high = np.clip(low, 0, self.sizes - 1), np.clip(high, 1, self.sizes)
         boxes = np.concatenate([low, np.maximum(high - low, 1)], axis=1).astype(np.int64)
         rows = is_warped[:, None]
@@ -267,6 +300,7 @@ class Window:
             flips=geometry.flips & ~rows,
             regions=None if geometry.regions is None else np.where(rows, boxes, geometry.regions),
             matrices=matrices,
+            ripples=ripples,
         )
 
     def geometry(self, resampling: Resampling = FAST) -> Geometry:

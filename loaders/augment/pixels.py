@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
-from loaders.augment.geometry import enclosing, moved_points
+from loaders.augment.geometry import moved_points
 from loaders.augment.resampling import (
     FAST,
     Resampling,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.augment.elastic import Ripple
     from loaders.augment.geometry import Geometry
 
     Array = npt.NDArray[Any]
@@ -447,6 +448,7 @@ def move_boxes(
     size: Sequence[int],
     flip: Sequence[bool],
     matrix: npt.NDArray[np.float64] | None = None,
+    ripple: Ripple | None = None,
 ) -> npt.NDArray[np.float32]:
     """Move bounding boxes as ``apply`` moves the pixels below them.
 
@@ -456,6 +458,7 @@ def move_boxes(
         size: As in ``apply``.
         flip: As in ``apply``.
         matrix: Instead of box and flip, as in ``warp``: boxes become those that enclose their corners.
+        ripple: As in ``warp``.
 
     Returns:
         ``(n, 4)``, in pixels of the result and clipped to it. Number and order stay: what left the
@@ -474,7 +477,9 @@ def move_boxes(
     out_height, out_width = size
     frame = np.array((out_width, out_height) * 2, np.float64)
     if matrix is not None:
-        moved = enclosing(_inverse(matrix), boxes.astype(np.float64))
+        corners = boxes[:, [0, 1, 2, 1, 0, 3, 2, 3]].reshape(-1, 4, 2)
+        found = _to_result(corners, matrix, ripple)
+        moved = np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1)
         return np.asarray(np.clip(moved, 0, frame), np.float32)
     y, x, height, width = box
     scale = np.array((out_width / width, out_height / height) * 2)
@@ -487,8 +492,16 @@ def move_boxes(
     return np.asarray(np.clip(moved, 0, frame), np.float32)
 
 
-def _inverse(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.asarray(np.linalg.inv(matrix), np.float64)[None]
+def _to_result(
+    points: Array, matrix: npt.NDArray[np.float64], ripple: Ripple | None
+) -> npt.NDArray[np.float64]:
+    """Return where points ``(n, num, 2)`` of the source are shown."""
+
+    def back(matrix: npt.NDArray[np.float64], points: Array) -> npt.NDArray[np.float64]:
+        return moved_points(np.asarray(np.linalg.inv(matrix), np.float64)[None], points)
+
+    at = back(matrix, points.astype(np.float64))
+    return at if ripple is None else back(ripple.frame, ripple.moved(at))
 
 
 def move_keypoints(
@@ -498,6 +511,7 @@ def move_keypoints(
     flip: Sequence[bool],
     pairs: Sequence[Sequence[int]] = (),
     matrix: npt.NDArray[np.float64] | None = None,
+    ripple: Ripple | None = None,
 ) -> npt.NDArray[np.float32]:
     """Move points as ``apply`` moves the pixels below them.
 
@@ -508,6 +522,7 @@ def move_keypoints(
         flip: As in ``apply``.
         pairs: Points that change places in a horizontal flip, and where a matrix mirrors.
         matrix: Instead of box and flip, as in ``warp``.
+        ripple: As in ``warp``.
 
     Returns:
         The same shape, in pixels of the result. With visibility, what left the frame and what was not
@@ -526,11 +541,10 @@ def move_keypoints(
     frame = np.array((size[1], size[0]), np.float64)
     moved = points.astype(np.float64)
     if matrix is not None:
-        moved[..., :2] = moved_points(_inverse(matrix), moved[..., :2].reshape(1, -1, 2)).reshape(
-            *points.shape[:2], 2
-        )
+        moved[..., :2] = _to_result(moved[..., :2], matrix, ripple)
         box, flip = (0, 0, *size), (False, False)
-        for first, second in pairs if np.linalg.det(matrix[:2, :2]) < 0 else ():
+        total = matrix if ripple is None else matrix @ ripple.frame
+        for first, second in pairs if np.linalg.det(total[:2, :2]) < 0 else ():
             moved[:, [first, second]] = moved[:, [second, first]]
     y, x, height, width = box
     moved[..., :2] = (moved[..., :2] - (x, y)) * (frame / (width, height))

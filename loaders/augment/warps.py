@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from loaders.augment.edits import NUM_VALUES
-from loaders.augment.geometry import Op, enclosing
+from loaders.augment.geometry import Op, enclosing, moved_points
 from loaders.augment.resampling import Fill, as_fill
 from loaders.checks import one_of, real_number, whole_number
 from loaders.errors import BatchError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.augment.elastic import Ripple
     from loaders.augment.geometry import Floats, Ints, Window
 
 _INVERSE = cv2.WARP_INVERSE_MAP
@@ -97,7 +98,7 @@ def _as_pair(name: str, value: Any) -> tuple[float, float]:
     return -number, number
 
 
-def _check(op: RandomRotation | RandomAffine | RandomPerspective) -> None:
+def _check(op: Any) -> None:
     one_of("interpolation", op.interpolation, ("nearest", "bilinear"))
     object.__setattr__(op, "fill", as_fill(op.fill))
     whole_number("fill_mask", op.fill_mask)
@@ -271,6 +272,56 @@ class RandomPerspective(_Warp):
         window.warp(_homographies(ends, starts), draws[:, 8] < self.p)
 
 
+@dataclass(frozen=True, slots=True)
+class ElasticTransform(_Warp):
+    """Displace pixels by smooth noise, as if seen through water. The rest is as in ``RandomAffine``.
+
+    Boxes and keypoints are displaced back by what moves where they were: nearly right where displacements are small, as
+    in torchvision.
+
+    Args:
+        alpha: How strongly: twice the most that a pixel moves, before noise is smoothed; one number, or (x, y).
+        sigma: How smoothly: of a Gaussian, in pixels; one number, or (x, y).
+        interpolation: ``"nearest"`` or ``"bilinear"``; masks are always ``"nearest"``.
+        fill: What pixels have outside the picture.
+        fill_mask: What masks have outside.
+
+    Raises:
+        ValueError: At construction, a number is negative, or one sigma is 0 and the other not.
+        BatchError: In ``plan``, pictures are displaced twice.
+
+    Source:
+        ``ElasticTransform`` of torchvision; its noise has 256 levels here.
+    """
+
+    alpha: float | tuple[float, float] = 50.0
+    sigma: float | tuple[float, float] = 5.0
+    interpolation: Literal["nearest", "bilinear"] = "bilinear"
+    fill: Fill = 0
+    fill_mask: int = field(default=0, kw_only=True)
+
+    num_draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        _check(self)
+        for name in ("alpha", "sigma"):
+            value = getattr(self, name)
+            pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+            if len(pair) != 2:
+                raise ValueError(f"{name} must be a number or (x, y), got {value!r}")
+            numbers = tuple(float(real_number(name, each, at_least=0)) for each in pair)
+            object.__setattr__(self, name, numbers)
+        sigma: Any = self.sigma
+        if any(sigma) != all(sigma):
+            raise ValueError(f"sigma must be above 0 along both axes, or 0, got {sigma}")
+
+    def move(self, window: Window, draws: Floats) -> None:
+        """Move the window, as every op does."""
+        alpha: Any = self.alpha
+        sigma: Any = self.sigma
+        window.displace((draws[:, 0] * 2**24).astype(np.int64), alpha, sigma)
+
+
 def _homographies(points: Floats, images: Floats) -> Floats:
     """Return the matrices that bring four points to four others, each ``(N, 4, 2)``: ``(N, 3, 3)``."""
     num, (x, y), (u, v) = len(points), np.moveaxis(points, 2, 0), np.moveaxis(images, 2, 0)
@@ -293,6 +344,7 @@ def warp(
     out: npt.NDArray[Any] | None = None,
     interpolation: str = "bilinear",
     padding_mode: str = "constant",
+    ripple: Ripple | None = None,
 ) -> npt.NDArray[Any]:
     """Resample an image by a matrix.
 
@@ -304,6 +356,7 @@ def warp(
         out: Where to write to; a new array by default.
         interpolation: ``"bilinear"`` or ``"nearest"``.
         padding_mode: As in ``RandomCrop``.
+        ripple: What displaces pixels behind the matrix, which is then from its frame.
 
     Returns:
         ``out``.
@@ -316,15 +369,19 @@ def warp(
     shift = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
     # From corners, where a pixel begins, to centres, which OpenCV counts.
     centred = np.linalg.inv(shift) @ matrix @ shift
-    flags = (cv2.INTER_NEAREST if interpolation == "nearest" else cv2.INTER_LINEAR) | _INVERSE
+    flags = cv2.INTER_NEAREST if interpolation == "nearest" else cv2.INTER_LINEAR
     around = tuple(np.broadcast_to(fill, 4).tolist()) if np.ndim(fill) == 0 else tuple(fill)
-    settings = (flags, _BORDERS[padding_mode], around)
+    settings = (flags | _INVERSE, _BORDERS[padding_mode], around)
     flat, target = image, out
     if image.ndim == 3 and image.shape[2] == 1:
         flat, target = image[..., 0], out[..., 0]
     try:
         flat = np.ascontiguousarray(flat)
-        if (centred[2] == (0, 0, 1)).all():
+        if ripple is not None:
+            at = moved_points(matrix[None], ripple.sources(size).reshape(1, -1, 2)) - 0.5
+            x, y = at.astype(np.float32).reshape(*size, 2).transpose(2, 0, 1)
+            done = cv2.remap(flat, x, y, flags, None, *settings[1:])
+        elif (centred[2] == (0, 0, 1)).all():
             done = cv2.warpAffine(flat, centred[:2], (size[1], size[0]), None, *settings)
         else:
             done = cv2.warpPerspective(flat, centred, (size[1], size[0]), None, *settings)

@@ -33,8 +33,9 @@ from loaders.augment.resampling import (
     source_positions,
 )
 from loaders.checks import shown, whole_number
-from loaders.device.edits import Group, edit_images, group_edits, sources, warp
+from loaders.device.edits import Group, edit_images, group_edits
 from loaders.device.nested import map_tensors
+from loaders.device.warps import Ripples, ripples_of, sources, warp
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Moves(NamedTuple):
         edits: What happens to the pixels of images then.
         warped: Samples that are turned, sheared and the like: int64 ``(n,)``; None: none.
         matrices: Of these ``(n, 3, 3)`` float64, as ``augment.Geometry`` says.
+        ripples: How they are displaced; None: not at all.
         regions: Where images are filtered ``(N, 2, 2)`` float64: corner and lengths of the exact boxes. ``table`` then
             has the boxes of all that is read.
     """
@@ -77,6 +79,7 @@ class Moves(NamedTuple):
     edits: tuple[Group, ...] = ()
     warped: torch.Tensor | None = None
     matrices: torch.Tensor | None = None
+    ripples: Ripples | None = None
 
 
 def draw_moves(
@@ -121,14 +124,17 @@ def draw_moves(
     )
 
 
-def _warped(drawn: Geometry) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _warped(
+    drawn: Geometry,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, Ripples | None]:
     rows = np.flatnonzero(drawn.is_warped)
     if drawn.matrices is None or not len(rows):
-        return None, None
+        return None, None, None
     if drawn.resampling.padding_mode not in ("constant", "edge"):
         what = f"padding_mode {drawn.resampling.padding_mode!r} of what is turned or sheared"
         raise BatchError(f"{what} is done on the host")
-    return torch.from_numpy(rows), torch.from_numpy(drawn.matrices[rows])
+    ripples = None if drawn.ripples is None else ripples_of(drawn.ripples)
+    return torch.from_numpy(rows), torch.from_numpy(drawn.matrices[rows]), ripples
 
 
 def _num_taps(drawn: Geometry) -> Any:
@@ -285,7 +291,8 @@ def _turned(masks: torch.Tensor, moves: Moves) -> torch.Tensor:
     assert moves.warped is not None
     assert moves.matrices is not None
     height, width = masks.shape[1:]
-    x, y = sources(moves.matrices, moves.size).floor().long().unbind(-1)
+    points = sources(moves.matrices, moves.size, moves.ripples)
+    x, y = points.floor().long().unbind(-1)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     at = (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).flatten(1)
     some = masks.index_select(0, moves.warped).flatten(1)
@@ -307,7 +314,8 @@ def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
             )
         fill = _row(np.broadcast_to(moves.fill, images.shape[1]).tolist(), images)[None]
         some = images.index_select(0, moves.warped)
-        turned = warp(some, moves.matrices, moves.size, moves.resampling.warp, fill)
+        points = sources(moves.matrices, moves.size, moves.ripples)
+        turned = warp(some, points, moves.resampling.warp, fill)
         moved.index_copy_(0, moves.warped, turned)
     return edit_images(moved, moves.edits)
 

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from loaders.augment.edits import GRAY, Edits, Kind, hashed
-from loaders.augment.resampling import source_positions
+from loaders.device.warps import blurred, sources, warp
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -191,24 +191,8 @@ def _blur(images: torch.Tensor, values: torch.Tensor, most: tuple[int, int]) -> 
     """Blur rows and columns; the size of a kernel is the largest for all, zeros make it the sample's."""
     x = images.float()
     for axis, column in ((3, 1), (2, 2)):
-        x = _blurred(x, axis, values[:, 0], values[:, column], most[column - 1] // 2)
+        x = blurred(x, axis, values[:, 0], values[:, column], most[column - 1] // 2)
     return x.round_().clamp_(0, 255).to(torch.uint8)
-
-
-def _blurred(
-    x: torch.Tensor, axis: int, sigma: torch.Tensor, sizes: torch.Tensor, half: int
-) -> torch.Tensor:
-    num, channels, length = len(x), x.shape[1], x.shape[axis]
-    at = torch.arange(-half, half + 1, device=x.device)
-    weights = torch.exp(-((at / sigma.unsqueeze(1)) ** 2) / 2)
-    weights = weights * (at.abs() <= sizes.unsqueeze(1) // 2)
-    weights = weights / weights.sum(1, keepdim=True)
-    places = torch.arange(-half, length + half, device=x.device)
-    wide = x.index_select(axis, source_positions(places, length, "reflect"))
-    flat = wide.reshape(1, num * channels, *wide.shape[2:])
-    shape = (num * channels, 1, 1, -1) if axis == 3 else (num * channels, 1, -1, 1)
-    kernels = weights.repeat_interleave(channels, 0).reshape(shape)
-    return functional.conv2d(flat, kernels, groups=num * channels).view(x.shape)
 
 
 def _sharpness(images: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -240,52 +224,14 @@ def _erase(images: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def _warp(images: torch.Tensor, values: torch.Tensor, ways: tuple[int, int]) -> torch.Tensor:
     """Resample by a matrix for each sample, by the nearest pixel or between pixels."""
-    matrices, fill = values[:, :6].view(-1, 2, 3), values[:, 7 : 7 + images.shape[1]]
+    points = sources(values[:, :6].view(-1, 2, 3), images.shape[2:])
+    fill = values[:, 7 : 7 + images.shape[1]]
     found = [
-        warp(images, matrices, images.shape[2:], mode, fill)
+        warp(images, points, mode, fill)
         for mode, is_there in zip(("nearest", "bilinear"), ways, strict=True)
         if is_there
     ]
     return found[0] if len(found) == 1 else torch.where(_column(values, 6) > 0, found[1], found[0])
-
-
-def warp(
-    images: torch.Tensor,
-    matrices: torch.Tensor,
-    size: Sequence[int],
-    mode: str,
-    fill: torch.Tensor,
-) -> torch.Tensor:
-    """Return images whose pixels come from where matrices say.
-
-    Args:
-        images: uint8 ``(N, C, H, W)``.
-        matrices: ``(N, 2, 3)`` or ``(N, 3, 3)``: from x, y of a result to its source's, in pixels from the corner.
-        size: Height and width of the results.
-        mode: ``"nearest"`` or ``"bilinear"``.
-        fill: ``(N, C)``: what lies outside.
-    """
-    height, width = images.shape[2:]
-    shape = torch.stack([torch.full((), n, device=images.device) for n in (width, height)])
-    grid = sources(matrices, size) / shape * 2 - 1
-    values = functional.grid_sample(images.float(), grid, mode, "zeros", align_corners=False)
-    ones = torch.ones_like(images[:, :1], dtype=torch.float32)
-    share = functional.grid_sample(ones, grid, mode, "zeros", align_corners=False)
-    values += (1 - share) * fill.view(len(fill), -1, 1, 1)
-    return values.round_().clamp_(0, 255).to(torch.uint8)
-
-
-def sources(matrices: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """Return where the pixels of results come from: x, y in pixels from the corner, float32 ``(N, H, W, 2)``."""
-    y, x = (
-        torch.arange(n, device=matrices.device, dtype=torch.float32) + 0.5
-        for n in (size[0], size[1])
-    )
-    points = torch.stack(
-        [*torch.meshgrid(x, y, indexing="xy"), torch.ones(*size, device=x.device)], -1
-    )
-    found = torch.einsum("nij,hwj->nhwi", matrices.float(), points)
-    return found[..., :2] / found[..., 2:] if matrices.shape[1] == 3 else found
 
 
 _KERNELS: dict[int, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -36,7 +36,9 @@ _LARGE_BATCH = 1 << 30  # bytes
 _told: set[str] = set()
 _FEW = 4  # pictures: preparing takes as long as looking at so many one by one
 
-Move = tuple[list[Any], list[int], list[bool], Any]  # box, size and flips; a matrix, or None
+Move = tuple[
+    list[Any], list[int], list[bool], Any, Any
+]  # box, size and flips; a matrix and a ripple, or None
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class Wanted:
             (
                 *(plan.places[i].tolist(), plan.sizes[i].tolist(), plan.flips[i].tolist()),
                 plan.matrices[i] if plan.matrices is not None and plan.is_warped[i] else None,
+                None if plan.ripples is None else plan.ripples[i],
             )
             for plan in self.plans
         ]
@@ -191,7 +194,7 @@ class PictureReader:
         """Read a picture of any format and dtype."""
         part = wanted.part(i)
         image, source_size = self._decode(part, wanted.reductions[i])
-        for view, (out, (box, size, flip, matrix)) in enumerate(
+        for view, (out, (box, size, flip, matrix, ripple)) in enumerate(
             zip(outs, wanted.moves(i), strict=True)
         ):
             how, is_mask = wanted.plans[view].resampling, isinstance(self.field, Mask)
@@ -200,7 +203,7 @@ class PictureReader:
                 way = "nearest" if is_mask else how.warp
                 done = augment.warp(
                     image, shift @ matrix, size, self.fills[view],
-                    out=out, interpolation=way, padding_mode=how.padding_mode,
+                    out=out, interpolation=way, padding_mode=how.padding_mode, ripple=ripple,
                 )  # fmt: skip
             else:
                 done = augment.apply(
