@@ -415,3 +415,46 @@ class TestAnnotations:
             plan_images(tmp_path / "in", annotations=coco(tmp_path, ["x.png"]))
         with pytest.raises(SourceError, match="no such file"):
             plan_images(tmp_path / "in", annotations=tmp_path / "none")
+
+    @pytest.mark.parametrize(
+        ("size", "orientation"), [((2 * HEIGHT, 2 * WIDTH), 1), ((HEIGHT, WIDTH), 6)]
+    )
+    def test_annotations_of_a_picture_of_another_size_are_refused(
+        self, tmp_path: Path, size: tuple[int, int], orientation: int
+    ) -> None:
+        pictures(tmp_path / "in", "1.png", orientation=orientation)
+        image = {"id": 0, "file_name": "1.png", "height": size[0], "width": size[1]}
+        file = coco(tmp_path, ["1.png"], images=[image])
+
+        with pytest.raises(SourceError, match="of a picture of"):
+            pack_images(tmp_path / "in", tmp_path / "out", annotations=file)
+
+    @pytest.mark.parametrize("size", [{}, {"height": 0, "width": None}])
+    def test_annotations_need_not_tell_a_size(self, tmp_path: Path, size: dict[str, Any]) -> None:
+        pictures(tmp_path / "in", "1.png")
+        file = coco(tmp_path, ["1.png"], images=[{"id": 0, "file_name": "1.png"} | size])
+
+        assert pack_images(tmp_path / "in", tmp_path / "out", annotations=file).samples == 1
+
+    def test_what_would_be_read_as_something_else_is_refused(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "1.png")
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels" / "1.txt").write_text("0 .5 .5 .2 .2 .4 .4 1 .5 .5 1\n")
+        (tmp_path / "data.yaml").write_text("kpt_shape: [2, 3]\nnames: [person]\n")
+        twice = [{"id": 90, "name": "cat"}, {"id": 3, "name": "cat"}]
+
+        with pytest.raises(SourceError, match="kpt_shape"):
+            plan_images(tmp_path / "in", annotations=tmp_path / "labels")
+        with pytest.raises(SourceError, match="'cat'"):
+            plan_images(
+                tmp_path / "in", annotations=coco(tmp_path, ["1.png"], categories=twice)
+            )
+
+    def test_annotations_of_no_picture_are_counted(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "1.png")
+
+        notes = plan_images(
+            tmp_path / "in", annotations=coco(tmp_path, ["1.png", "2.png", "3.png"])
+        ).notes()
+
+        assert any("not there: 2" in note for note in notes)

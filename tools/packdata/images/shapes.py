@@ -78,7 +78,7 @@ class ShapeOptions:
         identity = {"boxes": list(self.boxes), _KEYPOINTS: list(self.keypoints)}
         notes = getattr(source, "notes", ())
         return ExtendedSource(
-            source, labels, identity, lambda item: _members(item, members), notes
+            source, labels, identity, lambda item: _with_members(item, members), notes
         )
 
 
@@ -100,10 +100,11 @@ def _find(text: str, source: Source) -> tuple[str, list[str]]:
     raise SourceError(what, source.name)
 
 
-def _members(item: Item, members: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    return {
+def _with_members(item: Item, members: Mapping[str, Sequence[str]]) -> Item:
+    values = {
         name: _member(item.labels.get(path[0]), path[1:], item) for name, path in members.items()
     }
+    return replace(item, labels={**item.labels, **values})
 
 
 def _member(value: Any, path: Sequence[str], item: Item) -> Any:
@@ -136,6 +137,16 @@ def check_same_classes(sources: Mapping[str, Source]) -> None:
         raise SourceError(what, next(iter(sources.values())).name, "Pack each split by itself")
 
 
+def _check_drawn_on(item: Item, size: Size) -> None:
+    if item.drawn_on in (None, size):
+        return
+    (height, width), (own_height, own_width) = item.drawn_on or size, size
+    what = f"its annotations are of a picture of {width} x {height}, it has {own_width} x {own_height} (width x height)"
+    if (width, height) == size:
+        raise CodecError(f"{what}: they were made before it was turned upright, as its Exif data say")
+    raise CodecError(f"{what}: was one of them resized?")
+
+
 def encode_shape(label: LabelField, item: Item, size: Size, resize: Resize | None) -> bytes:
     """Return the record of an item's boxes or keypoints in a picture of a size, once it is resized.
 
@@ -143,6 +154,7 @@ def encode_shape(label: LabelField, item: Item, size: Size, resize: Resize | Non
         CodecError: They are none, or lie beyond the picture.
     """
     value, field = item.labels.get(label.name), label.field
+    _check_drawn_on(item, size)
     try:
         if isinstance(field, Keypoints):
             points = to_keypoints(value, field.num, size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -56,8 +56,9 @@ class Annotations:
         columns: What else there is of each box.
         by_name: By a picture's path, as far as the annotations have it: with suffix in COCO's, else without.
             An error is raised for the picture.
-        files: They are read from, relative; with what they hash to.
         notes: What is worth knowing.
+        files: They are read from, relative; with what they hash to.
+        sizes: Height and width of pictures, by the same names, where the annotations tell them.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Annotations:
     by_name: dict[str, Values | SourceError]
     notes: tuple[str, ...] = ()
     files: str = ""
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
     empty: Values = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,18 +108,21 @@ def annotated(source: Source, found: Annotations) -> Source:
             what = f"{name} of the annotations would be {num} pictures of {source.name}"
             raise SourceError(what, source.name, "Give annotations folders as the pictures have")
 
-    def more(item: Item) -> Values:
+    def extend(item: Item) -> Item:
         name = found.name_of(item)
         values = found.empty if name is None else found.by_name[name]
         if isinstance(values, SourceError):
             raise values
-        return values
+        return replace(item, labels={**item.labels, **values}, drawn_on=found.sizes.get(name or ""))
 
-    notes = found.notes + (
-        (f"without annotations, so without boxes: {without:,}",) * (without > 0)
+    unused = len({id(values) for values in found.by_name.values()}) - len(names)
+    notes = (
+        *found.notes,
+        *[f"without annotations, so without boxes: {without:,}"] * (without > 0),
+        *[f"annotations of pictures that are not there: {unused:,}"] * (unused > 0),
     )
     identity = {"annotations": found.files, "classes": list(found.classes)}
-    return ExtendedSource(source, labels | found.columns, identity, more, notes)
+    return ExtendedSource(source, labels | found.columns, identity, extend, notes)
 
 
 def open_annotations(path: Path, split: str = "") -> Annotations:
@@ -178,6 +183,7 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
     named = [file for file in files if file.name.startswith("instances")]
     images: dict[Any, Values] = {}
     by_name: dict[str, Values | SourceError] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     categories: dict[Any, Mapping[str, Any]] = {}
     boxes: list[tuple[Mapping[str, Any], Path]] = []
     for file in named or files:
@@ -188,6 +194,8 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
                 what = f"{name} is in it, and in another file of these annotations, or twice"
                 raise SourceError(what, file, "Give the one file that is of these pictures")
             images[file, image["id"]] = by_name[name] = {}
+            if size := _size_of(image.get("height"), image.get("width")):
+                sizes[name] = size
         categories |= {each["id"]: each for each in data.get("categories", ())}
         boxes += [(each, file) for each in data["annotations"] if "bbox" in each]
     if not boxes:
@@ -207,9 +215,17 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
             values[name].append(each.get(name, _COCO_MISSING[name]))
     _fill_keypoints(images.values(), columns)
     names = tuple(str(categories[id].get("name", id)) for id in numbers)
+    if twice := [name for name, num in Counter(names).items() if num > 1]:
+        raise SourceError(f"it has more than one category called {twice[0]!r}", path, "Rename them")
     still = [name for name in ("segmentation", "area") if name in columns]
     note = f"as in the source, moved by nothing: {' and '.join(still)} of boxes"
-    return Annotations("COCO", "xywh", names, columns, by_name, (note,) if still else ())
+    notes = (note,) if still else ()
+    return Annotations("COCO", "xywh", names, columns, by_name, notes, sizes=sizes)
+
+
+def _size_of(height: Any, width: Any) -> tuple[int, int] | None:
+    """Return a size that annotations tell; there are some that tell 0, or nothing."""
+    return (int(height), int(width)) if height and width and int(height) and int(width) else None
 
 
 def _name_of(image: Mapping[str, Any], file: Path) -> str:
@@ -293,10 +309,14 @@ def _kind_of_split(word: str) -> str:
 
 def _read_voc(path: Path, files: Sequence[Path], split: str) -> Annotations:
     by_name: dict[str, Values | SourceError] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     for file in files:
         name = str((file.relative_to(path) if file != path else Path(file.name)).with_suffix(""))
         try:
-            by_name[name] = _voc_values(ElementTree.fromstring(read_file(file, str(file))))
+            root = ElementTree.fromstring(read_file(file, str(file)))
+            by_name[name] = _voc_values(root)
+            if size := _size_of(root.findtext("size/height"), root.findtext("size/width")):
+                sizes[name] = size
         except (ElementTree.ParseError, ValueError, AttributeError, TypeError) as error:
             by_name[name] = SourceError(f"{file} is no VOC annotation ({error})", file)
     good = [values for values in by_name.values() if isinstance(values, dict)]
@@ -305,7 +325,7 @@ def _read_voc(path: Path, files: Sequence[Path], split: str) -> Annotations:
     for values in good:
         values[BOX_LABELS] = [numbers[name] for name in values[BOX_LABELS]]
     flags = {"difficult": Column("json", field=Array(dtype="int64", dims=_NUMBERS))}
-    return Annotations("VOC", "xyxy", names, flags, by_name)
+    return Annotations("VOC", "xyxy", names, flags, by_name, sizes=sizes)
 
 
 def _voc_values(root: ElementTree.Element) -> Values:
@@ -379,15 +399,23 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
 
 def _yolo_names(path: Path) -> tuple[str, ...]:
     """Read the names of classes from ``data.yaml`` or ``classes.txt``, in the folder or up to two above."""
-    for folder in (path, *path.resolve().parents[:2]):
-        for file in sorted(folder.glob("*.y*ml")) if folder.is_dir() else ():
-            if names := _yaml_names(read_file(file, str(file)).decode(errors="replace")):
-                return names
-        for name in ("classes.txt", "obj.names"):
-            if (folder / name).is_file():
-                lines = read_file(folder / name, name).decode(errors="replace").splitlines()
-                return tuple(line.strip() for line in lines if line.strip())
+    folders = (path, *path.resolve().parents[:2])
+    for file in (file for folder in folders for file in sorted(folder.glob("*.y*ml"))):
+        text = read_file(file, str(file)).decode(errors="replace")
+        _check_no_pose(text, file)
+        if names := _yaml_names(text):
+            return names
+    for file in (folder / name for folder in folders for name in ("classes.txt", "obj.names")):
+        if file.is_file():
+            lines = read_file(file, str(file)).decode(errors="replace").splitlines()
+            return tuple(line.strip() for line in lines if line.strip())
     return ()
+
+
+def _check_no_pose(text: str, file: Path) -> None:
+    if re.search(r"^kpt_shape:", text, re.MULTILINE):
+        what = "its labels are of poses (kpt_shape), which would be read as polygons"
+        raise SourceError(what, file, "Convert them to COCO's person_keypoints")
 
 
 def _yaml_names(text: str) -> tuple[str, ...]:

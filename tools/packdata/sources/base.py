@@ -133,6 +133,7 @@ class Item:
         path: The file itself, where it is one of its own.
         mask_path: The mask's file, where it is one of its own.
         mask_name: What the source calls the mask, where that is a file.
+        drawn_on: Height and width of the picture that its boxes were drawn on, where that is said.
     """
 
     key: str
@@ -143,6 +144,7 @@ class Item:
     path: str | None = None
     mask_path: str | None = None
     mask_name: str | None = None
+    drawn_on: tuple[int, int] | None = None
 
     def place_of_mask(self, name: str | None) -> str:
         """Return what messages about the item's mask begin with; they begin as those of the item."""

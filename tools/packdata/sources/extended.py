@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
@@ -19,7 +18,7 @@ class ExtendedSource:
         source: The items.
         labels: All columns.
         identity: What they depend on, beside the source.
-        more: Returns the values of the columns that the source does not have; SourceError rejects the item.
+        extend: Returns an item with the values of the columns that the source does not have; SourceError rejects it.
         notes: What is worth knowing.
     """
 
@@ -28,10 +27,10 @@ class ExtendedSource:
         source: Source,
         labels: Mapping[str, Column],
         identity: Mapping[str, Any],
-        more: Callable[[Item], Mapping[str, Any]],
+        extend: Callable[[Item], Item],
         notes: tuple[str, ...] = (),
     ) -> None:
-        self.source, self.labels, self._more, self.notes = source, labels, more, notes
+        self.source, self.labels, self._extend, self.notes = source, labels, extend, notes
         self.kind, self.name = source.kind, source.name
         self.identity: Mapping[str, Any] = {**source.identity, "columns": identity}
         self.has_masks, self.pixels, self.ignored = source.has_masks, source.pixels, source.ignored
@@ -45,7 +44,7 @@ class ExtendedSource:
         """Yield items from number ``start`` on."""
         for item in self.source.items(start):
             try:
-                yield replace(item, labels={**item.labels, **self._more(item)})
+                yield self._extend(item)
             except SourceError as error:
                 yield broken_item(item.key, error.what, item.where, error.hint)
 
