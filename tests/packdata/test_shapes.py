@@ -446,9 +446,7 @@ class TestAnnotations:
         with pytest.raises(SourceError, match="kpt_shape"):
             plan_images(tmp_path / "in", annotations=tmp_path / "labels")
         with pytest.raises(SourceError, match="'cat'"):
-            plan_images(
-                tmp_path / "in", annotations=coco(tmp_path, ["1.png"], categories=twice)
-            )
+            plan_images(tmp_path / "in", annotations=coco(tmp_path, ["1.png"], categories=twice))
 
     def test_annotations_of_no_picture_are_counted(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")

@@ -143,7 +143,9 @@ def _check_drawn_on(item: Item, size: Size) -> None:
     (height, width), (own_height, own_width) = item.drawn_on or size, size
     what = f"its annotations are of a picture of {width} x {height}, it has {own_width} x {own_height} (width x height)"
     if (width, height) == size:
-        raise CodecError(f"{what}: they were made before it was turned upright, as its Exif data say")
+        raise CodecError(
+            f"{what}: they were made before it was turned upright, as its Exif data say"
+        )
     raise CodecError(f"{what}: was one of them resized?")
 
 

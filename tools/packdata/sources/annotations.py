@@ -113,7 +113,9 @@ def annotated(source: Source, found: Annotations) -> Source:
         values = found.empty if name is None else found.by_name[name]
         if isinstance(values, SourceError):
             raise values
-        return replace(item, labels={**item.labels, **values}, drawn_on=found.sizes.get(name or ""))
+        return replace(
+            item, labels={**item.labels, **values}, drawn_on=found.sizes.get(name or "")
+        )
 
     unused = len({id(values) for values in found.by_name.values()}) - len(names)
     notes = (
@@ -216,7 +218,9 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
     _fill_keypoints(images.values(), columns)
     names = tuple(str(categories[id].get("name", id)) for id in numbers)
     if twice := [name for name, num in Counter(names).items() if num > 1]:
-        raise SourceError(f"it has more than one category called {twice[0]!r}", path, "Rename them")
+        raise SourceError(
+            f"it has more than one category called {twice[0]!r}", path, "Rename them"
+        )
     still = [name for name in ("segmentation", "area") if name in columns]
     note = f"as in the source, moved by nothing: {' and '.join(still)} of boxes"
     notes = (note,) if still else ()
