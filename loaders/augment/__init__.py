@@ -22,7 +22,7 @@ carries them out.
 from typing import Any
 
 from loaders.augment import presets
-from loaders.augment.auto import RandAugment, TrivialAugmentWide
+from loaders.augment.auto import AugMix, RandAugment, TrivialAugmentWide
 from loaders.augment.colour import (
     ColorJitter,
     GaussianBlur,
@@ -83,6 +83,7 @@ from loaders.augment.warps import (
 from loaders.checks import did_you_mean
 
 __all__ = [
+    "AugMix",
     "CenterCrop",
     "ColorJitter",
     "Edits",

@@ -1,10 +1,10 @@
-"""RandAugment and TrivialAugmentWide: for each sample ops and strengths of its own, from a list of fourteen.
+"""RandAugment, TrivialAugmentWide and AugMix: for each sample ops and strengths of its own, from a list of fourteen.
 
 They are ops of pixels, though some of them move these: as in torchvision, masks, boxes and keypoints have no part in
 them, and datasets that have such fields are refused.
 
-Source: Cubuk et al., "RandAugment", 2019; Müller and Hutter, "TrivialAugment", 2021; the lists of ops and their
-strengths are those of ``torchvision.transforms.v2``.
+Source: Cubuk et al., "RandAugment", 2019; Müller and Hutter, "TrivialAugment", 2021; Hendrycks et al., "AugMix", 2019;
+the lists of ops and their strengths are those of ``torchvision.transforms.v2``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loaders.augment.colour import PixelOp
 from loaders.augment.edits import NUM_VALUES, Edits, Kind
 from loaders.augment.resampling import Fill, as_fill
 from loaders.augment.warps import affine_matrices, as_values
-from loaders.checks import one_of, whole_number
+from loaders.checks import one_of, real_number, whole_number
 
 if TYPE_CHECKING:
     from loaders.augment.geometry import Floats, Ints
@@ -26,16 +26,14 @@ if TYPE_CHECKING:
 # Name, kernel, strengths from the first bin to the last, and whether the sign is drawn.
 _Space = tuple[tuple[str, Kind, tuple[float, float], bool], ...]
 
+_FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
+_FACTOR_KINDS = (Kind.BRIGHTNESS, Kind.SATURATION, Kind.CONTRAST, Kind.SHARPNESS)
+
 
 def _space(shear: float, turn: float, strength: float) -> _Space:
     factors = tuple(
         (name, kind, (0.0, strength), True)
-        for name, kind in (
-            ("Brightness", Kind.BRIGHTNESS),
-            ("Color", Kind.SATURATION),
-            ("Contrast", Kind.CONTRAST),
-            ("Sharpness", Kind.SHARPNESS),
-        )
+        for name, kind in zip(_FACTORS, _FACTOR_KINDS, strict=True)
     )
     return (
         ("Identity", Kind.NONE, (0.0, 0.0), False),
@@ -63,14 +61,14 @@ class _Strengths:
     Attributes:
         space: The list.
         num_bins: Of strengths.
-        bits: That the last bin of Posterize takes away.
-        shift: Of the last bin of the translations, in pixels; None: 150/331 of the side.
+        bits: That Posterize leaves at the first and at the last bin.
+        shift: Of the last bin of the translations: a share of the side, and pixels.
     """
 
     space: _Space
     num_bins: int
-    bits: int
-    shift: float | None
+    bits: tuple[int, int]
+    shift: tuple[float, float]
 
     def edits(
         self, which: Ints, bins: Ints, signs: Floats, sizes: Ints, interpolation: str, fill: Any
@@ -89,7 +87,9 @@ class _Strengths:
                 matrices = self._matrices(name, strength, sizes[rows])
                 edits.values[rows, 0] = as_values(matrices, interpolation, fill)
             elif name == "Posterize":
-                edits.values[rows, 0, 0] = np.rint(8 - self.bits * share[rows])
+                edits.values[rows, 0, 0] = np.rint(
+                    self.bits[0] + (self.bits[1] - self.bits[0]) * share[rows]
+                )
             else:
                 edits.values[rows, 0, 0] = strength + (1 if is_signed else 0)
         return edits
@@ -104,7 +104,7 @@ class _Strengths:
             shear = (angle, zero) if name == "ShearX" else (zero, angle)
             return affine_matrices(zero, shear=shear)
         side = width if name == "TranslateX" else height
-        pixels = np.trunc(strength * (150 / 331 * side if self.shift is None else self.shift))
+        pixels = np.trunc(strength * (self.shift[0] * side + self.shift[1]))
         shift = (pixels, zero) if name == "TranslateX" else (zero, pixels)
         return affine_matrices(zero, translate=shift)
 
@@ -151,7 +151,7 @@ class RandAugment(PixelOp):
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
         """Return the edits of N samples, as every op of pixels does."""
-        strengths = _Strengths(_RAND, self.num_magnitude_bins, 4, None)
+        strengths = _Strengths(_RAND, self.num_magnitude_bins, (8, 4), (150 / 331, 0.0))
         bins = np.full(len(draws), self.magnitude)
         how = (sizes, self.interpolation, self.fill)
         parts = [
@@ -186,6 +186,96 @@ class TrivialAugmentWide(PixelOp):
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
         """Return the edits of N samples, as every op of pixels does."""
         bins = _pick(draws[:, 1], self.num_magnitude_bins)
-        strengths = _Strengths(_WIDE, self.num_magnitude_bins, 6, 32.0)
+        strengths = _Strengths(_WIDE, self.num_magnitude_bins, (8, 2), (0.0, 32.0))
         which, signs = _pick(draws[:, 0], len(_WIDE)), _sign(draws[:, 2])
         return strengths.edits(which, bins, signs, sizes, self.interpolation, self.fill)
+
+
+_MIX = _RAND[1:]
+_MIX_BINS = 10
+_NUM_TRIES = 6  # of a number of the Gamma distribution: each fails 1 time in 20 at most
+_GAMMA_DRAWS = 1 + 3 * _NUM_TRIES
+_LONGEST = 3  # chain of a random length
+
+
+@dataclass(frozen=True, slots=True)
+class AugMix(PixelOp):
+    """The weighted mean of the picture and of several chains of ops that begin with it.
+
+    Args:
+        severity: How many of ten strengths an op may have, from the weakest on.
+        mixture_width: How many chains there are.
+        chain_depth: How many ops each has; below 1: one to three, at random.
+        alpha: Of the Dirichlet distributions of the weights.
+        all_ops: Whether brightness, color, contrast and sharpness are among the ops.
+        interpolation: As in ``RandAugment``.
+        fill: As in ``RandAugment``.
+
+    Raises:
+        ValueError: At construction, a number is out of range.
+    """
+
+    severity: int = 3
+    mixture_width: int = 3
+    chain_depth: int = -1
+    alpha: float = 1.0
+    all_ops: bool = True
+    interpolation: Literal["nearest", "bilinear"] = "bilinear"
+    fill: Fill | None = None
+    num_draws: int = field(init=False, repr=False, compare=False, default=0)  # type: ignore[misc]
+
+    edits_places = True
+
+    def __post_init__(self) -> None:
+        whole_number("severity", self.severity, at_least=1, below=_MIX_BINS + 1)
+        whole_number("mixture_width", self.mixture_width, at_least=1)
+        whole_number("chain_depth", self.chain_depth)
+        real_number("alpha", self.alpha, at_least=1e-3)
+        one_of("interpolation", self.interpolation, ("nearest", "bilinear"))
+        object.__setattr__(self, "fill", as_fill(self.fill or 0))
+        chains = self.mixture_width * (1 + 3 * self._depth)
+        num = (2 + self.mixture_width) * _GAMMA_DRAWS + chains
+        object.__setattr__(self, "num_draws", num)
+
+    @property
+    def _depth(self) -> int:
+        return self.chain_depth if self.chain_depth > 0 else _LONGEST
+
+    def edit(self, draws: Floats, sizes: Ints) -> Edits:
+        """Return the edits of N samples, as every op of pixels does."""
+        num, width = len(draws), self.mixture_width
+        first, last = np.split(draws, [(2 + width) * _GAMMA_DRAWS], axis=1)
+        gammas = _gammas(self.alpha, first.reshape(num, 2 + width, -1))
+        own = gammas[:, :1] / gammas[:, :2].sum(axis=1, keepdims=True)
+        others = gammas[:, 2:] / gammas[:, 2:].sum(axis=1, keepdims=True) * (1 - own)
+        parts = [Edits.of(np.full(num, Kind.KEEP), own[:, 0])]
+        for i, chain in enumerate(np.split(last, width, axis=1)):
+            depth = 1 + _pick(chain[:, 0], _LONGEST) if self.chain_depth < 1 else self._depth
+            for k, numbers in enumerate(np.split(chain[:, 1:], self._depth, axis=1)):
+                parts.append(self._one(numbers, sizes).where(np.broadcast_to(k < depth, num)))
+            is_last = float(i == width - 1)
+            parts.append(Edits.of(np.full(num, Kind.MIX), others[:, i], is_last))
+        return Edits.joined(parts)
+
+    def _one(self, draws: Floats, sizes: Ints) -> Edits:
+        """Return one op of each sample, by three numbers of each."""
+        space = tuple(one for one in _MIX if self.all_ops or one[0] not in _FACTORS)
+        strengths = _Strengths(space, _MIX_BINS, (4, 0), (1 / 3, 0.0))
+        which, bins = _pick(draws[:, 0], len(space)), _pick(draws[:, 1], self.severity)
+        how = (_sign(draws[:, 2]), sizes, self.interpolation, self.fill)
+        return strengths.edits(which, bins, *how)
+
+
+def _gammas(alpha: float, draws: Floats) -> Floats:
+    """Return numbers of the Gamma distribution, ``(N, k)``, of uniform ones ``(N, k, _GAMMA_DRAWS)``.
+
+    Source: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000.
+    """
+    shape = alpha if alpha >= 1 else alpha + 1
+    d = shape - 1 / 3
+    one, two, three = np.split(draws[..., 1:], 3, axis=2)
+    normal = np.sqrt(-2 * np.log1p(-one)) * np.cos(2 * np.pi * two)
+    cubes = np.maximum(1 + normal / np.sqrt(9 * d), 1e-9) ** 3
+    is_taken = np.log1p(-three) < normal**2 / 2 + d * (1 - cubes + np.log(cubes))
+    found = np.take_along_axis(cubes, is_taken.argmax(axis=2)[..., None], axis=2)[..., 0] * d
+    return found if alpha >= 1 else found * np.maximum(draws[..., 0], 1e-16) ** (1 / alpha)

@@ -63,6 +63,8 @@ class Kind(IntEnum):
     WARP = (
         14  # 2 x 3 of the matrix from result to source; 1 for bilinear; the fill of each channel
     )
+    KEEP = 15  # weight of the picture as it is, from which several chains of edits begin
+    MIX = 16  # weight of what one of them made; 1 where it was the last
 
 
 class Edits(NamedTuple):
@@ -127,6 +129,7 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
     if not image.size:
         return
     pending: Table | None = None
+    kept = total = image
     for kind, value in zip(kinds, values, strict=True):
         if kind == Kind.NONE:
             continue
@@ -141,6 +144,11 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
         measured = _MEASURED_TABLES.get(kind)
         if measured is not None:
             pending = measured(image, value)
+        elif kind == Kind.KEEP:
+            kept, total = image.copy(), image * np.float32(value[0])
+        elif kind == Kind.MIX:
+            total += image * np.float32(value[0])
+            image[...] = total if value[1] else kept  # cut off, not rounded
         else:
             _KERNELS[kind](image, value)
     if pending is not None:

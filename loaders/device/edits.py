@@ -31,7 +31,7 @@ class Group(NamedTuple):
         rows: int64 ``(n,)``: which samples; None: all.
         values: float32 ``(n, NUM_VALUES)``: how, of each.
         most: Of a blur, width and height of the largest kernel; of a warp, whether any is by the nearest pixel, and any
-            between pixels.
+            between pixels; of a mix, whether it is the last.
     """
 
     kind: int
@@ -55,6 +55,8 @@ def group_edits(edits: Edits | None) -> tuple[Group, ...]:
                 most = int(how[:, 1].max()), int(how[:, 2].max())
             elif kind == Kind.WARP:
                 most = int(not how[:, 6].all()), int(how[:, 6].any())
+            elif kind == Kind.MIX:
+                most = int(how[0, 1]), 0
             which = None if is_all else torch.from_numpy(rows)
             groups.append(Group(kind, which, torch.from_numpy(how), most))
     return tuple(groups)
@@ -76,12 +78,19 @@ def edit_images(images: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
         raise BatchError(
             f"ops of pixels take uint8 (N, 1 or 3, H, W), got {images.dtype} {tuple(images.shape)}"
         )
+    kept = total = images
     for group in groups:
-        if group.rows is None:
-            images = _edited(images, group)
+        rows = group.rows
+        some = images if rows is None else images.index_select(0, rows)
+        if group.kind == Kind.KEEP:
+            kept, total = some.clone(), some * _column(group.values)
+            continue
+        if group.kind == Kind.MIX:
+            total += some * _column(group.values)
+            made = _bytes(total) if group.most[0] else kept.clone()
         else:
-            some = images.index_select(0, group.rows)
-            images.index_copy_(0, group.rows, _edited(some, group))
+            made = _edited(some, group)
+        images = made if rows is None else images.index_copy_(0, rows, made)
     return images
 
 
