@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaders.data.ahead import files_at
 from loaders.data.shards import FileShard
 from loaders.data.sparse import GAP_BYTES
-from loaders.datasets.mixture import Mixture
 from loaders.datasets.packed import PackedDataset
 from loaders.errors import CacheError
 from loaders.remote.ahead import Ahead, of_pass
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.datasets.base import BatchDataset
     from loaders.remote.origin import Origin
     from loaders.sampling.cursor import Cursor
     from loaders.sampling.order import Order
@@ -49,28 +50,33 @@ class Reading:
     """
 
     def __init__(
-        self, dataset: PackedDataset, origin: Origin, order: Order, current: Cursor
+        self, dataset: BatchDataset[Any], origin: Origin, order: Order, current: Cursor
     ) -> None:
         self._dataset, self.origin, self._order = dataset, origin, order
         self._plan, self._epoch = current.plan, current.epoch
-        shards = dataset.store.shards
-        files = {
-            number: File(shard.info.file, shard.info.size_bytes, shard.info.xxh3_128)
-            for number, shard in enumerate(shards)
-            if isinstance(shard, FileShard) and shard.origin is origin
-        }
-        self.files = list(files.values())
-        self._file_of = np.full(len(shards), -1, np.int64)
-        self._file_of[list(files)] = np.arange(len(files))
+        self._stores = [store for store in dataset.stores if origin in store.remotes]
+        self.files: list[File] = []
+        self._places: list[Int64s] = []  # of each shard of each store: which file it is
+        for store in dataset.stores:
+            files, places = files_at(store, origin)
+            self._places.append(np.where(places < 0, -1, places + len(self.files)))
+            self.files += files
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in {file.hash: file for file in self.files}.values())
 
-    def needs(self, plan: Plan | None = None) -> Needs:
-        """Return what this rank reads, or all of a plan; with the epoch that follows."""
-        plan = plan or self._plan
+    def needs(self) -> Needs:
+        """Return what this rank reads, in this epoch and the next one.
+
+        Where all of it is here nothing is fetched, and it is enough to say that it is needed from now on.
+        """
+        if all(self.origin.has(file.file, file.hash) for file in self.files):
+            return Needs.of(self.files, [(0, np.arange(len(self.files)))])
+        return self._needs_of(self._plan)
+
+    def _needs_of(self, plan: Plan) -> Needs:
         return Needs.of(self.files, self._stretches(plan))
 
     def _stretches(self, plan: Plan) -> Iterator[tuple[int, Int64s]]:
@@ -80,18 +86,25 @@ class Reading:
             for steps in evaluate(self._order, part, epoch):
                 for first in range(0, len(steps.indices), step):
                     indices = steps.indices[first : first + step].ravel()
-                    files = self._file_of[self._dataset.shards_of(indices)]
-                    yield start, files[files >= 0]
+                    yield start, self._files_of(indices)
                     start += len(indices)
                 if start > _MAX_SAMPLES:
                     return
 
+    def _files_of(self, indices: Int64s) -> Int64s:
+        shards = self._dataset.shards_read(indices)
+        found = [places[each] for places, each in zip(self._places, shards, strict=True)]
+        files = np.concatenate(found)
+        return files[files >= 0]
+
     def is_by_records(self) -> bool:
         """Choose between whole shards and ranges of records, by what a pass costs; tell the store, and say so."""
-        store = self._dataset.store
         if self.origin.cache.mode == "records":
             return True
-        whole, ranges = self._costs()
+        if not isinstance(self._dataset, PackedDataset):
+            return False  # tokens are copied from whole shards
+        store = self._dataset.store
+        whole, ranges = self._costs(self._dataset)
         by_records = _MANY_PASSES * ranges < whole
         if by_records or store.ranges.by_records:
             chosen = "records by ranges" if by_records else "whole shards"
@@ -100,15 +113,15 @@ class Reading:
         store.read_by_records(by_records)
         return by_records
 
-    def _costs(self) -> tuple[int, int]:
+    def _costs(self, dataset: PackedDataset[Any]) -> tuple[int, int]:
         """Return what a pass costs in bytes, by whole shards that are not here, and by ranges, counting requests."""
-        store, plan = self._dataset.store, self._plan
+        store, plan = dataset.store, self._plan
         num_samples = plan.num_remaining_steps * plan.batch_size
         ranges = num_samples * (GAP_BYTES + self.size_bytes // max(1, len(store)))
         if _MANY_PASSES * ranges >= self.size_bytes:
             return self.size_bytes, ranges
         steps = (each.indices for each in evaluate(self._order, plan, self._epoch))
-        shards = [np.unique(self._dataset.shards_of(indices.ravel())) for indices in steps]
+        shards = [np.unique(dataset.shards_of(indices.ravel())) for indices in steps]
         read = [store.shards[n] for n in np.unique(np.concatenate(shards)).tolist()]
         away = [s.info.size_bytes for s in read if isinstance(s, FileShard) and not s.is_here]
         return sum(away), ranges
@@ -124,12 +137,11 @@ class Reading:
             CacheError: The cache is smaller than what is read at a time.
         """
         budget, size = self.origin.budget(), self.size_bytes
-        store = self._dataset.store
         if size <= budget:
-            store.max_pinned_bytes = None
+            self._pin(None)
             return
         ranks = _ranks_of_node(self._plan)
-        node = self.needs(self._plan.of_node(ranks))
+        node = self._needs_of(self._plan.of_node(ranks))
         least, read = node.least_bytes(), self._epoch_bytes(node)
         if least > budget:
             what = f"{order_name} reads {describe_size(least)} at a time, and it may hold {describe_size(budget)}"
@@ -138,7 +150,7 @@ class Reading:
             hint = f"{cost}: {read / _LINK_BYTES_PER_S:,.0f} s and more at 1 Gbit/s. Give {remedy}"
             raise CacheError(what, self.origin.inside.parent, hint)
         # Each thread that waits for a shard may hold what it has opened, of before, too.
-        store.max_pinned_bytes = budget // ((num_workers + 3) * ranks)
+        self._pin(budget // ((num_workers + 3) * ranks * len(self._stores)))
         downloaded = node.epoch_bytes(budget) / 2  # of two epochs
         if downloaded > 1.2 * read:
             logger.warning(
@@ -149,32 +161,33 @@ class Reading:
                 describe_size(read),
             )
 
+    def _pin(self, max_bytes: int | None) -> None:
+        for store in self._stores:
+            store.max_pinned_bytes = max_bytes
+
     def _epoch_bytes(self, needs: Needs) -> int:
         return sum(self.files[n].size for n in np.unique(needs.which).tolist())
 
 
-def readings(dataset: Any, order: Order, current: Cursor) -> list[Reading]:
-    """Return what a loader reads at each URL; nothing of datasets whose order is not known, or that are here."""
-    if isinstance(dataset, Mixture):
-        dataset = dataset.joined
-    if not isinstance(dataset, PackedDataset):
-        return []
-    return [Reading(dataset, origin, order, current) for origin in dataset.store.remotes]
+def _origins(dataset: BatchDataset) -> list[Origin]:
+    return list(dict.fromkeys(origin for store in dataset.stores for origin in store.remotes))
 
 
-def tell_ahead(dataset: Any, order: Order, current: Cursor, num_workers: int) -> list[Ahead]:
+def tell_ahead(dataset: BatchDataset, order: Order, current: Cursor, num_workers: int) -> list[Ahead]:
     """Tell fetchers what a pass will read; what is returned ends with it.
 
     Raises:
         CacheError: The cache of a dataset is too small for this order.
     """
     told = []
-    for reading in readings(dataset, order, current):
+    dataset = getattr(dataset, "joined", None) or dataset
+    for origin in _origins(dataset):
+        reading = Reading(dataset, origin, order, current)
         if reading.is_by_records():
             continue
         reading.check(type(order).__name__, num_workers)
         position = of_pass(current, current.plan.batch_size)
-        told.append(Ahead(reading.origin, reading.needs, position))
+        told.append(Ahead(origin, reading.needs, position))
     return told
 
 
@@ -185,10 +198,10 @@ def _ranks_of_node(plan: Plan) -> int:
     return ranks if ranks and not plan.world_size % ranks else 1
 
 
-def remote_counts(dataset: Any) -> dict[str, float]:
+def remote_counts(dataset: BatchDataset) -> dict[str, float]:
     """Return what fetchers have counted for the URLs of a dataset, and how long this process waited."""
     counts: dict[str, float] = {}
-    for origin in getattr(dataset, "joined", dataset).store.remotes:
+    for origin in _origins(dataset):
         for name, count in {**origin.counts(), "waited_s": origin.waited_s}.items():
             counts[name] = counts.get(name, 0) + count
     return counts

@@ -539,9 +539,8 @@ class DataLoader(OrderedLoader[BatchT]):
 
 
 def _is_remote(dataset: Any) -> bool:
-    """Tell whether a dataset, or the sources that a mixture has joined, lies at a URL."""
-    store = getattr(getattr(dataset, "joined", dataset), "store", None)
-    return getattr(store, "is_remote", False)
+    """Tell whether some of a dataset lies at a URL."""
+    return isinstance(dataset, BatchDataset) and any(s.is_remote for s in dataset.stores)
 
 
 def _close_all(ahead: list[Ahead]) -> None:

@@ -37,6 +37,7 @@ GAP_BYTES = 256 << 10  # fetching so many bytes more costs less than another req
 _SMALL_BYTES = 64 << 10  # a column that is fetched with the places of the others
 _ATTEMPTS = 3
 _KEPT_BYTES = 256 << 20  # of records, in memory
+MOST_BYTES = _KEPT_BYTES // 2  # of a column that is read by ranges
 _MAP_NORESERVE = 0x4000  # Linux's: what is never written takes no memory
 
 

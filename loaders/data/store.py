@@ -19,7 +19,7 @@ from loaders.data.finder import Rows, ShardFinder
 from loaders.data.gather import Found, Gather, Take, take_rows
 from loaders.data.prefetch import Pages
 from loaders.data.shards import FileShard
-from loaders.data.sparse import Ranges, SparseShard
+from loaders.data.sparse import GAP_BYTES, MOST_BYTES, Ranges, SparseShard
 from loaders.data.verify import Verifier
 from loaders.errors import ChecksumError, ShardError
 from loaders.formats import check_memory
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from loaders.columns import Column
     from loaders.data.shards import Check, MemoryShard, OpenShard
-    from loaders.remote.origin import Origin
 
 T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
@@ -80,6 +79,10 @@ class Store:
             as the system lets be mapped.
         runs: Which shards the samples were copied from; default: its own.
 
+    Attributes:
+        remotes: What shards at URLs are fetched by.
+        last_opened: The number of the shard that was opened last: where who reads them in order is.
+
     Thread-safe. Shards are opened when they are first touched. Pickling sends paths and opens
     anew.
     """
@@ -111,11 +114,13 @@ class Store:
             check_memory(_ROW_BYTES * self._num_samples, largest.path, self._num_samples)
         self._find = ShardFinder(self.ends)
         self._given_runs = runs
-        self.is_remote = any(getattr(shard, "origin", None) for shard in self.shards)
+        origins = [shard.origin for shard in self.shards if isinstance(shard, FileShard)]
+        self.remotes = list(dict.fromkeys(origin for origin in origins if origin is not None))
+        self.is_remote = bool(self.remotes)
         numbers: dict[int, int] = {}
         self._first = [numbers.setdefault(id(shard), n) for n, shard in enumerate(self.shards)]
         self._lock = ForkLock()
-        self._generation = self.closings = 0
+        self._generation = self.closings = self.last_opened = 0
         self.ranges = Ranges(self.shards)
         self._reset()
 
@@ -165,6 +170,7 @@ class Store:
         return self._open[number] or self._open_shard(number)
 
     def _open_shard(self, number: int) -> OpenShard:
+        self.last_opened = number
         first = self._first[number]  # mapped once, however often it is here
         same = None if first == number else self.shard(first)
         with self._lock.plain:
@@ -203,6 +209,11 @@ class Store:
             ChecksumError: They are damaged in the store.
         """
         numbers = np.unique(rows.shards).tolist()
+        self._open_together(numbers)
+        here = {n: rows.indices[rows.shards == n] - self.starts[n] for n in numbers}
+        self.ranges.bring(field, here)
+
+    def _open_together(self, numbers: Sequence[int]) -> None:
         new = [n for n in numbers if self._open[n] is None and self.ranges.takes(n)]
         opened = self.ranges.open_some(new)
         with self._lock.plain:
@@ -210,8 +221,27 @@ class Store:
                 if self._open[n] is None:
                     self.ranges.open[n] = opened[n]
                     self._open[n] = opened[n]
-        here = {n: rows.indices[rows.shards == n] - self.starts[n] for n in numbers}
-        self.ranges.bring(field, here)
+
+    def for_column(self, field: str) -> Store:
+        """Return what to read a whole column from: ranges of shards at URLs, where it is a small part of them."""
+        if not self.is_remote or self.ranges.are_used:
+            return self
+        away = [
+            n
+            for n, shard in enumerate(self.shards)
+            if isinstance(shard, FileShard) and not shard.is_here
+        ]
+        most = _bytes_of([self.shards[n] for n in away]) // 4
+        if 2 * GAP_BYTES * len(away) >= most:  # two requests for each
+            return self
+        store = Store(self.shards, self.check, self.take, self.max_open, self._given_runs)
+        store.read_by_records(True)
+        store._open_together(away)
+        nbytes = sum(int(store.shard(n).columns[field].lengths.sum()) for n in away)
+        if nbytes > min(most, MOST_BYTES):
+            return self
+        store.bring(field, store.rows(np.arange(len(store))))
+        return store
 
     def brought(self, field: str, rows: Rows, read: Callable[[], T]) -> T:
         """Read records when they were brought: again, if their shards were given up meanwhile."""
@@ -255,15 +285,9 @@ class Store:
         self._pinned_bytes = shard.info.size_bytes
         return True
 
-    @property
-    def remotes(self) -> list[Origin]:
-        """What the shards at URLs are fetched by."""
-        found = [shard.origin for shard in self.shards if isinstance(shard, FileShard)]
-        return list(dict.fromkeys(each for each in found if each is not None))
-
     def waits(self) -> list[str]:
         """Say what threads of this process wait for, of shards at URLs."""
-        return [wait for each in self.remotes for wait in each.waits()] if self.is_remote else []
+        return [wait for each in self.remotes for wait in each.waits()]
 
     def shards_of(self, indices: Indices) -> Indices:
         """Return the shard number of each sample."""

@@ -6,6 +6,7 @@ It finds and decodes records. A dataset adds settings to it; packdata writes it 
 from __future__ import annotations
 
 import itertools
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from loaders.codecs import Codec, codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, picture_heads
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
+from loaders.data.ahead import in_order
 from loaders.data.shards import FileShard, open_manifest
 from loaders.data.store import ShardRuns, Store
 from loaders.division import check_strata, divide, divide_by_key
@@ -29,6 +31,7 @@ from loaders.schema.tables import find_column
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from loaders.columns import Column
     from loaders.data.finder import Rows
     from loaders.data.shards import Check
 
@@ -115,9 +118,28 @@ class View:
         """Return the same samples, of which each record is compared with its checksum: to be written anew."""
         if self.store.check != "never":
             return self
-        store = Store(self.store.shards, "first", max_open=_MAX_OPEN)
+        return self._over(Store(self.store.shards, "first", max_open=_MAX_OPEN))
+
+    def _over(self, store: Store) -> View:
         print_ = self.source_fingerprint
         return View(store, self.schema, self.numbers, fingerprint=print_, path=self.path)
+
+    def _for_column(self, name: str) -> View:
+        store = self.store.for_column(name)
+        return self if store is self.store else self._over(store)
+
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Have shards at URLs fetched ahead while the samples are read from first to last."""
+        if not self.store.is_remote:
+            yield
+            return
+        shards = np.arange(len(self.store.shards))
+        if self.numbers is not None:
+            found, first = np.unique(self.store.shards_of(self.numbers), return_index=True)
+            shards = found[np.argsort(first)]
+        with in_order(self.store, shards):
+            yield
 
     def with_fields(self, names: Sequence[str], defaults: Sequence[str] | None = None) -> View:
         """Return the samples with some of their fields; SchemaError if one is not stored."""
@@ -191,10 +213,11 @@ class View:
 
     def pieces(self, *names: str, nbytes: int = _PIECE_BYTES) -> Iterator[Indices]:
         """Yield the positions of all samples in pieces, of about so many bytes of some fields."""
-        total = sum(int(self.lengths(name).sum()) for name in names)
-        step = max(1, min(_MAX_PIECE, nbytes * len(self) // max(1, total)))
-        for first in range(0, len(self), step):
-            yield np.arange(first, min(first + step, len(self)))
+        with self.in_order():
+            total = sum(int(self.lengths(name).sum()) for name in names)
+            step = max(1, min(_MAX_PIECE, nbytes * len(self) // max(1, total)))
+            for first in range(0, len(self), step):
+                yield np.arange(first, min(first + step, len(self)))
 
     def all_records(self, *names: str) -> Iterator[dict[str, UInt8Array]]:
         """Yield the records of some fields, sample by sample, verified."""
@@ -304,8 +327,14 @@ class View:
     def _raw_keys(self) -> Iterator[bytes]:
         if not self.has_keys:
             raise SchemaError(f"{self.path} has no field {KEY_FIELD!r}: its samples have no names")
-        for records in self.all_records(KEY_FIELD):
+        for records in self._for_column(KEY_FIELD).all_records(KEY_FIELD):
             yield records[KEY_FIELD].tobytes()
+
+    def columns(self, name: str) -> list[Column]:
+        """Return a field of each shard as it lies there, verified: of all samples of the store."""
+        view = self._for_column(name)
+        with view.in_order():
+            return view.store.column(name)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return the values of a field of fixed shape, or of a column of a table, of all samples.
@@ -322,13 +351,14 @@ class View:
             return np.concatenate([*parts, np.empty(0, self.schema.fields[place[0]].dtype)])
         nbytes, codec = self._row_nbytes(name), self.codec(name)
         assert isinstance(codec, RawCodec)
+        view = self._for_column(name)
         if self.numbers is None and len(self.store.shards) == 1:
-            rows = self.store.equal_rows(name, nbytes)[0]
+            rows = view.store.equal_rows(name, nbytes)[0]
         else:
             rows, end = np.empty((len(self), nbytes), np.uint8), 0
-            for part in self._row_pieces(name):
+            for part in view._row_pieces(name):
                 start, end = end, end + len(part)
-                self.store.gather(name, self.rows(part), rows[start:end])
+                view.store.gather(name, view.rows(part), rows[start:end])
         flat = np.ascontiguousarray(rows).reshape(-1).view(codec.dtype)
         return flat.reshape(len(self), *codec.shape)
 
@@ -340,9 +370,10 @@ class View:
         """
         nbytes, codec = self._row_nbytes(name), self.codec(name)
         assert isinstance(codec, RawCodec)
-        for part in self._row_pieces(name):
+        view = self._for_column(name)
+        for part in view._row_pieces(name):
             out = np.empty((len(part), nbytes), np.uint8)
-            self.store.gather(name, self.rows(part), out)
+            view.store.gather(name, view.rows(part), out)
             yield out.view(codec.dtype)
 
     def _row_nbytes(self, name: str) -> int:
@@ -356,9 +387,10 @@ class View:
         """Yield the positions of all samples, none of two shards where they lie in order."""
         step = max(1, _PIECE_BYTES // self._row_nbytes(name))
         ends = self.store.ends.tolist() if self.numbers is None else [len(self)]
-        for start, end in itertools.pairwise([0, *ends]):
-            for first in range(start, end, step):
-                yield np.arange(first, min(first + step, end))
+        with self.in_order():
+            for start, end in itertools.pairwise([0, *ends]):
+                for first in range(start, end, step):
+                    yield np.arange(first, min(first + step, end))
 
     # -- files -------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.data.store import Store
     from loaders.datasets.reading.readplan import ReadPlan
     from loaders.datasets.reading.request import Memory, Request
     from loaders.datasets.reading.samples import SplitBatches
@@ -224,6 +225,15 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         return before * num_ranks >= len(self)
 
     # -- what a loader wants to know ---------------------------------------------------------------
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """Where samples are read from."""
+        return ()
+
+    def shards_read(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
+        """Return which shards some samples lie in, of each of ``stores``: each at least once."""
+        return ()
 
     def order(self, seed: int, batch_size: int) -> Order | None:
         """Return the order in which the samples want to be served; None: as the loader's arguments say."""

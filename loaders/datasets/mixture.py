@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.data.store import Store
     from loaders.datasets.base import Halves
     from loaders.sampling.phases import Schedule
 
@@ -151,6 +152,22 @@ class Mixture(Settled, BatchDataset):
     def sources_of(self, indices: Any) -> Int64s:
         """Return the number of the source that each sample is of."""
         return np.searchsorted(self._ends, np.asarray(indices, np.int64), "right")
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """Where samples are read from."""
+        sources = self.sources if self.joined is None else (self.joined,)
+        return tuple(store for source in sources for store in source.stores)
+
+    def shards_read(self, indices: Int64s) -> tuple[Int64s, ...]:
+        """Return which shards some samples lie in, of each store."""
+        if self.joined is not None:
+            return self.joined.shards_read(indices)
+        found: tuple[Int64s, ...] = ()
+        numbers = self.sources_of(indices)
+        for number, source in enumerate(self.sources):
+            found += source.shards_read(indices[numbers == number] - self._begins[number])
+        return found
 
     # -- samples -----------------------------------------------------------------------------------
 

@@ -270,7 +270,9 @@ class PackedDataset(BatchDataset[SampleT]):
 
     def __iter__(self) -> Iterator[SampleT]:
         """Yield the samples one by one; a ``DataLoader`` is faster."""
-        return (self.read([i])[0] for i in range(len(self)))
+        with self.view.in_order():
+            for i in range(len(self)):
+                yield self.read([i])[0]
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Turn indices into a request, with the seed, epoch and draws that our samplers attach; leave one as it is."""
@@ -299,6 +301,15 @@ class PackedDataset(BatchDataset[SampleT]):
     def shards_of(self, indices: Indices) -> Indices:
         """Return the number of the shard of the store that each of some samples lies in."""
         return self.rows_of(indices).shards
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """Where samples are read from."""
+        return (self.store,)
+
+    def shards_read(self, indices: Indices) -> tuple[Indices, ...]:
+        """Return which shards some samples lie in."""
+        return (self.shards_of(indices),)
 
     def rows_of(self, indices: Indices) -> Rows:
         """Find samples in the store."""

@@ -41,6 +41,7 @@ class Proxy:
         self.host, self.port = host, port
         self.settings: dict[str, Any] = {}
         self.requests: list[dict[str, Any]] = []
+        self.num_flying = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):
@@ -58,11 +59,18 @@ class Proxy:
             writer.write(_response(200, {}, self.control(method, body)))
             await writer.drain()
             return True
-        number = len(self.requests)
+        self.num_flying += 1
+        try:
+            return await self.answer(writer, line, headers, body)
+        finally:
+            self.num_flying -= 1
+
+    async def answer(self, writer: Any, line: str, headers: Headers, body: bytes) -> bool:
+        method, path, _ = line.split(" ", 2)
         told: dict[str, Any] = {"method": method, "path": path, "bytes": 0}
-        told["range"] = headers.get("range")
+        told |= {"range": headers.get("range"), "beside": self.num_flying - 1}
         self.requests.append(told)
-        fault = self.fault(number, method, path)
+        fault = self.fault(method, path)
         await asyncio.sleep(self.settings.get("latency_s", 0))
         if fault in _ANSWERS:
             status, code, more = _ANSWERS[fault]
@@ -124,7 +132,7 @@ class Proxy:
         await writer.drain()
         return answer.get("connection", "") != "close"
 
-    def fault(self, number: int, method: str, path: str) -> str:
+    def fault(self, method: str, path: str) -> str:
         for fault in self.settings.get("faults", ()):
             if not re.search(fault.get("match", ""), path) or method != fault.get("method", "GET"):
                 continue

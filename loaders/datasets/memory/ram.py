@@ -114,7 +114,7 @@ class RAMDataset(ResidentDataset[SampleT]):
                 f"nothing of {[*dataset.fields]} is stored: name fields to hold in memory"
             )
         origin = getattr(dataset, "path", Path("datasets joined"))
-        with _telling_of_replace(dataset.on_error):
+        with _telling_of_replace(dataset.on_error), dataset.view.in_order():
             if shared:
                 for_all = shared == "all_users"
                 shard, fields = share_columns(dataset, origin, decode, progress, for_all)

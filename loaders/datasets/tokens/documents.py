@@ -56,6 +56,13 @@ class DocumentPlan:
         self.bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(parts)])
         self.num_windows, self.num_tokens = len(parts), int(self.lengths.sum())
 
+    def parts_of(self, windows: Indices) -> tuple[Indices, Indices, Indices]:
+        """Return which parts some windows have, where these start, and their tokens."""
+        counts = self.bounds[windows + 1] - self.bounds[windows]
+        firsts = np.cumsum(counts) - counts
+        parts = np.repeat(self.bounds[windows] - firsts, counts) + np.arange(int(counts.sum()))
+        return parts, self.starts[parts], self.lengths[parts]
+
 
 @dataclass(frozen=True)
 class DocumentReader(SamplesReader):
@@ -80,8 +87,8 @@ class DocumentReader(SamplesReader):
         plan, windows, n = self.plan, request.indices, len(request)
         counts = plan.bounds[windows + 1] - plan.bounds[windows]
         firsts = np.cumsum(counts) - counts
-        parts = np.repeat(plan.bounds[windows] - firsts, counts) + np.arange(int(counts.sum()))
-        lengths, row = plan.lengths[parts], np.repeat(np.arange(n), counts)
+        parts, _, lengths = plan.parts_of(windows)
+        row = np.repeat(np.arange(n), counts)
         fills = np.bincount(row, lengths, n).astype(np.int64)
         tokens, targets = self._read(parts, lengths)
         at = np.cumsum(lengths) - lengths

@@ -118,6 +118,11 @@ class TokenStream:
     def __len__(self) -> int:
         return self.num_tokens
 
+    def shards_of(self, starts: Indices, stops: Indices) -> Indices:
+        """Return the shards of the store that some ranges of tokens lie in."""
+        first, last = self._runs_of(starts), self._runs_of(np.maximum(stops - 1, starts))
+        return self._shards[np.unique(_spans(first, last))]
+
     @property
     def shard_ends(self) -> Indices:
         """The position behind the last token of each shard that the rows were packed in."""
@@ -129,7 +134,7 @@ class TokenStream:
         """Positions behind each document, ascending; the last one is ``num_tokens``."""
         field = self._dataset.schema.fields[DOCUMENT_ENDS]
         parts, start = [np.zeros(0, np.int64)], 0
-        for number, column in enumerate(self._store.column(DOCUMENT_ENDS)):
+        for number, column in enumerate(self._dataset.view.columns(DOCUMENT_ENDS)):
             if isinstance(column, FixedColumn):
                 width = column.data.shape[1]
                 starts = np.arange(len(column), dtype=np.int64) * width

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from loaders.data.store import Store
     from loaders.datasets.base import Halves
     from loaders.schema import Schema
 
@@ -99,6 +100,7 @@ class TokenWindows(BatchDataset):
     """
 
     finishes_late = True
+    _documents: DocumentPlan | None
 
     def __init__(
         self,
@@ -137,6 +139,7 @@ class TokenWindows(BatchDataset):
             self._plan_documents()
         else:
             self._plan_stream()
+            self._documents = None
             self.plan = self._windows_plan(is_half=False)
         if not len(self):
             what = f"{self.num_tokens:,} tokens make no window of {self.length:,} and one more"
@@ -188,6 +191,7 @@ class TokenWindows(BatchDataset):
         documents = DocumentPlan(ends[first:last], start, self.length, self.fit)
         self._num_windows, self.num_left_out = documents.num_windows, 0
         self._num_padded = self._num_windows * self.length - documents.num_tokens
+        self._documents = documents
         dtype = np.dtype(self.dtype)
         reader = DocumentReader(self.stream, documents, self.length, dtype, self.labels)
         self.plan = ReadPlan(None, (reader,))
@@ -309,7 +313,8 @@ class TokenWindows(BatchDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings and streams; where windows lie is found anew."""
-        return {name: value for name, value in self.__dict__.items() if name != "plan"}
+        found = ("plan", "_documents")
+        return {name: value for name, value in self.__dict__.items() if name not in found}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -327,6 +332,20 @@ class TokenWindows(BatchDataset):
         before = -(-(self.stream.shard_ends - self.span[0]) // self.stride)
         sizes = np.diff(before.clip(0, len(self)), prepend=0)
         return sizes[sizes > 0], None
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """Where samples are read from."""
+        return self.dataset.stores
+
+    def shards_read(self, indices: Indices) -> tuple[Indices, ...]:
+        """Return which shards some windows lie in."""
+        if self._documents is not None:
+            starts, lengths = self._documents.parts_of(indices)[1:]
+        else:
+            starts = self.span[0] + indices * self.stride
+            lengths = np.minimum(self.length + 1, self.span[1] - starts)
+        return (self.stream.shards_of(starts, starts + lengths),)
 
     # -- samples -----------------------------------------------------------------------------------
 

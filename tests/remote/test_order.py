@@ -1,0 +1,116 @@
+"""Shards are fetched in the order in which they will be read, whatever reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import packdata
+from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, TokenWindows
+from loaders.schema import Array, Tokens
+from tests.remote.conftest import storage, wait_until
+from tests.remote.test_remote import S3
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.remote import servers
+
+ROW, ROWS, NUM_SHARDS = 16_384, 640, 4  # 2.6 MB a shard: a column by ranges is less
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four shards of tokens; each row ends a document."""
+    folder = tmp_path_factory.mktemp("tokens") / "packed"
+    fields = {
+        "tokens": Tokens(dtype="uint8", row_tokens=ROW, vocab_size=256),
+        "num_tokens": Array(dtype="int32"),
+        "document_ends": Array(dtype="uint16", dims=(None,)),
+    }
+    rng = np.random.default_rng(0)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for _ in range(ROWS):
+            ids, ends = rng.integers(0, 256, ROW, np.uint8), np.array([ROW // 2, ROW], np.uint16)
+            yield {"tokens": ids, "num_tokens": ROW, "document_ends": ends}
+
+    packdata.pack(rows(), folder, fields, shard_bytes=ROW * ROWS // NUM_SHARDS, format="parquet")
+    return folder
+
+
+def remote(folder: Path, cache: Path) -> ShardDataset:
+    return ShardDataset(f"file://{folder}", cache=cache)
+
+
+def num_here(cache: Path) -> int:
+    return len([*cache.glob("v1/shards/??/*")])
+
+
+def _windows(dataset: ShardDataset) -> Any:
+    return TokenWindows(dataset, 100)
+
+
+def _documents(dataset: ShardDataset) -> Any:
+    return TokenWindows(dataset, 100, by="document")
+
+
+def _mixed(dataset: ShardDataset) -> Any:
+    return Mixture([TokenWindows(dataset, 100), TokenWindows(dataset, 100, stride=50)])
+
+
+@pytest.mark.parametrize("make", [_windows, _documents, _mixed])
+def test_windows_fetch_no_shard_until_they_are_read_and_then_ahead(
+    tokens: Path, cache: Path, make: Any
+) -> None:
+    windows, local = make(remote(tokens, cache)), make(ShardDataset(tokens))
+    assert num_here(cache) == 0
+
+    options: dict[str, Any] = {} if make is _mixed else {"shuffle": "block", "seed": 3}
+    loaders = [DataLoader(each, batch_size=8, **options) for each in (windows, local)]
+    one, other = (iter(each) for each in loaders)
+    assert all(np.array_equal(a, b) for a, b in zip(next(one), next(other), strict=True))
+
+    wait_until(lambda: num_here(cache) == NUM_SHARDS)
+
+
+def test_samples_one_after_the_other_are_fetched_ahead(tokens: Path, cache: Path) -> None:
+    samples = iter(remote(tokens, cache))
+
+    next(samples)
+
+    wait_until(lambda: num_here(cache) == NUM_SHARDS)
+
+
+def test_a_column_that_is_a_small_part_is_read_by_ranges(tokens: Path, cache: Path) -> None:
+    dataset = remote(tokens, cache)
+
+    counts = dataset.column("num_tokens")
+
+    assert counts.tolist() == [ROW] * ROWS
+    assert num_here(cache) == 0
+    np.testing.assert_array_equal(dataset.column("tokens"), ShardDataset(tokens).column("tokens"))
+    assert num_here(cache) == NUM_SHARDS
+
+
+def test_memory_is_loaded_from_several_shards_at_a_time(
+    packed: Path, proxy: servers.Proxy, cache: Path
+) -> None:
+    dataset = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint))
+    proxy.set(latency_s=0.1)
+
+    memory = RAMDataset(dataset, progress=False)
+
+    requests = proxy.requests(".lmdb")
+    assert max(each["beside"] for each in requests) >= 4
+    assert sum(each["bytes"] for each in requests) == memory_bytes(packed)
+    np.testing.assert_array_equal(
+        memory.column("values"), ShardDataset(packed / "bucket/packed").column("values")
+    )
+
+
+def memory_bytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in (root / "bucket/packed").glob("*.lmdb"))
