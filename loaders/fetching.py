@@ -68,12 +68,7 @@ class Reading:
         return sum(file.size for file in {file.hash: file for file in self.files}.values())
 
     def needs(self) -> Needs:
-        """Return what this rank reads, in this epoch and the next one.
-
-        Where all of it is here nothing is fetched, and it is enough to say that it is needed from now on.
-        """
-        if all(self.origin.has(file.file, file.hash) for file in self.files):
-            return Needs.of(self.files, [(0, np.arange(len(self.files)))])
+        """Return what this rank reads, in this epoch and the next one."""
         return self._needs_of(self._plan)
 
     def _needs_of(self, plan: Plan) -> Needs:
@@ -169,17 +164,19 @@ class Reading:
         return sum(self.files[n].size for n in np.unique(needs.which).tolist())
 
 
-def _origins(dataset: BatchDataset) -> list[Origin]:
+def _origins(dataset: BatchDataset[Any]) -> list[Origin]:
     return list(dict.fromkeys(origin for store in dataset.stores for origin in store.remotes))
 
 
-def tell_ahead(dataset: BatchDataset, order: Order, current: Cursor, num_workers: int) -> list[Ahead]:
+def tell_ahead(dataset: BatchDataset[Any], order: Order, current: Cursor, num_workers: int) -> list[Ahead]:
     """Tell fetchers what a pass will read; what is returned ends with it.
 
     Raises:
         CacheError: The cache of a dataset is too small for this order.
     """
-    told = []
+    told: list[Ahead] = []
+    if all(store.is_all_open for store in dataset.stores):
+        return told  # nothing is to be fetched, and nothing that is mapped is evicted
     dataset = getattr(dataset, "joined", None) or dataset
     for origin in _origins(dataset):
         reading = Reading(dataset, origin, order, current)
@@ -198,7 +195,7 @@ def _ranks_of_node(plan: Plan) -> int:
     return ranks if ranks and not plan.world_size % ranks else 1
 
 
-def remote_counts(dataset: BatchDataset) -> dict[str, float]:
+def remote_counts(dataset: BatchDataset[Any]) -> dict[str, float]:
     """Return what fetchers have counted for the URLs of a dataset, and how long this process waited."""
     counts: dict[str, float] = {}
     for origin in _origins(dataset):

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 
 import numpy.random  # noqa: F401  # torch seeds it in each worker process: imported here, once, and not there
 import torch
@@ -538,7 +538,7 @@ class DataLoader(OrderedLoader[BatchT]):
         return f"{type(self).__name__}({', '.join([shown(self.dataset), *listed])})"
 
 
-def _is_remote(dataset: Any) -> bool:
+def _is_remote(dataset: Any) -> TypeGuard[BatchDataset[Any]]:
     """Tell whether some of a dataset lies at a URL."""
     return isinstance(dataset, BatchDataset) and any(s.is_remote for s in dataset.stores)
 

@@ -285,6 +285,11 @@ class Store:
         self._pinned_bytes = shard.info.size_bytes
         return True
 
+    @property
+    def is_all_open(self) -> bool:
+        """Whether all shards are mapped."""
+        return self._num_open == len(self.shards)
+
     def waits(self) -> list[str]:
         """Say what threads of this process wait for, of shards at URLs."""
         return [wait for each in self.remotes for wait in each.waits()]

@@ -207,7 +207,7 @@ def prepare(folder: Path) -> Path:
 
 def shard_path(inside: Path, file: str, digest: str) -> Path:
     """Return where a shard lies: by its content, so that all datasets that have it share it."""
-    return inside / "shards" / digest[:2] / f"{digest}{Path(file).suffix}"
+    return inside / f"shards/{digest[:2]}/{digest}{os.path.splitext(file)[1]}"
 
 
 def manifest_folder(inside: Path, url: Path, endpoint: str) -> Path:
