@@ -168,7 +168,9 @@ def _origins(dataset: BatchDataset[Any]) -> list[Origin]:
     return list(dict.fromkeys(origin for store in dataset.stores for origin in store.remotes))
 
 
-def tell_ahead(dataset: BatchDataset[Any], order: Order, current: Cursor, num_workers: int) -> list[Ahead]:
+def tell_ahead(
+    dataset: BatchDataset[Any], order: Order, current: Cursor, num_workers: int
+) -> list[Ahead]:
     """Tell fetchers what a pass will read; what is returned ends with it.
 
     Raises:
