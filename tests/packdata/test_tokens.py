@@ -195,6 +195,31 @@ def test_splits_that_become_one_stream_are_told(tmp_path: Path, names: tuple[str
     assert plan_tokens(tmp_path / "src").notes() == []
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("a.txt", "one\n<|endoftext|>\ntwo", "--documents '<|endoftext|>'"),
+        ("a.jsonl", '{"text": "<|im_start|>user"}', "not the id"),
+        ("a.txt", "one <s>two</s> <| three |>", ""),
+    ],
+)
+def test_special_tokens_that_a_text_spells_out_are_told(
+    tmp_path: Path, name: str, text: str, hint: str
+) -> None:
+    found = [note for note in plan_tokens(write(tmp_path / name, text)).notes() if "<|" in note]
+
+    assert len(found) == bool(hint)
+    assert all(hint in note for note in found)
+
+
+def test_special_tokens_that_separate_documents_are_not_told(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", "one<|endoftext|>two")
+
+    plan = plan_tokens(source, TokenOptions(documents="<|endoftext|>", eod=10))
+
+    assert plan.notes() == []
+
+
 def test_separators_that_end_as_lines_of_windows_do_are_told(tmp_path: Path) -> None:
     """And an unfinished packing that did not know them is not continued."""
     for name in ("a.txt", "b.txt"):

@@ -119,7 +119,7 @@ class TokensPlan:
             note = f"the largest id is {largest}, so ids are {dtype}"
             notes.append(f"{note}; --vocab-size says how many a model is to know, and checks them")
         if isinstance(self.recipe.source, TextSource):
-            notes += self.recipe.source.options.content.notes()
+            notes += [*self.recipe.source.options.content.notes(), *self._spelled_notes()]
         notes += joined_splits([file.path for file in self.listing.files])
         return [*notes, *self._end_notes()]
 
@@ -129,6 +129,16 @@ class TokensPlan:
             files = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
             separator = repr(self.recipe.identity["documents"].replace("\n", "\r\n"))
             yield rf"documents are separated by {separator} where lines end in \r\n: {files}"
+
+    def _spelled_notes(self) -> Iterator[str]:
+        """Say that special tokens which a text spells out are text, not ids."""
+        source = self.recipe.source
+        token = source.spelled_token() if source.kind == "text" else None
+        separator = self.recipe.identity["documents"]
+        if token is not None and token not in separator:
+            is_text = {file.kind for file in self.listing.files} == {"text"}
+            hint = f"; --documents '{token}' makes it the end of a document" if is_text else ""
+            yield f"{token!r} in a text is text like any other, not the id of a token{hint}"
 
     def amount(self, packed: Summary) -> str:
         """Count tokens and documents: samples are rows of tokens."""

@@ -6,6 +6,7 @@ the tokenizer lets files be cut anywhere. Where the cuts lie follows from the fi
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from codecs import utf_8_decode
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,8 @@ _CHECKED_BYTES = 64 << 10
 _MAX_NUL_SHARE = 10  # one in so many bytes
 _BOM = b"\xef\xbb\xbf"
 _HEAD_BYTES = 64 << 10  # tell how the lines of a file end
+_SOME_FILES, _SOME_BYTES = 8, 1 << 20  # are searched for special tokens
+_TOKEN = re.compile(rb"<\|[A-Za-z_]{2,40}\|>")
 NEWLINE = b"\n"
 _WINDOWS = b"\r\n"
 
@@ -314,6 +317,18 @@ class TextSource:
 
     def __len__(self) -> int:
         return len(self._plan)
+
+    def spelled_token(self) -> str | None:
+        """Return what looks like a special token, such as ``<|endoftext|>``, near the beginning of some file."""
+        for file in [file for file in self.files if file.kind not in ROW_KINDS][:_SOME_FILES]:
+            reader = Reader(file)
+            try:
+                found = _TOKEN.search(reader.peek(_SOME_BYTES))
+            finally:
+                reader.close()
+            if found:
+                return found[0].decode()
+        return None
 
     def _ranges(self, number: int, file: SourceFile) -> Iterator[tuple[_Range, int]]:
         """Yield the parts of a file, with their sizes in bytes."""
