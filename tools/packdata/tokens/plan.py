@@ -133,7 +133,9 @@ class TokensPlan:
     def _spelled_notes(self) -> Iterator[str]:
         """Say that special tokens which a text spells out are text, not ids."""
         source = self.recipe.source
-        token = source.spelled_token() if source.kind == "text" else None
+        if not isinstance(source, TextSource) or source.kind != "text":
+            return
+        token = source.spelled_token()
         separator = self.recipe.identity["documents"]
         if token is not None and token not in separator:
             is_text = {file.kind for file in self.listing.files} == {"text"}
