@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from loaders.datasets.joining import concat
     from loaders.datasets.memory.ram import RAMDataset
     from loaders.datasets.mixture import Mixture
+    from loaders.datasets.mosaic import Mosaic
     from loaders.datasets.reading.samples import Fields, collate
     from loaders.datasets.shard import ShardDataset
     from loaders.datasets.tokens.windows import TokenWindows
@@ -53,6 +54,7 @@ _WHERE = {
     "JpegOnDevice": "loaders.datasets.encoded",
     "LoadersError": "loaders.errors",
     "Mixture": "loaders.datasets.mixture",
+    "Mosaic": "loaders.datasets.mosaic",
     "Normalize": "loaders.device.normalize",
     "RAMDataset": "loaders.datasets.memory.ram",
     "ShardDataset": "loaders.datasets.shard",
@@ -84,6 +86,7 @@ __all__ = [
     "LoadersError",
     "MixUp",
     "Mixture",
+    "Mosaic",
     "Normalize",
     "RAMDataset",
     "ShardDataset",

@@ -7,7 +7,7 @@ made the batch, and without asking the device for anything.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from torch import nn
 from loaders.augment.edits import hashed
 from loaders.checks import real_number, shown, whole_number
 from loaders.errors import BatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _NUM_QUANTILES = 4096
 
@@ -57,7 +60,8 @@ class _Mix(nn.Module):
         ids = torch.as_tensor(sample_ids).to(images.device, non_blocking=True)
         if ids.shape != (len(images),):
             raise BatchError(f"each of {len(images)} images needs its sample_id, got {shown(ids)}")
-        numbers = _uniform(ids, self.seed, whole_number("epoch", epoch, at_least=0))
+        word = batch_word(ids, self.seed, whole_number("epoch", epoch, at_least=0))
+        numbers = uniform_of(word, (1, 2, 3))
         table = torch.from_numpy(_beta_quantiles(self.alpha)).to(images.device, non_blocking=True)
         at = numbers[0] * (_NUM_QUANTILES - 1)
         low = at.long()
@@ -138,12 +142,16 @@ class CutMix(_Mix):
         return torch.where(inside, images.roll(1, 0), images), 1 - kept
 
 
-def _uniform(ids: torch.Tensor, seed: int, epoch: int) -> torch.Tensor:
-    """Return three numbers in [0, 1) of the samples of a batch, float32."""
+def batch_word(ids: torch.Tensor, seed: int, epoch: int) -> torch.Tensor:
+    """Return a number of 32 bits of the samples of a batch."""
     place = torch.arange(len(ids), device=ids.device)
     mixed = _bits(_bits(ids.long() & 0xFFFFFFFF, seed & 0xFFFFFFFF) + place, epoch & 0xFFFFFFFF)
-    whole = mixed.sum() & 0xFFFFFFFF
-    return torch.stack([_bits(whole, k) >> 8 for k in range(1, 4)]).to(torch.float32) * 2.0**-24
+    return mixed.sum() & 0xFFFFFFFF
+
+
+def uniform_of(words: torch.Tensor, purposes: Sequence[int]) -> torch.Tensor:
+    """Return numbers in [0, 1) of words, float32: for each purpose one of each."""
+    return torch.stack([_bits(words, k) >> 8 for k in purposes]).to(torch.float32) * 2.0**-24
 
 
 def _bits(x: torch.Tensor, seed: int) -> torch.Tensor:
