@@ -46,14 +46,15 @@ class Reading:
         dataset: Whose shards.
         origin: The URL.
         order: The order of the samples.
-        current: The pass.
+        plan: What of an epoch.
+        epoch: Which.
     """
 
     def __init__(
-        self, dataset: BatchDataset[Any], origin: Origin, order: Order, current: Cursor
+        self, dataset: BatchDataset[Any], origin: Origin, order: Order, plan: Plan, epoch: int
     ) -> None:
         self._dataset, self.origin, self._order = dataset, origin, order
-        self._plan, self._epoch = current.plan, current.epoch
+        self._plan, self._epoch = plan, epoch
         self._stores = [store for store in dataset.stores if origin in store.remotes]
         self.files: list[File] = []
         self._places: list[Int64s] = []  # of each shard of each store: which file it is
@@ -66,6 +67,11 @@ class Reading:
     def size_bytes(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in {file.hash: file for file in self.files}.values())
+
+    @property
+    def num_samples(self) -> int:
+        """How many this rank reads in this epoch."""
+        return self._plan.num_remaining_steps * self._plan.batch_size
 
     def needs(self) -> Needs:
         """Return what this rank reads, in this epoch and the next one."""
@@ -181,7 +187,7 @@ def tell_ahead(
         return told  # nothing is to be fetched, and nothing that is mapped is evicted
     dataset = getattr(dataset, "joined", None) or dataset
     for origin in _origins(dataset):
-        reading = Reading(dataset, origin, order, current)
+        reading = Reading(dataset, origin, order, current.plan, current.epoch)
         if reading.is_by_records():
             continue
         reading.check(type(order).__name__, num_workers)

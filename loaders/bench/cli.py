@@ -21,11 +21,14 @@ from loaders.bench.sweep import Limits, Sweep, dropped, grid, run_sweep
 from loaders.bench.targets import CROP, Target, holds, is_map_style, load, load_object
 from loaders.commandline import Commands, wrapped
 from loaders.datasets.base import BatchDataset
+from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import LoadersError
 from loaders.limits import available_memory, cpu_quota, usable_cores
 from loaders.loader import DataLoader
-from loaders.text import in_seconds, number, printable
+from loaders.remote.options import add_remote, set_remote
+from loaders.remote.url import is_url
+from loaders.text import describe_size, in_seconds, number, printable
 from loaders.tuning import write_workers
 from loaders.verdict import BUSY, Verdict, judge
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _BACKENDS = ("thread", "subprocess", "process")
+_ORDERS = {"lanes": "lanes", "block": "block", "full": True, "no": False}
 _MAX_PIXELS = 65_535  # a JPEG's side, at most
 _WAITS = 0.1  # of its time on a core, for a sample to count as one that waits
 _SWEEP_SHARE, _STAGES_SHARE, _TRIALS_SHARE = 0.5, 0.25, 0.25
@@ -142,6 +146,7 @@ def build_parser() -> Commands:
     plan.add_argument(
         "--pinned", action="store_true", help="copy batches to a device through pinned memory"
     )
+    _add_epoch(plan)
     plan.set_defaults(run=run_plan, error=plan.error)
     check = commands.add_parser(
         "doctor", help="say what on this machine costs speed or will break"
@@ -149,11 +154,14 @@ def build_parser() -> Commands:
     check.add_argument(
         "path",
         nargs="?",
-        type=Path,
-        default=Path(),
-        help="a folder on the disk to examine (default: here)",
+        default=".",
+        help="a folder on the disk to examine (default: here), or the URL of a dataset: its store is",
     )
     check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument(
+        "--write", action="store_true", help="for a URL: put an object there, too, and delete it"
+    )
+    add_remote(check)
     check.set_defaults(run=run_doctor)
     return commands
 
@@ -167,6 +175,24 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
         help=f"crop loose images, and those of different sizes, to this (default: {CROP}; 0: do not crop)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_epoch(parser: argparse.ArgumentParser) -> None:
+    """Add what an epoch over a URL depends on; of it no memory is planned."""
+    add_remote(parser)
+    parser.add_argument(
+        "--nodes", type=_positive, default=1, metavar="N", help="for a URL: machines that train"
+    )
+    parser.add_argument(
+        "--shuffle", choices=[*_ORDERS], default="lanes", help="for a URL (default: lanes)"
+    )
+    for name, default, what in (
+        ("--rate", 125, "MB/s that a machine gets"),
+        ("--per-gb", 0, "dollars per GB that is downloaded (0 within a region)"),
+        ("--per-1000-requests", 0.0004, "dollars per 1,000 GET requests"),
+    ):
+        said = f"for a URL: {what} (default: {default})"
+        parser.add_argument(name, type=_amount, default=default, metavar="N", help=said)
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -215,6 +241,13 @@ def _seconds(text: str) -> float:
         if 0 < float(text) < math.inf:
             return float(text)
     raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+
+
+def _amount(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be a number from 0, got {text!r}")
 
 
 def _load(args: argparse.Namespace) -> Target:
@@ -488,6 +521,8 @@ def _say_error(error: Exception, what: str = "") -> None:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Print what a configuration will need, with batches as they are served, and with float32 made of uint8."""
+    if is_url(args.dataset):
+        return _plan_epochs(args)
     if args.shared and args.ram == "no":
         args.error("--shared goes with --ram: it is of the dataset in memory")
     target = _load(args)
@@ -529,11 +564,49 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0
 
 
+def _plan_epochs(args: argparse.Namespace) -> int:
+    """Print what an epoch over a dataset at a URL downloads, takes and costs."""
+    from loaders.bench import store
+
+    set_remote(args)
+    dataset = ShardDataset(args.dataset)
+    (origin,) = dataset.store.remotes
+    cache_bytes = origin.cache.size_bytes or origin.budget()
+    found = store.epochs(
+        dataset,
+        shuffle=_ORDERS[args.shuffle],
+        batch_size=args.batch_size,
+        nodes=args.nodes,
+        cache_bytes=cache_bytes,
+    )
+    costs = [store.cost(each, args.rate, args.per_gb, args.per_1000_requests) for each in found]
+    if args.json:
+        said = dict(zip(("first_epoch", "each_later_epoch"), costs, strict=True))
+        print(report.as_json({"cache_bytes": cache_bytes, "nodes": args.nodes} | said))
+        return 0
+    _show(
+        f"{args.dataset}: {len(dataset):,} samples; shuffle={_ORDERS[args.shuffle]!r}, "
+        f"{args.nodes} node(s), each with a cache of {describe_size(cache_bytes)}"
+    )
+    _show("\n".join(report.aligned(store.table(costs))))
+    _show(
+        f"at {number(args.rate)} MB/s of each node, ${args.per_gb:g} per GB and ${args.per_1000_requests:g} per "
+        "1,000 requests: --rate, --per-gb and --per-1000-requests change them"
+    )
+    return 0
+
+
 def run_doctor(args: argparse.Namespace) -> int:
-    """Print what was found about the machine."""
-    if not args.path.exists():
-        raise LoadersError(f"there is no {str(args.path)!r} to look at")
-    findings = doctor.examine(args.path)
+    """Print what was found about the machine, or a store."""
+    if is_url(args.path):
+        from loaders.bench.store import StoreProbe
+
+        set_remote(args)
+        findings = StoreProbe(args.path, write=args.write).findings()
+    elif not Path(args.path).exists():
+        raise LoadersError(f"there is no {args.path!r} to look at")
+    else:
+        findings = doctor.examine(Path(args.path))
     if args.json:
         found = {"conditions": report.conditions(), "findings": [asdict(f) for f in findings]}
         print(report.as_json(found))

@@ -31,7 +31,7 @@ from loaders.remote.listing import listing, read_objects
 from loaders.remote.needs import File, Needs
 from loaders.remote.stored import Stored
 from loaders.remote.stores import Objects, StoreFault, hide_secrets, open_objects
-from loaders.remote.transfer import Download, Pace, again, ranges
+from loaders.remote.transfer import Download, Pace, again, probe, ranges
 from loaders.remote.upload import hash_of, put, remove
 from loaders.remote.url import URL
 from loaders.remote.wire import (
@@ -263,6 +263,8 @@ class Fetcher:
                 return await listing(source, message)
             case "objects":
                 return await read_objects(source, message["wanted"])
+            case "probe":
+                return await self._probe(source, message["name"])
             case "put":
                 return await put(source, message)
             case "delete":
@@ -334,6 +336,13 @@ class Fetcher:
         path = self._folder(source) / f"file-{name.replace('/', '-')}"
         _publish(path, bytes(got.data))
         return {"path": str(path), "etag": got.etag, "version": got.version}
+
+    async def _probe(self, source: Source, name: str) -> dict[str, Any]:
+        try:
+            return await probe(source, name)
+        except StoreFault as fault:
+            what = f"it cannot be looked at ({source.public(fault.text)})"
+            raise RemoteError(what, source.url / name, fault.hint) from None
 
     def _refuse_manifest(self, source: Source, fault: StoreFault, *, is_cached: bool) -> None:
         """Go on offline if there is a manifest of before, else say what is wrong."""

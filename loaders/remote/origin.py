@@ -180,6 +180,14 @@ class Origin:
             self._waits.pop(thread, None)
         return int(answer["sent"])
 
+    def probe(self, name: str) -> dict[str, Any]:
+        """Return how the store answers for an object: ``range`` and ``other_etag`` are texts of errors, or empty.
+
+        Raises:
+            RemoteError: The object cannot be looked at.
+        """
+        return self.client.ask({"op": "probe", "name": name})
+
     def delete(self, name: str) -> None:
         """Delete an object; one that is not there is no error."""
         self.client.ask({"op": "delete", "name": name})

@@ -336,3 +336,18 @@ async def in_time(source: Source, name: str, start: int, end: int) -> Got:
         return await asyncio.wait_for(source.objects.get(name, start, end), _RANGE_S)
     except TimeoutError:
         raise StoreFault("network", f"no answer for {_RANGE_S:.0f} s") from None
+
+
+async def probe(source: Source, name: str) -> dict[str, Any]:
+    """Return what a store answers who asks for a range of an object, and for one of an e-tag that it does not have."""
+
+    async def answer(etag: str | None) -> str:
+        try:
+            await source.objects.get(name, 0, 1, etag)
+        except StoreFault as fault:
+            return f"{fault.kind}: {source.public(fault.text)}"
+        return ""
+
+    mark = await again(lambda: source.objects.look(name), source)
+    other = "" if mark.etag is None else await answer('"of-no-object"')
+    return {"range": await answer(None), "has_etag": mark.etag is not None, "other_etag": other}

@@ -11,6 +11,8 @@ import contextlib
 import json
 import re
 import sys
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 Headers = dict[str, str]
@@ -34,7 +36,8 @@ class Proxy:
     """Passes requests on.
 
     Settings: ``latency_s`` of each request; ``rate`` in bytes per second of each connection; ``faults``, each with a
-    ``kind``, and ``at`` (numbers of requests, from 0), ``every`` (n-th request) and ``match`` (of the path) to choose.
+    ``kind``, and ``at`` (numbers of requests, from 0), ``every`` (n-th request) and ``match`` (of the path) to choose;
+    ``clock_s``: how much later it says that it is.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -103,6 +106,9 @@ class Proxy:
             await writer.drain()
             return True
         told["bytes"] += len(data)
+        if "clock_s" in self.settings:
+            now = datetime.now(UTC) + timedelta(seconds=self.settings["clock_s"])
+            answer["date"] = format_datetime(now, usegmt=True)
         return await self.pass_on(writer, fault, method, status, answer, data)
 
     async def pass_on(

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from loaders.commandline import Commands
 from loaders.errors import LoadersError
+from loaders.remote.options import set_remote
 from loaders.text import printable
 from loaders.version import __version__
 from packdata.commands import GROUPS
-from packdata.commands.common import set_remote
 from packdata.commands.extend import spelled_anew
 from packdata.wording import in_shell
 

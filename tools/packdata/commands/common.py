@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, ManifestError, SchemaError, SourceError
 from loaders.manifest import MANIFEST_NAME
-from loaders.remote.url import PUBLIC_OPTIONS, is_url, split_secrets
+from loaders.remote.options import add_remote
+from loaders.remote.url import is_url, split_secrets
 from loaders.text import describe_size, printable, printable_json
 from packdata.describe import counted
 from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
@@ -230,40 +231,6 @@ def parse_source(text: str) -> Path:
         what = "a URL on a command line holds no secrets, which others could read there"
         raise argparse.ArgumentTypeError(f"{what}: set variables of the environment ({url})")
     return url
-
-
-def parse_option(text: str) -> tuple[str, str]:
-    """Read an option of a store that is no secret: ``KEY=VALUE``."""
-    name, equals, value = text.partition("=")
-    if not equals or name not in PUBLIC_OPTIONS:
-        known = ", ".join(sorted(PUBLIC_OPTIONS))
-        what = "secrets come from the environment, a profile or a role"
-        raise argparse.ArgumentTypeError(f"takes KEY=VALUE of {known}; {what}")
-    return name, value
-
-
-def add_remote(parser: argparse.ArgumentParser) -> None:
-    """Add the options of commands that take URLs."""
-    parser.add_argument(
-        "--storage",
-        type=parse_option,
-        action="append",
-        metavar="KEY=VALUE",
-        help="for a URL: how to reach its store, such as region=eu-west-1; no secrets",
-    )
-    parser.add_argument(
-        "--cache",
-        metavar="SIZE|FOLDER",
-        help="for a URL: folder of the download cache, or its size",
-    )
-
-
-def set_remote(args: argparse.Namespace) -> None:
-    """Let URLs be opened as those options say."""
-    if getattr(args, "storage", None) or getattr(args, "cache", None):
-        from loaders.remote.origin import set_defaults
-
-        set_defaults(args.cache, dict(args.storage or ()))
 
 
 def unescaped(text: str) -> str:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from loaders.data.view import open_view
 from loaders.manifest import read_manifest
+from loaders.remote.options import add_remote
 from loaders.remote.url import is_url
 from loaders.schema import PICTURE_CODECS
 from packdata.commands.common import (
     add_json,
-    add_remote,
     add_workers,
     add_writing,
     new_parser,

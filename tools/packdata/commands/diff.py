@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaders.remote.options import add_remote
 from loaders.text import printable
 from packdata.commands.common import (
     add_json,
-    add_remote,
     new_parser,
     parse_count,
     parse_source,

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from loaders.data.view import open_view
 from loaders.manifest import read_manifest
+from loaders.remote.options import add_remote
 from loaders.text import describe_size
 from packdata.commands.common import (
-    add_remote,
     new_parser,
     parse_path,
     parse_source,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaders.remote.options import add_remote
 from packdata.commands.common import (
     add_json,
-    add_remote,
     new_parser,
     parse_target,
     show,

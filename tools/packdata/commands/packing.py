@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from loaders.progress import Meter
+from loaders.remote.options import add_remote
 from packdata.commands.common import (
     SIZES,
-    add_remote,
     parse_count,
     parse_part,
     parse_place,

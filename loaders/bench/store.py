@@ -1,0 +1,240 @@
+"""A dataset's URL, looked at as the doctor looks at a machine; and what an epoch over it downloads and costs."""
+
+from __future__ import annotations
+
+import http.client
+import statistics
+import tempfile
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaders.bench.doctor import Finding, examine
+from loaders.data.ahead import files_at
+from loaders.data.shards import open_manifest
+from loaders.fetching import Reading
+from loaders.loader import DataLoader
+from loaders.remote.needs import downloads
+from loaders.remote.origin import origin_of
+from loaders.sampling.plan import Plan
+from loaders.sampling.sampler import EpochSampler
+from loaders.text import describe_size, in_seconds, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from urllib.parse import SplitResult
+
+    from loaders.bench.doctor import Place
+    from loaders.datasets.packed import PackedDataset
+    from loaders.remote.origin import Origin
+
+PART_BYTES = 8 << 20  # of a request, at most
+CONNECTIONS = 8
+_ASKS = 5
+_FAR_S, _SKEW_S, _REFUSED_SKEW_S = 0.2, 5.0, 300.0
+_HOSTS = {"s3": "s3.amazonaws.com", "s3a": "s3.amazonaws.com", "gs": "storage.googleapis.com"}
+
+
+class StoreProbe:
+    """Asks a store for bytes of a dataset, through the fetcher as loaders do.
+
+    Args:
+        place: The URL.
+        write: Whether an object may be put there, and deleted.
+
+    Raises:
+        LoadersError: There is no dataset, or it cannot be reached.
+    """
+
+    def __init__(self, place: Path | str, *, write: bool = False) -> None:
+        manifest, _, _ = open_manifest(place)
+        self._origin: Origin = origin_of(place)
+        self._write = write
+        largest = max(manifest.shards, key=lambda shard: shard.size_bytes)
+        self._name, self._size = largest.file, largest.size_bytes
+        self._latency_s = 0.0
+
+    def findings(self, timeout_s: float = 60.0) -> list[Finding]:
+        """Look at all; each that fails is a line of its own."""
+        checks: list[Callable[[Place], Finding]] = [
+            self.latency, self.one_connection, self.all_connections, self.clock, self.ranges, self.etags,
+            self.conditional_puts,
+        ]  # fmt: skip
+        return examine(checks=checks, timeout_s=timeout_s)
+
+    def _seconds(self, num: int, nbytes: int) -> float:
+        """Return how long so many ranges of the largest shard take at once."""
+        began = time.perf_counter()
+        self._origin.ranges([(self._name, 0, nbytes)] * num)
+        return time.perf_counter() - began
+
+    def latency(self, _: Place) -> Finding:
+        """Time requests of one byte."""
+        times = [self._seconds(1, 1) for _ in range(_ASKS)]
+        self._latency_s = min(times)
+        middle = statistics.median(times)
+        found = f"{in_seconds(middle)} a request of one byte ({in_seconds(min(times))} to {in_seconds(max(times))})"
+        if middle < _FAR_S:
+            return Finding("latency", "ok", found)
+        cost = "a sample that is read by its range waits so long, and so does the first batch"
+        return Finding("latency", "cost", found, cost, "train in the region of the bucket")
+
+    def one_connection(self, _: Place) -> Finding:
+        """Measure one request of a part."""
+        return Finding("one connection", "ok", self._rate(1))
+
+    def all_connections(self, _: Place) -> Finding:
+        """Measure as many at once as the fetcher makes."""
+        return Finding(f"{CONNECTIONS} connections", "ok", self._rate(CONNECTIONS))
+
+    def _rate(self, num: int) -> str:
+        nbytes = min(PART_BYTES, self._size)
+        transfer_s = max(1e-6, self._seconds(num, nbytes) - self._latency_s)
+        total = num * nbytes
+        return f"{number(total / transfer_s / 1e6)} MB/s, of {describe_size(total)} behind the first byte"
+
+    def clock(self, _: Place) -> Finding:
+        """Compare this machine's clock with the server's: signed requests are refused where they differ."""
+        before = time.time()
+        date = _date_of(self._origin)
+        skew = time.time() / 2 + before / 2 - date
+        found = f"{in_seconds(abs(skew))} {'ahead of' if skew > 0 else 'behind'} the server's, in whole seconds"
+        if abs(skew) < _SKEW_S:
+            return Finding("clock", "ok", found)
+        cost = "signed requests are refused beyond 15 minutes"
+        level = "cost" if abs(skew) < _REFUSED_SKEW_S else "risk"
+        return Finding("clock", level, found, cost, "set the clock by NTP")  # type: ignore[arg-type]
+
+    def ranges(self, _: Place) -> Finding:
+        """Ask for a range."""
+        if not (said := self._origin.probe(self._name)["range"]):
+            return Finding("ranges", "ok", "they are answered as asked")
+        cost = "shards come in parts, and records by ranges: nothing can be read"
+        return Finding("ranges", "risk", said, cost, "use a server that answers 206 to a range")
+
+    def etags(self, _: Place) -> Finding:
+        """Ask for an object of another e-tag than it has."""
+        answer = self._origin.probe(self._name)
+        cost = "a shard that is replaced while it is fetched is found by its hash alone, and fetched again"
+        if not answer["has_etag"]:
+            return Finding("if-match", "unknown", "objects have no e-tags", cost)
+        if answer["other_etag"].startswith("changed"):
+            return Finding("if-match", "ok", "honoured when reading")
+        return Finding("if-match", "cost", "ignored when reading", cost)
+
+    def conditional_puts(self, _: Place) -> Finding:
+        """Put an object where one is, under the condition that none is."""
+        if not self._write:
+            return Finding(
+                "conditional puts", "unknown", "not tried: --write puts an object and deletes it"
+            )
+        name, folder = f"loaders-doctor-{uuid.uuid4().hex}", tempfile.TemporaryDirectory()
+        with folder as place:
+            file = Path(place, "object")
+            file.write_bytes(b"1")
+            try:
+                first, again = (self._origin.put(name, file, {}) for _ in range(2))
+            finally:
+                self._origin.delete(name)
+        if first and not again:
+            return Finding("conditional puts", "ok", "honoured")
+        cost = "of two who publish at one place at the same time, the last one wins"
+        return Finding(
+            "conditional puts", "risk", "ignored", cost, "publish from one place at a time"
+        )
+
+
+def _date_of(origin: Origin) -> float:
+    """Return what time a store's server has, whatever else it answers."""
+    place = _server_of(origin)
+    kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
+    connection = kind(place.netloc, timeout=10)
+    try:
+        connection.request("HEAD", "/")
+        date = connection.getresponse().getheader("Date")
+    finally:
+        connection.close()
+    if date is None:
+        raise OSError("the server does not say what time it has")
+    return parsedate_to_datetime(date).timestamp()
+
+
+def _server_of(origin: Origin) -> SplitResult:
+    from urllib.parse import urlsplit
+
+    scheme = origin.url.scheme
+    if scheme in ("http", "https"):
+        return urlsplit(str(origin.url))
+    if not origin.endpoint and scheme not in _HOSTS:
+        raise OSError(f"it is not known which server {scheme}:// is")
+    return urlsplit(origin.endpoint or f"https://{_HOSTS[scheme]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What an epoch downloads.
+
+    Attributes:
+        num_bytes: On all nodes.
+        num_requests: Of parts.
+        node_bytes: On the node that downloads most.
+    """
+
+    num_bytes: int
+    num_requests: int
+    node_bytes: int
+
+
+def epochs(
+    dataset: PackedDataset[Any], *, shuffle: Any, batch_size: int, nodes: int, cache_bytes: int
+) -> tuple[Epoch, Epoch]:
+    """Return what the first epoch downloads from empty caches, and the next one.
+
+    Args:
+        dataset: At one URL.
+        shuffle: As ``DataLoader`` takes it.
+        batch_size: Samples per node and step.
+        nodes: Each with a cache of its own.
+        cache_bytes: Of a cache.
+    """
+    (origin,) = dataset.store.remotes
+    loader = DataLoader(dataset, batch_size, shuffle=shuffle, rank=0, world_size=nodes)
+    assert isinstance(loader.sampler, EpochSampler)
+    order = loader.sampler.order
+    lanes = getattr(order, "num_lanes", 1)
+    sizes = [file.size for file in files_at(dataset.store, origin)[0]]
+    found: list[list[int]] = [[], []]
+    for node in range(nodes):
+        plan = Plan(order.length, batch_size, node, nodes, num_lanes=lanes)
+        reading = Reading(dataset, origin, order, plan, 0)
+        needs = reading.needs()
+        reads = needs.which[needs.starts < reading.num_samples].tolist()
+        first = downloads(reads, sizes, cache_bytes)
+        found[0].append(first)
+        found[1].append(needs.epoch_bytes(cache_bytes) - first)
+    part = sum(sizes) / sum(-(-size // PART_BYTES) for size in sizes)
+    first_epoch, later = (Epoch(sum(each), round(sum(each) / part), max(each)) for each in found)
+    return first_epoch, later
+
+
+def cost(epoch: Epoch, rate: float, per_gb: float, per_1000_requests: float) -> dict[str, float]:
+    """Return the figures of an epoch, with its seconds at so many MB/s of each node, and its dollars."""
+    dollars = epoch.num_bytes / 1e9 * per_gb + epoch.num_requests / 1000 * per_1000_requests
+    seconds = epoch.node_bytes / max(rate, 1e-9) / 1e6
+    return asdict(epoch) | {"seconds": seconds, "dollars": dollars}
+
+
+def table(costs: Sequence[dict[str, float]]) -> list[tuple[str, ...]]:
+    """Return rows for ``report.aligned``."""
+    rows: dict[str, Callable[[dict[str, float]], str]] = {
+        "downloaded by all nodes": lambda each: describe_size(each["num_bytes"]),
+        "by the one with most": lambda each: describe_size(each["node_bytes"]),
+        "requests": lambda each: number(each["num_requests"]),
+        "seconds, if the link bounds it": lambda each: number(each["seconds"]),
+        "dollars": lambda each: number(each["dollars"]),
+    }
+    head = ("", "first epoch", "each later one")
+    return [head, *((name, *map(say, costs)) for name, say in rows.items())]

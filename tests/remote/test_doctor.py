@@ -1,0 +1,141 @@
+"""``python -m loaders.bench doctor URL`` and ``plan URL``, on real servers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from loaders import ShardDataset
+from loaders.bench.cli import main
+from loaders.bench.store import StoreProbe, epochs
+from loaders.remote import origin
+from tests.remote import servers
+from tests.remote.conftest import storage
+from tests.remote.test_remote import S3
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def defaults(proxy: servers.Proxy, cache: Path) -> Iterator[None]:
+    origin.set_defaults(cache, storage(proxy.endpoint))
+    yield
+    origin.set_defaults()
+
+
+def findings(write: bool = False) -> dict[str, Any]:
+    return {each.name: each for each in StoreProbe(S3, write=write).findings()}
+
+
+def test_a_store_that_honours_all_is_well_and_nothing_is_left_there(
+    packed: Path, proxy: servers.Proxy, defaults: None
+) -> None:
+    before = sorted(path.name for path in (packed / "bucket/packed").iterdir())
+
+    found = findings(write=True)
+
+    assert {name: each.level for name, each in found.items()} == {
+        "latency": "ok",
+        "one connection": "ok",
+        "8 connections": "ok",
+        "clock": "ok",
+        "ranges": "ok",
+        "if-match": "ok",
+        "conditional puts": "ok",
+    }
+    assert sorted(path.name for path in (packed / "bucket/packed").iterdir()) == before
+    puts = [each for each in proxy.requests() if each["method"] == "PUT"]
+    assert len(puts) == 2
+
+
+def test_nothing_is_written_unless_that_is_asked_for(proxy: servers.Proxy, defaults: None) -> None:
+    assert findings()["conditional puts"].level == "unknown"
+
+    assert {each["method"] for each in proxy.requests()} <= {"GET", "HEAD"}
+
+
+def test_what_a_store_lacks_is_said(proxy: servers.Proxy, defaults: None) -> None:
+    proxy.set(latency_s=0.25, clock_s=-1000)
+    probe = StoreProbe(S3)
+    place: Any = None
+
+    assert probe.latency(place).level == "cost"
+    assert probe.clock(place).level == "risk"
+    proxy.set(faults=[{"kind": "200", "match": "lmdb"}])
+    assert probe.ranges(place).level == "risk"
+
+
+def test_a_store_that_ignores_conditions_is_told_of(
+    packed: Path, server: str, cache: Path
+) -> None:
+    """Without the proxy: the server compares no e-tag; and nanio no condition of a put."""
+    origin.set_defaults(cache, storage(server))
+    try:
+        assert findings()["if-match"].level == "cost"
+        with servers.signed_bucket(packed) as endpoint:
+            options = {
+                "endpoint": endpoint,
+                "retry_timeout": 3,
+                "max_retries": 1,
+                **servers.SECRET,
+            }
+            origin.set_defaults(cache, options)
+            assert StoreProbe(S3, write=True).conditional_puts(None).level == "risk"  # type: ignore[arg-type]
+    finally:
+        origin.set_defaults()
+
+
+def test_an_epoch_is_planned_for_nodes_and_a_cache(packed: Path, defaults: None) -> None:
+    size = sum(path.stat().st_size for path in (packed / "bucket/packed").glob("*.lmdb"))
+    dataset: Any = ShardDataset(S3)
+
+    def plan(shuffle: Any, nodes: int, cache_bytes: int) -> list[float]:
+        found = epochs(
+            dataset, shuffle=shuffle, batch_size=16, nodes=nodes, cache_bytes=cache_bytes
+        )
+        return [each.num_bytes / size for each in found]
+
+    assert plan("lanes", 1, size) == [1, 0]
+    assert plan(False, 1, size // 2) == [1, pytest.approx(0.5, abs=0.1)]
+    assert plan("block", 2, size) == [2, 0]
+    lanes = plan("lanes", 2, size)
+    assert lanes == [pytest.approx(1.05, abs=0.06), 0]
+
+
+def test_costs_are_at_given_prices(
+    proxy: servers.Proxy, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", S3, "--cache", str(cache), "--storage", "skip_signature=true", "--json"]
+    words += [
+        "--storage",
+        f"endpoint={proxy.endpoint}",
+        "--per-gb",
+        "2",
+        "--per-1000-requests",
+        "100",
+    ]
+
+    assert main([*words, "--rate", "3"]) == 0
+    first = json.loads(capsys.readouterr().out)["first_epoch"]
+
+    assert first["num_requests"] == 10
+    assert first["seconds"] == pytest.approx(first["num_bytes"] / 3e6)
+    assert first["dollars"] == pytest.approx(first["num_bytes"] / 1e9 * 2 + 1)
+    assert not proxy.requests(".lmdb")
+    origin.set_defaults()
+
+
+def test_the_doctor_looks_at_a_url(
+    proxy: servers.Proxy, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["doctor", S3, "--cache", str(cache), "--storage", "skip_signature=true", "--json"]
+
+    assert main([*words, "--storage", f"endpoint={proxy.endpoint}"]) == 0
+
+    names = [each["name"] for each in json.loads(capsys.readouterr().out)["findings"]]
+    assert names[:3] == ["latency", "one connection", "8 connections"]
+    origin.set_defaults()
