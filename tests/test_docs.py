@@ -115,6 +115,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: Path) -> Pat
 def in_a_bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty bucket of a server, as the environment says."""
     (folder / "store/bucket").mkdir(parents=True)
+    shutil.copytree(folder / "photos", folder / "store/bucket/raw/photos")
     with servers.bucket(folder / "store") as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")

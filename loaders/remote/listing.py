@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import RemoteError
-from loaders.remote.stores import StoreFault
+from loaders.remote.stores import StoreFault, mark_of
 from loaders.remote.transfer import PART_BYTES, again, in_time
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ async def listing(source: Source, message: dict[str, Any]) -> dict[str, Any]:
                 objects, folders = await again(lambda: source.objects.in_folder(folder), source)
                 return {"objects": objects, "folders": folders}
         mark = await again(lambda: source.objects.look(folder), source)
-        return {"objects": [(folder, mark.size, mark.etag or mark.version or "")]}
+        return {"objects": [(folder, mark.size, mark_of(mark.etag, mark.version))]}
     except StoreFault as fault:
         if fault.kind == "missing":
             return {"objects": [], "folders": []}
@@ -45,19 +45,25 @@ async def listing(source: Source, message: dict[str, Any]) -> dict[str, Any]:
         raise RemoteError(what, source.url / folder, fault.hint) from None
 
 
-async def read_objects(source: Source, wanted: list[tuple[str, int, str]]) -> dict[str, Any]:
-    """Return objects as they were listed, one after the other, and why others cannot be given, by number.
+async def read_objects(
+    source: Source, wanted: list[tuple[str, int, int, int, int]]
+) -> dict[str, Any]:
+    """Return ranges of objects as they were listed, one after the other, and why others cannot be given, by number.
+
+    Args:
+        source: Where they are.
+        wanted: Of each its name, size and mark (``Entry``), and where the range begins and ends.
 
     Raises:
         RemoteError: The store does not answer, or refuses.
     """
     limit = asyncio.Semaphore(_AT_ONCE)
 
-    async def part(name: str, start: int, end: int, mark: str) -> Any:
+    async def part(name: str, start: int, end: int, mark: int) -> Any:
         async with limit:
             got = await again(lambda: in_time(source, name, start, end), source)
         source.num_bytes += end - start
-        if got.etag is not None and got.etag != mark and mark.startswith(('"', "W/")):
+        if got.etag is not None and mark & 1 and mark_of(got.etag) != mark:
             raise StoreFault("changed", got.etag)
         return got.data
 
@@ -67,10 +73,9 @@ async def read_objects(source: Source, wanted: list[tuple[str, int, str]]) -> di
         except StoreFault:
             return False
 
-    async def one(name: str, size: int, mark: str) -> Any:
-        starts = range(0, size, PART_BYTES)
-        ends = [min(start + PART_BYTES, size) for start in starts]
-        parts = (part(name, *ends, mark) for ends in zip(starts, ends, strict=True))
+    async def one(name: str, size: int, mark: int, start: int, end: int) -> Any:
+        starts = range(start, end, PART_BYTES)
+        parts = (part(name, at, min(at + PART_BYTES, end), mark) for at in starts)
         try:
             return b"".join(await asyncio.gather(*parts))
         except StoreFault as fault:

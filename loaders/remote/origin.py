@@ -264,17 +264,17 @@ class Origin:
         found = self.client.ask({"op": "listing", "of": "one", "folder": name})["objects"]
         return Entry(*found[0]) if found else None
 
-    def objects(self, wanted: Sequence[Entry]) -> list[memoryview | str]:
-        """Return objects as they were listed; in the place of one that is not there, or is another now, why.
+    def objects(self, wanted: Sequence[tuple[Entry, int, int]]) -> list[memoryview | str]:
+        """Return ranges of objects as they were listed; in the place of one that is not there, or is another, why.
 
         Raises:
             RemoteError: They cannot be fetched.
         """
-        answer = self.client.ask({"op": "objects", "wanted": wanted})
+        answer = self.client.ask({"op": "objects", "wanted": [(*e, i, j) for e, i, j in wanted]})
         view, at, got = memoryview(answer.get("data", b"")), 0, list[memoryview | str]()
-        for i, each in enumerate(wanted):
+        for i, (_, start, end) in enumerate(wanted):
             fault = answer["faults"].get(str(i))
-            size = 0 if fault else each.size
+            size = 0 if fault else end - start
             got.append(fault or view[at : at + size])
             at += size
         return got

@@ -14,6 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import xxhash
+
 from loaders.remote.url import OBSTORE_SCHEMES
 from loaders.remote.wire import Entry
 
@@ -195,8 +197,14 @@ class ObstoreObjects:
             raise fault_of(error) from None
 
 
+def mark_of(etag: str | None, written: object = None) -> int:
+    """Return what a listing has for an object's e-tag, or for when it was written."""
+    digest = xxhash.xxh3_64_intdigest(str(etag or written).encode())
+    return digest | 1 if etag else digest & ~1
+
+
 def _entry(found: Any) -> Entry:
-    mark = found.get("e_tag") or found.get("version") or str(found["last_modified"])
+    mark = mark_of(found.get("e_tag"), found["last_modified"])
     return Entry(found["path"], int(found["size"]), mark)
 
 
@@ -235,7 +243,7 @@ class FsspecObjects:
             Entry(
                 each["name"].rstrip("/")[start:],
                 int(each.get("size") or 0),
-                next((str(each[name]) for name in names if each.get(name)), ""),
+                mark_of(None, next((each[name] for name in names if each.get(name)), None)),
             )
             for each in found
         )

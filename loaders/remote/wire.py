@@ -32,12 +32,12 @@ class Entry(NamedTuple):
     Attributes:
         name: Below the URL.
         size: In bytes.
-        mark: Its e-tag, or else when it was written.
+        mark: A hash of its e-tag, which is odd; or else of when it was written, which is even.
     """
 
     name: str
     size: int
-    mark: str
+    mark: int
 
 
 def encoded(message: dict[str, Any]) -> bytes:

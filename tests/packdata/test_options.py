@@ -174,6 +174,7 @@ PARTS = {  # in test_parts.py
     *((command, "--shuffle") for command in ("images", "arrays")),
     *((command, "--plan") for command in ("tokens", "tables")),
     *(("finish", option) for option in ("--json", "--overwrite", "--delete-old")),
+    *(("plan", option) for option in ("--json", "--overwrite")),
 }
 BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-size"), ("preview", "--columns"),
            ("repair", "--from"), ("repair", "--manifest"), ("images", "--lossless-rotate"),
@@ -182,8 +183,8 @@ BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-s
            ("images", "--mask-suffix"), ("arrays", "--mask-suffix"), ("images", "--palette"),
            ("images", "--label-map"), ("images", "--icc"), ("images", "--segments"), ("preview", "--augment"),
            ("cache", "--clear"), ("cache", "--verify"),
-           *((name, option) for name in ("arrays", "copy", "diff", "fetch", "finish", "images", "info", "preview",
-                                         "stats", "tables", "tokens", "verify")
+           *((name, option) for name in ("arrays", "copy", "diff", "fetch", "finish", "images", "info", "plan",
+                                         "preview", "stats", "tables", "tokens", "verify")
              for option in ("--storage", "--cache"))}  # fmt: skip
 
 

@@ -130,9 +130,10 @@ class TestFolders:
         "address", ["s3://bucket/photos", "gs://bucket/x", "https://host/a.tar", "hf://a/b"]
     )
     @pytest.mark.parametrize("kind", [PICTURES, ARRAYS])
-    def test_a_url_is_no_path(self, address: str, kind: FileKind) -> None:
-        with pytest.raises(SourceError, match="it is a URL"):
+    def test_a_url_that_nobody_listed_is_no_path(self, address: str, kind: FileKind) -> None:
+        with pytest.raises(SourceError) as caught:
             open_source(address, kind=kind)
+        assert str(caught.value.path) == address
 
     def test_files_that_differ_in_the_suffix_alone_keep_it_in_their_keys(
         self, tmp_path: Path

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaders.remote.url import place_of
 from loaders.schema import Array
 from packdata.arrays.files import ArrayOptions
 from packdata.arrays.recipe import ARRAY, ArraysRecipe, array_recipes
@@ -17,6 +17,7 @@ from packdata.shards import MAX_RECORD_BYTES, Format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from packdata.engine import Summary
 
@@ -79,7 +80,7 @@ def plan_arrays(
     source = take(SourceOptions, options, column=array_column)
     array_options = ArrayOptions(**options)
     parts = array_recipes(src, array_options, source)
-    again = [Path(path).absolute() for path in listed_sources(src)]
+    again = [place_of(path).absolute() for path in listed_sources(src)]
     list_again = partial(array_recipes, again, array_options, source.absolute())
     largest = max(recipe.num_bytes for _, recipe in parts)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")

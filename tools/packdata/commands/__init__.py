@@ -15,6 +15,7 @@ from packdata.commands import (
     images,
     info,
     merge,
+    plan,
     preview,
     repair,
     split,
@@ -25,7 +26,7 @@ from packdata.commands import (
 )
 
 GROUPS = {
-    "pack": (images, tokens, tables, arrays, finish),
+    "pack": (images, tokens, tables, arrays, plan, finish),
     "look": (info, preview, stats, diff),
     "derive": (copy, split, merge, extend),
     "keep whole": (verify, repair),

@@ -44,10 +44,10 @@ examples:
 def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "pack pictures with their labels and masks"
-    src = (
-        "folder, list, tar, Parquet or IDX file, or pattern; several become one dataset, in order"
+    src = "folder (also a URL), list, tar, Parquet or IDX file, or pattern; several become one dataset, in order"
+    parser = new_packing_parser(
+        commands, "images", summary, _ABOUT, _EXAMPLES, src=src, reads_urls=True
     )
-    parser = new_packing_parser(commands, "images", summary, _ABOUT, _EXAMPLES, src=src)
     _add_picture_options(parser.add_argument_group("pictures"))
     source = parser.add_argument_group("source")
     add_source_options(source, files="picture")

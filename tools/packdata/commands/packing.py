@@ -32,14 +32,21 @@ if TYPE_CHECKING:
 
 
 def new_packing_parser(
-    commands: Commands, name: str, summary: str, about: str, examples: str, *, src: str
+    commands: Commands,
+    name: str,
+    summary: str,
+    about: str,
+    examples: str,
+    *,
+    src: str,
+    reads_urls: bool = False,
 ) -> Parser:
     """Add a command that packs SRC... to DST, with help and examples."""
+    kind = parse_target if reads_urls else parse_place
     parser = commands.add_parser(name, help=summary, description=about, epilog=examples)
-    parser.add_argument("src", type=parse_place, metavar="SRC", nargs="+", help=src)
+    parser.add_argument("src", type=kind, metavar="SRC", nargs="+", help=src)
     target = "folder or URL to pack into: new or empty"
     parser.add_argument("dst", type=parse_target, metavar="DST", help=target)
-    add_remote(parser)
     return parser
 
 
@@ -114,6 +121,7 @@ def add_packing_options(
     add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
     add("--dry-run", action="store_true", help="print what would be packed, and stop")
     add("--json", action="store_true", help="print the summary, or the plan, as JSON")
+    add_remote(parser)
     parser.set_defaults(item=item)
 
 
@@ -160,14 +168,24 @@ def run_packing(
     args: argparse.Namespace, make_plan: Callable[[], Plan], *, unit: str = "images"
 ) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
-    from packdata.plan import check_outside, pack_plan
-    from packdata.target import is_unfinished
+    from packdata.lists import kept_lists
+    from packdata.plan import check_outside
+    from packdata.sources.listed import given
 
     check_outside(args.dst, args.src)
     if args.engine is not None and args.part is not None:
         args.parser.error("--engine packs all parts: give --parts N, or --part without it")
     if args.engine is None and (args.address is not None or args.parts is not None):
         args.parser.error("--address and --parts go with --engine ray")
+    lists = {} if args.part is None else kept_lists(args.src, args.dst)
+    with given(lists):
+        return _run(args, make_plan, unit)
+
+
+def _run(args: argparse.Namespace, make_plan: Callable[[], Plan], unit: str) -> int:
+    from packdata.plan import pack_plan
+    from packdata.target import is_unfinished
+
     with usage_errors(args, schema=True):
         if args.format is not None:  # before a source is read for long
             check_shard_options(args.format, args.shard_size)

@@ -26,6 +26,7 @@ from packdata.sources.folders import FolderSource, split_suffix
 from packdata.sources.idx import IdxSource
 from packdata.sources.joined import join_splits
 from packdata.sources.layouts import check_layout
+from packdata.sources.listed import list_sources, place_of_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -132,6 +133,7 @@ def _open_all(
 ) -> dict[str, Source]:
     """Return the source of each split, and count the files that lie ``beside`` them."""
     given = listed_sources(src)
+    list_sources(given)
     if len(given) > 1 and are_of_one_archive(given):  # as a pattern of them is read
         one = {"": [Path(path) for path in given]}
         return {"": _open(one, options, kind, has_annotations)[""]}
@@ -139,7 +141,9 @@ def _open_all(
     for path in given:
         splits_of = find_splits(path, kind)
         beside.update(files_beside(splits_of or {}))
-        opened.append(_open(splits_of or {"": [Path(path)]}, options, kind, has_annotations))
+        opened.append(
+            _open(splits_of or {"": [place_of_source(path)]}, options, kind, has_annotations)
+        )
     return opened[0] if len(opened) == 1 else join_splits(opened)
 
 

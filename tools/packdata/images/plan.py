@@ -6,11 +6,11 @@ import os
 import shlex
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.checks import as_list
 from loaders.errors import SchemaError
+from loaders.remote.url import place_of
 from loaders.schema import Field, Image, Label
 from packdata.describe import codec_text, counted, describe_values
 from packdata.files.plan import FilesPlan
@@ -35,6 +35,7 @@ from packdata.sources.layouts import masks_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from packdata.engine import Summary
     from packdata.images.fit import Size
@@ -123,7 +124,7 @@ def plan_images(
     made = tuple(Resize.parse(size, fit) for size in listed)
     image_options = ImageOptions(sizes=made, marks=Marks.of(palette, label_map), **options)
     parts = image_recipes(src, image_options, source, shapes)
-    again = [Path(path).absolute() for path in listed_sources(src)]
+    again = [place_of(path).absolute() for path in listed_sources(src)]
     list_again = partial(image_recipes, again, image_options, source.absolute(), shapes.absolute())
     return ImagesPlan(listed_sources(src), parts, format or _usual_format(parts), list_again)
 

@@ -50,6 +50,7 @@ from packdata.images.scratch import Scratch
 from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
 from packdata.recipe import Tally, Target
 from packdata.sources.base import has_several
+from packdata.sources.listed import fetched_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -526,7 +527,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
     def _peek_format(self) -> str | None:
         """Return what most of the first pictures are; None if none of them can be read."""
         formats: Counter[str] = Counter()
-        for item in islice(self.source.items(0), _NUM_PEEKED):
+        for item in fetched_ahead(islice(self.source.items(0), _NUM_PEEKED)):
             try:
                 data = item.read()
                 headers = [read_header(bytes(f)) for f in (data if self._is_several else [data])]

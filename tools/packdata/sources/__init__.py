@@ -27,6 +27,7 @@ from packdata.sources.base import (
 from packdata.sources.folders import FolderSource, Listing, MaskFolder, files_below, scan
 from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
 from packdata.sources.layouts import SPLIT_NAMES, split_commands
+from packdata.sources.listed import ListedURL, place_of_source
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.litdata import is_litdata
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
@@ -81,7 +82,7 @@ def open_source(
     Raises:
         SourceError: There is nothing, nothing known, or nothing that can be listed.
     """
-    paths = [Path(path)] if isinstance(path, Path | str) else list(path)
+    paths = [place_of_source(path)] if isinstance(path, Path | str) else list(path)
     path = paths[0] if len(paths) == 1 else paths[0].parent
     columns = {
         "image_column": image_column,
@@ -95,6 +96,9 @@ def open_source(
     if files is None:
         _check_columns_unused(path, columns)
         return FolderSource(path, PICTURES, without)
+    if isinstance(path, ListedURL):
+        what = f"of URLs folders of {kind.names} are read, and not {files[0].name}"
+        raise SourceError(what, path, "Copy it here first")
     for file in files:
         check_regular(file, file)
     _check_one_kind(path, files)
@@ -120,6 +124,8 @@ def _open_files(
     path: Path, kind: FileKind, columns: Mapping[str, str | None], without: str
 ) -> Source:
     """Open a folder or list of files that are no pictures."""
+    if isinstance(path, ListedURL):
+        raise nothing_at(path)
     if path.is_dir():
         if (path / "manifest.json").exists():
             raise SourceError("it is a packed dataset already", path)
@@ -150,7 +156,7 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
         SourceError: Two or more folders or files are splits and others are not, or folders and files
             are, or pictures lie beside them: no reading is safe.
     """
-    path = Path(path)
+    path = place_of_source(path)
     if not is_folder(path):
         return None
     if kind is PICTURES and (saved := saved_splits(path)):

@@ -30,11 +30,13 @@ from packdata.sources.base import (
     suffix_of,
 )
 from packdata.sources.idx import IDX_IMAGES
+from packdata.sources.listed import ListedEntry, ListedURL, StoredFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+Entry = os.DirEntry[str] | ListedEntry
 LINK_ABOVE = "link to a folder above"
 _ARCHIVES = (".parquet", ".tar")
 
@@ -46,10 +48,12 @@ class Listing:
         files: Their relative paths with forward slashes.
         folders: The folders below ``root`` that hold some of them.
         ignored: Other files passed over, by suffix; also each ``link to a folder above``.
+        stored: What reads the files, where they are objects of a store.
     """
 
     def __init__(self, root: Path, kind: FileKind = PICTURES, without: str = "") -> None:
         self.root, self._suffixes, self._without = root, kind.suffixes, without
+        self.stored = StoredFiles(root) if isinstance(root, ListedURL) else None
         self.files: list[str] = []
         self.folders: list[str] = []
         self.ignored: Counter[str] = Counter()
@@ -77,7 +81,7 @@ class Listing:
                 self._add(f"{relative}/", entries)
                 self.folders += [relative] * (len(self.files) > before)
 
-    def _add(self, prefix: str, entries: list[os.DirEntry[str]]) -> None:
+    def _add(self, prefix: str, entries: Sequence[Entry]) -> None:
         for entry in entries:
             suffix = suffix_of(entry.name)
             if is_hidden(entry.name):
@@ -89,12 +93,12 @@ class Listing:
                 continue
             check_name(prefix + entry.name, entry.path)
             self.files.append(prefix + entry.name)
+            if self.stored is not None and isinstance(entry, ListedEntry):
+                self.stored.add(entry.entry)
             self._hash.add(prefix + entry.name, _stat(entry))
 
 
-def files_below(
-    root: Path, folder: str = ""
-) -> Iterator[tuple[str, list[os.DirEntry[str]] | None]]:
+def files_below(root: Path, folder: str = "") -> Iterator[tuple[str, Sequence[Entry] | None]]:
     """Yield a folder of ``root``, by default itself, and all below it, with their files, in no order.
 
     Links are followed; what leads to a folder above, be it of ``root`` itself, has None. Folders
@@ -117,12 +121,14 @@ def files_below(
         pending += [(path, above | {inode}) for path in inner]
 
 
-def scan(folder: Path) -> tuple[list[os.DirEntry[str]], list[str]]:
+def scan(folder: Path) -> tuple[Sequence[Entry], list[str]]:
     """Return files and names of folders, sorted; a link counts as what it leads to.
 
     Raises:
         SourceError: The folder cannot be listed.
     """
+    if isinstance(folder, ListedURL):
+        return folder.scan()
     try:
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda entry: entry.name)
@@ -140,7 +146,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
+def _stat(entry: Entry) -> os.stat_result | None:
     try:
         return entry.stat()
     except OSError:  # a link to nowhere: it is rejected when it is read
@@ -157,7 +163,7 @@ def _inode(folder: Path) -> tuple[int, int]:
 
 def _inodes_above(root: Path) -> frozenset[tuple[int, int]]:
     found = set()
-    for folder in root.resolve().parents:
+    for folder in () if isinstance(root, ListedURL) else root.resolve().parents:
         with suppress(SourceError):  # a folder that cannot be read: no link leads there
             found.add(_inode(folder))
     return frozenset(found)
@@ -199,7 +205,7 @@ class FolderSource:
             self.labels = {"label": Column("class", tuple(classes))}
             self.empty_classes = tuple(name for name in folders if name not in classes)
         self.ignored: Mapping[str, int] = dict(listing.ignored)
-        self._files = listing.files
+        self._files, self._stored = listing.files, listing.stored
         self.identity: Mapping[str, Any] = {
             "kind": self.kind,
             "classes": [] if num_top else folders,
@@ -220,8 +226,11 @@ class FolderSource:
             file = self._files[i]
             path, where = os.path.join(self._place, file), os.path.join(self.root, file)
             labels = {"label": file.split("/", 1)[0]} if labelled else {}
-            key, read = key_of(file, self._shared), partial(read_file, path, where)
-            yield Item(key, where, read, labels, path=path)
+            key = key_of(file, self._shared)
+            if self._stored is not None:
+                yield Item(key, where, self._stored.reader(i, file, where), labels)
+            else:
+                yield Item(key, where, partial(read_file, path, where), labels, path=path)
 
     def keys(self) -> Iterator[str]:
         """Yield the keys."""
@@ -288,6 +297,10 @@ class MaskFolder:
     """
 
     def __init__(self, root: Path, kind: FileKind = PICTURES, suffix: str = "") -> None:
+        if isinstance(root, ListedURL):
+            raise SourceError(
+                "masks are read from a folder of this machine", root, "Copy them here"
+            )
         listing = Listing(root, kind)
         for folder in listing.add_top():
             listing.add_below(folder)

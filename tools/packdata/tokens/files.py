@@ -14,6 +14,7 @@ from loaders.errors import SourceError
 from packdata.regular import check_mode, nothing_at
 from packdata.sources.base import FFCV_HINT, is_hidden
 from packdata.sources.folders import LINK_ABOVE, files_below
+from packdata.sources.listed import ListedURL, StoredFile, list_sources, place_of_source
 from packdata.sources.litdata import is_litdata
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 
@@ -62,6 +63,7 @@ class SourceFile:
         kind: How it is read: ``text``, ``jsonl``, ``npy``, ``bin``, ``ds`` or a kind of rows.
         compression: ``gzip``, ``zstd`` or None.
         size: Its bytes on disk.
+        stored: What reads it, where it is an object of a store.
     """
 
     path: Path
@@ -69,11 +71,12 @@ class SourceFile:
     kind: str
     compression: str | None
     size: int
+    stored: StoredFile | None = None
 
     def open(self) -> BinaryIO:
         """Open it, decompressed; SourceError if that fails."""
         try:
-            file = open(self.path, "rb")  # noqa: SIM115  # the caller closes it
+            file = open(self.path, "rb") if self.stored is None else self.stored.open()  # noqa: SIM115
         except OSError as error:
             raise SourceError(f"it cannot be read ({error.strerror})", self.path) from error
         if self.compression is None:
@@ -101,8 +104,9 @@ def list_files(sources: Sequence[Path | str]) -> Listing:
         SourceError: There is nothing, or something that cannot be read.
     """
     listing = Listing()
+    list_sources(sources)
     for source in sources:
-        path = Path(source)
+        path = place_of_source(source)
         if path.is_dir():
             _list_folder(path, listing)
         elif path.exists():
@@ -135,7 +139,10 @@ def _list_folder(folder: Path, listing: Listing) -> None:
         if listed is not None:  # beside the files of a dataset lie those of caches
             names = {path.name for path in listed}
             shown = [entry for entry in shown if entry.name in names]
-        found += [(f"{relative}/{entry.name}".lstrip("/"), Path(entry.path)) for entry in shown]
+        found += [
+            (f"{relative}/{entry.name}".lstrip("/"), place_of_source(entry.path))
+            for entry in shown
+        ]
     for name, path in sorted(found):
         suffix, compression = _suffixes(path)
         # A plain .json beside others is often no data: it is read where it is named.
@@ -192,7 +199,10 @@ def _source_file(path: Path, name: str) -> SourceFile:
     except OSError as error:
         raise SourceError(f"it cannot be read ({error.strerror})", path) from error
     check_mode(found.st_mode, path)
-    file = SourceFile(path, name, kind, compression, found.st_size)
+    stored = path.stored if isinstance(path, ListedURL) else None
+    if stored is not None and kind not in ("text", "jsonl"):
+        raise SourceError("of URLs text and JSON lines are read", path, "Copy it here first")
+    file = SourceFile(path, name, kind, compression, found.st_size, stored)
     if suffix == ".json":
         _check_lines(file)
     return file

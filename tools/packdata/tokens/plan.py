@@ -12,11 +12,13 @@ from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
 from loaders.regular import read_regular
+from loaders.remote.url import is_url, place_of
 from packdata.describe import counted, describe_field
 from packdata.firstpass import FirstPass
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, check_options
 from packdata.sources import joined_splits
+from packdata.sources.listed import list_sources
 from packdata.tokens.chat import Chat
 from packdata.tokens.contents import LABELS, Ids
 from packdata.tokens.detect import content_of
@@ -143,14 +145,16 @@ class TokensPlan:
             yield f"{token!r} in a text is text like any other, not the id of a token{hint}"
 
     def amount(self, packed: Summary) -> str:
-        """Count tokens and documents: samples are rows of tokens."""
+        """Count tokens and documents: samples are rows of tokens. What was sent is not fetched for that."""
+        if is_url(packed.dst):
+            return ""
         found = [_count(packed, dataset) for dataset in packed.datasets]
         return _in_words(*map(sum, zip(*found, strict=True)))
 
     def _kept_tokenizers(self, packed: Summary) -> Iterator[str]:
         """Say where the tokenizer is: generating text needs it."""
         names = [name for target in self.recipe.targets for name in target.files]
-        folders = [Path(packed.dst) / dataset.folder for dataset in packed.datasets]
+        folders = [place_of(packed.dst) / dataset.folder for dataset in packed.datasets]
         if names:
             files = ", ".join(
                 str(folder / name) for folder, name in zip(folders, names, strict=True)
@@ -173,8 +177,9 @@ class TokensPlan:
     def is_unchanged(self) -> bool:
         """Tell whether the files are still as they were listed."""
         try:
+            list_sources(self.sources)
             return bool(identity_of(self.listing.files) == self.recipe.identity["files"])
-        except OSError:  # what is gone has changed too
+        except (OSError, SourceError):  # what is gone has changed too
             return False
 
 
@@ -183,7 +188,7 @@ def _windows_files(source: TokenSource) -> list[str]:
 
 
 def _counts(packed: Summary) -> Iterator[str]:
-    if len(packed.datasets) > 1:
+    if len(packed.datasets) > 1 and not is_url(packed.dst):
         for dataset in packed.datasets:
             yield f"{dataset.folder}: {_in_words(*_count(packed, dataset))}"
 

@@ -30,6 +30,7 @@ from packdata.tokens.tables import RowRanges, RowsPart
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from packdata.sources.listed import RemoteFile
     from packdata.tokens.contents import Content
 
 PIECE_BYTES = 4 << 20
@@ -56,6 +57,7 @@ class TextPart:
         options: How documents are told apart.
         mark: Behind it a document ends, and the file may be cut; None: neither.
         blob: The bytes, where the file can be read in its order only; with up to three more.
+        stored: What reads these, where the file is an object of a store.
     """
 
     file: SourceFile
@@ -65,6 +67,7 @@ class TextPart:
     options: TextOptions
     mark: bytes | None
     blob: bytes | None = None
+    stored: RemoteFile | None = None
 
     @property
     def where(self) -> str:
@@ -117,9 +120,12 @@ class TextPart:
     def _blob(self) -> bytes:
         if self.blob is not None:
             return self.blob
-        with self.file.open() as file:
-            file.seek(self.start)
-            blob = file.read(self.stop - self.start + _MAX_CHAR_BYTES - 1)
+        if self.stored is not None:
+            blob = self.stored()
+        else:
+            with self.file.open() as file:
+                file.seek(self.start)
+                blob = file.read(self.stop - self.start + _MAX_CHAR_BYTES - 1)
         if len(blob) < self.stop - self.start:
             raise SourceError("it became shorter while it was read", self.file.name)
         return blob
@@ -257,6 +263,12 @@ class TextPiece:
         """The first part, and how many follow."""
         more = len(self.parts) - 1
         return self.parts[0].where + (f" and {counted(more, 'more file')}" if more else "")
+
+    @property
+    def reads(self) -> list[RemoteFile]:
+        """What reads the parts that lie in a store."""
+        stored = (getattr(part, "stored", None) for part in self.parts)
+        return [each for each in stored if each is not None]
 
     def read(self) -> Documents:
         """Return the documents of all parts."""
@@ -406,10 +418,13 @@ class TextSource:
     def _part(self, part: _Range, streams: _Streams) -> TextPart | RowsPart:
         if part.group >= 0:
             return self._row_files[part.file].part(part.group, part.start, part.stop)
-        file, blob = self.files[part.file], None
+        file, blob, stored = self.files[part.file], None, None
         if file.compression is not None:
             blob = streams.read(part.file, part.start, part.stop)
-        return TextPart(file, part.start, part.stop, part.is_last, self.options, part.mark, blob)
+        elif file.stored is not None:
+            stored = file.stored.reader(part.start, part.stop + _MAX_CHAR_BYTES - 1)
+        about = part.start, part.stop, part.is_last, self.options, part.mark
+        return TextPart(file, *about, blob, stored)
 
     def documents_of(self, limit: int) -> Iterator[str]:
         """Yield the texts of pieces spread evenly over the source, ``limit`` bytes or a little more.

@@ -1,0 +1,262 @@
+"""Sources in a store: the samples of the folder, listed once, fetched ahead, compared with what was listed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pytest
+
+from loaders.errors import PackError, RemoteError, SourceError
+from loaders.manifest import read_manifest
+from loaders.remote.origin import origin_of
+from loaders.remote.url import URL
+from packdata.cli import main
+from packdata.images.plan import pack_images, plan_images
+from packdata.parts import finish
+from packdata.plan import pack_plan
+from packdata.sources.listed import ListedURL, fetched_ahead, list_sources
+from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.remote.conftest import Store
+
+RAW, OUT = "s3://raw/photos", "s3://out/packed"
+ODD = ["a b.png", "ü.png", "100%.png", "a#b.png", "a+b.png", "q?x.png", "[x].png", "it's.png"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hundred small pictures of two classes, some with names that URLs write otherwise."""
+    above, rng = tmp_path_factory.mktemp("raw"), np.random.default_rng(0)
+    for i in range(100):
+        folder = above / "photos" / f"c{i % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        data = cv2.imencode(".png", rng.integers(0, 256, (8, 8, 3), np.uint8))[1].tobytes()
+        (folder / (ODD[i] if i < len(ODD) else f"{i:03}.png")).write_bytes(data)
+    (above / "photos" / "c1" / "notes.md").write_text("no picture")
+    return above / "photos"
+
+
+@pytest.fixture
+def raw(photos: Path, store: Store) -> Path:
+    """The folder that is served as ``RAW``."""
+    shutil.copytree(photos, store.root / "raw" / "photos")
+    return store.root / "raw" / "photos"
+
+
+def shards_at(folder: Path) -> list[bytes]:
+    return [(folder / shard.file).read_bytes() for shard in read_manifest(folder).shards]
+
+
+def gets(store: Store, suffix: str = ".png") -> list[dict[str, Any]]:
+    requests = store.proxy.requests()
+    return [r for r in requests if r["method"] == "GET" and r["path"].endswith(suffix)]
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": 3}, {"sizes": 4}])
+def test_pictures_of_a_url_become_what_those_of_the_folder_do(
+    photos: Path, raw: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    local = pack_images(photos, tmp_path / "local", **options)
+    there = pack_images(RAW, tmp_path / "there", **options)
+
+    assert shards_at(tmp_path / "there") == shards_at(tmp_path / "local")
+    one, other = (read_manifest(tmp_path / name) for name in ("there", "local"))
+    assert (one.fingerprint, one.schema) == (other.fingerprint, other.schema)
+    differs = {n for n in one.provenance if one.provenance[n] != other.provenance[n]}
+    assert differs == {"plan_xxh3_128"}
+    assert (there.samples, there.notes) == (local.samples, local.notes)
+    again = pack_images(RAW, tmp_path / "there", **options)
+    assert any("earlier" in note for note in again.notes)
+
+
+def test_texts_of_a_url_become_what_those_of_the_folder_do(store: Store, tmp_path: Path) -> None:
+    texts = store.root / "raw" / "texts"
+    (texts / "sub").mkdir(parents=True)
+    for i in range(20):
+        (texts / "sub" / f"{i:02}.txt").write_text(f"file {i}: é" + "word " * i)
+    (texts / "big.txt").write_text("to be or not to bé\n" * 300_000)
+    rows = "".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(99))
+    (texts / "z.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    for i, documents in enumerate(("file", "line")):
+        options = TokenOptions(documents=documents)
+        pack_tokens(texts, tmp_path / f"local{i}", options)
+        pack_tokens("s3://raw/texts", tmp_path / f"there{i}", options)
+        assert shards_at(tmp_path / f"there{i}") == shards_at(tmp_path / f"local{i}")
+    one = texts / "big.txt"
+    pack_tokens(one, tmp_path / "local", TokenOptions(documents="line"))
+    pack_tokens("s3://raw/texts/big.txt", tmp_path / "there", TokenOptions(documents="line"))
+    assert shards_at(tmp_path / "there") == shards_at(tmp_path / "local")
+
+
+def test_a_source_is_listed_once_for_all_parts_and_each_object_is_fetched_by_one(
+    photos: Path, raw: Path, store: Store, tmp_path: Path
+) -> None:
+    argv = ["images", RAW, OUT, *store.options, "--part"]
+    assert main([*argv, "0/3"]) == 1
+    assert main(["plan", RAW, OUT, *store.options]) == 0
+    assert main(["plan", RAW, OUT, *store.options]) == 1
+    for path in raw.rglob("*9.png"):  # comes when the list is made
+        shutil.copy(path, path.with_name("later.png"))
+    store.proxy.set()
+    for i in range(3):
+        assert main([*argv, f"{i}/3"]) == 0
+    listed = [
+        r for r in store.proxy.requests() if "/raw?" in r["path"] and "list-type" in r["path"]
+    ]
+    assert not listed
+
+    assert main(["finish", OUT, *store.options]) == 0
+
+    for i in range(3):
+        pack_images(photos, tmp_path / "local", part=f"{i}/3")
+    finish(tmp_path / "local")
+    assert shards_at(store.root / "out" / "packed") == shards_at(tmp_path / "local")
+    assert not (store.root / "out" / "packed" / ".parts").exists() or not [
+        *(store.root / "out" / "packed" / ".parts").iterdir()
+    ]
+
+
+def test_parts_of_two_lists_are_refused_and_a_folder_keeps_lists_too(
+    raw: Path, store: Store, tmp_path: Path
+) -> None:
+    dst = str(tmp_path / "packed")
+    argv = ["images", RAW, dst, *store.options, "--part"]
+    assert main(["plan", RAW, dst, *store.options]) == 0
+    assert main([*argv, "0/2"]) == 0
+    (raw / "c0" / "new.png").write_bytes((raw / "c0" / ODD[0]).read_bytes())
+    assert main(["plan", RAW, dst, "--overwrite", *store.options]) == 0
+    assert main([*argv, "1/2"]) == 0
+
+    with pytest.raises(PackError):
+        finish(dst)
+
+    assert main([*argv, "0/2", "--overwrite"]) == 0
+    assert finish(dst).samples == 101
+    assert not (tmp_path / "packed" / ".parts").exists()
+
+
+@pytest.mark.parametrize("change", ["gone", "replaced", "longer", "shorter"])
+def test_what_is_not_what_was_listed_is_an_error_of_that_item(
+    raw: Path, tmp_path: Path, change: str
+) -> None:
+    """Also where it has the same size: e-tags are compared."""
+    plan = plan_images(RAW)
+    path = raw / "c0" / "098.png"
+    data = path.read_bytes()
+    path.unlink()
+    if change != "gone":
+        turned = data[:-9] + data[-9:][::-1]
+        path.write_bytes({"longer": data + b"1", "shorter": data[:-1]}.get(change, turned))
+    items = list(plan.recipes[0].source.items())
+
+    read = {item.key: item.read for item in fetched_ahead(iter(items))}
+
+    with pytest.raises(SourceError) as caught:
+        read["c0/098"]()
+    assert "098.png" in str(caught.value)
+    assert read["c0/096"]()
+
+
+def test_a_source_that_changes_while_it_is_packed_is_not_published(
+    raw: Path, tmp_path: Path
+) -> None:
+    plan = plan_images(RAW)
+    (raw / "c0" / "new.png").write_bytes((raw / "c0" / ODD[0]).read_bytes())
+    with pytest.raises(PackError):
+        pack_plan(plan, tmp_path / "packed")
+
+    (store_text := raw.parent / "a.txt").write_text("to be")
+    tokens = plan_tokens("s3://raw/a.txt", TokenOptions())
+    store_text.write_text("or not")
+    with pytest.raises(SourceError):
+        pack_plan(tokens, tmp_path / "tokens")
+
+
+def test_objects_come_ahead_of_need_and_no_more_than_a_few(raw: Path, store: Store) -> None:
+    """While one is looked at, some hundred others are on their way, but not all of millions."""
+    list_sources([RAW])
+    items = plan_images(RAW).recipes[0].source.items()
+    taken = 0
+
+    def counted() -> Iterator[Any]:
+        nonlocal taken
+        for _ in range(100):
+            for item in plan_images(RAW).recipes[0].source.items() if taken == 0 else items:
+                taken += 1
+                yield item
+
+    ahead = fetched_ahead(counted())
+    first = next(ahead)
+    assert first.read()
+    assert 1 < taken <= 8 * 32
+    ahead.close()  # type: ignore[attr-defined]
+
+
+def test_a_store_that_fails_now_and_then_gives_the_same_bytes_and_one_that_does_not_answer_an_error(
+    photos: Path, raw: Path, store: Store, tmp_path: Path
+) -> None:
+    faults = [{"kind": kind, "every": 7, "match": "png"} for kind in ("503", "cut")]
+    store.proxy.set(faults=faults)
+    pack_images(RAW, tmp_path / "there")
+    pack_images(photos, tmp_path / "local")
+    assert shards_at(tmp_path / "there") == shards_at(tmp_path / "local")
+
+    store.proxy.set(faults=[{"kind": "403", "match": "098.png"}])
+    with pytest.raises(RemoteError) as caught:
+        pack_images(RAW, tmp_path / "other", on_error="skip")
+    assert "098.png" in str(caught.value.path)
+
+
+def test_what_is_not_read_from_urls_says_so(raw: Path, store: Store, tmp_path: Path) -> None:
+    (raw.parent / "tars").mkdir()
+    (raw.parent / "tars" / "a.tar").write_bytes(b"")
+    (raw.parent / "ids").mkdir()
+    np.save(raw.parent / "ids" / "a.npy", np.arange(9))
+    for line in (
+        "images s3://raw/tars DST",
+        "images s3://raw/none DST",
+        "tokens s3://raw/ids DST",
+        f"images {RAW} {RAW}/packed",
+        f"images {RAW} s3://raw",
+        f"images {RAW} DST --masks {RAW}",
+    ):
+        argv = [word.replace("DST", str(tmp_path / "dst")) for word in line.split()]
+        with suppress(SystemExit):
+            assert main([*argv, *store.options]) == 1
+    assert not (tmp_path / "dst").exists()
+
+
+def test_a_listed_url_is_looked_at_as_a_path(raw: Path) -> None:
+    list_sources([RAW])
+    place = ListedURL(RAW)
+
+    assert place.is_dir()
+    assert not place.is_file()
+    assert (place / "c0").is_dir()
+    assert (place / "c1" / "notes.md").is_file()
+    assert not (place / "none").exists()
+    assert (place / "c1" / "notes.md").stat().st_size == len("no picture")
+    assert str(place / "c0") == f"{RAW}/c0"
+    assert isinstance(place, URL)
+
+
+def test_a_list_is_given_in_pages(store: Store) -> None:
+    folder = store.root / "raw" / "many"
+    folder.mkdir(parents=True)
+    for i in range(2_500):
+        (folder / f"{i:05}").write_bytes(b"")
+
+    pages = [*origin_of("s3://raw/many").below()]
+
+    assert [entry.name for page in pages for entry in page] == [f"{i:05}" for i in range(2_500)]
+    assert len(store.proxy.requests()) == 3
