@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaders.remote.options import add_remote
 from loaders.remote.url import is_url
 from loaders.text import describe_size
 from packdata.commands.common import (
     add_json,
-    add_remote,
     new_parser,
     parse_target,
     show,
