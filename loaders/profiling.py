@@ -118,8 +118,9 @@ class ProfileReport:
         """What bounds the run, and a line ``Do:``, judged as the bench does by what was seen; empty of no step."""
         if not self.compute_s:
             return ""
-        step_s, share, spans = statistics.median(self.compute_s), self.data_share, self._of_workers
+        share, spans = self.data_share, self._of_workers
         if self.is_free:
+            step_s = statistics.median(self.compute_s)
             per_s = number(self.batch_size / step_s)
             said = f"training alone takes {in_seconds(step_s)} per step, {per_s} samples/s"
             return f"verdict: {said}.\nDo: profile without free=True: what is more there is waiting for data"
@@ -132,11 +133,14 @@ class ProfileReport:
             said = f"Loading is the limit: the step waits {share:.0%} of the time, and {why}"
             return f"verdict: {said}.\nDo: python -m loaders.bench DATASET, which tells what they wait for"
         num_samples = max(1, self.num_batches) * self.batch_size
+        # Means, not medians: steps that save or evaluate take their time of the run, too.
+        step_s = statistics.fmean(_later(self.compute_s))
+        both_s = step_s + statistics.fmean(_later(self.wait_s))
         facts = Facts(
             cores=usable_cores(),
             num_workers=self.num_workers,
             backend="",  # time with the GIL was not measured
-            rate=self.batch_size * self.num_steps / sum(self.wait_s + self.compute_s),
+            rate=self.batch_size / both_s,
             cpu_s=cpu_s / num_samples,
             wait_s=wait_s / num_samples if self.has_read else 0.0,
             stages=self.stage_s,

@@ -510,6 +510,14 @@ def test_a_report_ends_with_a_verdict_and_what_to_do() -> None:
     assert all(str(report).splitlines()[-1].startswith("Do: ") for report in [quick, *slow])
 
 
+def test_steps_that_save_now_and_then_are_the_limit_of_a_run_that_hardly_waits() -> None:
+    """What they take beyond the median is no matter of loading; nor is the first batch."""
+    report = a_report([1.0, *[0.001] * 9], [0.02, 0.3] * 5)
+    report.spans.append(Span("read and decode", 1, 0.0, 0.1, cpu_s=0.1, num_batches=10))
+
+    assert bound(report)[0].startswith("verdict: The training step is the limit")
+
+
 @pytest.mark.parametrize("kind", [DataLoader, torch.utils.data.DataLoader], ids=["ours", "torchs"])
 def test_as_if_data_were_free_one_batch_comes_again_and_again_and_the_loader_stays(
     kind: Any,

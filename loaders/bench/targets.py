@@ -207,7 +207,11 @@ def _folder(spec: str, path: Path, size: int) -> Target:
             shards_of(path),
             size,
         )
-    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    files = sorted(
+        p
+        for p in path.rglob("*")
+        if p.suffix.lower() in SUFFIXES and p.name[0] != "." and p.is_file()
+    )
     if files:
         return Target(spec, "files", lambda: ImageFiles(files, size), files, size)
     inner = sorted(p.parent.name for p in path.glob("*/manifest.json"))
@@ -270,7 +274,8 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
         opencv.use_one_thread()
         image = cv2.imread(str(self.files[i]), cv2.IMREAD_COLOR_RGB)
         if image is None:
-            raise TargetError(f"{self.files[i]}: OpenCV cannot read it")
+            hint = "'packdata images --on-error skip' leaves such files out; measure what it packs"
+            raise TargetError(f"{self.files[i]}: OpenCV cannot read it; {hint}")
         if not self.size:
             return torch.from_numpy(image).permute(2, 0, 1), self.labels[i]
         draw = torch.randint(1 << 40, (1,)).numpy()

@@ -106,6 +106,7 @@ def test_a_folder_of_images_is_read_as_a_newcomer_would(tmp_path: Path) -> None:
     for kind in ("boats", "people"):
         shutil.copytree(PHOTOS / kind, tmp_path / kind)
     next((tmp_path / "boats").iterdir()).rename(tmp_path / "boats/UPPER.JPG")
+    (tmp_path / "boats/._UPPER.JPG").write_bytes(b"what macOS knows of it")
 
     target = load(str(tmp_path), size=64)
 

@@ -90,11 +90,11 @@ def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
         real, what = os.path.realpath(source), None
         one, other = (os.path.join(folder, MANIFEST_NAME) for folder in (target, real))
         if identity(target) == identity(real) or identity(one) == identity(other):
-            what = "it is the source" if target == real else f"it is the source {source}"
+            what = "it is the source" if target == real else f"it is the source {str(source)!r}"
         elif identity(real) in above(os.path.dirname(target)):
-            what = f"it lies inside of the source {source}"
+            what = f"it lies inside the source {str(source)!r}"
         elif identity(target) in above(os.path.dirname(real)):
-            what = f"the source {source} lies inside of it"
+            what = f"the source {str(source)!r} lies inside it"
         if what is not None:
             raise PackError(what, dst, "Choose a folder beside it; nothing was written")
 
