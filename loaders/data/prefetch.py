@@ -14,7 +14,7 @@ all that have one checksum together.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.data.finder import Rows
-    from loaders.data.shards import MemoryShard
-    from loaders.data.store import Store
+    from loaders.data.shards import MemoryShard, OpenShard
     from loaders.data.verify import Unknown
 
 _MIN_ROW_BYTES = 4 << 10  # smaller ones share pages, and the kernel reads ahead
@@ -99,6 +98,18 @@ class _Map:
         return list(zip((starts + self.address).tolist(), lengths.tolist(), strict=True))
 
 
+class Shards(Protocol):
+    """A store, as far as it is asked here."""
+
+    shards: tuple[FileShard | MemoryShard, ...]
+    starts: npt.NDArray[np.int64]
+
+    def __len__(self) -> int: ...
+
+    def shard(self, number: int) -> OpenShard:
+        """Return a shard, which is opened when it is first touched."""
+
+
 class Pages:
     """What is known of the pages of one field's records.
 
@@ -109,7 +120,7 @@ class Pages:
     Thread-safe: two threads may ask for the same, and get it.
     """
 
-    def __init__(self, store: Store, field: str) -> None:
+    def __init__(self, store: Shards, field: str) -> None:
         self._store, self._field = store, field
         self._maps: dict[int, _Map] = {}
         self._sizes = np.array([_guess(shard) for shard in store.shards], np.int8)

@@ -30,8 +30,7 @@ from loaders.hugepages import collapse, lay
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loaders.datasets.memory.loading import ColumnPlan
-    from loaders.datasets.memory.sealed import CopyPlan
+    from loaders.datasets.memory.loading import ColumnPlan, CopyPlan
 
 UInt8Array = npt.NDArray[np.uint8]
 _MAGIC = b"loaders1"

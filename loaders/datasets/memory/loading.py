@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _PART_BYTES, _PART_ROWS = 16 << 20, 4096  # between two steps of the progress bar
+_COPIED_ROWS = 1 << 16  # the same, of records that are here
 _PICTURES = 64  # that one thread decodes at a time
 _MUCH = 64 << 20  # bytes: what takes time to load, and is worth a line
 _SPARE_SHARE = 0.9  # of the memory that is available: the rest of the machine needs some
@@ -89,6 +90,39 @@ class ColumnPlan:
         lengths[:] = self.lengths
         starts[:] = ends(self.lengths) - self.lengths
         return VarColumn(arrays[0], starts, lengths)
+
+
+class CopyPlan:
+    """Fills a column with another one; what ``ColumnPlan`` is for records that are to be read."""
+
+    def __init__(self, column: Column) -> None:
+        self._column = column
+        self.lengths = column.lengths
+        self.data_nbytes = column.nbytes
+        self.row_nbytes = column.data.shape[1] if isinstance(column, FixedColumn) else None
+        is_fixed = self.row_nbytes is not None
+        places = () if is_fixed else (self.lengths.nbytes, self.lengths.nbytes)
+        self.array_nbytes: tuple[int, ...] = (self.data_nbytes, *places)
+
+    def column(self, arrays: Sequence[UInt8Array]) -> Column:
+        """Lay the column out over arrays of these sizes."""
+        if self.row_nbytes is not None:
+            return FixedColumn(arrays[0].reshape(len(self.lengths), self.row_nbytes))
+        starts, lengths = (array.view(np.int64) for array in arrays[1:])
+        lengths[:] = self.lengths
+        starts[:] = np.cumsum(self.lengths) - self.lengths
+        return VarColumn(arrays[0], starts, lengths)
+
+    def fill(self, out: Column, report: Report) -> None:
+        """Copy the records."""
+        for first in range(0, len(out), _COPIED_ROWS):
+            rows = slice(first, first + _COPIED_ROWS)
+            if isinstance(out, FixedColumn) and isinstance(self._column, FixedColumn):
+                out.data[rows] = self._column.data[rows]
+            else:
+                for i in range(len(out))[rows]:
+                    out.row(i)[:] = self._column.row(i)
+            report(int(out.lengths[rows].sum()))
 
 
 def plan_columns(

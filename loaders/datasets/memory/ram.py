@@ -23,6 +23,7 @@ from loaders.data.view import View
 from loaders.datasets.base import SampleT, check_stored
 from loaders.datasets.memory.loading import (
     ColumnPlan,
+    CopyPlan,
     check_fits,
     meter,
     on_threads,
@@ -31,7 +32,7 @@ from loaders.datasets.memory.loading import (
     plan_pixels,
 )
 from loaders.datasets.memory.resident import ResidentDataset
-from loaders.datasets.memory.sealed import CopyPlan, HeldShard, load_shard
+from loaders.datasets.memory.sealed import HeldShard, load_shard
 from loaders.datasets.memory.shared import share_columns
 from loaders.datasets.packed import SETTINGS, PackedDataset
 from loaders.datasets.reading.coefficients import has_halves

@@ -10,23 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.columns import Column, FixedColumn, VarColumn
 from loaders.data.shards import MemoryShard
 from loaders.datasets.memory.arena import Arena, open_sealed
-from loaders.datasets.memory.loading import check_fits, meter
+from loaders.datasets.memory.loading import CopyPlan, check_fits, meter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
-    import numpy.typing as npt
-
-    from loaders.datasets.memory.loading import ColumnPlan, Report
-
-    UInt8Array = npt.NDArray[np.uint8]
+    from loaders.columns import Column
+    from loaders.datasets.memory.loading import ColumnPlan
 
 _IDENTITY = "one process and its children"
-_PIECE_ROWS = 1 << 16
 
 
 class SealedFile:
@@ -98,36 +93,3 @@ def _filled(plans: Mapping[str, ColumnPlan | CopyPlan], progress: bool) -> Seale
         arena.discard()
         raise
     return SealedFile(fd)
-
-
-class CopyPlan:
-    """Fills a column of an arena with another one; what ``ColumnPlan`` is for records that are to be read."""
-
-    def __init__(self, column: Column) -> None:
-        self._column = column
-        self.lengths = column.lengths
-        self.data_nbytes = column.nbytes
-        self.row_nbytes = column.data.shape[1] if isinstance(column, FixedColumn) else None
-        is_fixed = self.row_nbytes is not None
-        places = () if is_fixed else (self.lengths.nbytes, self.lengths.nbytes)
-        self.array_nbytes: tuple[int, ...] = (self.data_nbytes, *places)
-
-    def column(self, arrays: Sequence[UInt8Array]) -> Column:
-        """Lay the column out over arrays of these sizes."""
-        if self.row_nbytes is not None:
-            return FixedColumn(arrays[0].reshape(len(self.lengths), self.row_nbytes))
-        starts, lengths = (array.view(np.int64) for array in arrays[1:])
-        lengths[:] = self.lengths
-        starts[:] = np.cumsum(self.lengths) - self.lengths
-        return VarColumn(arrays[0], starts, lengths)
-
-    def fill(self, out: Column, report: Report) -> None:
-        """Copy the records."""
-        for first in range(0, len(out), _PIECE_ROWS):
-            rows = slice(first, first + _PIECE_ROWS)
-            if isinstance(out, FixedColumn) and isinstance(self._column, FixedColumn):
-                out.data[rows] = self._column.data[rows]
-            else:
-                for i in range(len(out))[rows]:
-                    out.row(i)[:] = self._column.row(i)
-            report(int(out.lengths[rows].sum()))
