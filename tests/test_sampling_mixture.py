@@ -102,10 +102,12 @@ def test_the_windows_it_is_computed_in_do_not_show(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = every(MixtureOrder(**case))
-    for num_windows in (1, 3):
-        order = MixtureOrder(**case)
-        order.__dict__["_layout"] = order._layout._replace(num_windows=num_windows)
-        assert np.array_equal(every(order), expected)
+    own = mixture._Schedule.of
+    for num in (1, 3):
+        of = staticmethod(lambda *given, num=num: own(*given)._replace(num_windows=num))
+        monkeypatch.setattr(mixture._Schedule, "of", of)
+        assert np.array_equal(every(MixtureOrder(**case)), expected)
+    monkeypatch.setattr(mixture._Schedule, "of", own)
     monkeypatch.setattr(mixture, "_TURNS_AT_ONCE", 300)
     assert np.array_equal(every(MixtureOrder(**case)), expected)
 

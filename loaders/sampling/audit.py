@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loaders.checks import shown, whole_number
-from loaders.sampling.batch import CHUNK
 from loaders.sampling.order import Order
-from loaders.sampling.plan import Plan
+from loaders.sampling.plan import CHUNK, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -118,8 +117,8 @@ def _delivered_counts(plans: Sequence[Plan]) -> npt.NDArray[np.uint32]:
     counts = np.zeros(plans[0].length, np.uint32)
     counts[: plans[0].start] = 1
     for plan in plans:
-        for positions in _real_positions(plan):
-            np.add.at(counts, positions, 1)
+        for positions, valid in plan.chunks():
+            np.add.at(counts, positions if valid is None else positions[valid], 1)
     return counts
 
 
@@ -133,15 +132,6 @@ def _promised_counts(plan: Plan) -> Int64s:
         padding = -(-tail // (plan.unit * plan.world_size)) * plan.unit * plan.world_size - tail
         np.add.at(counts, np.arange(padding) % max(plan.length, 1), 1)
     return counts
-
-
-def _real_positions(plan: Plan) -> Iterator[Int64s]:
-    at_once = max(1, CHUNK // plan.batch_size)
-    for first in range(0, plan.num_full_steps, at_once):
-        yield plan.full_steps(first, min(at_once, plan.num_full_steps - first)).ravel()
-    for step in range(plan.num_full_steps, plan.num_remaining_steps):
-        positions, valid = plan.positions(step)
-        yield positions if valid is None else positions[valid]
 
 
 def _step_faults(plan: Plan, steps: tuple[int, ...]) -> Iterator[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     Int64s = npt.NDArray[np.int64]
     Bools = npt.NDArray[np.bool_]
-
-CHUNK = 1 << 16  # positions that one call evaluates: enough to hide its cost, 0.5 MiB of indices
 
 
 class SampleIndex(int):
@@ -164,29 +163,12 @@ def _index_batch(indices: bytearray, *rest: Any) -> IndexBatch:
     return batch
 
 
-class Steps(NamedTuple):
-    """Some consecutive steps: ``(steps, rows)`` arrays; ``valid`` as in ``Plan``."""
-
-    indices: Int64s
-    draws: Int64s | None
-    valid: Bools | None
-
-
-def evaluate(order: Order, plan: Plan, epoch: int) -> Iterator[Steps]:
-    """Yield the remaining steps of a plan, many at a time, but the first at once."""
-    for first, num in _chunks(plan.num_full_steps, plan.batch_size):
-        indices, draws = order.at(epoch, plan.full_steps(first, num).ravel())
-        rows = None if draws is None else draws.reshape(num, -1)
-        valid = np.ones((num, plan.batch_size), np.bool_) if plan.pad == "mark" else None
-        yield Steps(indices.reshape(num, -1), rows, valid)
-    for step in range(plan.num_full_steps, plan.num_remaining_steps):
-        positions, valid = plan.positions(step)
-        indices, draws = order.at(epoch, positions)
-        yield Steps(
-            indices[None],
-            None if draws is None else draws[None],
-            None if valid is None else valid[None],
-        )
+def evaluate(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterator[IndexBatch]:
+    """Yield the remaining steps of a plan, as ``(steps, rows)`` arrays: many at a time, but the first at once."""
+    for positions, valid in plan.chunks():
+        indices, draws = order.at(epoch, positions.ravel())
+        rows = None if draws is None else draws.reshape(positions.shape)
+        yield IndexBatch(indices.reshape(positions.shape), epoch, rows, valid, seed)
 
 
 def index_batches(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterator[IndexBatch]:
@@ -198,7 +180,8 @@ def index_batches(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterat
         >>> [list(batch) for batch in index_batches(Sequential(5), Plan(5, batch_size=2), epoch=0)]
         [[0, 1], [2, 3], [4]]
     """
-    for indices, draws, valid in evaluate(order, plan, epoch):
+    for steps in evaluate(order, plan, epoch, seed):
+        indices, draws, valid = steps.indices, steps.draws, steps.valid
         for row in range(len(indices)):
             yield IndexBatch(
                 indices[row],
@@ -209,11 +192,9 @@ def index_batches(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterat
             )
 
 
-def _chunks(num_steps: int, batch_size: int) -> Iterator[tuple[int, int]]:
-    """Yield (first step, how many): 1 at first, then twice as many, up to ``CHUNK`` rows."""
-    first, num = 0, 1
-    while first < num_steps:
-        num = min(num, num_steps - first)
-        yield first, num
-        first += num
-        num = max(1, min(2 * num, CHUNK // batch_size))
+def samples(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterator[SampleIndex]:
+    """Yield the sample of each remaining step of a plan of single ones."""
+    for steps in evaluate(order, plan, epoch, seed):
+        draws = repeat(0) if steps.draws is None else steps.draws[:, 0].tolist()
+        for index, draw in zip(steps.indices[:, 0].tolist(), draws, strict=False):
+            yield SampleIndex(index, epoch, draw, seed)

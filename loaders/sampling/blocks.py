@@ -14,11 +14,10 @@ from loaders.sampling.order import (
     SHORT_SLOT,
     WINDOWS,
     Computed,
-    groups,
     keep_count,
     order_key,
 )
-from loaders.sampling.permutation import check_positions, permute
+from loaders.sampling.permutation import check_positions, groups, permute
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -18,8 +18,8 @@ _MAX_PENDING = 1024  # batches that a state can leave out
 class Cursor:
     """A place in the epochs of an order, and how far the pass has come that began there.
 
-    A sampler has one, and another whenever it goes elsewhere or begins one more pass. Who iterates moves that of its
-    own pass, which the sampler may have left.
+    Whoever goes elsewhere, or begins one more pass, makes another that follows it: the sampler is at the last one. Who
+    iterates moves that of its own pass, which the sampler may have left.
 
     Args:
         epoch: Which epoch.
@@ -29,7 +29,6 @@ class Cursor:
         plan: The steps of the pass, if one has begun.
         num_steps: How many of them are done.
         has_begun: Whether there is a pass.
-        is_ended: Whether it has no more steps: the next epoch is the current one.
         is_moved: Whether the sampler went elsewhere before any step was done: who has begun is to begin there.
         is_kept: Whether the epoch was chosen when all of it was taken: the next ``iter`` begins it anew.
         is_of_taken: Whether steps are counted when they are taken from the sampler, not when a loader handed them over.
@@ -42,35 +41,45 @@ class Cursor:
 
     def __init__(self, epoch: int = 0, start: int = 0) -> None:
         self.epoch, self.start, self.num_steps = epoch, start, 0
-        self.has_begun = self.is_ended = self.is_moved = self.is_kept = False
+        self.has_begun = self.is_moved = self.is_kept = False
         self.is_of_taken = self.is_loaders = self.is_resumed = False
         self.chosen: int | None = None
         # Before each of the last batches: the epoch, and how many steps of a plan were done.
         self._places: deque[tuple[int, Plan, int]] = deque(maxlen=_MAX_PENDING)
-        self._later: Cursor | None = None  # of the pass that began beside this one
-        self._is_ambiguous = False  # an earlier pass went on
+        self._later: Cursor | None = None  # where the sampler went from here
+        self._is_overtaken = False  # by a pass that began beside this one
+        self._is_ambiguous = False  # a pass that was overtaken went on
 
     # -- where the sampler goes --------------------------------------------------------------------
+
+    @property
+    def last(self) -> Cursor:
+        """Where the sampler is now."""
+        cursor = self
+        while cursor._later is not None:
+            cursor = cursor._later
+        return cursor
 
     def begin(self, plan: Plan) -> Cursor:
         """Return the cursor of a pass that begins here; the state tells of it from now on."""
         new = self
         if self.has_begun:
-            new = self._later = self._copy(self.epoch, self.start)
+            new, self._is_overtaken = self._follow(self.epoch, self.start), True
             new.is_resumed = self.is_resumed
             new._places.clear()
-        new.plan, new.has_begun = plan, True
+        new.plan, new.has_begun, new._is_ambiguous = plan, True, False
         return new
 
     def at(self, epoch: int, start: int = 0) -> Cursor:
         """Return a cursor elsewhere, and let who has begun here and given nothing yet begin there."""
-        self.is_moved = not (self.num_steps or self.is_ended)
-        return self._copy(epoch, start)
+        self.is_moved = not self.num_steps
+        return self._follow(epoch, start)
 
-    def _copy(self, epoch: int, start: int) -> Cursor:
+    def _follow(self, epoch: int, start: int) -> Cursor:
         new = Cursor(epoch, start)
         new.chosen, new.is_loaders = self.chosen, self.is_loaders
-        new._places.extend(self._places)
+        new._places, self._places = self._places, new._places
+        self._later = new
         return new
 
     def set_epoch(self, epoch: int, length: int) -> Cursor:
@@ -120,16 +129,15 @@ class Cursor:
     def count(self, num_steps: int = 1) -> None:
         """Note that steps are done: what was resumed is used up, the next pass begins at the start."""
         self.start, self.is_resumed = 0, False
-        last = self
-        while last._later is not None:
-            last = last._later
-        last._is_ambiguous |= last is not self
+        if self._is_overtaken:
+            self.last._is_ambiguous = True
         self._places.append((self.epoch, self.plan, self.num_steps))
         self.num_steps += num_steps  # last: an interrupt before it has counted nothing
 
     def end(self) -> None:
-        """Note that there are no more steps."""
-        self.is_ended = True
+        """Note that there are no more steps: the next epoch is the current one, if the sampler is still here."""
+        if self._later is None:
+            self._follow(self.epoch + 1, 0)
 
     # -- state -------------------------------------------------------------------------------------
 

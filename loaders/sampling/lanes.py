@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 _MAX_LANES, _SHARDS_PER_LANE = 64, 4
-_MAX_CLIMB = 4  # comparisons, that cost less than a binary search
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,12 +94,10 @@ class Lanes(Computed):
         turns, which = np.divmod(positions.ravel(), self.num_lanes)
         slots = self._turn_begins[which] + turns
         layout = self._once(epoch, self._lay_out)
-        low, most = self._nearby(layout, int(turns.min()), int(turns.max()))
-        windows = _first_above(layout.window_ends, slots, low[which], most)
+        windows = np.searchsorted(layout.window_begins, slots, "right") - 1
         begins = layout.window_begins[windows]
         slots = layout.permutations.at(windows, slots - begins) + begins
-        first = layout.first_pieces[windows]
-        places = slots + layout.shifts[_first_above(layout.ends, slots, first, self.window - 1)]
+        places = slots + layout.shifts[np.searchsorted(layout.ends, slots, "right")]
         indices = places if self.members is None else np.asarray(self.members)[places]
         return indices.reshape(positions.shape), None
 
@@ -115,12 +112,6 @@ class Lanes(Computed):
         """Where the lane begins, among all slots, whose turn it is at each position modulo ``num_lanes``."""
         ends = lane_ends(self.length, self.num_lanes)
         return np.concatenate([np.zeros(1, np.int64), ends[:-1]])[::-1].copy()
-
-    def _nearby(self, layout: _Layout, first: int, last: int) -> tuple[Int64s, int]:
-        """Return the window of each lane at the first of some turns, and how many more the last ones are, at most."""
-        slots = np.minimum(self._turn_begins + np.array([[first], [last]]), self.length - 1)
-        low, high = np.searchsorted(layout.window_ends, slots, "right")
-        return low, int((high - low).max())
 
     @cached_property
     def deal(self) -> Deal:
@@ -144,13 +135,10 @@ class Lanes(Computed):
         ends = np.cumsum(sizes[mixed])
         begins = ends - sizes[mixed]
         numbers = np.arange(len(lanes)) - np.searchsorted(lanes, lanes)  # in its lane
-        first_pieces = np.flatnonzero(numbers % self.window == 0)
-        window_begins = begins[first_pieces]
-        window_ends = np.append(window_begins[1:], self.length)
+        window_begins = begins[numbers % self.window == 0]
         keys = hash64(order_key(self.seed, epoch, LANE_WINDOWS), np.arange(len(window_begins)))
-        permutations = Permutations(window_ends - window_begins, keys)
-        pieces = ends, firsts[mixed] - begins
-        return _Layout(*pieces, window_begins, window_ends, first_pieces, permutations)
+        permutations = Permutations(np.diff(window_begins, append=self.length), keys)
+        return _Layout(ends, firsts[mixed] - begins, window_begins, permutations)
 
 
 class Deal(NamedTuple):
@@ -175,18 +163,7 @@ class _Layout(NamedTuple):
     ends: Int64s  # of the pieces, in slots
     shifts: Int64s  # from the slots of each piece to its samples, counted shard by shard
     window_begins: Int64s  # in slots
-    window_ends: Int64s
-    first_pieces: Int64s  # of the windows
     permutations: Permutations  # of the windows
-
-
-def _first_above(ends: Int64s, values: Int64s, low: Int64s, most: int) -> Int64s:
-    """Return the number of the first end above each value: ``low``, which is overwritten, or up to ``most`` more."""
-    if most > _MAX_CLIMB:
-        return np.searchsorted(ends, values, "right")
-    for _ in range(most):
-        low += values >= ends[low]
-    return low
 
 
 def default_lanes(num_shards: int) -> int:

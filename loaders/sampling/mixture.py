@@ -13,8 +13,8 @@ from loaders.checks import did_you_mean, shown, whole_number
 from loaders.errors import StateError
 from loaders.rng import key64, uniform
 from loaders.sampling.derived import digest, frozen_copy
-from loaders.sampling.order import MIXTURE, PASSES, Computed, groups, keep_count, order_key
-from loaders.sampling.permutation import check_positions, permute
+from loaders.sampling.order import MIXTURE, PASSES, Computed, keep_count, order_key
+from loaders.sampling.permutation import check_positions, distinct, groups, permute
 from loaders.sampling.phases import History, Timeline, as_phases, is_schedule
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class MixtureOrder(Computed):
         self, epoch: int, piece: Piece, at_begin: tuple[int, ...], flat: Int64s
     ) -> tuple[Int64s, Int64s]:
         turns = flat // self.block_size
-        sources, numbers = self._schedule(epoch, piece).of(turns - piece.begin)
+        sources, numbers = self._schedule(epoch, piece).at(turns - piece.begin)
         if self.block_size > 1:
             numbers = numbers * self.block_size + (flat - turns * self.block_size)
         indices, draws = np.empty_like(flat), np.empty_like(flat)
@@ -258,19 +258,10 @@ class MixtureOrder(Computed):
             )
         return turns
 
-    @cached_property
-    def _layout(self) -> _Layout:
-        """Of whole epochs by the last weights."""
-        return _Layout.of(self._timeline.runs[-1].turns)
-
     def _schedule(self, epoch: int, piece: Piece) -> _Schedule:
         key = order_key(self.seed, epoch, MIXTURE)
-        if piece.turns is self._timeline.runs[-1].turns:
-            return _Schedule(self._layout, key)
-        layout = _Layout.of(piece.turns)
-        if layout.num_turns < self._num_turns:  # a part of the epoch
-            key = key64(key, piece.begin + 1)
-        return _Schedule(layout, key)
+        is_whole = int(piece.turns.sum()) == self._num_turns
+        return _Schedule.of(piece.turns, key if is_whole else key64(key, piece.begin + 1))
 
     def _walk(
         self, source: int, numbers: Int64s, before: int, at_begin: int
@@ -292,16 +283,6 @@ def _few(numbers: npt.ArrayLike) -> str:
     return np.array2string(np.asarray(numbers), edgeitems=2, **form)
 
 
-def _distinct(values: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the distinct values and where each one is among them; quick where they ascend, as they mostly do."""
-    steps = np.diff(values, prepend=values[:1] - 1)
-    if (steps < 0).any():
-        distinct, where = np.unique(values, return_inverse=True)
-        return distinct, where
-    new = steps > 0
-    return values[new], np.cumsum(new) - 1
-
-
 def check_stop(stop: Any) -> None:
     """Raise unless it says where an epoch can end: TypeError or ValueError."""
     if not isinstance(stop, str):
@@ -311,20 +292,6 @@ def check_stop(stop: Any) -> None:
         raise ValueError(f"{what}, got {stop!r}{did_you_mean(stop, _STOPS)}")
 
 
-class _Layout(NamedTuple):
-    turns: Int64s  # of each source in an epoch
-    num_turns: int
-    num_windows: int  # equal parts of an epoch that are computed each on its own
-
-    @classmethod
-    def of(cls, turns: Int64s) -> _Layout:
-        num_turns = int(turns.sum())
-        # Large beside the number of sources: then a turn is no further than one window from where
-        # its number alone would place it.
-        window = max(128, 4 * len(turns))
-        return cls(turns, num_turns, max(1, -(-num_turns // window)))
-
-
 class _Schedule(NamedTuple):
     """Who has which turn of one epoch.
 
@@ -332,16 +299,32 @@ class _Schedule(NamedTuple):
     ``(j + u) / q``, with ``u`` random in [0, 1). So the number that came before any time is known
     without looking at them, and the windows between two times can be worked out each on its own.
     Their number has no influence on the order.
+
+    Attributes:
+        turns: Of each source.
+        num_turns: Of all of them.
+        num_windows: Equal parts of the epoch that are computed each on its own.
+        key: Of the random numbers.
     """
 
-    layout: _Layout
+    turns: Int64s
+    num_turns: int
+    num_windows: int
     key: int
 
-    def of(self, turns: Int64s) -> tuple[Int64s, Int64s]:
+    @classmethod
+    def of(cls, turns: Int64s, key: int) -> _Schedule:
+        num_turns = int(turns.sum())
+        # Large beside the number of sources: then a turn is no further than one window from where
+        # its number alone would place it.
+        window = max(128, 4 * len(turns))
+        return cls(turns, num_turns, max(1, -(-num_turns // window)), key)
+
+    def at(self, turns: Int64s) -> tuple[Int64s, Int64s]:
         """Say whose each turn is, and which of that source's."""
         sources, numbers = np.empty_like(turns), np.empty_like(turns)
-        windows, where = _distinct(self.windows_of(turns))
-        at_once = max(1, _TURNS_AT_ONCE * self.layout.num_windows // self.layout.num_turns)
+        windows, where = distinct(self.windows_of(turns))
+        at_once = max(1, _TURNS_AT_ONCE * self.num_windows // self.num_turns)
         if len(windows) <= at_once:
             return self.look_up(turns, windows, where)
         by_window = np.argsort(where, kind="stable")
@@ -356,7 +339,7 @@ class _Schedule(NamedTuple):
     def counts_before(self, turn: int) -> Int64s:
         """Return how many of the turns before one each source has."""
         if not turn:
-            return np.zeros_like(self.layout.turns)
+            return np.zeros_like(self.turns)
         window = self.windows_of(np.array([turn - 1]))
         had = self.counts(window)[2][0]
         last = np.arange(int(had.sum()), turn)
@@ -366,8 +349,8 @@ class _Schedule(NamedTuple):
 
     def counts(self, windows: Int64s) -> tuple[Int64s, npt.NDArray[np.float64], Int64s]:
         """Return ``(windows, sources)``: turns due before a window, whole and rest, and had."""
-        num = self.layout.num_windows
-        whole, part = np.divmod(self.layout.turns, num)  # apart: their product would overflow
+        num = self.num_windows
+        whole, part = np.divmod(self.turns, num)  # apart: their product would overflow
         more, rest = np.divmod(windows[:, None] * part, num)
         due = windows[:, None] * whole + more
         sources = np.broadcast_to(np.arange(len(part)), due.shape)
@@ -379,9 +362,9 @@ class _Schedule(NamedTuple):
 
     def windows_of(self, turns: Int64s) -> Int64s:
         """Return the window that each turn lies in."""
-        _, num_turns, num = self.layout
-        guess = np.minimum((turns * (num / num_turns)).astype(np.int64), num - 1)
-        near, where = _distinct(guess)
+        num = self.num_windows
+        guess = np.minimum((turns * (num / self.num_turns)).astype(np.int64), num - 1)
+        near, where = distinct(guess)
         first, last = (self.counts(w)[2].sum(axis=1)[where] for w in (near, near + 1))
         found: Int64s = guess - (turns < first) + (turns >= last)
         return found
@@ -399,8 +382,8 @@ class _Schedule(NamedTuple):
             for each in (np.arange(len(windows))[:, None], np.arange(sizes.shape[1]))
         )
         late = (had - due - rest).ravel()[cells] + ahead + self._jitter(source, numbers)
-        turns_of = np.maximum(self.layout.turns, 1)
-        times = late * (self.layout.num_windows / turns_of)[source]
+        turns_of = np.maximum(self.turns, 1)
+        times = late * (self.num_windows / turns_of)[source]
         order = np.argsort(window + np.clip(times, 0.0, 1 - 1e-9), kind="stable")
         before = starts[:: sizes.shape[1]] - had.sum(axis=1)
         picked = order[before[where] + turns]

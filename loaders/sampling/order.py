@@ -147,25 +147,6 @@ class Shuffled(Computed):
         return permute(positions, self.n, order_key(self.seed, epoch, PLACES)), None
 
 
-def groups(values: Int64s) -> Iterator[tuple[int, Int64s | slice]]:
-    """Yield each distinct value, and where it stands."""
-    if not values.size:
-        return
-    low, high = int(values.min()), int(values.max())
-    if low == high:
-        yield low, slice(None)
-    elif high - low < 8:
-        for value in range(low, high + 1):
-            rows = np.flatnonzero(values == value)
-            if rows.size:
-                yield value, rows
-    else:
-        by_value = np.argsort(values, kind="stable")
-        edges = np.flatnonzero(np.diff(values[by_value])) + 1
-        for rows in np.split(by_value, edges):
-            yield int(values[rows[0]]), rows
-
-
 def batch_starts(order: Order, epoch: int) -> Int64s | None:
     """Return where the batches of an epoch begin, and the last one's end; None of an order that makes none."""
     own = getattr(order, "batch_starts", None)

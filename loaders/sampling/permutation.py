@@ -24,6 +24,8 @@ import numpy as np
 from loaders.rng import GAMMA, hash64, key64
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
     Int64s = npt.NDArray[np.int64]
@@ -98,7 +100,7 @@ class Permutations:
         return elements
 
     def _by_sorting(self, which: Int64s, positions: Int64s) -> Int64s:
-        present, where = _distinct(which, len(self._sizes))
+        present, where = distinct(which)
         sizes = self._sizes[present]
         begins = np.cumsum(sizes) - sizes
         numbers = np.repeat(np.arange(len(present), dtype=np.uint64), sizes)
@@ -114,13 +116,28 @@ class Permutations:
         return found
 
 
-def _distinct(numbers: Int64s, limit: int) -> tuple[Int64s, Int64s]:
-    """Return the distinct ones of some numbers below a limit, ascending, and where each is among them."""
-    if limit > len(numbers):
+def distinct(numbers: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the distinct ones of some numbers, ascending, and where each is among them."""
+    if not numbers.size:
+        return numbers, numbers
+    low, high = int(numbers.min()), int(numbers.max())
+    if high - low > 2 * len(numbers):
         return np.unique(numbers, return_inverse=True)
-    is_present = np.zeros(limit, bool)
-    is_present[numbers] = True
-    return np.flatnonzero(is_present), (np.cumsum(is_present) - 1)[numbers]
+    above, is_present = numbers - low, np.zeros(high - low + 1, bool)
+    is_present[above] = True
+    return np.flatnonzero(is_present) + low, (np.cumsum(is_present) - 1)[above]
+
+
+def groups(numbers: Int64s) -> Iterator[tuple[int, Int64s | slice]]:
+    """Yield each distinct number, and where it stands."""
+    found, where = distinct(numbers)
+    if len(found) < 2:
+        yield from ((number, slice(None)) for number in found.tolist())
+        return
+    narrow = where.astype(np.uint16) if len(found) < 1 << 16 else where  # sorted in one go
+    ends = np.cumsum(np.bincount(where))
+    rows = np.split(np.argsort(narrow, kind="stable"), ends[:-1])
+    yield from zip(found.tolist(), rows, strict=True)
 
 
 def check_positions(positions: npt.NDArray[np.int64], n: int) -> None:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
-import numpy as np
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from loaders.checks import Settled, one_of, shown, whole_number
 from loaders.errors import StateError
-from loaders.sampling.batch import SampleIndex, evaluate, index_batches
+from loaders.sampling.batch import SampleIndex, index_batches, samples
 from loaders.sampling.cursor import Cursor
 from loaders.sampling.first import sampled
 from loaders.sampling.order import Order, Sequential, Shuffled, batch_starts
@@ -100,7 +98,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
 
     def __iter__(self) -> Iterator[SampleIndex]:
         self._resolve()
-        return self._follow(self.plan, partial(_samples, seed=self.seed))
+        return self._follow(self.plan, samples, self.seed)
 
     def __len__(self) -> int:
         return self.plan().num_samples
@@ -142,17 +140,16 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         """
         make_plan = make_plan or self.plan
         if self.cursor.is_over and not self.cursor.is_kept:
-            self._cursor = self.cursor.at(self.epoch + 1)
+            self.cursor.at(self.epoch + 1)
         plan, cursor = make_plan(), self.cursor
         if cursor.start and cursor.epoch != cursor.chosen and not plan.num_steps_of_all:
-            self._cursor = cursor.at(cursor.epoch + 1)
+            cursor.at(cursor.epoch + 1)
             plan = make_plan()
         return plan
 
     def begin(self, plan: Plan) -> Cursor:
         """Begin a pass over the current epoch; the state tells of it from now on."""
-        self._cursor = self.cursor.begin(plan)
-        return self._cursor
+        return self.cursor.begin(plan)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the current one keeps its position.
@@ -160,7 +157,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         After ``load_state_dict``, the epoch that was current when the state was taken goes on where it was: it has
         nothing left if the state was taken at its end.
         """
-        self._cursor = self.cursor.set_epoch(epoch, self.order.length)
+        self.cursor.set_epoch(epoch, self.order.length)
 
     def state_dict(self, pending: int = 0) -> dict[str, int | str]:
         """Return where the epoch stands, in primitives, the same on every rank; at its end, the start of the next.
@@ -199,7 +196,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         """
         order, place = continued(self.order, state, weights)
         self.__dict__["order"] = order
-        self._cursor = self.cursor.load(*place, state.get("chosen"), is_loaders=not skips)
+        self.cursor.load(*place, state.get("chosen"), is_loaders=not skips)
 
     def resize(self, order: Order) -> None:
         """Go on in the same order of another number of samples.
@@ -217,9 +214,8 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
 
     @property
     def cursor(self) -> Cursor:
-        """Where the current epoch stands: a pass that has ended, and nothing else was chosen, leads to the next."""
-        if self._cursor.is_ended:
-            self._cursor = self._cursor.at(self._cursor.epoch + 1)
+        """Where the current epoch stands."""
+        self._cursor = self._cursor.last
         return self._cursor
 
     @property
@@ -267,7 +263,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         return self.__dict__ | ({"_ranks": None} if None in self.given_ranks else {})
 
     def _follow(
-        self, make_plan: Callable[[], Plan], items: Callable[[Order, Plan, int], Iterator[_T]]
+        self, make_plan: Callable[[], Plan], items: Callable[..., Iterator[_T]], seed: int
     ) -> Iterator[_T]:
         """Yield a plan's items, one per step, and count them; all from the first ``next`` on.
 
@@ -277,7 +273,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
             self.cursor.start, self.cursor.is_loaders = 0, False
         current = self.begin(self.go_on(make_plan))
         current.is_of_taken = True
-        for item in items(self.order, current.plan, current.epoch):
+        for item in items(self.order, current.plan, current.epoch, seed):
             current.count()
             yield item
         current.end()
@@ -326,7 +322,7 @@ class EpochBatches(Settled, BatchSampler):
         if not is_ours(self.sampler):
             return super().__iter__()
         self.sampler.plan()  # whatever is wrong with the ranks is said now
-        return self.sampler._follow(self.plan, partial(index_batches, seed=self.seed))
+        return self.sampler._follow(self.plan, index_batches, self.seed)
 
     def __len__(self) -> int:
         return self.plan().num_steps if is_ours(self.sampler) else super().__len__()
@@ -446,11 +442,3 @@ def _as_order(order: Order | SupportsIndex, shuffle: bool | None, seed: int | No
         return order
     n = index(order)
     return Sequential(n) if shuffle is False else Shuffled(n, 0 if seed is None else seed)
-
-
-def _samples(order: Order, plan: Plan, epoch: int, seed: int) -> Iterator[SampleIndex]:
-    """Yield the sample of each step of a plan of single ones."""
-    for indices, draws, _ in evaluate(order, plan, epoch):
-        draws_of = np.zeros_like(indices) if draws is None else draws
-        for place, draw in zip(indices[:, 0].tolist(), draws_of[:, 0].tolist(), strict=True):
-            yield SampleIndex(place, epoch, draw, seed)
