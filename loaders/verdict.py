@@ -14,9 +14,7 @@ from loaders.text import describe_size, in_seconds, number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Bound = Literal[
-    "storage", "cpu", "cores", "memory", "gil", "transfer", "finish", "step", "overhead"
-]
+Bound = Literal["storage", "cpu", "memory", "gil", "transfer", "finish", "step", "overhead"]
 Holds = Literal["pictures", "volumes", "tokens", "other"]
 SMALL_STALL = 0.05
 BUSY = 0.85  # of the cores: with less, figures say more about the machine than about the dataset
@@ -64,7 +62,6 @@ class Facts:
         rate: Its samples/s: loading alone, or within a run.
         cpu_s: CPU time of loading a sample.
         wait_s: Time that reading a sample gives up its core, to sleep or to read.
-        queued_s: Time that loading a sample could go on, but others have the cores.
         gil_s: The part of ``cpu_s`` that holds the GIL.
         sample_bytes: Bytes of a sample in the batch.
         copy_bytes_per_s: What all cores together copy from memory to memory.
@@ -84,7 +81,6 @@ class Facts:
     rate: float
     cpu_s: float
     wait_s: float = 0.0
-    queued_s: float = 0.0
     gil_s: float = 0.0
     sample_bytes: float = 0.0
     copy_bytes_per_s: float = 0.0
@@ -141,8 +137,6 @@ def limits_of(facts: Facts) -> dict[str, float]:
     may_see_gil = facts.available >= _TOO_BUSY and facts.backend in ("thread", "subprocess")
     by_cost = {
         "cpu": (cores, facts.cpu_s),
-        # Else what it computes bounds it, on a busy machine as on a quiet one.
-        "cores": (cores, facts.queued_s if facts.queued_s > facts.cpu_s else 0.0),
         "storage": (workers, facts.wait_s),
         "gil": (
             1,
@@ -190,8 +184,6 @@ _SAID: dict[Bound, str] = {
     "storage": "Storage is the limit: a sample waits {wait} for its bytes and computes for {cpu}.",
     "cpu": "The CPU is the limit: a sample takes {cpu} of a core{largest}, and {used} of "
     "{cores} cores work at it ({rate} samples/s).",
-    "cores": "Waiting for a core is the limit: a sample takes {cpu} of a core, and waits {queued} for "
-    "one, because others have them.",
     "memory": "Memory bandwidth is the limit: samples are only copied, {size} each, at {copied}/s of "
     "the {copy}/s that all cores copy.",
     "gil": "The GIL is the limit: {held:.0%} of a sample's CPU time ({gil}) is Python that holds it, "
@@ -204,14 +196,13 @@ _SAID: dict[Bound, str] = {
     "other work on this machine.",
 }  # fmt: skip
 _NAMES = {
-    "storage": "storage", "cpu": "the CPU", "cores": "waiting for a core", "memory": "memory bandwidth",
+    "storage": "storage", "cpu": "the CPU", "memory": "memory bandwidth",
     "gil": "the GIL", "transfer": "the copy to the device", "finish": "the work on the device",
     "step": "the training step", "loading": "loading",
 }  # fmt: skip
 _DO: dict[Bound, str] = {
     "storage": "try more workers, shuffle='block', or RAMDataset, which reads once",
     "cpu": "give a sample less work (a cheaper transform), or the process more cores",
-    "cores": "end the other work, or give this one more cores; more workers would wait beside it",
     "memory": "make samples smaller (narrower dtypes)",
     "gil": "backend='process' runs it in processes; or call what releases the GIL (cv2, numpy on whole batches)",
     "transfer": "send fewer bytes: uint8 instead of float, a crop before the copy, pin_memory=True",
@@ -244,7 +235,6 @@ def _words(bound: Bound, facts: Facts, limits: dict[str, float]) -> dict[str, An
     return {
         "wait": in_seconds(facts.wait_s),
         "cpu": in_seconds(facts.cpu_s),
-        "queued": in_seconds(facts.queued_s),
         "gil": in_seconds(facts.gil_s),
         "held": facts.gil_s / max(1e-12, facts.cpu_s),
         "transfer": in_seconds(facts.transfer_s),

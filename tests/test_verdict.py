@@ -36,8 +36,6 @@ COPIES = {"cpu_s": 2.5e-5, "rate": 60e3, "stages": {"read": 2.5e-5}}
     [
         ({}, "cpu", "80% of it to decode"),
         ({"wait_s": 0.01, "rate": 190.0}, "storage", "waits 10 ms"),
-        ({"queued_s": 2e-3, "rate": 950.0}, "cores", "waits 2 ms for one"),
-        ({"queued_s": 5e-4, "rate": 1200.0}, "cpu", "1 ms of a core"),
         ({"gil_s": 9e-4, "rate": 1050.0}, "gil", "90% of a sample's CPU time"),
         ({"gil_s": 9e-4, "backend": "process"}, "cpu", "2 of 2 cores"),
         (COPIES, "memory", "Memory bandwidth"),
@@ -88,7 +86,6 @@ def test_a_verdict_ends_with_a_line_that_says_what_to_do() -> None:
     [
         ({}, "less work (smaller images"),
         ({"wait_s": 0.01, "rate": 190.0}, "try more workers"),
-        ({"queued_s": 2e-3, "rate": 950.0}, "end the other work"),
         ({"gil_s": 9e-4, "rate": 1050.0}, "backend='process'"),
         (COPIES, "crop at packing"),
         ({"transfer_s": 2e-3}, "uint8 instead of float"),

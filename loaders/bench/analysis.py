@@ -90,7 +90,6 @@ def analyse(
     batch = next(alone.batches_of(served, config))
     cpu_s = {stage.name: stage.cost.cpu_s for stage in stages}
     wait_s = sum(stage.cost.wait_s for stage in stages if stage.name in _READS)
-    queued_s = sum(stage.cost.queued_s for stage in stages)
     if device is not None and device.type != "cpu":
         stages.append(alone.copy_stage(batch, device, seconds=share / 2))
     finish = alone.finish_stage(batch, device, loader._finisher, seconds=share / 2)
@@ -107,7 +106,6 @@ def analyse(
         rate=rate,
         cpu_s=sum(cpu_s.values()),
         wait_s=wait_s,
-        queued_s=queued_s,
         gil_s=min(gil_s, sum(cpu_s.values())),
         sample_bytes=batch_nbytes(batch) / max(1, num_samples(batch)),
         copy_bytes_per_s=alone.copy_bytes_per_s(cores, available_memory()),

@@ -7,12 +7,13 @@ import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loaders.bench.measure import Config, interleave
+from loaders.bench.measure import interleave
 from loaders.bench.report import last_line, of_error
 from loaders.bench.sweep import dropped, time_target
 from loaders.bench.targets import ImageFiles, Target, TargetError, ops_for, shards_of
@@ -29,7 +30,7 @@ from loaders.verdict import Change
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from loaders.bench.measure import Result
+    from loaders.bench.measure import Config, Result, Run
     from loaders.bench.sweep import Sweep
 
     Told = Callable[[str], None]
@@ -105,16 +106,15 @@ def tried(
             return []
         run_s = max(0.2, seconds / 3 / len(trials))
 
-        def run(number: Config) -> Any:
-            trial = trials[number.num_workers]
+        def run(trial: Trial) -> Run:
             reads = cold and not trial.is_in_memory
             if reads:
                 notes.update(f"{trial.what}: {note}" for note in dropped(trial.target))
             return time_target(trial.target, trial.config, seconds=run_s, once=reads, watch=False)
 
         notes: set[str] = set()
-        # `interleave` knows configurations only: a number stands for each trial.
-        results = interleave([Config(i, 1) for i in range(len(trials))], run, repeats=3)
+        runs = [(trial.config, partial(run, trial)) for trial in trials]
+        results = interleave(runs, repeats=3)
     notes |= {
         f"{trial.what}: failed in run {len(result.runs) + 1}: {last_line(result.error)}"
         for trial, result in zip(trials, results, strict=True)

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from loaders.tuning import write_workers
 from loaders.verdict import BUSY, Verdict, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _BACKENDS = ("thread", "subprocess", "process")
 _ORDERS = {"lanes": "lanes", "block": "block", "full": True, "no": False}
@@ -69,171 +69,24 @@ def build_parser() -> Commands:
     commands = Commands(
         "python -m loaders.bench", str(__doc__), groups, default="sweep", script="loaders-bench"
     )
-    sweep = commands.add_parser(
-        "sweep", help="measure settings; say what limits the run and what to change"
-    )
-    _add_dataset(sweep)
-    sweep.add_argument(
-        "--workers",
-        type=_count,
-        nargs="+",
-        metavar="N",
-        help="numbers of workers to try (default: 0, 1, 2, 4, ... cores)",
-    )
-    sweep.add_argument(
-        "--batch-size", type=_positive, nargs="+", metavar="N", help="batch sizes to try"
-    )
-    names = f"backends to try: {', '.join(_BACKENDS)}"
-    sweep.add_argument("--backend", choices=_BACKENDS, nargs="+", metavar="NAME", help=names)
-    sweep.add_argument(
-        "--prefetch", type=_positive, nargs="+", metavar="N", help="prefetch factors to try"
-    )
-    _add_limits(sweep)
-    sweep.add_argument(
-        "--cold", action="store_true", help="drop the files from the page cache before each run"
-    )
-    sweep.add_argument("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
-    sweep.add_argument(
-        "--no-verdict", action="store_true", help="only measure; do not say what limits the run"
-    )
-    sweep.add_argument(
-        "--no-trials", action="store_true", help="do not try out changes on a sample of the data"
-    )
-    sweep.set_defaults(run=run_sweep_command)
-    recommend = commands.add_parser(
-        "recommend",
-        help="print the DataLoader line to use, and remember it for num_workers='auto'",
-    )
-    _add_dataset(recommend)
-    _add_limits(recommend)
-    recommend.add_argument(
-        "--batch-size", type=_positive, nargs="+", metavar="N", help="batch sizes to try"
-    )
-    recommend.add_argument(
-        "--keep",
-        action="store_true",
-        help="remember the number of workers even if the machine is busy",
-    )
-    recommend.set_defaults(run=run_recommend)
-    plan = commands.add_parser("plan", help="say how much memory a configuration will need")
-    _add_dataset(plan)
-    plan.add_argument(
-        "--batch-size",
-        type=_positive,
-        default=256,
-        metavar="N",
-        help="samples per batch and rank (default: 256)",
-    )
-    plan.add_argument(
-        "--workers",
-        type=_count,
-        metavar="N",
-        help="workers of each rank (default: its share of the cores)",
-    )
-    plan.add_argument("--backend", choices=_BACKENDS)
-    plan.add_argument("--prefetch", type=_positive, metavar="N", help="prefetch factor")
-    plan.add_argument(
-        "--ranks",
-        type=_positive,
-        default=1,
-        metavar="N",
-        help="training processes on the machine (default: 1)",
-    )
-    plan.add_argument(
-        "--ram", choices=("no", "encoded", "decoded"), default="no", help="hold the dataset in RAM"
-    )
-    plan.add_argument("--shared", action="store_true", help="with --ram: one copy for all ranks")
-    plan.add_argument(
-        "--pinned", action="store_true", help="copy batches to a device through pinned memory"
-    )
-    _add_epoch(plan)
-    plan.set_defaults(run=run_plan, error=plan.error)
-    check = commands.add_parser(
-        "doctor", help="say what on this machine costs speed or will break"
-    )
-    check.add_argument(
-        "path",
-        nargs="?",
-        default=".",
-        help="a folder on the disk to examine (default: here), or the URL of a dataset: its store is",
-    )
-    check.add_argument("--json", action="store_true", help="print JSON")
-    check.add_argument(
-        "--write", action="store_true", help="for a URL: put an object there, too, and delete it"
-    )
-    add_remote(check)
-    check.set_defaults(run=run_doctor)
+    for add_command in (_add_sweep, _add_recommend, _add_plan, _add_doctor):
+        add_command(commands)
     return commands
 
 
-def _add_dataset(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", help="a packed folder, a folder of images, or module:object")
-    parser.add_argument(
-        "--size",
-        type=_pixels,
-        metavar="PX",
-        help=f"crop loose images, and those of different sizes, to this (default: {CROP}; 0: do not crop)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+def _number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return what parses a whole number in a range."""
+
+    def parse(text: str) -> int:
+        if text.lstrip("-").isdecimal() and least <= int(text) <= (most or int(text)):
+            return int(text)
+        where = f"from {least}" + ("" if most is None else f" to {most:,}")
+        raise argparse.ArgumentTypeError(f"must be a whole number {where}, got {text!r}")
+
+    return parse
 
 
-def _add_epoch(parser: argparse.ArgumentParser) -> None:
-    """Add what an epoch over a URL depends on; of it no memory is planned."""
-    add_remote(parser)
-    parser.add_argument(
-        "--nodes", type=_positive, default=1, metavar="N", help="for a URL: machines that train"
-    )
-    parser.add_argument(
-        "--shuffle", choices=[*_ORDERS], default="lanes", help="for a URL (default: lanes)"
-    )
-    for name, default, what in (
-        ("--rate", 125, "MB/s that a machine gets"),
-        ("--per-gb", 0, "dollars per GB that is downloaded (0 within a region)"),
-        ("--per-1000-requests", 0.0004, "dollars per 1,000 GET requests"),
-    ):
-        said = f"for a URL: {what} (default: {default})"
-        parser.add_argument(name, type=_amount, default=default, metavar="N", help=said)
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--seconds",
-        type=_seconds,
-        default=40,
-        help="time to spend on measuring, roughly (default: 40)",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=_positive,
-        default=3,
-        metavar="N",
-        help="runs of each configuration (default: 3)",
-    )
-    parser.add_argument("--limit-samples", type=_positive, metavar="N", help="samples of each run")
-    parser.add_argument(
-        "--step", metavar="MODULE:FUNCTION", help="your training step: called with each batch"
-    )
-    parser.add_argument("--device", help="where batches go (default: cuda if there is one)")
-
-
-def _positive(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _count(text: str) -> int:
-    return _at_least(0, text)
-
-
-def _pixels(text: str) -> int:
-    if (size := _at_least(0, text)) > _MAX_PIXELS:
-        raise argparse.ArgumentTypeError(f"must be at most {_MAX_PIXELS:,} px, got {text!r}")
-    return size
-
-
-def _at_least(least: int, text: str) -> int:
-    if not text.lstrip("-").isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number from {least}, got {text!r}")
-    return int(text)
+_count, _positive, _pixels = _number(0), _number(1), _number(0, _MAX_PIXELS)
 
 
 def _seconds(text: str) -> float:
@@ -248,6 +101,29 @@ def _amount(text: str) -> float:
         if 0 <= float(text) < math.inf:
             return float(text)
     raise argparse.ArgumentTypeError(f"must be a number from 0, got {text!r}")
+
+
+def _add_dataset(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("dataset", help="a packed folder, a folder of images, or module:object")
+    which = "loose images, and those of different sizes"
+    what = f"crop {which}, to this (default: {CROP}; 0: do not crop)"
+    add("--size", type=_pixels, metavar="PX", help=what)
+    add("--json", action="store_true", help="print JSON")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add what bounds a measurement, and what it measures beside loading."""
+    add = parser.add_argument
+    add("--batch-size", type=_positive, nargs="+", metavar="N", help="batch sizes to try")
+    what = "time to spend on measuring, roughly (default: 40)"
+    add("--seconds", type=_seconds, default=40, help=what)
+    what = "runs of each configuration (default: 3)"
+    add("--repeats", type=_positive, default=3, metavar="N", help=what)
+    add("--limit-samples", type=_positive, metavar="N", help="samples of each run")
+    what = "your training step: called with each batch"
+    add("--step", metavar="MODULE:FUNCTION", help=what)
+    add("--device", help="where batches go (default: cuda if there is one)")
 
 
 def _load(args: argparse.Namespace) -> Target:
@@ -273,6 +149,27 @@ def _check_before(args: argparse.Namespace) -> None:
 
 
 # -- sweep and recommend ---------------------------------------------------------------------------
+
+
+def _add_sweep(commands: Commands) -> None:
+    what = "measure settings; say what limits the run and what to change"
+    parser = commands.add_parser("sweep", help=what)
+    _add_dataset(parser)
+    _add_limits(parser)
+    add = parser.add_argument
+    what = "numbers of workers to try (default: 0, 1, 2, 4, ... cores)"
+    add("--workers", type=_count, nargs="+", metavar="N", help=what)
+    names = f"backends to try: {', '.join(_BACKENDS)}"
+    add("--backend", choices=_BACKENDS, nargs="+", metavar="NAME", help=names)
+    add("--prefetch", type=_positive, nargs="+", metavar="N", help="prefetch factors to try")
+    what = "drop the files from the page cache before each run"
+    add("--cold", action="store_true", help=what)
+    add("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
+    what = "only measure; do not say what limits the run"
+    add("--no-verdict", action="store_true", help=what)
+    what = "do not try out changes on a sample of the data"
+    add("--no-trials", action="store_true", help=what)
+    parser.set_defaults(run=run_sweep_command)
 
 
 def run_sweep_command(args: argparse.Namespace) -> int:
@@ -301,6 +198,16 @@ def run_sweep_command(args: argparse.Namespace) -> int:
         plot(sweep, args.plot, subtitle=f"{report.cpu_name()}, {usable_cores()} cores")
         _say(f"picture: {args.plot}")
     return int(not _has_sound(sweep) or (found is None and not args.no_verdict))
+
+
+def _add_recommend(commands: Commands) -> None:
+    what = "print the DataLoader line to use, and remember it for num_workers='auto'"
+    parser = commands.add_parser("recommend", help=what)
+    _add_dataset(parser)
+    _add_limits(parser)
+    what = "remember the number of workers even if the machine is busy"
+    parser.add_argument("--keep", action="store_true", help=what)
+    parser.set_defaults(run=run_recommend)
 
 
 def run_recommend(args: argparse.Namespace) -> int:
@@ -447,12 +354,9 @@ def usual_config(target: Target, config: Config) -> Config:
 
 
 def _verdict_text(verdict: Verdict, found: Analysis, config: Config) -> str:
-    rows: list[tuple[str, ...]] = [
-        ("stage", "per sample", "on a core", "waiting", "for a core", "samples/s")
-    ]
+    rows: list[tuple[str, ...]] = [("stage", "per sample", "on a core", "waiting", "samples/s")]
     for stage in found.stages:
-        cost = stage.cost
-        times = map(in_seconds, (cost.wall_s, cost.cpu_s, cost.wait_s, cost.queued_s))
+        times = map(in_seconds, astuple(stage.cost))
         rows.append((stage.name, *times, report.short(stage.samples_per_s)))
     limits = ", ".join(f"{name} {number(limit)}" for name, limit in verdict.limits.items())
     lines = [*report.aligned(rows), "", f"limits with {config}, samples/s: {limits}"]
@@ -517,6 +421,43 @@ def _say_error(error: Exception, what: str = "") -> None:
 
 
 # -- plan and doctor -------------------------------------------------------------------------------
+
+
+def _add_plan(commands: Commands) -> None:
+    what = "say how much memory a configuration will need"
+    parser = commands.add_parser("plan", help=what)
+    _add_dataset(parser)
+    add, what = parser.add_argument, "samples per batch and rank (default: 256)"
+    add("--batch-size", type=_positive, default=256, metavar="N", help=what)
+    what = "workers of each rank (default: its share of the cores)"
+    add("--workers", type=_count, metavar="N", help=what)
+    add("--backend", choices=_BACKENDS)
+    add("--prefetch", type=_positive, metavar="N", help="prefetch factor")
+    what = "training processes on the machine (default: 1)"
+    add("--ranks", type=_positive, default=1, metavar="N", help=what)
+    kinds = ("no", "encoded", "decoded")
+    add("--ram", choices=kinds, default="no", help="hold the dataset in RAM")
+    add("--shared", action="store_true", help="with --ram: one copy for all ranks")
+    what = "copy batches to a device through pinned memory"
+    add("--pinned", action="store_true", help=what)
+    _add_epoch(parser)
+    parser.set_defaults(run=run_plan, error=parser.error)
+
+
+def _add_epoch(parser: argparse.ArgumentParser) -> None:
+    """Add what an epoch over a URL depends on; of it no memory is planned."""
+    add_remote(parser)
+    add, what = parser.add_argument, "for a URL: machines that train"
+    add("--nodes", type=_positive, default=1, metavar="N", help=what)
+    what = "for a URL (default: lanes)"
+    add("--shuffle", choices=[*_ORDERS], default="lanes", help=what)
+    for name, default, what in (
+        ("--rate", 125, "MB/s that a machine gets"),
+        ("--per-gb", 0, "dollars per GB that is downloaded (0 within a region)"),
+        ("--per-1000-requests", 0.0004, "dollars per 1,000 GET requests"),
+    ):
+        said = f"for a URL: {what} (default: {default})"
+        add(name, type=_amount, default=default, metavar="N", help=said)
 
 
 def run_plan(args: argparse.Namespace) -> int:
@@ -594,6 +535,19 @@ def _plan_epochs(args: argparse.Namespace) -> int:
         "1,000 requests: --rate, --per-gb and --per-1000-requests change them"
     )
     return 0
+
+
+def _add_doctor(commands: Commands) -> None:
+    what = "say what on this machine costs speed or will break"
+    parser = commands.add_parser("doctor", help=what)
+    here = "a folder on the disk to examine (default: here)"
+    add, what = parser.add_argument, f"{here}, or the URL of a dataset: its store is"
+    add("path", nargs="?", default=".", help=what)
+    add("--json", action="store_true", help="print JSON")
+    what = "for a URL: put an object there, too, and delete it"
+    add("--write", action="store_true", help=what)
+    add_remote(parser)
+    parser.set_defaults(run=run_doctor)
 
 
 def run_doctor(args: argparse.Namespace) -> int:

@@ -297,22 +297,21 @@ def batch_nbytes(batch: Any) -> int:
 
 
 def interleave(
-    configs: Sequence[Config],
-    measure: Callable[[Config], Run],
+    runs: Sequence[tuple[Config, Callable[[], Run]]],
     *,
     repeats: int,
-    told: Callable[[Config], Any] = lambda config: None,
+    told: Callable[[], Any] = lambda: None,
 ) -> list[Result]:
     """Measure every configuration in turns (A B C, A B C, ...), so that drift hits all alike.
 
     A configuration that fails is left out from then on, with its error in the result.
     """
-    results = [Result(config) for config in configs]
-    for result in results * repeats:
+    results = [Result(config) for config, _ in runs]
+    for result, (_, measure) in list(zip(results, runs, strict=True)) * repeats:
         if result.error is None:
             try:
-                result.runs.append(measure(result.config))
+                result.runs.append(measure())
             except Exception as error:  # whatever it is, the others are still worth measuring
                 result.error = f"{type(error).__name__}: {error}"
-        told(result.config)
+        told()
     return results

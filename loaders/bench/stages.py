@@ -28,7 +28,6 @@ from loaders.bench.targets import ImageFiles, TargetError
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.packed import PackedDataset
 from loaders.device.nested import map_tensors, tensors_of
-from loaders.device.normalize import Normalize
 from loaders.limits import text
 
 if TYPE_CHECKING:
@@ -53,13 +52,11 @@ class Cost:
         wall_s: Seconds until it is done.
         cpu_s: Seconds on a core, of all threads and processes that work at it.
         wait_s: Seconds that the thread gave up, to sleep or to read.
-        queued_s: Seconds that it could have run, but others had the cores; 0 where the kernel does not count them.
     """
 
     wall_s: float
     cpu_s: float
     wait_s: float = 0.0
-    queued_s: float = 0.0
 
     def minus(self, other: Cost) -> Cost:
         """Return what this costs beyond something that it contains."""
@@ -103,8 +100,7 @@ def time_alone(
         wall, own, cpu = clock() - wall, time.thread_time() - own, _cpu_s() - cpu
         queued = min(_queued_s() - queued, max(0.0, wall - own))
         gave_up += _voluntary_switches() > switches
-        wait = max(0.0, wall - cpu - queued)
-        costs.append((wall / samples, cpu / samples, wait / samples, queued / samples))
+        costs.append((wall / samples, cpu / samples, max(0.0, wall - cpu - queued) / samples))
     found = Cost(*map(statistics.median, zip(*costs, strict=True)))
     return found if gave_up >= len(costs) / 2 else replace(found, wait_s=0.0)
 
@@ -381,21 +377,11 @@ def finish_stage(
     *,
     seconds: float,
 ) -> Stage | None:
-    """Time what makes a batch whole after the copy: the dataset's device half, and ``Normalize`` on a GPU."""
-    there = _moved(batch, device)
-    finish = finisher or (lambda batch: batch)
-    images = _images(finish(there)) if device is not None and device.type != "cpu" else []
-    if finisher is None and not images:
+    """Time what makes a batch whole after the copy: the dataset's device half; None if there is none."""
+    if finisher is None:
         return None
-    channels = images[0].shape[1] if images else 1
-    normalize = Normalize([127.5] * channels, [64.0] * channels).to(device)
-
-    def whole() -> None:
-        done = finish(there)
-        if images:
-            normalize(_images(done)[0])
-
-    return _on_device("finish", whole, batch, device, seconds)
+    there = _moved(batch, device)
+    return _on_device("finish", lambda: finisher(there), batch, device, seconds)
 
 
 def step_stage(
@@ -421,10 +407,6 @@ def _on_device(
 
 def _moved(batch: Any, device: torch.device | None) -> Any:
     return batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
-
-
-def _images(batch: Any) -> list[torch.Tensor]:
-    return [t for t in tensors_of(batch) if t.dim() == 4 and t.dtype is torch.uint8]
 
 
 def synchronize(device: torch.device | None) -> None:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -189,9 +190,8 @@ def run_sweep(
                 )
     total = len(configs) * limits.repeats
     with tqdm(total=total, desc="measuring", unit="run", disable=None, leave=False) as bar:
-        sweep.results = interleave(
-            configs, measure, repeats=limits.repeats, told=lambda config: bar.update()
-        )
+        runs = [(config, partial(measure, config)) for config in configs]
+        sweep.results = interleave(runs, repeats=limits.repeats, told=bar.update)
     if cold and any(is_short(target.dataset, config) for config in configs):
         sweep.notes.append(IS_SHORT)
     return sweep

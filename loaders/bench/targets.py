@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ from loaders.device.nested import tensors_of
 from loaders.errors import LoadersError
 from loaders.manifest import read_manifest
 from loaders.remote.url import is_url
-from loaders.sampling.order import Shuffled
+from loaders.sampling.order import Computed, Shuffled
 from loaders.schema import Image, Mask, Tokens
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ CROP = 224  # px, as is usual
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 Kind = Literal["packed", "files", "object"]
 _WINDOW = 1024  # tokens, as TokenWindows has it by default
-_MIN_SHUFFLED = 4096
 _ENDLESS = 1 << 40
 
 
@@ -296,39 +294,26 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
         )
 
 
-@dataclass(frozen=True)
-class Endless:
-    """Every sample again and again, shuffled anew each time: an epoch that a measurement never reaches the end of.
+@dataclass(frozen=True, repr=False)
+class Endless(Computed):
+    """Every sample again and again, in one shuffle of many copies: a measurement never reaches the end of its epoch.
 
     Args:
         n: Number of samples.
-        seed: Selects the shuffles.
+        seed: Selects the shuffle.
     """
 
     n: int
     seed: int = 0
+    _kind = "endless"
 
     @property
     def length(self) -> int:
         """Positions in one epoch."""
-        return self._round * max(1, _ENDLESS // self._round)
-
-    @property
-    def _round(self) -> int:
-        """Positions that are shuffled together: of a small dataset, many copies."""
-        return self.n * -(-_MIN_SHUFFLED // self.n)
+        return self.n * max(1, _ENDLESS // self.n)
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the indices at these positions of an epoch, and their draws."""
-        rounds = positions // self._round
-        within = positions - rounds * self._round  # np.divmod takes several times as long
-        drawn, shuffled = np.empty_like(positions), Shuffled(self._round, self.seed)
-        begins = np.flatnonzero(np.diff(rounds, prepend=-1)).tolist()  # positions come in order
-        for begin, stop in itertools.pairwise([*begins, len(positions)]):
-            drawn[begin:stop] = shuffled.at(int(rounds[begin]), within[begin:stop])[0]
+        drawn = Shuffled(self.length, self.seed).at(epoch, positions)[0]
         copies = drawn // self.n
-        return drawn - copies * self.n, rounds * (self._round // self.n) + copies
-
-    def describe(self) -> dict[str, int | str]:
-        """Return what makes this order, in primitives."""
-        return {"kind": "endless", "length": self.n, "seed": self.seed}
+        return drawn - copies * self.n, copies  # np.divmod takes several times as long

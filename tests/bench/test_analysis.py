@@ -35,7 +35,7 @@ def verdict_on(dataset: Any, **stages: Any) -> Verdict:
 
 def on_free_cores(facts: Facts) -> Facts:
     """Give back what others on the machine took: the rate becomes what the lowest limit allows."""
-    free = replace(facts, available=1.0, queued_s=0.0)
+    free = replace(facts, available=1.0)
     return replace(free, rate=min(limits_of(free).values()))
 
 
@@ -68,7 +68,7 @@ def test_storage_is_told_from_a_core_that_others_have() -> None:
         sleeps = (facts_of(constructed.Sleeps()) for _ in range(4))
         slept = next((f for f in sleeps if judge(f).bound == "storage"), None)
         hashes = (facts_of(constructed.Hashes()) for _ in range(4))
-        hashed = next((f for f in hashes if f.wait_s < 0.2 * (f.cpu_s + f.queued_s)), None)
+        hashed = next((f for f in hashes if f.wait_s < 0.2 * f.cpu_s), None)
 
     assert slept is not None
     assert slept.wait_s > 0.003
@@ -79,13 +79,13 @@ def test_storage_is_told_from_a_core_that_others_have() -> None:
 def test_only_waits_of_reading_count_as_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else gives a core up waits for no bytes."""
     names = ["read", "decode", "augment", "collate"]
-    costs = [Cost(1.0, 0.5, 0.25, 0.25), *[Cost(9.0, 1.0, 6.0, 2.0)] * 3]
+    costs = [Cost(0.75, 0.5, 0.25), *[Cost(7.0, 1.0, 6.0)] * 3]
     found = [Stage(name, cost) for name, cost in zip(names, costs, strict=True)]
     monkeypatch.setattr("loaders.bench.stages.host_stages", lambda *_, **__: found)
 
     facts = analyse(constructed.instant, CONFIG, 100.0, seconds=0.2).facts
 
-    assert (facts.wait_s, facts.queued_s, facts.cpu_s) == (0.25, 6.25, 3.5)
+    assert (facts.wait_s, facts.cpu_s) == (0.25, 3.5)
 
 
 @pytest.mark.slow

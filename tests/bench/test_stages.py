@@ -121,7 +121,7 @@ def test_a_sample_costs_its_share_of_a_batch_and_waits_only_where_the_core_was_g
     slept, spun = (stages.time_alone(work, seconds=0.02) for work in (sleep, spin))
 
     assert 0.001 <= slept.wall_s < 0.005
-    assert slept.wait_s > 0.8 * (slept.wall_s - slept.queued_s) > 5 * slept.cpu_s
+    assert 0.5 * slept.wall_s < slept.wait_s > 4 * slept.cpu_s
     assert 0.0003 <= spun.cpu_s < 0.0006
     assert spun.wait_s == 0
 
@@ -169,9 +169,8 @@ def test_the_wait_for_a_core_that_others_have_is_no_wait_of_the_sample() -> None
     with contended_core():
         cost = stages.time_alone(work, seconds=0.4)
 
-    assert cost.queued_s > 0.005
-    assert cost.wait_s < 0.2 * cost.queued_s
-    assert cost.wall_s == pytest.approx(cost.cpu_s + cost.queued_s + cost.wait_s, rel=0.2)
+    assert cost.wall_s - cost.cpu_s > 0.005
+    assert cost.wait_s < 0.2 * (cost.wall_s - cost.cpu_s)
 
 
 def test_where_the_kernel_does_not_count_queueing_none_is_told(
@@ -179,7 +178,7 @@ def test_where_the_kernel_does_not_count_queueing_none_is_told(
 ) -> None:
     monkeypatch.setattr(stages, "_SCHEDSTAT", tmp_path / "none")
 
-    assert stages.time_alone(lambda: 1, seconds=0.0).queued_s == 0.0
+    assert stages._queued_s() == 0.0
 
 
 def test_libraries_use_one_thread_meanwhile_and_as_many_as_before_then() -> None:

@@ -236,26 +236,15 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3, 5000])
-def test_the_endless_order_serves_each_sample_equally_and_no_draw_twice(n: int) -> None:
+def test_the_endless_order_serves_each_sample_about_equally_and_no_draw_twice(n: int) -> None:
     order = Endless(n)
     assert isinstance(order, Order)
-    rounds = 2 * (n * -(-4096 // n))
+    assert order.length > 1 << 39
 
-    indices, draws = order.at(0, np.arange(rounds))
+    indices, draws = order.at(0, np.arange(40 * n))
 
-    assert set(np.bincount(indices, minlength=n)) == {rounds // n}
-    assert len({*zip(indices.tolist(), draws.tolist(), strict=True)}) == rounds
-
-
-def test_the_endless_order_is_shuffled_anew_in_each_round_and_cut_anywhere() -> None:
-    order = Endless(5000)
-
-    whole = order.at(0, np.arange(12_000))[0]
-    parts = [order.at(0, np.arange(begin, begin + 3000))[0] for begin in range(0, 12_000, 3000)]
-
-    assert np.array_equal(np.concatenate(parts), whole)
-    assert np.array_equal(np.sort(whole[5000:10_000]), np.arange(5000))
-    assert not np.array_equal(whole[:5000], whole[5000:10_000])
+    assert 15 < np.bincount(indices, minlength=n).min() <= 40
+    assert len({*zip(indices.tolist(), draws.tolist(), strict=True)}) == 40 * n
 
 
 def test_worker_counts_double_up_to_the_cores() -> None:
@@ -281,12 +270,12 @@ def test_slow_samples_get_a_small_batch() -> None:
     assert default_batch_size(Stream()) == 64
 
 
-@pytest.mark.parametrize("queued_s", [0.0, 5e-3])
+@pytest.mark.parametrize("others_s", [0.0, 5e-3])
 def test_every_command_gets_the_same_batch_whatever_others_on_the_machine_take(
-    monkeypatch: pytest.MonkeyPatch, queued_s: float
+    monkeypatch: pytest.MonkeyPatch, others_s: float
 ) -> None:
     """Of samples that take 2 ms, by themselves: 64 is less than 0.2 s, and the next step, 256, is far."""
-    cost = Cost(2e-3 + queued_s, 1.5e-3, 0.5e-3, queued_s)
+    cost = Cost(2e-3 + others_s, 1.5e-3, 0.5e-3)
     monkeypatch.setattr(sweep_module, "time_alone", lambda work, **_: cost)
 
     assert default_batch_size(Instant()) == 64

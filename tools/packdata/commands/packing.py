@@ -70,59 +70,52 @@ def add_packing_options(
         has_first_pass: Something may have to be learned of all of the source first.
     """
     add = parser.add_argument_group("packing").add_argument
-    help_format = f"file format of the shards (default: {usual or format})"
-    add("--format", choices=FORMATS, default=format, help=help_format)
     add(
-        "--shard-size",
-        type=parse_size,
-        default=shard_bytes,
-        metavar="SIZE",
-        help=f"size of a shard; {SIZES} (default: {shard_bytes >> 20}MB)",
+        "--format",
+        choices=FORMATS,
+        default=format,
+        help=f"file format of the shards (default: {usual or format})",
     )
-    listing = "; a file name that is not UTF-8 always stops the command" if item == "file" else ""
+    size = f"size of a shard; {SIZES} (default: {shard_bytes >> 20}MB)"
+    add("--shard-size", type=parse_size, default=shard_bytes, metavar="SIZE", help=size)
     add("--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)")
-    add(
-        "--on-error",
-        choices=("fail", "skip"),
-        default="fail",
-        help=f"at a {item} that cannot be packed: stop (default), or leave it out, list it in "
-        f"rejected.jsonl, and exit with status 3{listing}",
-    )
-    add(
-        "--part",
-        type=parse_part,
-        metavar="I/N",
-        help="pack only part I of N (I counts from 0), on any machine; 'packdata finish DST' joins the parts",
-    )
-    add(
-        "--engine",
-        choices=("ray",),
-        help="pack parts as Ray tasks, on all of its nodes, and join them; DST is a URL or a folder that they share",
-    )
-    add(
-        "--address",
-        metavar="ADDRESS",
-        help="with --engine ray: a running Ray: auto, HOST:PORT or ray://... (default: start one here)",
-    )
-    add(
-        "--parts",
-        type=parse_count,
-        metavar="N",
-        help="with --engine ray: number of parts (default: one per 10,000 files, or per 128 pieces of text or tables)",
-    )
+    add("--on-error", choices=("fail", "skip"), default="fail", help=_on_error(item))
+    _add_part_options(add)
     if has_first_pass:
-        add(
-            "--plan",
-            type=parse_place,
-            metavar="FILE",
-            help="with --part: output of the same command with --dry-run --json; needed where something is "
-            "learned from the whole source: column types, statistics, a tokenizer",
-        )
+        learned = "learned from the whole source: column types, statistics, a tokenizer"
+        plan = f"with --part: output of the same command with --dry-run --json; needed where something is {learned}"
+        add("--plan", type=parse_place, metavar="FILE", help=plan)
     add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
     add("--dry-run", action="store_true", help="print what would be packed, and stop")
     add("--json", action="store_true", help="print the summary, or the plan, as JSON")
     add_remote(parser)
     parser.set_defaults(item=item)
+
+
+def _on_error(item: str) -> str:
+    listing = "; a file name that is not UTF-8 always stops the command" if item == "file" else ""
+    skip = f"leave it out, list it in rejected.jsonl, and exit with status 3{listing}"
+    return f"at a {item} that cannot be packed: stop (default), or {skip}"
+
+
+def _add_part_options(add: Callable[..., Any]) -> None:
+    """Add what divides a packing among machines."""
+    part = "pack only part I of N (I counts from 0), on any machine; 'packdata finish DST' joins the parts"
+    add("--part", type=parse_part, metavar="I/N", help=part)
+    shared = "DST is a URL or a folder that they share"
+    engine = f"pack parts as Ray tasks, on all of its nodes, and join them; {shared}"
+    add("--engine", choices=("ray",), help=engine)
+    address = (
+        "with --engine ray: a running Ray: auto, HOST:PORT or ray://... (default: start one here)"
+    )
+    add("--address", metavar="ADDRESS", help=address)
+    usual = "default: one per 10,000 files, or per 128 pieces of text or tables"
+    add(
+        "--parts",
+        type=parse_count,
+        metavar="N",
+        help=f"with --engine ray: number of parts ({usual})",
+    )
 
 
 def add_source_options(group: Any, *, files: str) -> None:
