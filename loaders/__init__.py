@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from loaders.device.jpeg import JpegFinish
     from loaders.device.mix import CutMix, MixUp
     from loaders.device.normalize import Normalize
+    from loaders.device.seeded import seeded
     from loaders.errors import LoadersError
     from loaders.live import dump, dump_on
     from loaders.loader import DataLoader
@@ -69,6 +70,7 @@ _WHERE = {
     "dump_on": "loaders.live",
     "profile": "loaders.profiling",
     "register_codec": "loaders.codecs",
+    "seeded": "loaders.device.seeded",
 }
 
 __all__ = [
@@ -101,6 +103,7 @@ __all__ = [
     "dump_on",
     "profile",
     "register_codec",
+    "seeded",
 ]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
+import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,16 +55,66 @@ def test_torchvision_repeats_on_threads() -> None:
     assert_repeats(lambda image: chain(image))
 
 
-def test_the_generator_of_the_trainer_is_left_alone() -> None:
-    torch.manual_seed(5)
-    want = torch.rand(3)
+def drawn_by_trainer() -> list[float]:
+    return [float(torch.rand(())), float(np.random.rand()), random.random()]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_generators_of_the_trainer_are_left_alone(num_workers: int) -> None:
+    def seed() -> None:
+        np.random.seed(5)  # noqa: NPY002
+        random.seed(5)
+
+    def noisy(image: torch.Tensor) -> torch.Tensor:
+        seed()  # of the sample's own, here
+        return image + int(sum(drawn_by_trainer()))
 
     torch.manual_seed(5)
-    served(
-        lambda image: image + torch.randint(0, 9, image.shape).to(torch.uint8), 4, num_workers=0
+    seed()
+    want = [drawn_by_trainer() for _ in range(2)]
+
+    torch.manual_seed(5)
+    seed()
+    found = [drawn_by_trainer()]
+    served(noisy, 4, num_workers=num_workers)
+    found.append(drawn_by_trainer())
+
+    assert found == want
+
+
+def test_a_transform_within_a_transform_draws_its_own() -> None:
+    pixels = np.zeros((3, 4, 4, 3), np.uint8)
+    inner: Any = RAMDataset.from_arrays(
+        image=pixels,
+        transform={"image": lambda x: torch.tensor(np.random.rand())},  # noqa: NPY002
     )
 
-    assert torch.equal(torch.rand(3), want)
+    def outer(image: torch.Tensor) -> torch.Tensor:
+        first, between = np.random.rand(), float(inner[1].image)  # noqa: NPY002
+        return torch.tensor([first, between, np.random.rand()])  # noqa: NPY002
+
+    def plain(image: torch.Tensor) -> torch.Tensor:
+        first, last = np.random.rand(2).tolist()  # noqa: NPY002
+        return torch.tensor([first, float(inner[1].image), last])
+
+    lists = ({"image": outer}, {"image": plain})
+    made: list[Any] = [RAMDataset.from_arrays(image=pixels, transform=f)[2] for f in lists]
+
+    assert torch.equal(made[0].image, made[1].image)
+    assert len(set(made[0].image.tolist())) == 3
+
+
+def test_functions_of_numpy_and_python_stay_what_they_were() -> None:
+    served(lambda image: image, 8, num_workers=0)
+
+    for function in (np.random.rand, np.random.choice, np.random.sample, random.choice):
+        assert pickle.loads(pickle.dumps(function)) is function
+        assert function.__doc__
+    with ThreadPoolExecutor(2) as pool:  # threads of others have the process's
+        random.seed(1)
+        one = list(pool.map(lambda _: random.random(), range(4)))
+    random.seed(1)
+    assert sorted(one) == sorted(random.random() for _ in range(4))
 
 
 @pytest.mark.parametrize(
@@ -74,10 +127,20 @@ def test_the_generator_of_the_trainer_is_left_alone() -> None:
         lambda x: torch.normal(0.0, 1.0, (2,)),
         lambda x: torch.distributions.Beta(1.0, 2.0).sample(),
         lambda x: torch.multinomial(torch.ones(500), 2),
+        lambda x: torch.tensor(np.random.rand()),  # noqa: NPY002
+        lambda x: torch.tensor(np.random.sample()),  # noqa: NPY002
+        lambda x: torch.from_numpy(np.random.permutation(50)),  # noqa: NPY002
+        lambda x: torch.tensor(random.random()),
+        lambda x: torch.tensor(random.gauss(0, 1)),
+        lambda x: torch.tensor(random.sample(range(50), 5)),
     ],
-    ids=["rand", "uniform_", "randn", "randperm", "normal", "beta", "multinomial"],
+    ids=[
+        *("rand", "uniform_", "randn", "randperm", "normal", "beta", "multinomial"),
+        *("numpy.rand", "numpy.sample", "numpy.permutation"),
+        *("random", "gauss", "sample"),
+    ],
 )
-def test_functions_that_draw_from_torch_repeat(draw: Callable[[Any], torch.Tensor]) -> None:
+def test_functions_that_draw_repeat(draw: Callable[[Any], torch.Tensor]) -> None:
     one = served(lambda x: draw(x).double().flatten(), 8, num_workers=2)
     other = served(lambda x: draw(x).double().flatten(), 5, num_workers=0)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import CutMix, MixUp
+from loaders import CutMix, MixUp, seeded
 from loaders.device.mix import _beta_quantiles
 from loaders.errors import BatchError
 from tests.torchvision_v2 import torchvision_v2
@@ -110,3 +110,23 @@ def test_soft_labels_go_in_and_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(BatchError):
             mix(images, wrong, ids)
+
+
+def test_modules_of_others_draw_what_follows_from_numbers() -> None:
+    dropout = torch.nn.Dropout(0.5)
+
+    def drawn(*words: int) -> torch.Tensor:
+        with seeded(*words):
+            return torch.cat([dropout(torch.ones(40)), torch.rand(40)])
+
+    torch.manual_seed(1)
+    want = torch.rand(2)
+    torch.manual_seed(1)
+    first = torch.rand(1)
+    one, again, other = drawn(0, 1, 5), drawn(0, 1, 5), drawn(0, 1, 6)
+
+    assert torch.equal(torch.cat([first, torch.rand(1)]), want)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    with pytest.raises(TypeError):
+        drawn(0.5)  # type: ignore[arg-type]

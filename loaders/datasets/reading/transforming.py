@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import get_worker_info
 
+from loaders.datasets.reading.drawing import drawing
 from loaders.rng import hash64, key64
 from loaders.sampling.context import is_reading
 
@@ -29,10 +29,10 @@ class Transforming:
 
     A function with a parameter ``generator``, that has no default, is given a ``torch.Generator`` by that name. Its
     numbers follow from seed, epoch, sample and draw, so they are the same on any thread, worker and rank. Functions
-    that draw from torch's own generator, as torchvision's transforms do, are given such numbers there, too, on the
-    thread that they run on; the trainer's generator is left alone. Transforms of albumentations, for fields of
-    images, have generators of their own: each thread has a copy, which begins with each sample at numbers of the
-    same kind. In a worker process of torch so do the generators of Python, numpy and torch.
+    that draw from torch's, numpy's or Python's own generator, as torchvision's transforms do, are given such numbers
+    there, too, on the thread that they run on; the trainer's generators are left alone (``drawing``). Transforms of
+    albumentations, for fields of images, have generators of their own: each thread has a copy, which begins with each
+    sample at numbers of the same kind. In a worker process of torch so do those of Python, numpy and torch.
 
     Args:
         given: A function of a sample, or ``{field: function}``.
@@ -67,7 +67,7 @@ class Transforming:
         if _seeds_process():
             _seed_process(seed)
             return self._transformed(sample, seed)
-        with _SampleDraws(seed):
+        with drawing(seed):
             return self._transformed(sample, seed)
 
     def _transformed(self, sample: Any, seed: int) -> Any:
@@ -103,33 +103,6 @@ class Transforming:
 def _is_of_albumentations(function: Any) -> bool:
     names = (kind.__module__.partition(".")[0] for kind in type(function).__mro__)
     return "albumentations" in names and hasattr(function, "set_random_seed")
-
-
-class _SampleDraws(TorchFunctionMode):
-    """Gives torch's random functions on this thread the generator of a sample, where they were given none."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _DRAWING and kwargs.get("generator") is None:
-            kwargs = {**kwargs, "generator": self._generator}
-        return func(*args, **kwargs)
-
-
-_DRAWING = frozenset(
-    [
-        *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli),
-        *(torch.multinomial, torch.poisson, torch.binomial),
-        *(torch._sample_dirichlet, torch._standard_gamma),
-        *(torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.random_),
-        *(torch.Tensor.bernoulli_, torch.Tensor.bernoulli, torch.Tensor.multinomial),
-        *(torch.Tensor.exponential_, torch.Tensor.geometric_, torch.Tensor.cauchy_),
-        torch.Tensor.log_normal_,
-    ]
-)
 
 
 def _seeds_process() -> bool:

@@ -1,0 +1,132 @@
+"""The random numbers of a sample, in place of the process's own, on the thread that works on it.
+
+What draws from the generators of torch, numpy and Python that a process has once, as most transforms do, is given
+numbers of the sample for a while: seen from its thread alone, so that neither other samples nor the trainer notice.
+
+- torch: a function mode, which torch keeps for each thread.
+- numpy and Python: their functions, such as ``numpy.random.rand`` and ``random.choice``, are methods of one object.
+  ``follow_threads`` puts others in their place, which ask whether their thread works on a sample. The names that a
+  module took of these functions before (``from random import choice``) stay the process's.
+
+One lock around transforms, with the process's generators seeded inside, would be less: threads would wait for each
+other, and what the trainer draws meanwhile would be the sample's.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+_SYNONYMS = {"ranf": "random_sample", "sample": "random_sample", "seed": "seed"}  # no methods
+
+
+class _Here(threading.local):
+    """What a thread works on.
+
+    Attributes:
+        seed: Of the sample; None: of none.
+        used: The generators that were asked for since, by module.
+        spare: Generators of others before, as making one takes longer than seeding it.
+    """
+
+    seed: int | None = None
+
+    def __init__(self) -> None:
+        self.used: dict[str, Any] = {}
+        self.spare: dict[str, Any] = {}
+
+
+_here = _Here()
+_lock = threading.Lock()
+_are_followed = False
+
+
+@contextmanager
+def drawing(seed: int) -> Iterator[None]:
+    """Have what this thread draws follow from a seed, while it is entered."""
+    follow_threads()
+    before = _here.seed, _here.used
+    _here.seed, _here.used = seed, {}
+    try:
+        with _TorchDraws(seed):
+            yield
+    finally:
+        _here.spare |= _here.used
+        _here.seed, _here.used = before
+
+
+class _TorchDraws(TorchFunctionMode):
+    """Gives torch's random functions the generator of a sample, where they were given none."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWING and kwargs.get("generator") is None:
+            kwargs = {**kwargs, "generator": self._generator}
+        return func(*args, **kwargs)
+
+
+_DRAWING = frozenset(
+    [
+        *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli),
+        *(torch.multinomial, torch.poisson, torch.binomial),
+        *(torch._sample_dirichlet, torch._standard_gamma),
+        *(torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.random_),
+        *(torch.Tensor.bernoulli_, torch.Tensor.bernoulli, torch.Tensor.multinomial),
+        *(torch.Tensor.exponential_, torch.Tensor.geometric_, torch.Tensor.cauchy_),
+        torch.Tensor.log_normal_,
+    ]
+)
+
+
+def follow_threads() -> None:
+    """Have the functions of ``random`` and ``numpy.random`` ask their thread, from now on; once."""
+    global _are_followed
+    if _are_followed:
+        return
+    with _lock:
+        if not _are_followed:
+            numpys: Any = np.random.mtrand
+            _follow(np.random, numpys._rand, np.random.RandomState)
+            pythons: Any = random
+            _follow(random, pythons._inst, random.Random)
+            _are_followed = True
+
+
+def _follow(module: ModuleType, shared: Any, make: Callable[[], Any]) -> None:
+    for name, function in list(vars(module).items()):
+        is_numpys = module is np.random and name in _SYNONYMS
+        if is_numpys or getattr(function, "__self__", None) is shared:
+            method = _SYNONYMS[name] if is_numpys else name
+            setattr(module, name, _by_thread(module.__name__, name, method, function, make))
+
+
+def _by_thread(
+    module: str, name: str, method: str, shared: Callable[..., Any], make: Callable[[], Any]
+) -> Callable[..., Any]:
+    @functools.wraps(shared)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        if _here.seed is None:
+            return shared(*args, **kwargs)
+        mine = _here.used.get(module)
+        if mine is None:
+            mine = _here.used[module] = _here.spare.pop(module, None) or make()
+            mine.seed(_here.seed & 0xFFFFFFFF)  # numpy takes 32 bits
+        return getattr(mine, method)(*args, **kwargs)
+
+    draw.__module__, draw.__qualname__ = module, name  # by which it pickles
+    return draw
