@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import loaders
 from loaders import DataLoader, RAMDataset
 from loaders.codecs.heads import picture_size
 from tests.remote import servers
@@ -153,15 +154,22 @@ def test_the_trainer_of_the_page_gives_our_loader() -> None:
     ((_, block),) = blocks("docs/frameworks.md", "py")
     names = {
         "transformers": transformers,
+        "loaders": loaders,
         "DataLoader": DataLoader,
-        "dataset": RAMDataset.from_arrays(x=torch.zeros(9)),
+        "normalize": loaders.Normalize([0.0], [255.0]),
     }
+    definitions, _, _ = block.partition("\ntrainer = ")
 
-    exec(compile(block, "frameworks.md", "exec"), names)
+    exec(compile(definitions, "frameworks.md", "exec"), names)
     trainer = object.__new__(names["MyTrainer"])
     trainer.args = SimpleNamespace(per_device_train_batch_size=4)
+    pictures = torch.zeros(9, 1, 8, 8, dtype=torch.uint8)
+    trainer.train_dataset = RAMDataset.from_arrays(image=pictures, label=torch.arange(9))
 
-    assert [batch["x"].shape for batch in trainer.get_train_dataloader()] == [(4,), (4,)]
+    batches = list(trainer.get_train_dataloader())
+
+    assert [batch["labels"].shape for batch in batches] == [(4,), (4,)]
+    assert {batch["pixel_values"].dtype for batch in batches} == {torch.float32}
 
 
 @pytest.mark.slow
@@ -219,7 +227,6 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     """The names of `loaders` by themselves, or with those of the module that they come from."""
-    import loaders
     from loaders import errors, sampling
 
     named = set(re.findall(r"auto\w+:: loaders\.(\w+)$", TEXTS["docs/api.md"], re.M))
