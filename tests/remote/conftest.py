@@ -49,6 +49,20 @@ def server(packed: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def signed(packed: Path) -> Iterator[str]:
+    """The endpoint of a server of the bucket that wants requests to be signed by ``servers.SECRET``."""
+    with servers.signed_bucket(packed) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache, and one fetcher, for tests of which no shard comes to lie in it."""
+    with ended(tmp_path_factory.mktemp("of") / "cache") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
 def _proxy(server: str) -> Iterator[servers.Proxy]:
     with servers.proxy(server) as proxy:
         yield proxy

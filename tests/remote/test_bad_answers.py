@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -105,3 +106,30 @@ def test_offline_a_dataset_that_is_all_in_the_cache_is_served(packed: Path, cach
     assert_same(batches(ShardDataset(S3, cache=cache, storage=options)), whole)
     with pytest.raises(RemoteError):
         ShardDataset("s3://bucket/other", cache=cache, storage=options)
+
+
+def test_a_name_that_does_not_resolve_is_an_error_in_bounded_time(shared: Path) -> None:
+    began = time.monotonic()
+
+    with pytest.raises(RemoteError) as caught:
+        ShardDataset(S3, cache=shared, storage=storage("http://no-such-host.invalid:80"))
+
+    assert str(caught.value.path) == S3
+    assert time.monotonic() - began < 30
+
+
+def test_all_that_wait_for_a_shard_get_the_same_error(proxy: servers.Proxy, cache: Path) -> None:
+    """As ranks do: each has a connection of its own to the fetcher, which asked once."""
+    proxy.set(faults=[{"kind": "404", "match": "shard-00003"}], latency_s=0.3)
+    remote = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint))
+
+    def fetch(_: int) -> LoadersError:
+        with pytest.raises(LoadersError) as caught:
+            remote.store.shards[3].fetch()  # type: ignore[union-attr]
+        return caught.value
+
+    with ThreadPoolExecutor(4) as pool:
+        errors = list(pool.map(fetch, range(4)))
+
+    assert {(type(error), error.args) for error in errors} == {(type(errors[0]), errors[0].args)}
+    assert len(proxy.requests("shard-00003.lmdb")) == 1

@@ -259,6 +259,7 @@ for step, batch in enumerate(DataLoader(dataset, 16, shuffle=True, num_workers=2
     assert not is_alive(first)
 
 
+@pytest.mark.slow
 def test_a_fetcher_that_is_stopped_is_an_error_and_no_hang(
     server: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

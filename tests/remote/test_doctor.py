@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def defaults(proxy: servers.Proxy, cache: Path) -> Iterator[None]:
-    origin.set_defaults(cache, storage(proxy.endpoint))
+def defaults(proxy: servers.Proxy, shared: Path) -> Iterator[None]:
+    origin.set_defaults(shared, storage(proxy.endpoint))
     yield
     origin.set_defaults()
 
@@ -59,7 +59,7 @@ def test_nothing_is_written_unless_that_is_asked_for(proxy: servers.Proxy, defau
 
 
 def test_what_a_store_lacks_is_said(proxy: servers.Proxy, defaults: None) -> None:
-    proxy.set(latency_s=0.25, clock_s=-1000)
+    proxy.set(latency_s=0.21, clock_s=-1000)
     probe = StoreProbe(S3)
     place: Any = None
 
@@ -70,21 +70,15 @@ def test_what_a_store_lacks_is_said(proxy: servers.Proxy, defaults: None) -> Non
 
 
 def test_a_store_that_ignores_conditions_is_told_of(
-    packed: Path, server: str, cache: Path
+    server: str, signed: str, shared: Path
 ) -> None:
     """Without the proxy: the server compares no e-tag; and nanio no condition of a put."""
-    origin.set_defaults(cache, storage(server))
+    origin.set_defaults(shared, storage(server))
     try:
         assert findings()["if-match"].level == "cost"
-        with servers.signed_bucket(packed) as endpoint:
-            options = {
-                "endpoint": endpoint,
-                "retry_timeout": 3,
-                "max_retries": 1,
-                **servers.SECRET,
-            }
-            origin.set_defaults(cache, options)
-            assert StoreProbe(S3, write=True).conditional_puts(None).level == "risk"  # type: ignore[arg-type]
+        options = {"endpoint": signed, "retry_timeout": 3, "max_retries": 1, **servers.SECRET}
+        origin.set_defaults(shared, options)
+        assert StoreProbe(S3, write=True).conditional_puts(None).level == "risk"  # type: ignore[arg-type]
     finally:
         origin.set_defaults()
 
@@ -107,9 +101,9 @@ def test_an_epoch_is_planned_for_nodes_and_a_cache(packed: Path, defaults: None)
 
 
 def test_costs_are_at_given_prices(
-    proxy: servers.Proxy, cache: Path, capsys: pytest.CaptureFixture[str]
+    proxy: servers.Proxy, shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["plan", S3, "--cache", str(cache), "--storage", "skip_signature=true", "--json"]
+    words = ["plan", S3, "--cache", str(shared), "--storage", "skip_signature=true", "--json"]
     words += [
         "--storage",
         f"endpoint={proxy.endpoint}",
@@ -130,9 +124,9 @@ def test_costs_are_at_given_prices(
 
 
 def test_the_doctor_looks_at_a_url(
-    proxy: servers.Proxy, cache: Path, capsys: pytest.CaptureFixture[str]
+    proxy: servers.Proxy, shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["doctor", S3, "--cache", str(cache), "--storage", "skip_signature=true", "--json"]
+    words = ["doctor", S3, "--cache", str(shared), "--storage", "skip_signature=true", "--json"]
 
     assert main([*words, "--storage", f"endpoint={proxy.endpoint}"]) == 0
 

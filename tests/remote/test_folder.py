@@ -120,14 +120,61 @@ def test_a_folder_of_another_user_is_refused(server: str, tmp_path: Path) -> Non
 
 
 def test_keys_of_a_profile_in_the_home_folder_sign_requests(
-    packed: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    signed: str, tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [f"aws_{name} = {value}" for name, value in servers.SECRET.items()]
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text("\n".join(["[mine]", *keys, ""]))
     monkeypatch.setenv("HOME", str(tmp_path))
-    with servers.signed_bucket(packed) as endpoint:
-        options = storage(endpoint) | {"profile": "mine"}
-        del options["skip_signature"]
+    options = storage(signed) | {"profile": "mine"}
+    del options["skip_signature"]
 
-        assert int(ShardDataset(S3, cache=cache, storage=options)[9].label) == 2
+    assert int(ShardDataset(S3, cache=shared, storage=options)[9].label) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_folder_that_is_read_only_is_an_error_with_its_place(
+    server: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "disk"
+    with small_disk(folder, "1M"):
+        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+
+        with pytest.raises(CacheError) as caught:
+            ShardDataset(S3, cache=folder, storage=storage(server))
+
+    assert caught.value.path == folder
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs"])
+def test_a_folder_on_a_network_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("loaders.remote.folder.file_system", lambda folder: kind)
+
+    with pytest.raises(CacheError) as caught:
+        ShardDataset(S3, cache=tmp_path / "cache")
+
+    assert caught.value.path == tmp_path / "cache"
+    assert kind in caught.value.what
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_clock_that_was_set_back_leaves_files_of_the_future_that_go_as_others_do(
+    packed: Path, server: str, cache: Path
+) -> None:
+    """What is evicted goes by last use where no order is known, and that is a time."""
+    budget = 5_000_000
+    limits = {"path": cache, "size": budget}
+    remote = ShardDataset(S3, cache=limits, storage=storage(server))
+    local = ShardDataset(packed / "bucket/packed")
+    for row in (0, 65, 125):
+        remote.read([row])
+    for path in (cache / "v1/shards").glob("??/*"):
+        os.utime(path, (4e9, 4e9))
+
+    found = [int(remote.read([row])[0].label) for row in range(5, 600, 60)]
+
+    assert found == [int(local[row].label) for row in range(5, 600, 60)]
+    held = sum(path.stat().st_size for path in (cache / "v1").rglob("*.lmdb"))
+    assert held <= budget

@@ -62,7 +62,9 @@ def _mixed(dataset: ShardDataset) -> Any:
     return Mixture([TokenWindows(dataset, 100), TokenWindows(dataset, 100, stride=50)])
 
 
-@pytest.mark.parametrize("make", [_windows, _documents, _mixed])
+@pytest.mark.parametrize(
+    "make", [_windows, _documents, pytest.param(_mixed, marks=pytest.mark.slow)]
+)
 def test_windows_fetch_no_shard_until_they_are_read_and_then_ahead(
     tokens: Path, cache: Path, make: Any
 ) -> None:

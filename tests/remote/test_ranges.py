@@ -20,19 +20,11 @@ from loaders.manifest import read_manifest
 from loaders.remote import origin
 from loaders.schema import Bytes, Label
 from tests.remote import servers
-from tests.remote.conftest import ended, storage
+from tests.remote.conftest import storage
 from tests.remote.test_remote import S3, assert_same, batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache for tests whose data never come to lie in it."""
-    with ended(tmp_path_factory.mktemp("of") / "cache") as folder:
-        yield folder
 
 
 def by_records(folder: Path, proxy: servers.Proxy, url: str = S3) -> ShardDataset:
@@ -89,7 +81,9 @@ def _pass(dataset: ShardDataset, shuffle: bool) -> list[Any]:
     return [(list(map(bytes, batch.data)), batch.label.tolist()) for batch in loader]
 
 
-@pytest.mark.parametrize("kind", ["flip", "cut", "503"])
+@pytest.mark.parametrize(
+    "kind", ["flip", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("cut", "503"))]
+)
 def test_bad_answers_change_no_bit_and_those_that_stay_bad_are_an_error(
     packed: Path, proxy: servers.Proxy, shared: Path, kind: str
 ) -> None:
@@ -248,6 +242,7 @@ def test_a_cache_in_which_few_shards_fit_serves_whole_ones_beside_ranges(
     assert all((each.values == local[i].values).all() for each, i in pairs)
 
 
+@pytest.mark.slow
 def test_threads_that_give_up_each_others_records_get_their_own(
     packed: Path, proxy: servers.Proxy, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

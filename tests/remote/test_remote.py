@@ -55,18 +55,17 @@ def test_a_url_serves_what_the_folder_serves_and_each_byte_comes_once(
 
 
 def test_requests_are_signed_and_a_wrong_key_is_an_error_without_it(
-    packed: Path, tmp_path: Path, cache: Path
+    signed: str, cache: Path
 ) -> None:
-    with servers.signed_bucket(packed) as endpoint:
-        options = storage(endpoint) | servers.SECRET
-        del options["skip_signature"]
-        remote = ShardDataset(S3, cache=cache, storage=options)
-        wrong = options | {"secret_access_key": "not-that-one"}
+    options = storage(signed) | servers.SECRET
+    del options["skip_signature"]
+    remote = ShardDataset(S3, cache=cache, storage=options)
+    wrong = options | {"secret_access_key": "not-that-one"}
 
-        with pytest.raises(RemoteError) as caught:
-            ShardDataset(S3, cache=cache, storage=wrong)
+    with pytest.raises(RemoteError) as caught:
+        ShardDataset(S3, cache=cache, storage=wrong)
 
-        assert int(remote[3].label) == 3
+    assert int(remote[3].label) == 3
     assert "not-that-one" not in str(caught.value)
     log = (cache / "v1" / "fetcher.log").read_text()
     assert "not-that-one" not in log
@@ -85,19 +84,18 @@ def test_a_web_server_and_a_network_disk_serve_it_too(
 
 
 def test_a_pickle_has_no_secret_and_is_served_by_the_fetcher_that_knows_it(
-    packed: Path, cache: Path
+    signed: str, shared: Path
 ) -> None:
-    with servers.signed_bucket(packed) as endpoint:
-        options = storage(endpoint) | servers.SECRET
-        del options["skip_signature"]
-        remote = ShardDataset(S3, cache=cache, storage=options)
+    options = storage(signed) | servers.SECRET
+    del options["skip_signature"]
+    remote = ShardDataset(S3, cache=shared, storage=options)
 
-        pickled = pickle.dumps(remote)
-        copy = pickle.loads(pickled)
+    pickled = pickle.dumps(remote)
+    copy = pickle.loads(pickled)
 
-        assert servers.SECRET["secret_access_key"].encode() not in pickled
-        assert servers.SECRET["secret_access_key"] not in repr(remote.view.store.shards[0])
-        assert int(copy[5].label) == 5
+    assert servers.SECRET["secret_access_key"].encode() not in pickled
+    assert servers.SECRET["secret_access_key"] not in repr(remote.view.store.shards[0])
+    assert int(copy[5].label) == 5
 
 
 @pytest.mark.slow
@@ -112,12 +110,12 @@ def test_every_backend_serves_the_same(
 
 
 def test_a_missing_dataset_and_a_dead_server_are_errors_with_the_url(
-    proxy: servers.Proxy, cache: Path
+    server: str, shared: Path
 ) -> None:
     with pytest.raises(ManifestError) as missing:
-        ShardDataset("s3://bucket/nothing", cache=cache, storage=storage(proxy.endpoint))
+        ShardDataset("s3://bucket/nothing", cache=shared, storage=storage(server))
     with pytest.raises(RemoteError) as dead:
-        ShardDataset(S3, cache=cache, storage=storage("http://127.0.0.1:1", retry_timeout=1))
+        ShardDataset(S3, cache=shared, storage=storage("http://127.0.0.1:1", retry_timeout=1))
 
     assert str(missing.value.path).startswith("s3://bucket/nothing")
     assert str(dead.value.path) == S3
