@@ -315,6 +315,20 @@ def test_classes_that_seem_to_be_no_classes_are_noted(
     assert all(expected in note for note in found)
 
 
+def test_a_list_beside_pictures_is_named(tmp_path: Path) -> None:
+    root = touch(tmp_path, ["in/1.jpg", "in/2.jpg"])
+    (root / "in/metadata.csv").write_text("file_name,label\n1.jpg,cat\n2.jpg,dog\n")
+
+    assert any("in/metadata.csv" in note for note in plan_images(root / "in").notes())
+
+
+def test_a_column_that_divides_samples_is_told(tmp_path: Path) -> None:
+    root = touch(tmp_path, ["1.jpg", "2.jpg"])
+    (root / "list.csv").write_text("path,label,split\n1.jpg,cat,train\n2.jpg,dog,val\n")
+
+    assert any("--where" in note for note in plan_images(root / "list.csv").notes())
+
+
 def test_classes_in_the_order_of_their_numbers_are_not_noted(tmp_path: Path) -> None:
     root = touch(tmp_path, [f"{name}/1.jpg" for name in (1, 2, 10)])
 

@@ -240,7 +240,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
     ]
     notes += [*_numbered(splits), *_written_alike(splits), *_pairs(splits)]
     notes += dict.fromkeys(note for s in splits for note in getattr(s.source, "notes", ()))
-    notes += _unused_masks(splits)
+    notes += [*_unused_masks(splits), *_unused_splits(splits)]
     notes += _idx_without_labels(splits)
     if unlabelled:
         notes.append(
@@ -350,6 +350,14 @@ def _unused_masks(splits: Sequence[Split]) -> Iterator[str]:
     names = [str(root / file) for root, file in left]
     if names:
         yield f"{counted(len(names), 'mask')} used by nothing in the source: {_some(names)}"
+
+
+def _unused_splits(splits: Sequence[Split]) -> Iterator[str]:
+    """Say that a column divides samples which are packed as one dataset."""
+    names = {label.name for split in splits for label in split.labels} & {"split", "subset"}
+    if names and not splits[0].name:
+        how = f"""packdata copy DST NEW --where '{min(names)} == "train"' makes a dataset of some"""
+        yield f"{min(names)} is a column like any other: {how}"
 
 
 def _idx_without_labels(splits: Sequence[Split]) -> Iterator[str]:

@@ -84,7 +84,9 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         if split.source.kind == "folder" and all(len(schema.defaults) == 1 for schema in schemas):
             alone = schemas[0].defaults[0]
             labels = "labels come from a folder for each class, or a list with a column of them"
-            yield f"samples are '{alone}' alone: {labels}"
+            lists = [] if root is None else _lists_in(root)
+            there = f" (is it {', '.join(map(shlex.quote, lists[:3]))}?)" if lists else ""
+            yield f"samples are '{alone}' alone: {labels}{there}"
 
     def _padding_notes(self) -> Iterator[str]:
         """Say that 0 may be a class."""
@@ -92,6 +94,12 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         fields = [t.schema.fields for recipe in self.recipes for t in recipe.targets]
         if "contain" in fits and any("mask" in each for each in fields):
             yield "masks are 0 where pictures are padded, as where class 0 is"
+
+
+def _lists_in(folder: Path) -> list[str]:
+    """Return the lists beside the pictures of a folder, such as ``metadata.csv``."""
+    suffixes = (".csv", ".tsv", ".jsonl")
+    return sorted(str(file) for file in folder.iterdir() if file.suffix.lower() in suffixes)
 
 
 def plan_images(
