@@ -265,7 +265,7 @@ def take_steps(image: Array, steps: Sequence[Step], outs: Sequence[Array]) -> No
 
     Args:
         image: ``(H, W, C)`` uint8 of at most 4 channels.
-        steps: Of boxes inside of it.
+        steps: Of boxes inside it.
         outs: For each a contiguous array of the step's size, and of the image's dtype and channels.
 
     Raises:

@@ -105,9 +105,9 @@ DATA = [
     ("copy packed {dst} --add labels.csv --as gade=text", "it has no column 'gade' to add; it has label, grade"),
     ("copy packed {dst} --add labels.csv --fields key --on image", "it has no column 'image'"),
     ("copy flipped {dst}/a/b", "its checksum does not match"),
-    ("copy packed packed/inner", "packed/inner: it lies inside of the source packed. Choose a folder beside it"),
-    ("merge packed more more/inner", "more/inner: it lies inside of the source more."),
-    ("split packed packed --parts a=0.5 b=0.5", "packed/a: it lies inside of the source packed."),
+    ("copy packed packed/inner", "packed/inner: it lies inside the source 'packed'. Choose a folder beside it"),
+    ("merge packed more more/inner", "more/inner: it lies inside the source 'more'."),
+    ("split packed packed --parts a=0.5 b=0.5", "packed/a: it lies inside the source 'packed'."),
     ("copy packed photos/cat/0.jpg/below", "it cannot be written (Not a directory)"),
 ]  # fmt: skip
 

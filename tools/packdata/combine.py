@@ -64,7 +64,7 @@ def merge(
 
     Raises:
         SchemaError: The sources differ in fields or classes, or share a key.
-        PackError: The target is taken or cannot be written, is a source, lies inside of one or holds one.
+        PackError: The target is taken or cannot be written, is a source, lies inside one or holds one.
     """
     check_outside(dst, sources)
     views = [open_view(path, "never") for path in sources]
@@ -102,7 +102,7 @@ def extend(
 
     Raises:
         SchemaError: They differ in fields or classes, or share a key.
-        PackError: The target is a source, lies inside of one or holds one, or cannot be written.
+        PackError: The target is a source, lies inside one or holds one, or cannot be written.
     """
     check_outside(dst, sources)
     read_manifest(dst)  # says what is there instead, before anything is touched

@@ -141,7 +141,7 @@ def copy_dataset(
         SchemaError: The condition or a field's name does not fit the dataset.
         SourceError: The CSV file cannot be read, or lacks samples.
         ShardError: A record to be copied is damaged.
-        PackError: The target is taken, lies inside of the source or cannot be written, or no sample
+        PackError: The target is taken, lies inside the source or cannot be written, or no sample
             is left.
     """
     options = options or CopyOptions()

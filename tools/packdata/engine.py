@@ -40,7 +40,6 @@ from packdata.shards import (
     check_shard_options,
     records_nbytes,
 )
-from packdata.sources.listed import fetched_ahead
 from packdata.target import REJECTED_NAME
 
 if TYPE_CHECKING:
@@ -429,6 +428,8 @@ class _PartPacker:
         # Blocks are alike, so that a few are enough to keep all workers busy.
         limit = {"max_bytes": _MAX_BLOCK_BYTES} if self.recipe.is_of_blocks else {}
         with OrderedPool(self._encode, self.run.num_workers, size_of, **limit) as pool:
+            from packdata.sources.listed import fetched_ahead  # late: --help is quick without
+
             num_items, given = self.start, fetched_ahead(self.recipe.items(self.start))
             items = enumerate(given, self.start)
             for num_items, outcome in enumerate(pool.map(items), self.start + 1):  # noqa: B007

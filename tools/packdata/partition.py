@@ -76,7 +76,7 @@ def split(
     Raises:
         ValueError: The fractions are not fractions, or the options contradict each other.
         SchemaError: The dataset lacks what the division goes by.
-        PackError: A part would be empty, its folder is taken, or is the source itself or inside of
+        PackError: A part would be empty, its folder is taken, or is the source itself or inside
             it.
     """
     view = open_view(src)

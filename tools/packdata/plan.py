@@ -102,7 +102,7 @@ def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
 def _check_beside(dst: str, sources: Sequence[str]) -> None:
     for source in sources:
         if f"{dst}/".startswith(f"{source}/") or f"{source}/".startswith(f"{dst}/"):
-            what = f"it is the source {source}, or one lies inside of the other"
+            what = f"it is the source {source}, or one lies inside the other"
             raise PackError(what, dst, "Choose a folder beside it; nothing was written")
 
 

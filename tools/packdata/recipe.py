@@ -135,7 +135,7 @@ class Recipe(Protocol):
     def encode(self, item: Any) -> Sequence[Records | Block]:
         """Return the records of an item, one mapping or block per target; runs on worker threads.
 
-        The same item gives the same block each time: a packing that was killed inside of it skips
+        The same item gives the same block each time: a packing that was killed inside it skips
         the rows that it has.
 
         Raises:

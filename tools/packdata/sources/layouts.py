@@ -173,7 +173,7 @@ class _Reader:
         return f"{self._command} {shlex.quote(str(path))} {dst}{more}{boxes}"
 
     def _meant(self, tree: _Tree) -> str:
-        """Return the command for a tree that lies inside of another."""
+        """Return the command for a tree that lies inside another."""
         inside = tree.only()
         found = self.read(inside)
         return found[1] if found else self._run(inside.path)
@@ -346,7 +346,7 @@ def _suffix_between(picture: str, mask: str) -> str:
     num = next((i for i, (one, other) in pairs if one != other), min(len(picture), len(mask)))
     if (
         picture[num : num + 1].isalnum() or mask[num : num + 1].isalnum()
-    ):  # inside of a word: to where it begins
+    ):  # inside a word: to where it begins
         num = max(picture.rfind(mark, 0, num) for mark in "_-. ")
     old, new = picture[max(num, 0) :], mask[max(num, 0) :]
     if num < 1 or old == new or any(end[1:2].isdecimal() for end in (old, new)):

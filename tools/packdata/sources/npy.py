@@ -90,7 +90,7 @@ def read_array(path: str, where: str, name: str | None = None) -> npt.NDArray[An
 
 @contextmanager
 def _opened(path: str, where: str, name: str | None) -> Iterator[tuple[IO[bytes], int]]:
-    """Open the ``.npy`` that is the file, or inside of it; give it and its size."""
+    """Open the ``.npy`` that is the file, or inside it; give it and its size."""
     check_regular(path, where)
     try:
         with open(path, "rb") as file:

@@ -1,6 +1,6 @@
 """CSV files: cut where rows end, each piece parsed by Arrow into texts.
 
-A quote opens a cell only at its beginning, as in Arrow and in Python's ``csv``; inside of quotes, line ends belong to
+A quote opens a cell only at its beginning, as in Arrow and in Python's ``csv``; inside quotes, line ends belong to
 the cell and two quotes are one. Blank lines are passed over. Arrow's own reader of streams parses one block after the
 other: cut here, they are parsed on all cores. A piece that Arrow refuses is read by Python, row by row.
 """
