@@ -356,7 +356,9 @@ def _unused_splits(splits: Sequence[Split]) -> Iterator[str]:
     """Say that a column divides samples which are packed as one dataset."""
     names = {label.name for split in splits for label in split.labels} & {"split", "subset"}
     if names and not splits[0].name:
-        how = f"""packdata copy DST NEW --where '{min(names)} == "train"' makes a dataset of some"""
+        how = (
+            f"""packdata copy DST NEW --where '{min(names)} == "train"' makes a dataset of some"""
+        )
         yield f"{min(names)} is a column like any other: {how}"
 
 
