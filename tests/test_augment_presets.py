@@ -16,6 +16,7 @@ from loaders.augment import presets
 from loaders.codecs.picture import encode_jpeg
 from loaders.schema import Boxes, Image, Mask
 from packdata.cli import main
+from packdata.preview import Shown
 
 PHOTOS = sorted(Path(__file__).parent.joinpath("data/photos").glob("*/*.jpg"))
 
@@ -90,16 +91,27 @@ def test_random_resize_draws_each_length_equally() -> None:
     assert (planned.sizes[:, 1] == planned.sizes[:, 0] * 60 // 40).all()
 
 
-@pytest.mark.parametrize("name", ["dino", "imagenet_eval"])
+@pytest.mark.parametrize("name", ["dino", "imagenet_eval", "detection"])
 def test_a_sheet_shows_what_a_recipe_makes(name: str, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "sheet.png"
 
     assert main(["preview", str(folder), "--augment", name, "--out", str(out), "--num", "2"]) == 0
 
     with Pillow.open(out) as sheet:
-        num_pictures = {"dino": 11, "imagenet_eval": 2}[name]
+        num_pictures = {"dino": 11, "imagenet_eval": 2, "detection": 9}[name]
         assert sheet.width >= num_pictures * 208
         assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000
+
+
+def test_a_sheet_shows_the_boxes_and_masks_of_a_dataset(folder: Path) -> None:
+    turned = [augment.RandomRotation(30, expand=True), augment.ElasticTransform()]
+    for ops in (presets.detection(100), turned):
+        dataset: Any = ShardDataset(folder, augment=ops)
+        for i in range(4):
+            shown = Shown.of(dataset.view, i, "image").augmented(ops, i, 0, 0)
+            assert shown.image.shape == (*dataset[i].image.shape[1:], 3)
+            np.testing.assert_array_equal(shown.boxes[0], dataset[i].boxes)
+            np.testing.assert_array_equal(shown.masks[0], dataset[i].mask)
 
 
 def test_a_sheet_of_no_recipe_is_refused(folder: Path) -> None:
@@ -111,6 +123,7 @@ def test_a_sheet_of_no_recipe_is_refused(folder: Path) -> None:
 
 PARTS: dict[str, list[Any]] = {
     "turned": [augment.RandomCrop(50), augment.RandomRotation(25, interpolation="bilinear")],
+    "elastic": [augment.RandomCrop(50), augment.ElasticTransform()],
     "colours": [augment.RandomCrop(50), augment.ColorJitter(0.4, 0.4, 0.4, 0.1)],
     "filtered": [augment.RandomCrop(50), augment.Resize(30, antialias=True)],
     "views": [
@@ -141,5 +154,5 @@ def test_parts_of_jpegs_give_what_whole_pictures_do(name: str, tmp_path: Path) -
         for mine, whole_one in zip(parts[i], plain[i], strict=True):
             apart = (mine.int() - whole_one.int()).abs()
             # OpenCV rounds places to 1/32 of a pixel, from the corner of what it is given.
-            assert apart.max() <= (8 if name == "turned" else 0)
+            assert apart.max() <= (8 if name in ("turned", "elastic") else 0)
             assert (apart <= 1).float().mean() > 0.9

@@ -42,6 +42,7 @@ from loaders.augment.edits import Edits, edit
 from loaders.augment.geometry import (
     Geometry,
     Known,
+    Move,
     Op,
     Window,
     fill_mask_of,
@@ -78,6 +79,7 @@ from loaders.augment.warps import (
     RandomAffine,
     RandomPerspective,
     RandomRotation,
+    carry_out,
     warp,
 )
 from loaders.checks import did_you_mean
@@ -91,6 +93,7 @@ __all__ = [
     "GaussianBlur",
     "Geometry",
     "Known",
+    "Move",
     "Op",
     "PixelOp",
     "RandAugment",
@@ -124,6 +127,7 @@ __all__ = [
     "Window",
     "apply",
     "as_augment",
+    "carry_out",
     "check_ops",
     "cut",
     "edit",
@@ -144,7 +148,7 @@ __all__ = [
 ]
 
 
-_NO_OPS = ("Edits", "Geometry", "Known", "Op", "PixelOp", "Resampling", "Window")
+_NO_OPS = ("Edits", "Geometry", "Known", "Move", "Op", "PixelOp", "Resampling", "Window")
 
 
 def __getattr__(name: str) -> Any:

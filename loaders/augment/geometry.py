@@ -38,6 +38,24 @@ _DOMAIN = 0x41554721  # keeps these draws apart from every other user of the sam
 _HALF_UP = 0.5 + 2.0**-20  # more than a half: float64 may miss an exact half by a hair
 
 
+class Move(NamedTuple):
+    """What happens to one sample: a row of a ``Geometry``, as plain numbers.
+
+    Attributes:
+        box: Of ``Geometry.places``.
+        size: Of the result.
+        flip: Vertical, horizontal.
+        matrix: Instead of box and flip; None: there is none.
+        ripple: What displaces pixels behind the matrix; None: nothing.
+    """
+
+    box: list[Any]
+    size: list[int]
+    flip: list[bool]
+    matrix: Floats | None = None
+    ripple: Ripple | None = None
+
+
 class Known(NamedTuple):
     """What ops are told of N samples, beside their sizes.
 
@@ -107,6 +125,14 @@ class Geometry:
     def places(self) -> npt.NDArray[Any]:
         """The boxes that are carried out: ``regions``, or the rounded ones."""
         return self.boxes if self.regions is None else self.regions
+
+    def move(self, i: int) -> Move:
+        """Return what happens to a sample."""
+        return Move(
+            *(self.places[i].tolist(), self.sizes[i].tolist(), self.flips[i].tolist()),
+            self.matrices[i] if self.matrices is not None and self.is_warped[i] else None,
+            None if self.ripples is None else self.ripples[i],
+        )
 
     def covers(self, lengths: Ints) -> Ints:
         """Return the boxes of all pixels that are read, ``(N, 4)``; ``lengths`` is ``(N, 2)``, of the images."""

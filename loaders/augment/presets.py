@@ -146,7 +146,7 @@ def segmentation(size: int = 480, base: int = 520, fill_mask: int = 255) -> list
 def detection(size: int = 640) -> list[Op]:
     """Return SSD's recipe, for data with boxes: colours, a larger frame or a crop around boxes, a flip, a letterbox.
 
-    Boxes that are cropped away are dropped, and what belongs to them.
+    Boxes that are cropped away are dropped, and what belongs to them. Colours change also around pictures.
 
     Source: ``ssd`` in ``references/detection`` of torchvision, whose detectors resize without a letterbox, and whose
         ``RandomPhotometricDistort`` also exchanges channels.

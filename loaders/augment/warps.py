@@ -10,7 +10,8 @@ import numpy as np
 
 from loaders.augment.edits import NUM_VALUES
 from loaders.augment.geometry import Op, enclosing, moved_points
-from loaders.augment.resampling import Fill, as_fill
+from loaders.augment.pixels import apply
+from loaders.augment.resampling import Fill, Resampling, as_fill
 from loaders.checks import one_of, real_number, whole_number
 from loaders.errors import BatchError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.augment.elastic import Ripple
-    from loaders.augment.geometry import Floats, Ints, Window
+    from loaders.augment.geometry import Floats, Ints, Move, Window
 
 _INVERSE = cv2.WARP_INVERSE_MAP
 _BORDERS = {
@@ -333,6 +334,29 @@ def _homographies(points: Floats, images: Floats) -> Floats:
     matrix, target = np.concatenate(rows, axis=1), np.concatenate([u, v], axis=1)[..., None]
     found = np.linalg.solve(matrix, target)[..., 0]
     return np.concatenate([found, np.ones((num, 1))], axis=1).reshape(num, 3, 3)
+
+
+def carry_out(
+    image: npt.NDArray[Any],
+    move: Move,
+    resampling: Resampling,
+    fill: Any = 0,
+    *,
+    out: npt.NDArray[Any] | None = None,
+    nearest: bool = False,
+    source_size: Sequence[int] | None = None,
+) -> npt.NDArray[Any]:
+    """Do to one image what a plan says, by ``apply`` or ``warp``, whose arguments these are."""
+    box, size, flip, matrix, ripple = move
+    if matrix is None:
+        return apply(
+            image, box, size, flip, fill,
+            out=out, nearest=nearest, source_size=source_size, resampling=resampling,
+        )  # fmt: skip
+    return warp(
+        image, matrix, size, fill, out=out, interpolation="nearest" if nearest else resampling.warp,
+        padding_mode=resampling.padding_mode, ripple=ripple,
+    )  # fmt: skip
 
 
 def warp(

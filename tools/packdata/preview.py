@@ -10,7 +10,7 @@ import json
 import math
 import unicodedata
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -150,30 +150,58 @@ def augmented_sheet(
     epochs = range(max(_MOST_DRAWS // len(views), 1) if augment.has_draws(ops) else 1)
     tiles = []
     for i in indices:
-        image = view.sample(i, [images[0]])[images[0]]
+        sample = Shown.of(view, i, images[0])
         drawn = [
-            _augmented(image, each, i, epoch, number)
+            sample.augmented(each, i, epoch, number)
             for epoch in epochs
             for number, each in enumerate(views)
         ]
-        pictures = [_fitted(each, [], []) for each in (image, *drawn)]
+        pictures = [_fitted(*each) for each in (sample, *drawn)]
         tiles.append(_Tile(pictures, f"sample {i}"))
     name, line = _head(view, len(tiles))
     return _sheet(tiles, (f"{name}, presets.{preset}", line), 1, notes)
 
 
-def _augmented(
-    image: npt.NDArray[Any], ops: Sequence[Any], index: int, epoch: int, number: int
-) -> npt.NDArray[Any]:
-    """Return what ops make of a picture, as a dataset does of seed 0."""
-    sizes, indices = np.array([image.shape[:2]]), np.array([index])
-    planned = augment.plan(ops, sizes, seed=0, epoch=epoch, indices=indices, view=number)
-    box, size, flip = (rows[0].tolist() for rows in (planned.places, planned.sizes, planned.flips))
-    fill, how = augment.fill_of(ops), planned.resampling
-    done = augment.apply(image, box, size, flip, fill, resampling=how)
-    if planned.edits is not None:
-        augment.edit(done, planned.edits.kinds[0].tolist(), planned.edits.values[0].tolist())
-    return done
+class Shown(NamedTuple):
+    """A picture, and the masks and boxes that are drawn over it."""
+
+    image: npt.NDArray[Any]
+    masks: list[npt.NDArray[Any]]
+    boxes: list[npt.NDArray[Any]]
+
+    @staticmethod
+    def of(view: View, i: int, image: str) -> Shown:
+        """Return what a sample has."""
+        fields = view.schema.fields
+        names = [name for name, kind in fields.items() if isinstance(kind, Mask | Boxes)]
+        values = view.sample(i, [image, *names])
+        size = values[image].shape[:2]
+        masks = [v for n, v in values.items() if isinstance(fields[n], Mask) and v.shape == size]
+        boxes = [v for n, v in values.items() if isinstance(fields[n], Boxes)]
+        return Shown(values[image], masks, boxes)
+
+    def augmented(self, ops: Sequence[Any], index: int, epoch: int, number: int) -> Shown:
+        """Return what ops make of it, as a dataset does of seed 0; of masks nothing where they cannot follow."""
+        sizes, indices = np.array([self.image.shape[:2]]), np.array([index])
+        known = augment.Known([None] * len(ops), self.boxes[:1]) if self.boxes else None
+        planned = augment.plan(
+            ops, sizes, seed=0, epoch=epoch, indices=indices, view=number, known=known
+        )
+        move, how = planned.move(0), planned.resampling
+        done = augment.carry_out(self.image, move, how, augment.fill_of(ops))
+        if planned.edits is not None:
+            augment.edit(done, planned.edits.kinds[0].tolist(), planned.edits.values[0].tolist())
+        if any(getattr(op, "edits_places", False) for op in ops):
+            return Shown(done, [], [])
+        around = augment.fill_mask_of(ops)
+        masks = [augment.carry_out(m, move, how, around, nearest=True) for m in self.masks]
+        boxes = [augment.move_boxes(each, *move) for each in self.boxes]
+        if planned.kept is not None:
+            boxes[0] *= planned.kept[0][:, None]
+        for op in ops:
+            if isinstance(op, augment.SanitizeBoundingBoxes):
+                boxes = [boxes[0][op.keeps(boxes[0])], *boxes[1:]]
+        return Shown(done, masks, boxes)
 
 
 def _sheet(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.data.store import Store
-    from loaders.datasets.reading.pictures import Move, PictureReader
+    from loaders.datasets.reading.pictures import PictureReader
     from loaders.datasets.reading.request import Memory, Request
 
     Bools = npt.NDArray[np.bool_]
@@ -139,12 +139,13 @@ class ShapeReader(ReaderAround):
                     moved = moved[kept[i]]
                 values[view][first + i] = torch.from_numpy(moved)
 
-    def _moved(self, value: npt.NDArray[Any], move: Move) -> npt.NDArray[Any]:
+    def _moved(self, value: npt.NDArray[Any], move: augment.Move) -> npt.NDArray[Any]:
         if isinstance(self.field, Boxes):
             return augment.move_boxes(value, *move)
         if isinstance(self.field, Keypoints):
-            box, size, flip, *warped = move
-            return augment.move_keypoints(value, box, size, flip, self.field.flip_pairs, *warped)
+            box, size, flip, matrix, ripple = move
+            pairs = self.field.flip_pairs
+            return augment.move_keypoints(value, box, size, flip, pairs, matrix, ripple)
         return np.array(value)
 
     def _kept(self, view: int, request: Request, first: int, last: int) -> list[Bools] | None:

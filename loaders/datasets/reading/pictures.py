@@ -36,10 +36,6 @@ _LARGE_BATCH = 1 << 30  # bytes
 _told: set[str] = set()
 _FEW = 4  # pictures: preparing takes as long as looking at so many one by one
 
-Move = tuple[
-    list[Any], list[int], list[bool], Any, Any
-]  # box, size and flips; a matrix and a ripple, or None
-
 
 @dataclass(slots=True)
 class Wanted:
@@ -94,16 +90,9 @@ class Wanted:
         blocks = self.blocks.between(first, last)
         return zip(*[column[first:last] for column in lists], blocks, zip(*steps), strict=True)  # noqa: B905
 
-    def moves(self, i: int) -> list[Move]:
+    def moves(self, i: int) -> list[augment.Move]:
         """Return what happens to a picture in each view."""
-        return [
-            (
-                *(plan.places[i].tolist(), plan.sizes[i].tolist(), plan.flips[i].tolist()),
-                plan.matrices[i] if plan.matrices is not None and plan.is_warped[i] else None,
-                None if plan.ripples is None else plan.ripples[i],
-            )
-            for plan in self.plans
-        ]
+        return [plan.move(i) for plan in self.plans]
 
     def part(self, i: int) -> PicturePart:
         """Return what of a picture is needed."""
@@ -194,22 +183,16 @@ class PictureReader:
         """Read a picture of any format and dtype."""
         part = wanted.part(i)
         image, source_size = self._decode(part, wanted.reductions[i])
-        for view, (out, (box, size, flip, matrix, ripple)) in enumerate(
-            zip(outs, wanted.moves(i), strict=True)
-        ):
-            how, is_mask = wanted.plans[view].resampling, isinstance(self.field, Mask)
-            if matrix is not None:
+        for view, (out, move) in enumerate(zip(outs, wanted.moves(i), strict=True)):
+            y, x, *lengths = move.box
+            move = move._replace(box=[y - part.top, x - part.left, *lengths])
+            if move.matrix is not None:
                 shift = np.array([[1, 0, -part.left], [0, 1, -part.top], [0, 0, 1]])
-                way = "nearest" if is_mask else how.warp
-                done = augment.warp(
-                    image, shift @ matrix, size, self.fills[view],
-                    out=out, interpolation=way, padding_mode=how.padding_mode, ripple=ripple,
-                )  # fmt: skip
-            else:
-                done = augment.apply(
-                    image, [box[0] - part.top, box[1] - part.left, *box[2:]], size, flip, self.fills[view],
-                    out=out, nearest=is_mask, source_size=source_size, resampling=how,
-                )  # fmt: skip
+                move = move._replace(matrix=shift @ move.matrix)
+            done = augment.carry_out(
+                image, move, wanted.plans[view].resampling, self.fills[view],
+                out=out, nearest=isinstance(self.field, Mask), source_size=source_size,
+            )  # fmt: skip
             if wanted.is_edited:
                 self._edit(wanted, i, [done], view)
             if out is None:
