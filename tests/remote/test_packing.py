@@ -287,14 +287,12 @@ def test_killed_before_any_change_the_same_command_goes_on(
 def test_of_two_that_pack_one_part_both_are_done(
     photos: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one is done, and has finished, when this one has sent its shards."""
+    """The other one is done, and has finished, when this one is to send its shards."""
     put = upload.put_shards
 
     def late(*about: Any) -> None:
         monkeypatch.setattr(stored, "put_shards", put)
-        with monkeypatch.context() as patch:
-            patch.setattr(stored, "staging_folder", lambda _: tmp_path / "tmp" / "another")
-            pack(photos)
+        pack(photos)
         put(*about)
 
     monkeypatch.setattr(stored, "put_shards", late)
@@ -310,16 +308,7 @@ def test_two_commands_at_one_target_leave_what_one_makes(
 ) -> None:
     store.proxy.set(latency_s=0.02)
     command = [sys.executable, "-m", "packdata", "images", str(photos), OUT, "--shard-size", "4kB"]
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    both = [
-        subprocess.Popen(
-            [*command, *store.options],
-            env=os.environ | {"TMPDIR": str(folder)},
-            stderr=subprocess.PIPE,
-        )
-        for folder in (tmp_path / "one", tmp_path / "two")
-    ]
+    both = [subprocess.Popen([*command, *store.options], stderr=subprocess.PIPE) for _ in range(2)]
     errors = [process.communicate(timeout=60)[1] for process in both]
 
     assert [process.returncode for process in both] == [0, 0], errors
@@ -371,17 +360,25 @@ def test_a_store_that_refuses_all_is_one_error_in_time_and_the_command_goes_on(
 
 
 def test_a_staging_disk_that_fills_is_told_and_the_command_goes_on(
-    photos: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, store: Store, tmp_path: Path
 ) -> None:
+    command = [sys.executable, "-m", "packdata", "images", str(photos)]
+    options = ["--size", "64x64", "--fit", "stretch", "--codec", "raw", "--shard-size", "4kB"]
     with tmpfs(tmp_path / "disk", "64k") as disk:
-        monkeypatch.setattr(tempfile, "tempdir", str(disk))
-        with pytest.raises(PackError) as caught:
-            pack(photos, codec="raw", sizes="64x64", fit="stretch")
-        assert str(caught.value.path).startswith(str(disk))
-        subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
-        pack(photos, codec="raw", sizes="64x64", fit="stretch")
 
-    pack(photos, tmp_path / "local", codec="raw", sizes="64x64", fit="stretch")
+        def run() -> subprocess.CompletedProcess[bytes]:
+            env = os.environ | {"TMPDIR": str(disk)}
+            whole = [*command, OUT, *options, *store.options]
+            return subprocess.run(whole, env=env, capture_output=True, timeout=60)
+
+        full = run()
+        assert (full.returncode, str(disk).encode() in full.stderr) == (1, True)
+        subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
+        again = run()
+        assert (again.returncode, again.stderr) == (0, b"")
+        assert b"earlier" in again.stdout
+
+    assert main([*command[3:], str(tmp_path / "local"), *options]) == 0
     assert_same(store, tmp_path / "local")
 
 

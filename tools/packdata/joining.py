@@ -64,17 +64,21 @@ _P = TypeVar("_P", bound=Path)
 
 @dataclass(frozen=True, slots=True)
 class PartPlace(Generic[_P]):
-    """The places of one part below a destination, and what is to become of it there."""
+    """The places of one part below a destination, and what is to become of it there.
+
+    Attributes:
+        dst: The destination.
+        part: The part.
+        plan: All that decides the output.
+        overwrite: Replace what is there.
+        own: Where it is packed, on this machine alone.
+    """
 
     dst: _P
     part: Part
     plan: Mapping[str, str]
     overwrite: bool
-
-    @property
-    def own(self) -> Path:
-        """Where it is packed, on this machine alone."""
-        raise NotImplementedError
+    own: Path
 
     def found(self) -> Complete | None:
         """Return it as it lies there, if it is complete."""

@@ -21,7 +21,7 @@ import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,9 +70,10 @@ from packdata.target import (
     rejects_at,
     size_of,
 )
+from packdata.upload import claimed_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from packdata.recipe import Recipe
     from packdata.shards import Format
@@ -98,35 +99,43 @@ def pack_part(
     """
     share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
     plan, place = plan_of(recipes, format, shard_bytes, share), place_of(dst)
-    packing: PartPlace[Any] = (
-        StoredPart(place, part, plan, overwrite)
-        if isinstance(place, URL)
-        else _FolderPart(place, part, plan, overwrite)
-    )
     folders = [folder for split, recipe in recipes for folder in target_folders(split, recipe)]
-    if overwrite:
-        packing.drop_with_rejects()
-    if packing.is_done(folders):
-        packing.drop()
-        return packing.nothing_done("was packed earlier; nothing was read or written")
-    packing.make_room(folders)
-    try:
-        summary = pack_recipes(
-            part.cut(recipes),
-            packing.own,
-            format=format,
-            shard_bytes=shard_bytes,
-            overwrite=overwrite,
-            share=share,
-            **settings,
-        )
-        packing.complete()
-    except PackError:
-        if not packing.is_done(folders):  # else another has finished it, and all, meanwhile
-            raise
-        packing.drop()
-        return packing.nothing_done("was packed by another, meanwhile")
+    with _part_at(place, part, plan, overwrite) as packing:
+        if overwrite:
+            packing.drop_with_rejects()
+        if packing.is_done(folders):
+            packing.drop()
+            return packing.nothing_done("was packed earlier; nothing was read or written")
+        packing.make_room(folders)
+        try:
+            summary = pack_recipes(
+                part.cut(recipes),
+                packing.own,
+                format=format,
+                shard_bytes=shard_bytes,
+                overwrite=overwrite,
+                share=share,
+                **settings,
+            )
+            packing.complete()
+        except PackError:
+            if not packing.is_done(folders):  # else another has finished it, and all, meanwhile
+                raise
+            packing.drop()
+            return packing.nothing_done("was packed by another, meanwhile")
     return replace(summary, dst=str(place / PARTS_NAME / part.name))
+
+
+@contextmanager
+def _part_at(
+    place: Path, part: Part, plan: Mapping[str, str], overwrite: bool
+) -> Iterator[PartPlace[Any]]:
+    if isinstance(place, URL):
+        with claimed_folder(f"{place} {part.name}") as own:
+            yield StoredPart(place, part, plan, overwrite, own)
+    else:
+        own = place / PARTS_NAME / f"{part.name}.{_this_machine()}"
+        yield _FolderPart(place, part, plan, overwrite, own)
 
 
 def digest_of_parts(
@@ -169,11 +178,6 @@ class _FolderPart(PartPlace[Path]):
     """A part below a folder that all machines mount."""
 
     __slots__ = ()
-
-    @property
-    def own(self) -> Path:
-        """Where it is packed, on this machine alone."""
-        return self.dst / PARTS_NAME / f"{self.part.name}.{_this_machine()}"
 
     @property
     def _record(self) -> Path:

@@ -1,6 +1,7 @@
 """Parts of a packing at a URL, and the joining of them.
 
-1. A part is packed in a folder of this machine's own below ``$TMPDIR``, where the same command continues it.
+1. A part is packed in a folder of this machine below ``$TMPDIR``, where the same command continues it; a second
+   process that packs it meanwhile takes another.
 2. Its shards are sent, under names that hold the part's number and their hash: whoever packs it sends the same.
    Then its journal is put as ``URL/.parts/part-00003-of-00010``, only where none is.
 3. ``finish`` lists the journals, reads them, asks whether all shards are there, and puts the manifests, each under a
@@ -51,7 +52,6 @@ from packdata.upload import (
     publish_at,
     put_shards,
     seen_at,
-    staging_folder,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,12 @@ if TYPE_CHECKING:
     from loaders.remote.origin import Origin
 
 _THREADS = 16  # that wait for the store
+_TRIES = 3
 _SHARD = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+")
+
+
+class _Gone(PackError):
+    """Something of the parts is not there any more."""
 
 
 class StoredPart(PartPlace[URL]):
@@ -72,11 +77,6 @@ class StoredPart(PartPlace[URL]):
     @property
     def _origin(self) -> Origin:
         return origin_of(self.dst)
-
-    @property
-    def own(self) -> Path:
-        """Where it is packed, on this machine alone."""
-        return staging_folder(f"{self.dst} {self.part.name}")
 
     def found(self) -> Complete | None:
         """Return it as it lies there, if it is complete."""
@@ -214,9 +214,15 @@ def finish_stored(dst: URL, *, overwrite: bool, delete_old: bool, digest: str = 
         digest: Of the plan that made what is there, if no part is: then all is well.
     """
     began, origin = time.monotonic(), origin_of(dst)
-    if parts := _all_parts(origin):
-        summary = _join(origin, parts, began, overwrite=overwrite)
-        return _note_deleted(origin, summary) if delete_old else summary
+    for tries in range(1, _TRIES + 1):
+        try:
+            if not (parts := _all_parts(origin)):
+                break
+            summary = _join(origin, parts, began, overwrite=overwrite)
+            return _note_deleted(origin, summary) if delete_old else summary
+        except _Gone:  # another finishes at the same time, and deletes what was listed
+            if tries == _TRIES:
+                raise
     there = _manifests_below(origin)
     rejects = parse_rejects(origin.read(REJECTED_NAME)[0] or b"")
     if delete_old and there:
@@ -244,9 +250,17 @@ def _all_parts(origin: Origin) -> list[Complete]:
     found = found_parts(origin.url / PARTS_NAME, by_name)
     if not found:
         return []
-    ranges = [(by_name[each.path.name].name, 0, by_name[each.path.name].size) for each in found]
-    read = zip(found, origin.ranges(ranges), strict=True)
-    complete = {each.number: _complete(bytes(data), each.path) for each, data in read}
+    wanted = [by_name[each.path.name] for each in found]
+    got = origin.objects([(entry, 0, entry.size) for entry in wanted])
+    complete = {
+        each.number: _complete(bytes(data), each.path)
+        for each, data in zip(found, got, strict=True)
+        if not isinstance(data, str)
+    }
+    if len(complete) < len(found):
+        raise _Gone(
+            "parts went away while they were read", origin.url, "Run the same command again"
+        )
     first = next((part for part in complete.values() if part is not None), None)
     try:
         return all_parts(origin.url, found, complete)
@@ -314,7 +328,7 @@ def _put_files(origin: Origin, folder: str, files: Mapping[str, str]) -> None:
         data, _ = origin.read(_kept(digest))
         if data is None:
             what = f"its file {name} is not there"
-            raise PackError(what, origin.url / folder, f"Pack a part again, with {OVERWRITE}")
+            raise _Gone(what, origin.url / folder, f"Pack a part again, with {OVERWRITE}")
         with as_file(data) as path:
             origin.put(name_at(folder, name), path)
 

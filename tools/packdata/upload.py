@@ -16,6 +16,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ import xxhash
 from loaders.errors import PackError, RemoteError
 from loaders.manifest import MANIFEST_NAME, Manifest, manifest_bytes, read_manifest
 from loaders.remote.origin import origin_of
+from packdata.disk import explained
+from packdata.lock import LOCK_NAME, TargetLock
 from packdata.settings import OVERWRITE
 
 if TYPE_CHECKING:
@@ -202,3 +205,31 @@ def staging_folder(what: str) -> Path:
     if above.is_symlink() or above.stat().st_uid != os.getuid():
         raise PackError("it belongs to another user", above, "Set TMPDIR to a folder of yours")
     return above / xxhash.xxh3_64_hexdigest(what.encode())
+
+
+@contextmanager
+def claimed_folder(what: str) -> Iterator[Path]:
+    """Yield a place in which something for a URL is made: the same one for the same, unless somebody is at it there.
+
+    Raises:
+        PackError: The folder for temporary files is of no use for that.
+    """
+    for number in count():
+        above = staging_folder(f"{what} {number}")
+        with explained(above):
+            lock = _claim(above / LOCK_NAME)
+        if lock is None:
+            continue
+        try:
+            yield above / "made"
+        finally:
+            if not (above / "made").exists():
+                shutil.rmtree(above, ignore_errors=True)
+            lock.release()
+        return
+
+
+def _claim(path: Path) -> TargetLock | None:
+    with suppress(PackError):  # another process of this machine does the same
+        return TargetLock(path)
+    return None
