@@ -14,7 +14,7 @@ from loaders.data.shards import FileShard
 from loaders.data.sparse import GAP_BYTES
 from loaders.datasets.packed import PackedDataset
 from loaders.errors import CacheError
-from loaders.remote.ahead import Ahead, of_pass
+from loaders.remote.ahead import Ahead
 from loaders.remote.needs import File, Needs
 from loaders.sampling.batch import evaluate
 from loaders.text import describe_size
@@ -191,9 +191,13 @@ def tell_ahead(
         if reading.is_by_records():
             continue
         reading.check(type(order).__name__, num_workers)
-        position = of_pass(current, current.plan.batch_size)
-        told.append(Ahead(origin, reading.needs, position))
+        told.append(Ahead(origin, reading.needs, lambda: _position(current)))
     return told
+
+
+def _position(current: Cursor) -> tuple[int, bool]:
+    """Return how many samples of a pass were handed over, and whether it is over."""
+    return current.num_steps * current.plan.batch_size, current.is_over
 
 
 def _ranks_of_node(plan: Plan) -> int:

@@ -11,8 +11,13 @@ publishes them by a rename, and trainers map the finished files. What talks to a
     client    finds or starts the fetcher, asks it, and asks another one if it dies
     origin    a dataset at a URL, as ``loaders.manifest`` and ``loaders.data`` use it
     needs     which shards a loader will read, and when
+    ahead     tells the fetcher of them, and where the reader is
+    options   how a URL is opened, on a command line
     fetcher   the process: clients, room, what to fetch next, what to evict
+    source    a place in a store: its client, what is counted, how often it is asked again
+    stored    what lies in the cache: room, and eviction
     transfer  one file in parts: retried, verified, published
     upload    files to a store: what is there is not sent again
+    listing   objects that are no dataset
     stores    look, get, put and delete, by obstore or fsspec; credentials
 """

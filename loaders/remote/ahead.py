@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
 
 from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Position = tuple[int, bool]
+
     from loaders.remote.needs import Needs
     from loaders.remote.origin import Origin
+    from loaders.remote.wire import Connection
 
 _LEAST_S, _MOST_S = 0.01, 0.1  # between two looks at the position: few where it goes slowly
 
@@ -32,14 +36,11 @@ class Ahead:
     """
 
     def __init__(
-        self,
-        origin: Origin,
-        make_needs: Callable[[], Needs],
-        position: Callable[[], tuple[int, bool]],
+        self, origin: Origin, make_needs: Callable[[], Needs], position: Callable[[], Position]
     ) -> None:
         self._ended = threading.Event()
-        told = _Told(origin, make_needs, position, self._ended)
-        self._thread = threading.Thread(target=told.run, name="loaders-ahead", daemon=True)
+        args = self._ended, origin, make_needs, position  # not self: that would keep it alive
+        self._thread = threading.Thread(target=_tell, args=args, name="loaders-ahead", daemon=True)
         self._thread.start()
         weakref.finalize(self, self._ended.set)
 
@@ -49,53 +50,40 @@ class Ahead:
         self._thread.join(2)
 
 
-class _Told:
-    """The thread's part, which does not keep the reader alive."""
-
-    def __init__(
-        self,
-        origin: Origin,
-        make_needs: Callable[[], Needs],
-        position: Callable[[], tuple[int, bool]],
-        ended: threading.Event,
-    ) -> None:
-        self._origin, self._make_needs = origin, make_needs
-        self._position, self._ended = position, ended
-        self._needs: Needs | None = None
-
-    def run(self) -> None:
-        """Tell, again and again if fetchers die."""
-        while not self._ended.is_set():
-            try:
-                self._tell()
-            except (OSError, LoadersError):  # what is wrong is said to who waits for a file
-                self._ended.wait(1)
-
-    def _tell(self) -> None:
-        if self._needs is None:
-            self._needs = self._make_needs()
-        connection = self._origin.client.connect()
+def _tell(
+    ended: threading.Event,
+    origin: Origin,
+    make_needs: Callable[[], Needs],
+    position: Callable[[], Position],
+) -> None:
+    """Tell, again and again if fetchers die."""
+    needs: Needs | None = None
+    while not ended.is_set():
         try:
-            connection.send({"op": "needs", "needs": self._needs.to_json()})
+            needs = needs or make_needs()
+            connection = origin.client.connect()
+        except (OSError, LoadersError):  # what is wrong is said to who waits for a file
+            ended.wait(1)
+            continue
+        with suppress(OSError, LoadersError), closing(connection):
+            connection.send({"op": "needs", "needs": needs.to_json()})
             while "wait" in connection.receive():
                 pass
-            last, pause_s = 0, _LEAST_S
-            while not self._ended.wait(pause_s):
-                position, is_over = self._position()
-                pause_s = min(2 * pause_s, _MOST_S)
-                if (stretch := self._needs.stretch(position)) != last:
-                    connection.send({"op": "at", "position": position})
-                    last, pause_s = stretch, _LEAST_S
-                if is_over:
-                    self._ended.set()
-        finally:
-            connection.close()
+            _follow(ended, connection, needs, position)
 
 
-def of_pass(current: Any, batch_size: int) -> Callable[[], tuple[int, bool]]:
-    """Return what tells how many samples of a pass were handed over, and whether it is over."""
-
-    def position() -> tuple[int, bool]:
-        return int(current.num_steps) * batch_size, current.is_over
-
-    return position
+def _follow(
+    ended: threading.Event,
+    connection: Connection,
+    needs: Needs,
+    position: Callable[[], Position],
+) -> None:
+    last, pause_s = 0, _LEAST_S
+    while not ended.wait(pause_s):
+        at, is_over = position()
+        pause_s = min(2 * pause_s, _MOST_S)
+        if (stretch := needs.stretch(at)) != last:
+            connection.send({"op": "at", "position": at})
+            last, pause_s = stretch, _LEAST_S
+        if is_over:
+            ended.set()

@@ -29,9 +29,10 @@ from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
 from loaders.remote.folder import default_size, manifest_folder, shard_path
 from loaders.remote.listing import listing, read_objects
 from loaders.remote.needs import File, Needs
+from loaders.remote.source import Source
 from loaders.remote.stored import Stored
-from loaders.remote.stores import Objects, StoreFault, hide_secrets, open_objects
-from loaders.remote.transfer import Download, Pace, again, probe, ranges
+from loaders.remote.stores import StoreFault, hide_secrets
+from loaders.remote.transfer import Download, Pace, probe, ranges
 from loaders.remote.upload import hash_of, put, remove
 from loaders.remote.url import URL
 from loaders.remote.wire import (
@@ -62,36 +63,6 @@ _AHEAD_BYTES = 512 << 20  # of files that are begun and not published
 _WINDOW_SHARE, _WINDOW_BYTES = 32, 2 << 30
 _NO_NEED = 1e18  # samples: further than any file that a loader is known to need
 Errors = (RemoteError, CacheError, ChecksumError, ManifestError)
-
-
-class Source:
-    """A dataset's URL, and what reads it; counted from the start of the fetcher."""
-
-    def __init__(self, url: URL, storage: dict[str, Any], environment: dict[str, str]) -> None:
-        self.url, self._storage, self._environment = url, storage, environment
-        self.endpoint = str(storage.get("endpoint") or environment.get("AWS_ENDPOINT_URL") or "")
-        self.objects = self._open()
-        self.num_bytes = self.num_requests = self.num_retries = 0
-        self._renewed = 0.0
-        self.manifest_at = -1e9
-        self.manifest_lock = asyncio.Lock()
-
-    def _open(self) -> Objects:
-        try:
-            return open_objects(self.url, self._storage, self._environment)
-        except StoreFault as fault:
-            raise RemoteError(self.public(fault.text), self.url, fault.hint) from None
-
-    async def renew(self) -> None:
-        """Ask for credentials anew, where that was not done right now."""
-        if time.monotonic() - self._renewed > 5:
-            self._renewed = time.monotonic()
-            self.objects = self._open()
-
-    def public(self, text: str) -> str:
-        """Return a text without secrets."""
-        secret = {n: v for n, v in self._environment.items() if "KEY" in n or "TOKEN" in n}
-        return hide_secrets(text, {**self._storage, **secret, "endpoint": "", "region": ""})
 
 
 class Reader(NamedTuple):
@@ -264,7 +235,7 @@ class Fetcher:
             case "objects":
                 return await read_objects(source, message["wanted"])
             case "probe":
-                return await self._probe(source, message["name"])
+                return await probe(source, message["name"])
             case "put":
                 return await put(source, message)
             case "delete":
@@ -312,7 +283,7 @@ class Fetcher:
             if is_new and not anew and path.exists():
                 return folder
             try:
-                got = await again(lambda: source.objects.get("manifest.json", 0, None), source)
+                got = await source.again(lambda: source.objects.get("manifest.json", 0, None))
             except StoreFault as fault:
                 self._refuse_manifest(source, fault, is_cached=path.exists() and not anew)
                 return folder
@@ -326,23 +297,15 @@ class Fetcher:
     async def _small_file(self, source: Source, name: str, optional: bool) -> dict[str, Any]:
         """Fetch a file that lies beside the manifest: whoever asks knows what should be in it."""
         try:
-            got = await again(lambda: source.objects.get(name, 0, None), source)
+            got = await source.again(lambda: source.objects.get(name, 0, None))
         except StoreFault as fault:
             if fault.kind == "missing" and optional:
                 return {"path": None}
-            what = f"it cannot be fetched ({source.public(fault.text)})"
-            raise RemoteError(what, source.url / name, fault.hint) from None
+            raise source.refused("fetched", name, fault) from None
         source.num_bytes += got.data.nbytes
         path = self._folder(source) / f"file-{name.replace('/', '-')}"
         _publish(path, bytes(got.data))
         return {"path": str(path), "etag": got.etag, "version": got.version}
-
-    async def _probe(self, source: Source, name: str) -> dict[str, Any]:
-        try:
-            return await probe(source, name)
-        except StoreFault as fault:
-            what = f"it cannot be looked at ({source.public(fault.text)})"
-            raise RemoteError(what, source.url / name, fault.hint) from None
 
     def _refuse_manifest(self, source: Source, fault: StoreFault, *, is_cached: bool) -> None:
         """Go on offline if there is a manifest of before, else say what is wrong."""
@@ -355,8 +318,7 @@ class Fetcher:
             raise ManifestError(
                 what, source.url, "Check the URL, and whether its upload was finished"
             )
-        what = f"its manifest cannot be fetched ({source.public(fault.text)})"
-        raise RemoteError(what, source.url, fault.hint)
+        raise source.refused("opened", "", fault)
 
     # -- shards ------------------------------------------------------------------------------------
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from loaders.errors import RemoteError
 from loaders.remote.stores import StoreFault, mark_of
-from loaders.remote.transfer import PART_BYTES, again, in_time
+from loaders.remote.transfer import PART_BYTES, in_time
 
 if TYPE_CHECKING:
-    from loaders.remote.fetcher import Source
+    from loaders.remote.source import Source
 
 _AT_ONCE = 16  # of one question
 _PASSED_ON = {  # what is the fault of one object
@@ -31,18 +30,17 @@ async def listing(source: Source, message: dict[str, Any]) -> dict[str, Any]:
         match message["of"]:
             case "below":
                 after = message["after"]
-                found = await again(lambda: source.objects.below(folder, after), source)
+                found = await source.again(lambda: source.objects.below(folder, after))
                 return {"objects": found}
             case "inside":
-                objects, folders = await again(lambda: source.objects.in_folder(folder), source)
+                objects, folders = await source.again(lambda: source.objects.in_folder(folder))
                 return {"objects": objects, "folders": folders}
-        mark = await again(lambda: source.objects.look(folder), source)
+        mark = await source.again(lambda: source.objects.look(folder))
         return {"objects": [(folder, mark.size, mark_of(mark.etag, mark.version))]}
     except StoreFault as fault:
         if fault.kind == "missing":
             return {"objects": [], "folders": []}
-        what = f"it cannot be listed ({source.public(fault.text)})"
-        raise RemoteError(what, source.url / folder, fault.hint) from None
+        raise source.refused("listed", folder, fault) from None
 
 
 async def read_objects(
@@ -61,7 +59,7 @@ async def read_objects(
 
     async def part(name: str, start: int, end: int, mark: int) -> Any:
         async with limit:
-            got = await again(lambda: in_time(source, name, start, end), source)
+            got = await source.again(lambda: in_time(source, name, start, end))
         source.num_bytes += end - start
         if got.etag is not None and mark & 1 and mark_of(got.etag) != mark:
             raise StoreFault("changed", got.etag)
@@ -81,8 +79,7 @@ async def read_objects(
         except StoreFault as fault:
             if fault.kind in _PASSED_ON or await is_another(name, size):
                 return _PASSED_ON.get(fault.kind, _PASSED_ON["changed"])
-            what = f"it cannot be fetched ({source.public(fault.text)})"
-            raise RemoteError(what, source.url / name, fault.hint) from None
+            raise source.refused("fetched", name, fault) from None
 
     found = await asyncio.gather(*(one(*each) for each in wanted))
     faults = {i: each for i, each in enumerate(found) if isinstance(each, str)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import time
@@ -116,6 +115,8 @@ class Stored:
 
     def _evict(self, digest: str) -> int:
         """Delete a file unless a reader has it mapped; return the bytes that came free."""
+        import fcntl  # not on Windows, where there are no such caches
+
         path, size = self.files[digest]
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -138,10 +139,13 @@ class Stored:
 
     def pinned_bytes(self) -> int:
         """Return how many bytes readers have mapped."""
-        return sum(file.size for file in self.files.values() if _is_pinned(file.path))
+        return sum(file.size for file in self.files.values() if is_pinned(file.path))
 
 
-def _is_pinned(path: Path) -> bool:
+def is_pinned(path: Path) -> bool:
+    """Tell whether a reader has a file of a cache mapped."""
+    import fcntl  # as above
+
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

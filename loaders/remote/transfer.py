@@ -10,32 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import statistics
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from loaders.errors import CacheError, ChecksumError, RemoteError
+from loaders.remote.source import ATTEMPTS, FINAL
 from loaders.remote.stores import Got, StoreFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-    from loaders.remote.fetcher import Source
     from loaders.remote.needs import File
+    from loaders.remote.source import Source
 
-T = TypeVar("T")
 PART_BYTES = 8 << 20
-_ATTEMPTS = 3  # of a part, beside those of the store's client; and of a whole file
 _MAX_UNHASHED = 32  # parts
 _RANGES_AT_ONCE, _RANGE_S = 16, 10.0
 _FIRST_PATIENCE_S, _LEAST_PATIENCE_S = 6.0, 2.0
-_FINAL = frozenset(["missing", "denied", "region", "unusable"])
+_FINAL_OF_PARTS = FINAL | {"changed", "short"}  # all of the file is fetched again, or nothing
 
 
 class Pace:
@@ -172,19 +170,10 @@ class Download:
             self._descriptor = -1
 
     async def _patiently(self, start: int, end: int) -> Got:
-        for attempt in range(_ATTEMPTS):
-            try:
-                return await self._hedged(start, end)
-            except StoreFault as fault:
-                is_last = attempt == _ATTEMPTS - 1 or self._fault is not None
-                if is_last or fault.kind in _FINAL | {"changed", "short"}:
-                    raise
-                self.note(fault)
-                if fault.kind == "expired":
-                    await self.source.renew()
-                else:
-                    await asyncio.sleep(random.uniform(0.5, 1) * 0.4 * 2**attempt)
-        raise AssertionError
+        def is_final(fault: StoreFault) -> bool:
+            return self._fault is not None or fault.kind in _FINAL_OF_PARTS
+
+        return await self.source.again(lambda: self._hedged(start, end), is_final, self.note)
 
     def note(self, fault: StoreFault) -> None:
         """Note that something is asked for again, and why."""
@@ -197,6 +186,7 @@ class Download:
         began = time.monotonic()
         done, late = await asyncio.wait({self._asked(start, end)}, timeout=self._pace.patience_s)
         if late:
+            self.source.num_requests += 1
             self.note(StoreFault("network", f"no answer for {self._pace.patience_s:.0f} s"))
             late = {*late, self._asked(start, end)}
         try:
@@ -214,7 +204,6 @@ class Download:
         return asyncio.ensure_future(self._ask(start, end))
 
     async def _ask(self, start: int, end: int) -> Got:
-        self.source.num_requests += 1
         got = await self.source.objects.get(self.file.file, start, end, self._etag)
         self.source.num_bytes += end - start
         return got
@@ -246,7 +235,7 @@ class Download:
         """Fetch all of it again, or give up."""
         self.note(fault)
         self._num_rounds += 1
-        if fault.kind in ("damaged", "changed", "short") and self._num_rounds < _ATTEMPTS:
+        if fault.kind in ("damaged", "changed", "short") and self._num_rounds < ATTEMPTS:
             self._begin_round()
         else:
             self.fail(self._error(fault))
@@ -254,15 +243,14 @@ class Download:
     def _error(self, fault: StoreFault) -> RemoteError | ChecksumError:
         if fault.kind in ("damaged", "changed", "short", "missing"):
             texts = {
-                "damaged": f"its bytes are not those of the manifest, fetched {_ATTEMPTS} times",
+                "damaged": f"its bytes are not those of the manifest, fetched {ATTEMPTS} times",
                 "changed": "it was replaced while it was fetched",
                 "short": "it is smaller than the manifest says",
                 "missing": "the shard is missing in the store",
             }
             hint = "If the dataset was replaced there, open it again; else restore the shard there"
             return ChecksumError(texts[fault.kind], self.url, None, None, hint)
-        what = f"it cannot be fetched ({self.source.public(fault.text)})"
-        return RemoteError(what, self.url, fault.hint)
+        return self.source.refused("fetched", self.file.file, fault)
 
     def fail(self, error: Exception) -> None:
         """End with an error, the same for all that wait."""
@@ -287,23 +275,6 @@ def _ignore(future: asyncio.Future[None]) -> None:
         future.exception()
 
 
-async def again(call: Callable[[], Coroutine[Any, Any, T]], source: Source) -> T:
-    """Ask a store for something small, some times if need be."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            source.num_requests += 1
-            return await call()
-        except StoreFault as fault:
-            if attempt == _ATTEMPTS - 1 or fault.kind in _FINAL:
-                raise
-            source.num_retries += 1
-            if fault.kind == "expired":
-                await source.renew()
-            else:
-                await asyncio.sleep(random.uniform(0.5, 1) * 0.4 * 2**attempt)
-    raise AssertionError
-
-
 async def ranges(source: Source, wanted: list[tuple[str, int, int]]) -> bytes:
     """Return ranges of objects, one after the other; a large one comes in parts.
 
@@ -320,10 +291,9 @@ async def ranges(source: Source, wanted: list[tuple[str, int, int]]) -> bytes:
     async def one(name: str, start: int, end: int) -> Any:
         try:
             async with limit:
-                got = await again(lambda: in_time(source, name, start, end), source)
+                got = await source.again(lambda: in_time(source, name, start, end))
         except StoreFault as fault:
-            what = f"it cannot be fetched ({source.public(fault.text)})"
-            raise RemoteError(what, source.url / name, fault.hint) from None
+            raise source.refused("fetched", name, fault) from None
         source.num_bytes += end - start
         return got.data
 
@@ -339,7 +309,11 @@ async def in_time(source: Source, name: str, start: int, end: int) -> Got:
 
 
 async def probe(source: Source, name: str) -> dict[str, Any]:
-    """Return what a store answers who asks for a range of an object, and for one of an e-tag that it does not have."""
+    """Return what a store answers who asks for a range of an object, and for one of an e-tag that it does not have.
+
+    Raises:
+        RemoteError: It cannot be looked at.
+    """
 
     async def answer(etag: str | None) -> str:
         try:
@@ -348,6 +322,9 @@ async def probe(source: Source, name: str) -> dict[str, Any]:
             return f"{fault.kind}: {source.public(fault.text)}"
         return ""
 
-    mark = await again(lambda: source.objects.look(name), source)
+    try:
+        mark = await source.again(lambda: source.objects.look(name))
+    except StoreFault as fault:
+        raise source.refused("looked at", name, fault) from None
     other = "" if mark.etag is None else await answer('"of-no-object"')
     return {"range": await answer(None), "has_etag": mark.etag is not None, "other_etag": other}

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loaders.errors import ChecksumError, RemoteError
+from loaders.remote.source import ATTEMPTS
 from loaders.remote.stores import PUT_BYTES, Mark, StoreFault
-from loaders.remote.transfer import PART_BYTES, again
+from loaders.remote.transfer import PART_BYTES
 
 if TYPE_CHECKING:
-    from loaders.remote.fetcher import Source
+    from loaders.remote.source import Source
 
-_ATTEMPTS = 3
 _READ_BYTES = 1 << 20
 
 
@@ -33,10 +33,9 @@ async def put(source: Source, message: dict[str, Any]) -> dict[str, Any]:
             return {"sent": await _put_shard(source, name, path, message["size"], message["hash"])}
         only = None if message["only"] is None else Mark(**message["only"])
         data = await asyncio.to_thread(path.read_bytes)
-        return {"is_written": await again(lambda: source.objects.put(name, data, only), source)}
+        return {"is_written": await source.again(lambda: source.objects.put(name, data, only))}
     except StoreFault as fault:
-        what = f"it cannot be written ({source.public(fault.text)})"
-        raise RemoteError(what, source.url / name, fault.hint) from None
+        raise source.refused("written", name, fault) from None
     except OSError as error:
         what = f"what is to be sent cannot be read ({error.strerror or error})"
         raise RemoteError(what, path, "Its fetcher may run in another container") from None
@@ -45,11 +44,10 @@ async def put(source: Source, message: dict[str, Any]) -> dict[str, Any]:
 async def remove(source: Source, name: str) -> None:
     """Delete an object; one that is not there is no error."""
     try:
-        await again(lambda: source.objects.delete(name), source)
+        await source.again(lambda: source.objects.delete(name))
     except StoreFault as fault:
         if fault.kind != "missing":
-            what = f"it cannot be deleted ({source.public(fault.text)})"
-            raise RemoteError(what, source.url / name, fault.hint) from None
+            raise source.refused("deleted", name, fault) from None
 
 
 async def _put_shard(source: Source, name: str, path: Path, size: int, digest: str) -> int:
@@ -60,17 +58,17 @@ async def _put_shard(source: Source, name: str, path: Path, size: int, digest: s
     if found != digest:
         what = f"its xxh3-128 is {found}, the manifest says {digest}"
         raise ChecksumError(what, path, None, None, "Run 'packdata verify' on it")
-    for attempt in range(1, _ATTEMPTS + 1):
-        await again(lambda: source.objects.put(name, path), source)
+    for attempt in range(1, ATTEMPTS + 1):
+        await source.again(lambda: source.objects.put(name, path))
         if await _is_there(source, name, path, size, digest):
             return size * attempt
-    what = f"what arrives has another size or hash, sent {_ATTEMPTS} times"
+    what = f"what arrives has another size or hash, sent {ATTEMPTS} times"
     raise ChecksumError(what, source.url / name, None, None, "Check the network and the store")
 
 
 async def _is_there(source: Source, name: str, path: Path, size: int, digest: str) -> bool:
     try:
-        mark = await again(lambda: source.objects.look(name), source)
+        mark = await source.again(lambda: source.objects.look(name))
     except StoreFault as fault:
         if fault.kind == "missing":
             return False
@@ -91,7 +89,7 @@ async def _read_back(source: Source, name: str, size: int) -> str:
         def part(start: int = start, end: int = end) -> Any:
             return source.objects.get(name, start, end)
 
-        state.update((await again(part, source)).data)
+        state.update((await source.again(part)).data)
     return state.hexdigest()
 
 

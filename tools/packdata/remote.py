@@ -15,6 +15,7 @@ from loaders.formats import hash_file
 from loaders.manifest import MANIFEST_NAME, read_manifest
 from loaders.remote.folder import VERSION, Cache, default_folder, shard_path
 from loaders.remote.origin import origin_of
+from loaders.remote.stored import is_pinned
 from loaders.remote.url import is_url
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def cache_report(folder: Path) -> CacheReport:
             }
         )
     size = sum(path.stat().st_size for path in files.values())
-    used = sum(_is_used(path) for path in files.values())
+    used = sum(is_pinned(path) for path in files.values())
     return CacheReport(folder, size, datasets, len(unknown), used)
 
 
@@ -141,17 +142,6 @@ def _url_of(folder: Path) -> str:
         return "?"
 
 
-def _is_used(path: Path) -> bool:
-    import fcntl
-
-    with open(path, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
-
-
 def clear_cache(folder: Path) -> tuple[int, int]:
     """Delete the shards of a cache that are not mapped; return how many, and how many stay."""
     deleted = left = 0
@@ -159,7 +149,7 @@ def clear_cache(folder: Path) -> tuple[int, int]:
         *folder.glob("v*/shards/??/*"),
         *folder.glob("v*/unverified/*"),
     ]:
-        if _is_used(path):
+        if is_pinned(path):
             left += 1
         else:
             path.unlink()

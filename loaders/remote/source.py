@@ -1,0 +1,88 @@
+"""A place in a store as the fetcher reads it: its client, what is counted of it, and how often it is asked again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from loaders.errors import RemoteError
+from loaders.remote.stores import Objects, StoreFault, hide_secrets, open_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from loaders.remote.url import URL
+
+T = TypeVar("T")
+ATTEMPTS = 3  # of what a store is asked for, beside those of its client; and of a whole file
+FINAL = frozenset(["missing", "denied", "region", "unusable"])
+
+
+class Source:
+    """A dataset's URL, and what reads it; counted from the start of the fetcher."""
+
+    def __init__(self, url: URL, storage: dict[str, Any], environment: dict[str, str]) -> None:
+        self.url, self._storage, self._environment = url, storage, environment
+        self.endpoint = str(storage.get("endpoint") or environment.get("AWS_ENDPOINT_URL") or "")
+        self.objects = self._open()
+        self.num_bytes = self.num_requests = self.num_retries = 0
+        self._renewed = 0.0
+        self.manifest_at = -1e9
+        self.manifest_lock = asyncio.Lock()
+
+    def _open(self) -> Objects:
+        try:
+            return open_objects(self.url, self._storage, self._environment)
+        except StoreFault as fault:
+            raise RemoteError(self.public(fault.text), self.url, fault.hint) from None
+
+    async def renew(self) -> None:
+        """Ask for credentials anew, where that was not done right now."""
+        if time.monotonic() - self._renewed > 5:
+            self._renewed = time.monotonic()
+            self.objects = self._open()
+
+    def public(self, text: str) -> str:
+        """Return a text without secrets."""
+        secret = {n: v for n, v in self._environment.items() if "KEY" in n or "TOKEN" in n}
+        return hide_secrets(text, {**self._storage, **secret, "endpoint": "", "region": ""})
+
+    def refused(self, what: str, name: str, fault: StoreFault) -> RemoteError:
+        """Return the error that something cannot be done to an object, without secrets."""
+        text = f"it cannot be {what} ({self.public(fault.text)})"
+        return RemoteError(text, self.url / name if name else self.url, fault.hint)
+
+    async def again(
+        self,
+        call: Callable[[], Coroutine[Any, Any, T]],
+        is_final: Callable[[StoreFault], bool] = lambda fault: fault.kind in FINAL,
+        note: Callable[[StoreFault], object] | None = None,
+    ) -> T:
+        """Ask the store, some times if need be.
+
+        Args:
+            call: Asks once.
+            is_final: Whether it is of no use to ask again.
+            note: Told of what is asked for again, instead of counting it.
+
+        Raises:
+            StoreFault: The last one.
+        """
+        for attempt in range(ATTEMPTS):
+            self.num_requests += 1
+            try:
+                return await call()
+            except StoreFault as fault:
+                if attempt == ATTEMPTS - 1 or is_final(fault):
+                    raise
+                if note is None:
+                    self.num_retries += 1
+                else:
+                    note(fault)
+                if fault.kind == "expired":
+                    await self.renew()
+                else:
+                    await asyncio.sleep(random.uniform(0.5, 1) * 0.4 * 2**attempt)
+        raise AssertionError
