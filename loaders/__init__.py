@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from loaders.codecs import register_codec
     from loaders.datasets.compressed import InflateOnDevice
     from loaders.datasets.encoded import JpegOnDevice
-    from loaders.datasets.joining import concat
     from loaders.datasets.memory.ram import RAMDataset
     from loaders.datasets.mixture import Mixture
     from loaders.datasets.mosaic import Mosaic
+    from loaders.datasets.packed import concat
     from loaders.datasets.reading.samples import Fields, collate
     from loaders.datasets.shard import ShardDataset
     from loaders.datasets.tokens.windows import TokenWindows
@@ -65,7 +65,7 @@ _WHERE = {
     "audit": "loaders.sampling",
     "augment": "",
     "collate": "loaders.datasets.reading.samples",
-    "concat": "loaders.datasets.joining",
+    "concat": "loaders.datasets.packed",
     "dump": "loaders.live",
     "dump_on": "loaders.live",
     "profile": "loaders.profiling",

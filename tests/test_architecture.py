@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
@@ -30,3 +33,11 @@ def test_the_way_is_as_long_as_it_says() -> None:
 
     assert abs(read - said[0]) < 0.05 * read
     assert abs(every - said[1]) < 0.05 * every
+
+
+def test_no_module_of_loaders_needs_itself() -> None:
+    """By whatever way, and for its types neither."""
+    graph = grimp.build_graph("loaders", exclude_type_checking_imports=False, cache_dir=None)
+    modules = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
+
+    TopologicalSorter(modules).prepare()  # CycleError names those that form a cycle

@@ -16,8 +16,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampl
 from loaders import DataLoader, Mixture, RAMDataset, audit, augment
 from loaders.backends.maker import Group, Raised
 from loaders.buffers import FreshMemory
-from loaders.datasets.reading.readplan import ReadPlan
-from loaders.datasets.reading.request import Request
+from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.errors import BatchError, StateError
 from loaders.sampling import Balanced
 from loaders.sampling.audit import audit_plans

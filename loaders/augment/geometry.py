@@ -22,7 +22,7 @@ import numpy as np
 
 from loaders.augment.edits import Edits
 from loaders.augment.elastic import Ripple
-from loaders.augment.resampling import FAST, Resampling, margin_of, resampling_of
+from loaders.augment.resampling import FAST, Resampling, margin_of
 from loaders.errors import BatchError
 from loaders.rng import key64, uniforms
 
@@ -301,6 +301,8 @@ class Window:
 
     def _warped(self, geometry: Geometry) -> Geometry:
         """Give those that are warped their matrix, and the box of all that it reads."""
+        if self.ripples is None and self.base is None:  # as of volumes, always
+            return geometry
         matrices, ripples = self._matrices(), self.ripples
         height, width = geometry.sizes.T.astype(np.float64)
         zero = np.zeros_like(width)
@@ -384,6 +386,46 @@ class Op(Protocol):
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
         """Tell the frame's size after the op from the one before; None if samples differ."""
+
+
+def resampling_of(ops: Sequence[Op]) -> Resampling:
+    """Return how a list of ops resamples: as its last op says that resizes.
+
+    Where that op leaves ``antialias`` open, pictures are filtered if nothing is drawn at random.
+
+    Example:
+        >>> from loaders.augment import CenterCrop, RandomResizedCrop, Resize
+        >>> resampling_of([Resize(256), CenterCrop(224)]).is_filtered
+        True
+        >>> resampling_of([RandomResizedCrop(224)]).is_filtered
+        False
+    """
+    mode, warp = _padding_mode(ops), _warp(ops)
+    for op in reversed(ops):
+        interpolation = getattr(op, "interpolation", None)
+        if interpolation is None or not hasattr(op, "antialias"):
+            continue
+        antialias = op.antialias
+        if antialias is None:
+            antialias = not any(each.num_draws for each in ops)
+        is_filtered = interpolation == "area" or (antialias and interpolation != "nearest")
+        return Resampling(interpolation, bool(is_filtered), mode, warp)
+    return Resampling(padding_mode=mode, warp=warp)
+
+
+def _warp(ops: Sequence[Op]) -> str:
+    moving = [op for op in ops if not hasattr(op, "edit")]
+    ways = {way for op in moving if (way := getattr(op, "interpolation", None)) is not None}
+    return "nearest" if ways == {"nearest"} else "bilinear"
+
+
+def _padding_mode(ops: Sequence[Op]) -> str:
+    modes = {mode for op in ops if (mode := getattr(op, "padding_mode", None)) is not None}
+    if len(modes) > 1:
+        raise ValueError(
+            f"padding_mode must be the same in all ops that set it, got {' and '.join(sorted(modes))}"
+        )
+    return modes.pop() if modes else "constant"
 
 
 def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:

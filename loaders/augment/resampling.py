@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.augment.geometry import Op
-
     Array = npt.NDArray[Any]
     Floats = npt.NDArray[np.float64]
 
@@ -68,46 +66,6 @@ def as_fill(value: Any) -> Fill:
         return tuple(real_number(f"fill[{i}]", each) for i, each in enumerate(value))
     number: float = real_number("fill", value)
     return number
-
-
-def resampling_of(ops: Sequence[Op]) -> Resampling:
-    """Return how a list of ops resamples: as its last op says that resizes.
-
-    Where that op leaves ``antialias`` open, pictures are filtered if nothing is drawn at random.
-
-    Example:
-        >>> from loaders.augment import CenterCrop, RandomResizedCrop, Resize
-        >>> resampling_of([Resize(256), CenterCrop(224)]).is_filtered
-        True
-        >>> resampling_of([RandomResizedCrop(224)]).is_filtered
-        False
-    """
-    mode, warp = _padding_mode(ops), _warp(ops)
-    for op in reversed(ops):
-        interpolation = getattr(op, "interpolation", None)
-        if interpolation is None or not hasattr(op, "antialias"):
-            continue
-        antialias = op.antialias
-        if antialias is None:
-            antialias = not any(each.num_draws for each in ops)
-        is_filtered = interpolation == "area" or (antialias and interpolation != "nearest")
-        return Resampling(interpolation, bool(is_filtered), mode, warp)
-    return Resampling(padding_mode=mode, warp=warp)
-
-
-def _warp(ops: Sequence[Op]) -> str:
-    moving = [op for op in ops if not hasattr(op, "edit")]
-    ways = {way for op in moving if (way := getattr(op, "interpolation", None)) is not None}
-    return "nearest" if ways == {"nearest"} else "bilinear"
-
-
-def _padding_mode(ops: Sequence[Op]) -> str:
-    modes = {mode for op in ops if (mode := getattr(op, "padding_mode", None)) is not None}
-    if len(modes) > 1:
-        raise ValueError(
-            f"padding_mode must be the same in all ops that set it, got {' and '.join(sorted(modes))}"
-        )
-    return modes.pop() if modes else "constant"
 
 
 def source_positions(positions: Any, length: int, mode: str) -> Any:

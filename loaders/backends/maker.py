@@ -10,8 +10,7 @@ import torch
 from loaders.buffers import Slots
 from loaders.datasets.base import reads_batches
 from loaders.datasets.reading.job import BatchJob
-from loaders.datasets.reading.readplan import ReadPlan, SamplesReader
-from loaders.datasets.reading.request import Request
+from loaders.datasets.reading.request import ReadPlan, Request, SamplesReader
 from loaders.datasets.reading.samples import collate
 from loaders.errors import LoadersError
 from loaders.sampling.batch import listed

@@ -12,8 +12,7 @@ from loaders import opencv
 from loaders.backends.maker import Raising
 from loaders.buffers import FreshMemory
 from loaders.datasets.reading.job import BatchJob
-from loaders.datasets.reading.readplan import ReadPlan
-from loaders.datasets.reading.request import Request
+from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.device.modes import without_autocast
 from loaders.workers import Workers
 

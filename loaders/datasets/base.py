@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.data.store import Store
-    from loaders.datasets.reading.readplan import ReadPlan
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.datasets.reading.request import Memory, ReadPlan, Request
     from loaders.datasets.reading.samples import SplitBatches
     from loaders.sampling.order import Order
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.datasets.base import BatchDataset, SamplesOf
 
 if TYPE_CHECKING:
-    from loaders.datasets.reading.readplan import ReadPlan
-    from loaders.datasets.reading.request import Request
+    from loaders.datasets.reading.request import ReadPlan, Request
 
 
 class HostHalf(SamplesOf[BatchDataset[Any]]):

@@ -6,35 +6,35 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.checks import as_list, shown
 from loaders.data.view import join_views
-from loaders.datasets.base import SampleT, check_stored
-from loaders.datasets.packed import SETTINGS, PackedDataset
+from loaders.datasets.base import check_stored
+from loaders.datasets.settings import SETTINGS
 from loaders.errors import SchemaError
 from loaders.schema import VIRTUAL_FIELDS, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from loaders.data.view import View
 
-def concat(datasets: Sequence[PackedDataset[SampleT]], *unlisted: Any) -> PackedDataset[SampleT]:
-    """Return the samples of several datasets, one after the other.
 
-    They must have the same settings (fields, augment, transform, ...) and, in the fields that
-    samples show, the same schema: ``replace`` makes settings equal.
+def joined(kind: type[Any], given: Any, unlisted: Sequence[Any]) -> tuple[View, dict[str, Any]]:
+    """Return the samples of several datasets as one view, and the settings that all of them have.
 
-    Raises:
-        SchemaError: They differ; the message says in what.
+    Args:
+        kind: What they have to be: datasets of packed samples.
+        given: A list of them.
+        unlisted: What was given beside it.
     """
-    given: Any = datasets
-    if isinstance(given, PackedDataset) or unlisted:
-        raise TypeError(f"datasets must be a list, got {shown(datasets)}: write concat([a, b])")
-    datasets = list[PackedDataset[SampleT]](as_list("datasets", given, "datasets"))
+    if isinstance(given, kind) or unlisted:
+        raise TypeError(f"datasets must be a list, got {shown(given)}: write concat([a, b])")
+    datasets = as_list("datasets", given, "datasets")
     if not datasets:
         raise ValueError("concat needs at least one dataset")
     for number, dataset in enumerate(datasets):
-        if not isinstance(dataset, PackedDataset):
+        if not isinstance(dataset, kind):
             what = "must be a dataset of packed samples, as ShardDataset and RAMDataset are"
             hint = ""
-            if isinstance(getattr(dataset, "dataset", None), PackedDataset):  # as of TokenWindows
+            if isinstance(getattr(dataset, "dataset", None), kind):  # as of TokenWindows
                 whole = f"{type(dataset).__name__}(concat([a.dataset, b.dataset]), ...)"
                 hint = f": join what they are made of, {whole}, or mix them: Mixture([a, b])"
             raise TypeError(f"datasets[{number}] {what}, got {shown(dataset)}{hint}")
@@ -46,10 +46,10 @@ def concat(datasets: Sequence[PackedDataset[SampleT]], *unlisted: Any) -> Packed
     for other in datasets[1:]:
         _check_alike(first, other)
     view = join_views([dataset.view for dataset in datasets], _common_schema(datasets))
-    return PackedDataset(view, **{name: getattr(first, name) for name in (*SETTINGS, "leader")})
+    return view, {name: getattr(first, name) for name in (*SETTINGS, "leader")}
 
 
-def _common_schema(datasets: Sequence[PackedDataset[Any]]) -> Schema:
+def _common_schema(datasets: Sequence[Any]) -> Schema:
     """Return the fields that all have alike."""
     first = datasets[0]
     fields = {
@@ -60,7 +60,7 @@ def _common_schema(datasets: Sequence[PackedDataset[Any]]) -> Schema:
     return Schema(fields, _stored(first.fields))
 
 
-def _check_alike(one: PackedDataset[Any], other: PackedDataset[Any]) -> None:
+def _check_alike(one: Any, other: Any) -> None:
     for setting in SETTINGS:
         if getattr(one, setting) != getattr(other, setting):
             values = f"{getattr(one, setting)!r} and {getattr(other, setting)!r}"

@@ -12,10 +12,8 @@ import xxhash
 from loaders.checks import Settled, as_list, one_of, real_number, shown
 from loaders.datasets.base import BatchDataset, check_stored, from_start, index_array
 from loaders.datasets.interleave import SourcesReader
-from loaders.datasets.joining import concat
-from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.readplan import ReadPlan
-from loaders.datasets.reading.request import Request, SourcePart
+from loaders.datasets.packed import PackedDataset, concat
+from loaders.datasets.reading.request import ReadPlan, Request, SourcePart
 from loaders.datasets.views import as_ours
 from loaders.errors import SchemaError
 from loaders.rng import key64

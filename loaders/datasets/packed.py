@@ -30,14 +30,15 @@ from loaders.datasets.base import (
     whole_numbers,
 )
 from loaders.datasets.halves import HostHalf
+from loaders.datasets.joining import joined
 from loaders.datasets.reading.coefficients import check_scale, make_finisher
 from loaders.datasets.reading.known import check_known
 from loaders.datasets.reading.readers import as_forms, first_picture, forms_of, make_readers
-from loaders.datasets.reading.readplan import ReadPlan
-from loaders.datasets.reading.request import Request
+from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.datasets.reading.transforming import Transforming
 from loaders.datasets.replaced import BadSamples
 from loaders.datasets.settings import (
+    SETTINGS,
     as_batching,
     as_fields,
     as_transform,
@@ -77,9 +78,6 @@ if TYPE_CHECKING:
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
 Transform = Callable[..., SampleT] | Mapping[str, Callable[..., Any]]
-SETTINGS = (  # of replace()
-    *("fields", "augment", "transform", "batching", "on_error", "scale", "max_picture_mb"),
-)
 
 
 class PackedDataset(BatchDataset[SampleT]):
@@ -576,8 +574,6 @@ class PackedDataset(BatchDataset[SampleT]):
             return NotImplemented
         if not isinstance(other, PackedDataset) or self.has_own_samples or other.has_own_samples:
             return super().__add__(other)
-        from loaders.datasets.joining import concat  # which needs this class
-
         return concat([self, other])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -586,6 +582,19 @@ class PackedDataset(BatchDataset[SampleT]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} samples of {', '.join(self.names)})"
+
+
+def concat(datasets: Sequence[PackedDataset[SampleT]], *unlisted: Any) -> PackedDataset[SampleT]:
+    """Return the samples of several datasets, one after the other.
+
+    They must have the same settings (fields, augment, transform, ...) and, in the fields that
+    samples show, the same schema: ``replace`` makes settings equal.
+
+    Raises:
+        SchemaError: They differ; the message says in what.
+    """
+    view, settings = joined(PackedDataset, datasets, unlisted)
+    return PackedDataset(view, **settings)
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

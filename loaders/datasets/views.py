@@ -9,9 +9,8 @@ import xxhash
 from torch.utils.data import ConcatDataset, Subset
 
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.joining import concat
 from loaders.datasets.memory.resident import ResidentDataset
-from loaders.datasets.packed import PackedDataset
+from loaders.datasets.packed import PackedDataset, concat
 from loaders.errors import SchemaError
 
 if TYPE_CHECKING:

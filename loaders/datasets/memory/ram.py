@@ -34,10 +34,10 @@ from loaders.datasets.memory.loading import (
 from loaders.datasets.memory.resident import ResidentDataset
 from loaders.datasets.memory.sealed import HeldShard, load_shard
 from loaders.datasets.memory.shared import share_columns
-from loaders.datasets.packed import SETTINGS, PackedDataset
+from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.coefficients import has_halves
 from loaders.datasets.reading.gather import take_rows
-from loaders.datasets.settings import check_augment
+from loaders.datasets.settings import SETTINGS, check_augment
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import CodecError, SchemaError, ShardError, SourceError

@@ -21,7 +21,7 @@ from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.fixed import served
 from loaders.datasets.reading.moving import MovesBySize, draw_picture_moves, move_picture
-from loaders.datasets.reading.readplan import ReadPlan
+from loaders.datasets.reading.request import ReadPlan
 from loaders.datasets.reading.samples import batch_type
 from loaders.device import fused
 from loaders.device.nested import map_tensors

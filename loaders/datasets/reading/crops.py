@@ -18,6 +18,7 @@ import torch
 from loaders import augment
 from loaders.codecs.raw import RawCodec
 from loaders.data.partial import Part, PartialRecords, Spans
+from loaders.datasets.reading.known import geometry_of
 from loaders.datasets.reading.samples import LIST, Form, in_form
 from loaders.errors import BatchError, CodecError, SchemaError
 from loaders.schema import Array, Field, Image, Images, Mask
@@ -219,7 +220,7 @@ class CropReader:
         spatial = [array.shape[-self.num_axes :] for array, _, _ in arrays]
         lengths = np.array(spatial, np.int64).reshape(-1, self.num_axes)
         plans = [
-            [part.tolist() for part in request.geometry(ops, view, lengths, first, last)]
+            [part.tolist() for part in geometry_of(request, ops, view, lengths, first, last)]
             for view, (_, ops) in enumerate(self.views)
         ]
         numbers = rows.indices - self.store.starts[rows.shards]

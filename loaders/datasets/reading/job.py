@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.buffers import FreshMemory
-from loaders.datasets.reading.readplan import read_all
+from loaders.datasets.reading.request import read_all
 from loaders.datasets.reading.samples import (
     LIST,
     SampleBatch,
@@ -160,7 +160,10 @@ class BatchJob:
 
     def _transform(self, transform: Transforming, first: int, last: int) -> None:
         batch = self._batch()  # other threads may still be reading its other rows
-        for i, seed in enumerate(transform.seeds(self.request, first, last), first):
+        request, rows = self.request, slice(first, last)
+        draws = None if request.draws is None else request.draws[rows]
+        seeds = transform.seeds(request.seed, request.epoch, request.indices[rows], draws)
+        for i, seed in enumerate(seeds, first):
             self._at[first] = i
             begin_step()
             sample = sample_of(batch, i)

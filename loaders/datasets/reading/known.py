@@ -84,6 +84,36 @@ def known_of(
     return Known(points, boxes_of(request, first, last) if needs_boxes else None)
 
 
+def geometry_of(
+    request: Request,
+    ops: Sequence[Any],
+    view: int,
+    sizes: npt.NDArray[np.int64],
+    first: int,
+    last: int,
+) -> augment.Geometry:
+    """Draw the crops and flips of a range of the samples: the same for every field that has these sizes.
+
+    Args:
+        request: The samples.
+        ops: What is drawn for.
+        view: Its number: each view has draws of its own.
+        sizes: int64 lengths of the spatial axes, a row for each sample of the range.
+        first: Where the range begins.
+        last: The sample behind its end.
+    """
+    return augment.plan(
+        ops,
+        sizes,
+        seed=request.seed,
+        epoch=request.epoch,
+        indices=request.indices[first:last],
+        draws=None if request.draws is None else request.draws[first:last],
+        view=view,
+        known=known_of(request, ops, view, first, last),
+    )
+
+
 def boxes_of(request: Request, first: int, last: int) -> list[npt.NDArray[np.float32]]:
     """Return the stored boxes of a range of samples."""
     found, start = request.shared("boxes", _boxes, first, last)

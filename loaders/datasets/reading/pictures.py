@@ -17,6 +17,7 @@ from loaders.cached import cached_property
 from loaders.codecs.heads import PictureHead, PictureHeads, picture_heads
 from loaders.codecs.jpeg import Blocks, PicturePart, blocks_of, ends_of, first_rows, part_of
 from loaders.datasets.reading.fixed import Layout
+from loaders.datasets.reading.known import geometry_of
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
 
@@ -216,7 +217,7 @@ class PictureReader:
         records = self.store.records(self.name, request.part(first, last))
         heads = self._heads(records)
         plans = [
-            request.geometry(ops, view, heads.sizes, first, last)
+            geometry_of(request, ops, view, heads.sizes, first, last)
             for view, (_, ops) in enumerate(self.views)
         ]
         covers, reductions = _needed(plans, heads.sizes)

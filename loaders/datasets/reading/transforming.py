@@ -18,7 +18,9 @@ from loaders.rng import hash64, key64
 from loaders.sampling.context import is_reading
 
 if TYPE_CHECKING:
-    from loaders.datasets.reading.request import Request
+    import numpy.typing as npt
+
+    Int64s = npt.NDArray[np.int64]
 
 Function = Callable[..., Any]
 _DOMAIN = int.from_bytes(b"trans", "big")
@@ -55,11 +57,10 @@ class Transforming:
         """Whether one of them is given a generator."""
         return bool(self._drawing)
 
-    def seeds(self, request: Request, first: int, last: int) -> list[int]:
-        """Return the seed of each of some samples."""
-        draws = np.zeros_like(request.indices) if request.draws is None else request.draws
-        key = key64(_DOMAIN, request.seed, request.epoch)
-        seeds: list[int] = hash64(key, request.indices[first:last], draws[first:last]).tolist()
+    def seeds(self, seed: int, epoch: int, indices: Int64s, draws: Int64s | None) -> list[int]:
+        """Return the seed of each of some samples, of a run's seed."""
+        draws = np.zeros_like(indices) if draws is None else draws
+        seeds: list[int] = hash64(key64(_DOMAIN, seed, epoch), indices, draws).tolist()
         return seeds
 
     def __call__(self, sample: Any, seed: int) -> Any:

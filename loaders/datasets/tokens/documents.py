@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.datasets.reading.readplan import SamplesReader
+from loaders.datasets.reading.request import SamplesReader
 from loaders.datasets.reading.samples import SampleBatch, batch_type, sample_type
 from loaders.datasets.tokens.binpack import Fit, fit_decreasing
 

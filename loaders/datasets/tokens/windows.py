@@ -16,8 +16,7 @@ from loaders.data.shards import MemoryShard
 from loaders.datasets.base import BatchDataset, from_start, index_array
 from loaders.datasets.halves import HostHalf
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.readplan import ReadPlan
-from loaders.datasets.reading.request import Request
+from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.binpack import Fit
 from loaders.datasets.tokens.documents import DocumentPlan, DocumentReader
