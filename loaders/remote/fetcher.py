@@ -238,6 +238,8 @@ class Fetcher:
                 return await probe(source, message["name"])
             case "put":
                 return await put(source, message)
+            case "end-uploads":
+                return {"ended": await source.end_uploads()}
             case "delete":
                 await remove(source, message["name"])
                 return {}

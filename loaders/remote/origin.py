@@ -192,6 +192,14 @@ class Origin:
         """Delete an object; one that is not there is no error."""
         self.client.ask({"op": "delete", "name": name})
 
+    def end_uploads(self) -> int:
+        """End uploads below the URL that nobody finished; return how many.
+
+        Raises:
+            RemoteError: The store does not say which there are.
+        """
+        return int(self.client.ask({"op": "end-uploads"})["ended"])
+
     def has(self, file: str, digest: str) -> bool:
         """Tell whether a shard lies in the cache."""
         return shard_path(self.inside, file, digest).exists()

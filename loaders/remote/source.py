@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaders.errors import RemoteError
 from loaders.remote.stores import Objects, StoreFault, hide_secrets, open_objects
+from loaders.remote.uploads import end_uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ATTEMPTS = 3  # of what a store is asked for, beside those of its client; and of a whole file
+_UPLOADS_S = 120.0
 FINAL = frozenset(["missing", "denied", "region", "unusable"])
 
 
@@ -43,6 +45,16 @@ class Source:
         if time.monotonic() - self._renewed > 5:
             self._renewed = time.monotonic()
             self.objects = self._open()
+
+    async def end_uploads(self) -> int:
+        """End uploads that nobody finished; return how many."""
+        try:
+            work = asyncio.to_thread(end_uploads, self.url, self._storage, self._environment)
+            return await asyncio.wait_for(work, _UPLOADS_S)
+        except (StoreFault, TimeoutError) as fault:
+            text = fault.text if isinstance(fault, StoreFault) else "no answer in time"
+            what = f"unfinished uploads cannot be ended ({self.public(text)})"
+            raise RemoteError(what, self.url) from None
 
     def public(self, text: str) -> str:
         """Return a text without secrets."""

@@ -45,7 +45,7 @@ _VARIABLES = {
     "gs": re.compile(r"GOOGLE_(SERVICE_ACCOUNT\w*|APPLICATION_CREDENTIALS|SKIP_SIGNATURE)"),
     "az": re.compile(r"AZURE_\w+"),
 }
-_KINDS = {"s3a": "s3", "abfs": "az", "abfss": "az"}
+KINDS = {"s3a": "s3", "abfs": "az", "abfss": "az"}
 _WAYS = (
     "Give access_key_id and secret_access_key in storage=, set AWS_ACCESS_KEY_ID, name a profile of ~/.aws, or run \
 where a metadata service gives them; of a public bucket, storage={'skip_signature': True}"
@@ -377,12 +377,12 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
             return FsspecObjects(url, options)
         except Exception as error:  # of whichever package
             raise StoreFault("unusable", f"{type(error).__name__}: {error}") from None
-    kind = _KINDS.get(url.scheme, url.scheme)
+    kind = KINDS.get(url.scheme, url.scheme)
     retries = {name: options.pop(name) for name in _RETRY_OPTIONS if name in options}
     client = {name: options.pop(name) for name in list(options) if name in _CLIENT_OPTIONS}
     found = {name.lower(): value for name, value in options.items()}
     if kind in _VARIABLES:
-        found = _from_environment(kind, found, environment)
+        found = from_environment(kind, found, environment)
     place = str(url)
     if user:
         _add_user(kind, user, found, client)
@@ -395,9 +395,10 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
     )
 
 
-def _from_environment(
+def from_environment(
     kind: str, options: dict[str, Any], environment: Mapping[str, str]
 ) -> dict[str, Any]:
+    """Return the options of a kind of store with those that the environment adds."""
     named = {n.lower(): v for n, v in environment.items() if _VARIABLES[kind].fullmatch(n)}
     if "aws_endpoint_url" in named:
         named["aws_endpoint"] = named.pop("aws_endpoint_url")
@@ -501,12 +502,13 @@ class ProfileCredentials:
     async def __call__(self) -> dict[str, Any]:
         """Return credentials as obstore takes them."""
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._find), CREDENTIALS_S)
+            return await asyncio.wait_for(asyncio.to_thread(self.find), CREDENTIALS_S)
         except TimeoutError:
             what = f"no credentials were found within {CREDENTIALS_S:.0f} s"
             raise StoreFault("denied", what, _WAYS) from None
 
-    def _find(self) -> dict[str, Any]:
+    def find(self) -> dict[str, Any]:
+        """Return credentials; StoreFault if there are none."""
         if self._credentials is None:
             self._credentials = self._session()
         if self._credentials is None:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
+import boto3
 import cv2
 import numpy as np
 import pytest
@@ -395,7 +396,20 @@ def test_a_store_that_ignores_conditions_is_told_of_and_no_secret_stays(
         places = [tmp_path / "tmp", store.cache, root]
         found = subprocess.run(["grep", "-rl", "swordfish", *places], capture_output=True)
         summary = finish(OUT)
+        client = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=servers.SECRET["access_key_id"],
+            aws_secret_access_key=servers.SECRET["secret_access_key"],
+        )
+        for key in ("packed/train/shard-9", "other"):
+            client.create_multipart_upload(Bucket="out", Key=key)
+        notes = finish(OUT, delete_old=True).notes
+        left = client.list_multipart_uploads(Bucket="out")["Uploads"]
 
+    assert "1 unfinished upload ended" in notes
+    assert [each["Key"] for each in left] == ["other"]
     assert not found.stdout
     assert len(summary.notes) == 2  # one of each split
     assert read_manifest(root / "out" / "packed" / "val").num_samples == 4

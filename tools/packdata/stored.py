@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from loaders.errors import PackError
+from loaders.errors import PackError, RemoteError
 from loaders.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL
@@ -231,7 +231,7 @@ def finish_stored(dst: URL, *, overwrite: bool, delete_old: bool, digest: str = 
 
 
 def _note_deleted(origin: Origin, summary: Summary) -> Summary:
-    """Delete the shards beside datasets that they do not have, and tell of it."""
+    """Delete the shards beside datasets that they do not have, end uploads, and tell of it."""
     old: list[str] = []
     for folder, manifest in _manifests_below(origin).items():
         named = {name_at(folder, shard.file) for shard in manifest.shards}
@@ -239,8 +239,12 @@ def _note_deleted(origin: Origin, summary: Summary) -> Summary:
         shards = [name for name in names if _SHARD.fullmatch(name.rpartition("/")[2])]
         old += [name for name in shards if name not in named]
     _delete(origin, old)
-    note = f"{counted(len(old), 'shard')} that no manifest names deleted"
-    return replace(summary, notes=(*summary.notes, note))
+    deleted = f"{counted(len(old), 'shard')} that no manifest names deleted"
+    try:
+        ended = f"{counted(origin.end_uploads(), 'unfinished upload')} ended"
+    except RemoteError as error:
+        ended = str(error)
+    return replace(summary, notes=(*summary.notes, deleted, ended))
 
 
 def _all_parts(origin: Origin) -> list[Complete]:
