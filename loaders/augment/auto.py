@@ -16,6 +16,7 @@ import numpy as np
 
 from loaders.augment.colour import PixelOp
 from loaders.augment.edits import NUM_VALUES, Edits, Kind
+from loaders.augment.geometry import pick
 from loaders.augment.resampling import Fill, as_fill
 from loaders.augment.warps import affine_matrices, as_values
 from loaders.checks import one_of, real_number, whole_number
@@ -109,10 +110,6 @@ class _Strengths:
         return affine_matrices(zero, translate=shift)
 
 
-def _pick(draws: Floats, count: int) -> Ints:
-    return np.floor(draws * count).astype(np.int64)
-
-
 def _sign(draws: Floats) -> Floats:
     return np.where(draws <= 0.5, -1.0, 1.0)
 
@@ -155,8 +152,8 @@ class RandAugment(PixelOp):
         bins = np.full(len(draws), self.magnitude)
         how = (sizes, self.interpolation, self.fill)
         parts = [
-            strengths.edits(_pick(pick, len(_RAND)), bins, _sign(sign), *how)
-            for pick, sign in zip(draws.T[::2], draws.T[1::2], strict=True)
+            strengths.edits(pick(which, len(_RAND)), bins, _sign(sign), *how)
+            for which, sign in zip(draws.T[::2], draws.T[1::2], strict=True)
         ]
         return Edits.joined(parts or [Edits.of(np.zeros(len(draws), np.int64))])
 
@@ -185,9 +182,9 @@ class TrivialAugmentWide(PixelOp):
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
         """Return the edits of N samples, as every op of pixels does."""
-        bins = _pick(draws[:, 1], self.num_magnitude_bins)
+        bins = pick(draws[:, 1], self.num_magnitude_bins)
         strengths = _Strengths(_WIDE, self.num_magnitude_bins, (8, 2), (0.0, 32.0))
-        which, signs = _pick(draws[:, 0], len(_WIDE)), _sign(draws[:, 2])
+        which, signs = pick(draws[:, 0], len(_WIDE)), _sign(draws[:, 2])
         return strengths.edits(which, bins, signs, sizes, self.interpolation, self.fill)
 
 
@@ -250,7 +247,7 @@ class AugMix(PixelOp):
         others = gammas[:, 2:] / gammas[:, 2:].sum(axis=1, keepdims=True) * (1 - own)
         parts = [Edits.of(np.full(num, Kind.KEEP), own[:, 0])]
         for i, chain in enumerate(np.split(last, width, axis=1)):
-            depth = 1 + _pick(chain[:, 0], _LONGEST) if self.chain_depth < 1 else self._depth
+            depth = 1 + pick(chain[:, 0], _LONGEST) if self.chain_depth < 1 else self._depth
             for k, numbers in enumerate(np.split(chain[:, 1:], self._depth, axis=1)):
                 parts.append(self._one(numbers, sizes).where(np.broadcast_to(k < depth, num)))
             is_last = float(i == width - 1)
@@ -261,7 +258,7 @@ class AugMix(PixelOp):
         """Return one op of each sample, by three numbers of each."""
         space = tuple(one for one in _MIX if self.all_ops or one[0] not in _FACTORS)
         strengths = _Strengths(space, _MIX_BINS, (4, 0), (1 / 3, 0.0))
-        which, bins = _pick(draws[:, 0], len(space)), _pick(draws[:, 1], self.severity)
+        which, bins = pick(draws[:, 0], len(space)), pick(draws[:, 1], self.severity)
         how = (_sign(draws[:, 2]), sizes, self.interpolation, self.fill)
         return strengths.edits(which, bins, *how)
 

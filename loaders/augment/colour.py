@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from loaders.augment.edits import Edits, Kind
-from loaders.augment.geometry import Op
+from loaders.augment.geometry import Op, between
 from loaders.checks import as_list, real_number, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaders.augment.geometry import Floats, Ints, Window
+    from loaders.augment.geometry import Floats, Ints
 
     Range = float | tuple[float, float] | None
 
@@ -40,13 +40,6 @@ class PixelOp(Op):
 
     edits_places: ClassVar[bool] = False
 
-    def move(self, window: Window, draws: Floats) -> None:
-        """Leave the window as it is."""
-
-    def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Tell the frame's size afterwards."""
-        return size
-
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
         """Return the edits of N samples.
 
@@ -55,11 +48,6 @@ class PixelOp(Op):
             sizes: ``(N, 2)``: height and width of the results.
         """
         raise NotImplementedError
-
-
-def _between(limits: Sequence[float], draws: Floats) -> Floats:
-    low, high = limits
-    return low + (high - low) * draws
 
 
 def _as_range(
@@ -112,7 +100,7 @@ class ColorJitter(PixelOp):
         parts: tuple[Any, ...] = (self.brightness, self.contrast, self.saturation, self.hue)
         kinds = (Kind.BRIGHTNESS, Kind.CONTRAST, Kind.SATURATION, Kind.HUE)
         ordered = [
-            Edits.of(np.full(len(draws), kind if part else Kind.NONE), _between(part, draws[:, i]))
+            Edits.of(np.full(len(draws), kind if part else Kind.NONE), between(part, draws[:, i]))
             if part
             else Edits.of(np.zeros(len(draws), np.int64))
             for i, (kind, part) in enumerate(zip(kinds, parts, strict=True))
@@ -244,7 +232,7 @@ class GaussianBlur(PixelOp):
         """Return the edits of N samples, as every op of pixels does."""
         size: Any = self.kernel_size
         sigma: Any = self.sigma
-        return Edits.of(np.full(len(draws), Kind.BLUR), _between(sigma, draws[:, 0]), *size)
+        return Edits.of(np.full(len(draws), Kind.BLUR), between(sigma, draws[:, 0]), *size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +276,9 @@ class RandomErasing(PixelOp):
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
         """Return the edits of N samples, as every op of pixels does."""
-        area = _between(self.scale, draws[:, :_NUM_TRIES]) * sizes.prod(axis=1, keepdims=True)
+        area = between(self.scale, draws[:, :_NUM_TRIES]) * sizes.prod(axis=1, keepdims=True)
         logs = [math.log(max(ratio, 1e-9)) for ratio in self.ratio]
-        ratio = np.exp(_between(logs, draws[:, _NUM_TRIES : 2 * _NUM_TRIES]))
+        ratio = np.exp(between(logs, draws[:, _NUM_TRIES : 2 * _NUM_TRIES]))
         height, width = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
         fits = (height < sizes[:, :1]) & (width < sizes[:, 1:])
         rows, first = np.arange(len(draws)), fits.argmax(axis=1)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from loaders.augment.geometry import Op
-from loaders.augment.ops import pick
+from loaders.augment.geometry import Op, SizedBySample, between, pick
+from loaders.augment.ops import check_range
 from loaders.augment.resampling import Fill, as_fill
 from loaders.checks import as_list, real_number, whole_number
 from loaders.errors import BatchError
@@ -30,13 +30,8 @@ _PURPOSE = int.from_bytes(b"iou", "big")
 _MOST_ROUNDS = 100  # an overlap that is left as it is comes up before, of the default ones, but for 2 in 10 million
 
 
-def _check_pair(name: str, low: Any, high: Any, *, above: float) -> None:
-    if not real_number(name, low, at_least=above) <= real_number(name, high):
-        raise ValueError(f"{name} must be (low, high), in order, got {(low, high)}")
-
-
 @dataclass(frozen=True, slots=True)
-class RandomZoomOut(Op):
+class RandomZoomOut(SizedBySample):
     """Put the picture at a random place of a larger frame, with probability ``p``.
 
     Args:
@@ -58,24 +53,20 @@ class RandomZoomOut(Op):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fill", as_fill(self.fill))
-        _check_pair("side_range", *self.side_range, above=1)
+        check_range("side_range", self.side_range, at_least=1)
         real_number("p", self.p, at_least=0, at_most=1)
         whole_number("fill_mask", self.fill_mask)
 
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""
-        low, high = self.side_range
-        scale = np.where(draws[:, 3] < self.p, low + (high - low) * draws[:, 0], 1.0)
+        scale = np.where(draws[:, 3] < self.p, between(self.side_range, draws[:, 0]), 1.0)
         size = (window.size * scale[:, None]).astype(np.int64)
         corner = ((size - window.size) * draws[:, 1:3]).astype(np.int64)
         window.crop(-corner, size)
 
-    def resized(self, size: tuple[int, int] | None) -> None:
-        """Tell the frame's size afterwards: it depends on the sample."""
-
 
 @dataclass(frozen=True, slots=True)
-class RandomIoUCrop(Op):
+class RandomIoUCrop(SizedBySample):
     """Crop so that some box overlaps the crop enough: SSD's way. A ``Resize`` to one size follows.
 
     An overlap is drawn of ``sampler_options``; of so many random crops the first counts that has the centre of a box,
@@ -109,9 +100,9 @@ class RandomIoUCrop(Op):
     needs_boxes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_pair("scale", self.min_scale, self.max_scale, above=1e-3)
+        check_range("scale", (self.min_scale, self.max_scale))
         real_number("max_scale", self.max_scale, at_most=1)
-        _check_pair("aspect_ratio", self.min_aspect_ratio, self.max_aspect_ratio, above=1e-3)
+        check_range("aspect_ratio", (self.min_aspect_ratio, self.max_aspect_ratio))
         whole_number("trials", self.trials, at_least=1)
         options = self.sampler_options
         options = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0) if options is None else options
@@ -153,11 +144,11 @@ class RandomIoUCrop(Op):
             an answer.
         """
         options = np.array(self.sampler_options)
-        overlap = options[pick(draws[:, 0], len(options) - 1)]
+        overlap = options[pick(draws[:, 0], len(options))]
         # torchvision draws width and height, then left and top: here axis 1 is y, x.
         shares, places = np.split(draws[:, 1:].reshape(len(sizes), -1, 4), 2, axis=2)
-        low, high = self.min_scale, self.max_scale
-        extents = (sizes[:, None] * (low + (high - low) * shares)).astype(np.int64)
+        scale = between((self.min_scale, self.max_scale), shares)
+        extents = (sizes[:, None] * scale).astype(np.int64)
         corners = ((sizes[:, None] - extents) * places).astype(np.int64)
         ratio = extents[..., 1] / np.maximum(extents[..., 0], 1)
         fits = (extents > 0).all(axis=2)
@@ -173,9 +164,6 @@ class RandomIoUCrop(Op):
         rows, first = np.arange(len(sizes)), fits.argmax(axis=1)
         found = np.where((overlap >= 1)[:, None], 0, crops[rows, first])
         return found, (overlap >= 1) | fits[rows, first]
-
-    def resized(self, size: tuple[int, int] | None) -> None:
-        """Tell the frame's size afterwards: it depends on the sample."""
 
 
 def _hold_centres(crops: Ints, boxes: Floats) -> Bools:
@@ -224,13 +212,6 @@ class SanitizeBoundingBoxes(Op):
         real_number("min_area", self.min_area, at_least=1)
         if self.fields is not None:
             object.__setattr__(self, "fields", tuple(as_list("fields", self.fields, "names")))
-
-    def move(self, window: Window, draws: Floats) -> None:
-        """Leave the window as it is."""
-
-    def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Tell the frame's size afterwards."""
-        return size
 
     def keeps(self, boxes: npt.NDArray[np.float32]) -> Bools:
         """Tell which boxes stay, ``(n,)``, of boxes ``(n, 4)`` that were moved and clipped."""

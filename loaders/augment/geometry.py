@@ -307,16 +307,15 @@ class Window:
         height, width = geometry.sizes.T.astype(np.float64)
         zero = np.zeros_like(width)
         read = np.stack([zero, zero, width, height], axis=1)
+        is_warped = np.ones(len(read), np.bool_)
         if ripples is not None and self.beyond is not None:
             ripples = [each._replace(frame=at) for each, at in zip(ripples, matrices, strict=True)]
             reach = np.array([each.alpha for each in ripples]).reshape(-1, 2) / 2
             read = enclosing(matrices, read) + np.concatenate([-reach, reach], axis=1)
-            matrices, is_warped = self.beyond, np.ones(len(read), np.bool_)
+            matrices = self.beyond
         elif self.base is not None:
             is_warped = self.base[:, 2, 2] != 0
             matrices = matrices * is_warped[:, None, None]
-        else:
-            return geometry
         found = enclosing(matrices, read)
         low, high = np.floor(found[:, 1::-1]) - 1, np.ceil(found[:, :1:-1]) + 1
         low, high = np.clip(low, 0, self.sizes - 1), np.clip(high, 1, self.sizes)
@@ -382,10 +381,33 @@ class Op(Protocol):
     num_draws: ClassVar[int]
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window; ``draws`` is ``(N, num_draws)`` uniform in [0, 1)."""
+        """Move the window; ``draws`` is ``(N, num_draws)`` uniform in [0, 1). As it is here, it stays."""
+        return
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Tell the frame's size after the op from the one before; None if samples differ."""
+        """Tell the frame's size after the op from the one before; None if samples differ. As it is here, it stays."""
+        return size
+
+
+class SizedBySample(Op):
+    """An op behind which samples differ in size."""
+
+    __slots__ = ()
+
+    def resized(self, size: tuple[int, int] | None) -> None:
+        """Tell that they do."""
+
+
+def between(limits: Sequence[float], draws: Floats) -> Floats:
+    """Turn uniform numbers into such between two."""
+    low, high = limits
+    return low + (high - low) * draws
+
+
+def pick(draws: Floats, count: Any) -> Ints:
+    """Turn uniform numbers into whole ones from 0 to below ``count``, a number or an array."""
+    found: Ints = np.floor(draws * count).astype(np.int64)
+    return found
 
 
 def resampling_of(ops: Sequence[Op]) -> Resampling:

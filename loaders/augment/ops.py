@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from loaders.augment.geometry import Op
+from loaders.augment.geometry import Op, SizedBySample, between, pick
 from loaders.augment.resampling import INTERPOLATIONS, PADDING_MODES, Fill, as_fill
 from loaders.checks import one_of, real_number, shown, whole_number
 from loaders.errors import BatchError
@@ -87,20 +87,17 @@ def _check_plane(op: object, window: Window) -> None:
         )
 
 
-def _check_range(name: str, values: Sequence[float]) -> tuple[float, float]:
-    pair: Any = values
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise ValueError(f"{name} must be (low, high) with 0 < low <= high, got {pair!r}")
-    low, high = (real_number(f"{name}[{i}]", value) for i, value in enumerate(pair))
-    if not 0 < low <= high < math.inf:
-        raise ValueError(f"{name} must be (low, high) with 0 < low <= high, got {pair!r}")
+def check_range(name: str, values: Any, *, at_least: float = 0) -> tuple[float, float]:
+    """Read (low, high) of numbers above 0."""
+    what = (
+        f"{name} must be (low, high) with {f'{at_least:g} <=' if at_least else '0 <'} low <= high"
+    )
+    if not isinstance(values, (tuple, list)) or len(values) != 2:
+        raise ValueError(f"{what}, got {values!r}")
+    low, high = (real_number(f"{name}[{i}]", value) for i, value in enumerate(values))
+    if not (0 < low <= high < math.inf and low >= at_least):
+        raise ValueError(f"{what}, got {values!r}")
     return low, high
-
-
-def pick(draws: Floats, room: Any) -> Ints:
-    """Turn uniform numbers into whole ones from 0 to ``room``, both included."""
-    found: Ints = np.floor(draws * (room + 1)).astype(np.int64)
-    return found
 
 
 def fitted(sizes: Ints, length: Any, max_size: int | None) -> Ints:
@@ -152,8 +149,8 @@ class RandomResizedCrop(Op):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _pair(self.size))
-        object.__setattr__(self, "scale", _check_range("scale", self.scale))
-        object.__setattr__(self, "ratio", _check_range("ratio", self.ratio))
+        object.__setattr__(self, "scale", check_range("scale", self.scale))
+        object.__setattr__(self, "ratio", check_range("ratio", self.ratio))
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
@@ -164,7 +161,7 @@ class RandomResizedCrop(Op):
         if len(missed):  # rare, and each of these calls takes microseconds, however few the rows
             extent[missed] = self._fallback(window.size[missed])
         room = window.size - extent
-        corner = pick(draws[:, -2:], room)
+        corner = pick(draws[:, -2:], room + 1)
         if len(missed):
             corner[missed] = room[missed] // 2
         window.crop(corner, extent)
@@ -177,10 +174,8 @@ class RandomResizedCrop(Op):
     def _try(self, size: Ints, draws: Floats) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Find the first try that fits: its extent (N, 2), and whether there is one (N,)."""
         areas, ratios = draws[:, : self.num_tries], draws[:, self.num_tries :]
-        low, high = self.scale
-        area = (low + (high - low) * areas) * size.prod(axis=1, keepdims=True)
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        ratio = np.exp(low + (high - low) * ratios)
+        area = between(self.scale, areas) * size.prod(axis=1, keepdims=True)
+        ratio = np.exp(between([math.log(each) for each in self.ratio], ratios))
         height, width = np.rint(np.sqrt(area / ratio)), np.rint(np.sqrt(area * ratio))
         fits = (height > 0) & (height <= size[:, :1]) & (width > 0) & (width <= size[:, 1:])
         rows, first = np.arange(len(size)), fits.argmax(axis=1)
@@ -265,7 +260,7 @@ class RandomCrop(Op):
             padding += np.maximum(size - window.size - 2 * padding, 0)
         room = window.size + 2 * padding - size
         self._check(window, room)
-        corner = pick(draws, room) - padding
+        corner = pick(draws, room + 1) - padding
         if window.points is not None:
             at, is_inside = window.frame_points()
             around = np.clip(at - size // 2, -padding, room - padding)
@@ -407,7 +402,7 @@ class Resize(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class RandomResize(Op):
+class RandomResize(SizedBySample):
     """Resize the shorter side to a length drawn at random, keeping the aspect ratio: scale jitter before a crop.
 
     Args:
@@ -438,15 +433,12 @@ class RandomResize(Op):
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""
         _check_plane(self, window)
-        length = self.min_size + pick(draws, np.array(self.max_size - self.min_size - 1))
+        length = self.min_size + pick(draws, self.max_size - self.min_size)
         window.resize(fitted(window.size, length, None))
-
-    def resized(self, size: tuple[int, int] | None) -> None:
-        """Tell the frame's size afterwards: it depends on the sample."""
 
 
 @dataclass(frozen=True, slots=True)
-class RandomShortestSize(Op):
+class RandomShortestSize(SizedBySample):
     """Resize the shorter side to one of some lengths, but the longer one to at most ``max_size``: for detection.
 
     Args:
@@ -483,15 +475,12 @@ class RandomShortestSize(Op):
         """Move the window, as every op does."""
         _check_plane(self, window)
         lengths = np.array(self.min_size)
-        chosen = lengths[pick(draws, np.array(len(lengths) - 1))]
+        chosen = lengths[pick(draws, len(lengths))]
         window.resize(fitted(window.size, chosen, self.max_size))
-
-    def resized(self, size: tuple[int, int] | None) -> None:
-        """Tell the frame's size afterwards: it depends on the sample."""
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleJitter(Op):
+class ScaleJitter(SizedBySample):
     """Fit the picture into ``target_size`` times a random number, keeping the aspect ratio. A crop or pad follows.
 
     Args:
@@ -517,19 +506,15 @@ class ScaleJitter(Op):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_size", _pair(self.target_size))
-        object.__setattr__(self, "scale_range", _check_range("scale_range", self.scale_range))
+        object.__setattr__(self, "scale_range", check_range("scale_range", self.scale_range))
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
         """Move the window, as every op does."""
         _check_plane(self, window)
-        low, high = self.scale_range
         fit = (np.array(self.target_size) / window.size).min(axis=1, keepdims=True)
-        sides = window.size * fit * (low + (high - low) * draws)
+        sides = window.size * fit * between(self.scale_range, draws)
         window.resize(np.maximum(sides.astype(np.int64), 1))
-
-    def resized(self, size: tuple[int, int] | None) -> None:
-        """Tell the frame's size afterwards: it depends on the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,10 +541,6 @@ class _RandomFlip(Op):
         if window.size.shape[1] < -self.axis:
             raise BatchError(f"{self} needs {-self.axis} axes, the samples have one")
         window.mirror(self.axis, draws[:, 0] < self.p)
-
-    def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Tell the frame's size afterwards."""
-        return size
 
 
 class RandomHorizontalFlip(_RandomFlip):
@@ -612,7 +593,3 @@ class RandomFlip(Op):
             raise BatchError(f"{self} is for more axes, the samples have {num_axes}")
         for axis in dict.fromkeys(axis % num_axes for axis in axes):
             window.mirror(axis, draws[:, axis] < self.p)
-
-    def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Tell the frame's size afterwards."""
-        return size

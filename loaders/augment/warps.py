@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from loaders.augment.edits import NUM_VALUES
-from loaders.augment.geometry import Op, enclosing, moved_points
+from loaders.augment.geometry import Op, between, enclosing, moved_points
 from loaders.augment.pixels import apply
 from loaders.augment.resampling import Fill, Resampling, as_fill
 from loaders.checks import one_of, real_number, whole_number
@@ -78,16 +78,6 @@ def as_values(matrices: Floats, interpolation: str, fill: Any) -> Floats:
     return values
 
 
-class _Warp(Op):
-    """An op that maps pixels by a matrix of its own for each sample."""
-
-    __slots__ = ()
-
-    def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Tell the frame's size afterwards."""
-        return size
-
-
 def _as_pair(name: str, value: Any) -> tuple[float, float]:
     """Read (low, high), or one number: from minus to plus it."""
     if isinstance(value, (tuple, list)):
@@ -105,12 +95,8 @@ def _check(op: Any) -> None:
     whole_number("fill_mask", op.fill_mask)
 
 
-def _between(limits: tuple[float, float], draws: Floats) -> Floats:
-    return limits[0] + (limits[1] - limits[0]) * draws
-
-
 @dataclass(frozen=True, slots=True)
-class RandomAffine(_Warp):
+class RandomAffine(Op):
     """Rotate, shift, scale and shear at random; pictures, masks, boxes and keypoints together.
 
     Boxes become what encloses them. Behind ``RandomResizedCrop`` and the like it is still one resampling, bilinear, and
@@ -159,23 +145,23 @@ class RandomAffine(_Warp):
         height, width = window.size.T.astype(np.float64)
         shares: Any = self.translate or (0.0, 0.0)
         shift = [
-            np.rint(_between((-1.0, 1.0), draws[:, 1 + i]) * share * side)
+            np.rint(between((-1.0, 1.0), draws[:, 1 + i]) * share * side)
             for i, (share, side) in enumerate(zip(shares, (width, height), strict=True))
         ]
         shear: Any = self.shear
         degrees: Any = self.degrees
         matrices = affine_matrices(
-            _between(degrees, draws[:, 0]),
+            between(degrees, draws[:, 0]),
             shift,
-            _between(self.scale or (1.0, 1.0), draws[:, 3]),
-            (_between(shear[:2], draws[:, 4]), _between(shear[2:], draws[:, 5])),
+            between(self.scale or (1.0, 1.0), draws[:, 3]),
+            (between(shear[:2], draws[:, 4]), between(shear[2:], draws[:, 5])),
             self.center or (width / 2, height / 2),
         )
         window.warp(matrices, np.ones(len(draws), bool))
 
 
 @dataclass(frozen=True, slots=True)
-class RandomRotation(_Warp):
+class RandomRotation(Op):
     """Rotate at random; what leaves the frame is lost, unless it expands. The rest is as in ``RandomAffine``.
 
     Args:
@@ -208,7 +194,7 @@ class RandomRotation(_Warp):
         height, width = window.size.T.astype(np.float64)
         degrees: Any = self.degrees
         centre = self.center or (width / 2, height / 2)
-        matrices = affine_matrices(-_between(degrees, draws[:, 0]), centre=centre)
+        matrices = affine_matrices(-between(degrees, draws[:, 0]), centre=centre)
         size = None
         if self.expand:
             size = _expanded(matrices, width, height)
@@ -234,7 +220,7 @@ def _expanded(matrices: Floats, width: Floats, height: Floats) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomPerspective(_Warp):
+class RandomPerspective(Op):
     """Look at the picture from aside, with probability ``p``. The rest is as in ``RandomAffine``.
 
     Args:
@@ -274,7 +260,7 @@ class RandomPerspective(_Warp):
 
 
 @dataclass(frozen=True, slots=True)
-class ElasticTransform(_Warp):
+class ElasticTransform(Op):
     """Displace pixels by smooth noise, as if seen through water. The rest is as in ``RandomAffine``.
 
     Boxes and keypoints are displaced back by what moves where they were: nearly right where displacements are small, as

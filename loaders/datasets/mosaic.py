@@ -13,6 +13,7 @@ from loaders.checks import real_number, whole_number
 from loaders.datasets.reading.known import first_boxes, has_rows
 from loaders.datasets.reading.samples import Padded, Ragged, in_form
 from loaders.device.mix import batch_word, uniform_of
+from loaders.device.warps import SIGNED
 from loaders.errors import BatchError
 from loaders.schema import Boxes, Image, Keypoints, Mask
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from loaders.schema import Schema
 
 _TILES = 4
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 class _Rows(NamedTuple):
@@ -203,7 +203,7 @@ def _joined_pictures(
     """Return mosaics of pictures ``(N, C, H, W)`` or masks ``(N, H, W)``, channels last in memory."""
     kind, is_mask = pictures.dtype, pictures.dim() == 3
     lines = pictures if is_mask else pictures.movedim(1, -1)
-    found = take(lines.contiguous().view(_SIGNED.get(kind, kind))).view(kind)
+    found = take(lines.contiguous().view(SIGNED.get(kind, kind))).view(kind)
     return found if is_mask else found.movedim(-1, 1)
 
 

@@ -35,7 +35,7 @@ from loaders.augment.resampling import (
 from loaders.checks import shown, whole_number
 from loaders.device.edits import Group, edit_images, group_edits
 from loaders.device.nested import map_tensors
-from loaders.device.warps import Ripples, ripples_of, sources, warp
+from loaders.device.warps import SIGNED, Ripples, ripples_of, row_of, sources, warp
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from loaders.augment.geometry import Known
     from loaders.device.normalize import Normalize
 
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _PIXELS = {torch.uint8: 255, torch.uint16: 65535}
 
 
@@ -281,7 +280,7 @@ def move_masks(masks: torch.Tensor, moves: Moves) -> torch.Tensor:
     moved = _nearest(masks, moves, False, moves.fill_mask)
     if moves.warped is not None and moves.matrices is not None:
         kind = masks.dtype
-        plain = moved.view(_SIGNED.get(kind, kind))  # indexing knows no unsigned 16 bits
+        plain = moved.view(SIGNED.get(kind, kind))  # indexing knows no unsigned 16 bits
         plain.index_copy_(0, moves.warped, _turned(masks.view(plain.dtype), moves))
     return moved
 
@@ -312,7 +311,7 @@ def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
             raise BatchError(
                 f"uint8 images are turned and sheared on a device, got {images.dtype}"
             )
-        fill = _row(np.broadcast_to(moves.fill, images.shape[1]).tolist(), images)[None]
+        fill = row_of(np.broadcast_to(moves.fill, images.shape[1]).tolist(), images)[None]
         some = images.index_select(0, moves.warped)
         points = sources(moves.matrices, moves.size, moves.ripples)
         turned = warp(some, points, moves.resampling.warp, fill)
@@ -324,8 +323,8 @@ def _moved_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
     if moves.is_copy or moves.resampling.interpolation == "nearest":
         return _nearest(images, moves, True, moves.fill)
     lines = images.movedim(1, -1).contiguous()  # once: each tap gathers whole rows
-    if images.dtype in _SIGNED:  # gathering knows no unsigned 16 bits
-        lines = lines.view(_SIGNED[images.dtype])
+    if images.dtype in SIGNED:  # gathering knows no unsigned 16 bits
+        lines = lines.view(SIGNED[images.dtype])
     top = _PIXELS[images.dtype]
     shares = []
     for axis in range(2):
@@ -334,7 +333,7 @@ def _moved_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
         shares.append(weights.sum(-1))
     if moves.fill:
         outside = 1 - shares[0].unsqueeze(2) * shares[1].unsqueeze(1)
-        lines += outside.unsqueeze(-1) * _row(np.atleast_1d(moves.fill).tolist(), lines)
+        lines += outside.unsqueeze(-1) * row_of(np.atleast_1d(moves.fill).tolist(), lines)
     return lines.round_().clamp_(0, top).to(images.dtype).movedim(-1, 1)
 
 
@@ -348,7 +347,7 @@ def _lines(moves: Moves, axis: int, length: int) -> tuple[torch.Tensor, torch.Te
     if moves.resampling.interpolation == "bicubic":
         taps, weights = _cubic_taps(extent, flip, size)
     else:
-        is_area = (moves.table[:, 1] > 2 * _row(moves.size, moves.table)).all(dim=1)
+        is_area = (moves.table[:, 1] > 2 * row_of(moves.size, moves.table)).all(dim=1)
         taps, weights = _taps(extent, flip, is_area, size, num)
     positions, inside = _inside(corner.view(-1, 1, 1) + taps, length, mode)
     return positions, weights * inside
@@ -413,11 +412,6 @@ def _cubic_taps(
     taps = centre.floor().long().unsqueeze(-1) + torch.arange(-1, 3, device=length.device)
     weights = _weights(taps - centre.unsqueeze(-1), "bicubic", -0.75)
     return torch.minimum(taps.clamp(min=0), extent.unsqueeze(-1) - 1), weights
-
-
-def _row(values: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Return a few numbers on the device, without a copy from the host that would wait for it."""
-    return torch.stack([torch.full((), value, device=like.device) for value in values])
 
 
 def _taps(
@@ -494,9 +488,9 @@ def _nearest(
 ) -> torch.Tensor:
     """Take the pixel nearest to each centre, or ``fill`` outside; exact, for any dtype."""
     kind = values.dtype
-    around = torch.from_numpy(np.atleast_1d(fill)).to(kind).view(_SIGNED.get(kind, kind))
+    around = torch.from_numpy(np.atleast_1d(fill)).to(kind).view(SIGNED.get(kind, kind))
     lines = values.movedim(1, -1) if has_channels else values.unsqueeze(-1)
-    lines = lines.view(_SIGNED.get(kind, kind))
+    lines = lines.view(SIGNED.get(kind, kind))
     for axis in range(len(moves.size)):
         length = values.shape[axis + 1 + has_channels]
         positions, inside = _nearest_positions(moves, axis, length)

@@ -16,6 +16,9 @@ from loaders.errors import BatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# As what indexing and gathering move numbers that they do not know.
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
 
 class Ripples(NamedTuple):
     """``augment.Ripple`` of n samples.
@@ -41,16 +44,16 @@ class Ripples(NamedTuple):
         planes = as_noise(hashed(at, self.seeds.view(-1, 1, 1, 1)).float()).flatten(0, 1)[:, None]
         if any(self.sigma):
             sizes = [kernel_size(sigma) for sigma in self.sigma]
-            tall = _row(sizes, planes).repeat(num)
+            tall = row_of(sizes, planes).repeat(num)
             for axis, sigma in ((3, self.sigma[0]), (2, self.sigma[1])):
                 wide = torch.full_like(tall, sigma)
                 planes = blurred(planes, axis, wide, tall, max(sizes) // 2)
-        most = _row(self.alpha, planes).view(2, 1, 1) / 2
+        most = row_of(self.alpha, planes).view(2, 1, 1) / 2
         found: torch.Tensor = planes.view(num, 2, height, width) * most
         return found
 
 
-def _row(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+def row_of(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
     """Return a few numbers on the device, without a copy from the host that would wait for it."""
     return torch.stack([torch.full((), float(value), device=like.device) for value in values])
 
@@ -99,7 +102,7 @@ def _moved(matrices: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
 
 def _sampled(values: torch.Tensor, points: torch.Tensor, mode: str, around: str) -> torch.Tensor:
     """Return values ``(n, C, H, W)`` at points x, y in pixels from the corner."""
-    shape = _row(values.shape[:1:-1], points)
+    shape = row_of(values.shape[:1:-1], points)
     grid = points / shape * 2 - 1
     return functional.grid_sample(values, grid, mode, around, align_corners=False)
 
