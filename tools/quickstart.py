@@ -102,7 +102,7 @@ def rate(dataset: ShardDataset | RAMDataset) -> float:
 def train(path: Path, steps: int) -> None:
     """Train a small network: on the classes, or, where there are none, to tell the mean colour."""
     dataset = ShardDataset(path, augment=OPS)
-    num_classes = len(dataset.classes or ())
+    num_classes = len(dataset.classes) if "label" in dataset.schema.fields else 0
     say(f"train a small network for {steps} steps on {num_classes or 'no'} classes")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loader = DataLoader(
