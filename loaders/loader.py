@@ -492,7 +492,9 @@ class DataLoader(OrderedLoader[BatchT]):
         self._num_restarts += 1
         if self._num_restarts == 2:
             what = f"epoch {sampler.epoch} was left early, and begins anew with the same batches"
-            remedy = "loader.set_epoch(n) chooses another, a full pass goes on to the next"
+            remedy = (
+                "loader.set_epoch(n) selects another, and forever() runs on from batch to batch"
+            )
             warnings.warn(f"{what}: {remedy}", stacklevel=4)
 
     def _finish(self, batch: Any) -> Any:

@@ -259,8 +259,10 @@ class _Run:
         with Packing(self.dst, folders, plan, overwrite=overwrite, kind=kind) as packing:
             if packing.is_published:
                 self._check_rejects(packing.rejected())
-                is_now = "nothing was read or written" if packing.was_there else "is published now"
-                notes.append(f"all was packed earlier, and {is_now}")
+                is_now = (
+                    "nothing was read or written" if packing.was_there else "it is published now"
+                )
+                notes.append(f"everything was packed earlier: {is_now}")
             else:
                 self._pack(packing, notes)
             firsts = counted_folders(self.parts)

@@ -214,7 +214,7 @@ def nothing_left(
     found = list(there)
     if found and all(each.get(PLAN) == digest for each in found):
         return nothing_done(
-            dst, "all was packed earlier, and nothing was read or written", rejected
+            dst, "everything was packed earlier: nothing was read or written", rejected
         )
     if any(NUM_PARTS in each for each in found):
         why = "no part lies there any more, but what was made of them"

@@ -141,7 +141,7 @@ class TokenWindows(BatchDataset):
             self._documents = None
             self.plan = self._windows_plan(is_half=False)
         if not len(self):
-            what = f"{self.num_tokens:,} tokens make no window of {self.length:,} and one more"
+            what = f"{self.num_tokens:,} tokens make no window of {self.length:,} and the target behind it"
             raise ValueError(f"{what}: give a smaller length, or tail='pad'")
 
     def _check_options(self, stride: int | None) -> None:
@@ -248,7 +248,7 @@ class TokenWindows(BatchDataset):
         decoder = decoder_of(folder, self.stream.field)
         if decoder is None:
             what = "no tokenizer is kept with these tokens: they were packed as ids"
-            raise SchemaError(f"{what}; decode them by the one that made them")
+            raise SchemaError(f"{what}; decode them with the one that made them")
         return decoder.decode(array.reshape(-1))
 
     # -- how many there are ------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         ]
         notes.append(f"passed over: {_some(counts)}")
     if empty := _empty_classes(splits):
-        notes.append(f"no class, for nothing is in it: {_some(empty)}; --classes can name it")
+        notes.append(f"empty folder, so no class: {_some(empty)} (--classes can name it)")
     if suffixed := [file for split in splits for file in getattr(split.source, "suffixed", ())]:
         what = f"{counted(len(suffixed), 'file')} differ from others in the suffix alone"
         notes.append(f"{what}, which their keys keep: {_some(suffixed)}")

@@ -222,7 +222,7 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
             f"it has more than one category called {twice[0]!r}", path, "Rename them"
         )
     still = [name for name in ("segmentation", "area") if name in columns]
-    note = f"as in the source, moved by nothing: {' and '.join(still)} of boxes"
+    note = f"crops and flips do not change: {' and '.join(still)} of boxes"
     notes = (note,) if still else ()
     return Annotations("COCO", "xywh", names, columns, by_name, notes, sizes=sizes)
 
@@ -368,7 +368,7 @@ def _read_yolo(path: Path, files: Sequence[Path], split: str) -> Annotations:
     notes: tuple[str, ...] = ()
     if any(any(values["segmentation"]) for values in good):
         columns["segmentation"] = Column("json", field=Json())
-        notes = ("as in the source, moved by nothing: segmentation of boxes",)
+        notes = ("crops and flips do not change: segmentation of boxes",)
     else:
         for values in good:
             values.pop("segmentation", None)  # one may have two names
