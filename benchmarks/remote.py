@@ -3,6 +3,7 @@
 A server that speaks S3, and before it a proxy that is the link: so many milliseconds before each answer, so many
 megabytes a second on each connection; both of the tests. All are processes of this machine. Each row has what stands
 beside it: the same bytes by eight plain connections, the same pass over the local folder, or the size of the data.
+`--peers litdata streaming` adds these, in environments that are made for them, with the same rows in their own formats.
 Writes `benchmarks/results/remote.json`. Extra ``dev``.
 """
 
@@ -12,6 +13,7 @@ import argparse
 import concurrent.futures
 import contextlib
 import http.client
+import json
 import os
 import statistics
 import subprocess
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from compare import PeerError, Place, place_of
 from page import write
 from spine import HERE, ROOT, conditions
 
@@ -66,8 +69,11 @@ print(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 class Bench:
     """The servers, and the data in their bucket."""
 
-    def __init__(self, folder: Path, endpoint: str, proxy: servers.Proxy) -> None:
+    def __init__(
+        self, folder: Path, endpoint: str, proxy: servers.Proxy, environments: Path
+    ) -> None:
         self.folder, self.endpoint, self.proxy = folder, endpoint, proxy
+        self.environments = environments
         self.local = folder / "root" / "bucket" / "packed"
         self.files = sorted(self.local.glob("*.lmdb"))
         self.size = sum(path.stat().st_size for path in self.files)
@@ -224,6 +230,37 @@ def sample(bench: Bench) -> tuple[float, float]:
         return SHARD_BYTES, bench.came()
 
 
+def beside(name: str) -> Callable[[Bench], tuple[float, float]]:
+    """Return what gives the seconds of two epochs of another library, the first from an empty cache, and of ours."""
+
+    def measure(bench: Bench) -> tuple[float, float]:
+        theirs, ours = (place_of(each, bench.environments) for each in (name, "loaders"))
+        target = bench.folder / "root" / "bucket" / name
+        if not target.exists():
+            peer(theirs, "prepare", name, bench.folder / "rows.npy", target)
+        found = []
+        for place, each in ((theirs, name), (ours, "loaders")):
+            bench.proxy.set(**LINK)
+            with (
+                tempfile.TemporaryDirectory(dir=bench.folder) as at,
+                ended(Path(at) / "c") as cache,
+            ):
+                found.append(json.loads(peer(place, "run", each, bench.proxy.endpoint, cache)))
+        assert found[0]["sum"] == found[1]["sum"]
+        return sum(found[0]["seconds"]), sum(found[1]["seconds"])
+
+    return measure
+
+
+def peer(place: Place, *words: object) -> str:
+    """Run a library's part in its environment; return the last line that it prints."""
+    command = [str(place.python), str(HERE / "remote_peer.py"), *map(str, words)]
+    done = subprocess.run(command, env=place.env, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        raise PeerError(done.stderr.strip()[-300:])
+    return done.stdout.strip().rpartition("\n")[2]
+
+
 # What is measured, what stands beside it, and whether the ratio is the other's share of ours, or ours of the other.
 ROWS: dict[str, tuple[Callable[[Bench], tuple[float, float]], str, str, bool]] = {
     "fill a cold cache": (fill, "8 plain connections", ">= 0.9", True),
@@ -242,7 +279,9 @@ def pack(root: Path, num_shards: int) -> None:
     """Pack noise, in shards of about 4 MiB."""
     rng = np.random.default_rng(0)
     num = num_shards * SHARD_BYTES // ROW_BYTES
-    rows = ({"data": rng.integers(0, 256, ROW_BYTES, np.uint8)} for _ in range(num))
+    data = rng.integers(0, 256, (num, ROW_BYTES), np.uint8)
+    np.save(root.parent / "rows.npy", data)
+    rows = ({"data": row} for row in data)
     fields = {"data": Array(dtype="uint8", dims=(ROW_BYTES,))}
     packdata.pack(rows, root / "bucket" / "packed", fields, shard_bytes=SHARD_BYTES)
 
@@ -253,6 +292,12 @@ def main() -> None:
     )
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rows", default="", help="only rows whose names have this in them")
+    parser.add_argument("--peers", nargs="*", default=[], choices=["litdata", "streaming"])
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "loaders-compare"
+    parser.add_argument(
+        "--cache", type=Path, default=home, help="environments; default: %(default)s"
+    )
     parser.add_argument("--out", type=Path, default=HERE)
     args = parser.parse_args()
     lines = [
@@ -263,17 +308,30 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         pack(Path(place) / "root", max(4, int(NUM_SHARDS * args.scale)))
         endpoint = stack.enter_context(servers.bucket(Path(place) / "root"))
-        bench = Bench(Path(place), endpoint, stack.enter_context(servers.proxy(endpoint)))
-        for name, (measure, beside, goal, is_share) in ROWS.items():
-            pairs = [measure(bench) for _ in range(args.repeats)]
+        proxy = stack.enter_context(servers.proxy(endpoint))
+        bench = Bench(Path(place), endpoint, proxy, args.cache)
+        peers = {
+            f"two epochs, {each}": (beside(each), each, ">= 1.0", True) for each in args.peers
+        }
+        for name, (measure, other_name, goal, is_share) in (ROWS | peers).items():
+            if args.rows not in name:
+                continue
+            try:
+                pairs = [measure(bench) for _ in range(args.repeats)]
+            except PeerError as error:
+                print(f"{name}: {error}", flush=True)
+                continue
             ratios = [(a / b if is_share else b / a) for a, b in pairs]
             middle = sorted(range(len(ratios)), key=ratios.__getitem__)[len(ratios) // 2]
             other, ours = pairs[middle]
             lines.append(
-                f"| {name} | {ours:,.3g} | {other:,.3g} | {beside} | {ratios[middle]:.2f} | {goal} |"
+                f"| {name} | {ours:,.3g} | {other:,.3g} | {other_name} | {ratios[middle]:.2f} | {goal} |"
             )
             print(lines[-1], flush=True)
-            results = {beside: [pair[0] for pair in pairs], "loaders": [pair[1] for pair in pairs]}
+            results = {
+                other_name: [pair[0] for pair in pairs],
+                "loaders": [pair[1] for pair in pairs],
+            }
             cases.append({"case": name, "goal": goal, "ratios": ratios, "results": results})
     told = {
         "conditions": conditions("none, noise")

@@ -108,7 +108,8 @@ class RAMDataset(ResidentDataset[SampleT]):
         if home is not None and not (pin or decode or shared):  # straight from the files
             settings = {name: getattr(dataset, name) for name in (*SETTINGS, "leader")}
             PackedDataset.__init__(self, dataset.view, **settings)
-            self._settle(home, is_pinned=False)
+            with self.view.in_order():
+                self._settle(home, is_pinned=False)
             return
         if not {*dataset.stored_fields, "key"} & {*dataset.schema.fields}:
             raise SchemaError(
