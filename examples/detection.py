@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from loaders import DataLoader, ShardDataset, augment
+from loaders import DataLoader, ShardDataset
+from loaders.augment import presets
 
 
 class Batch(NamedTuple):
@@ -24,16 +25,6 @@ class Batch(NamedTuple):
     image: Tensor  # uint8 (N, 3, H, W)
     boxes: list[Tensor]  # float32 (number, 4), for each picture
     box_labels: list[Tensor]  # int64 (number,)
-
-
-def make_targets(boxes: list[Tensor], classes: list[Tensor]) -> list[dict[str, Tensor]]:
-    """Return one dict a picture; boxes that were cropped away have no area, and detectors refuse those."""
-    targets = []
-    for box, kind in zip(boxes, classes, strict=True):
-        is_left = (box[:, 2:] > box[:, :2]).all(1)
-        labels = kind[is_left].long() + 1  # 0 is the background
-        targets.append({"boxes": box[is_left], "labels": labels})
-    return targets
 
 
 def find(name: str) -> Callable[..., torch.nn.Module]:
@@ -55,8 +46,8 @@ def main() -> None:
     args = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    crop = [augment.RandomResizedCrop(args.size, scale=(0.3, 1)), augment.RandomHorizontalFlip()]
-    dataset: ShardDataset[Batch] = ShardDataset(args.data, fields=Batch._fields, augment=crop)
+    ops = presets.detection(args.size)  # drops boxes that are cropped away, and their labels
+    dataset: ShardDataset[Batch] = ShardDataset(args.data, fields=Batch._fields, augment=ops)
     loader = DataLoader(
         dataset, args.batch_size, shuffle=True, drop_last=True, device=device, seed=0
     )
@@ -66,7 +57,11 @@ def main() -> None:
     model.train()
     for epoch in range(args.epochs):
         for images, boxes, kinds in loader:
-            losses = model(list(images / 255), make_targets(boxes, kinds))
+            targets = [
+                {"boxes": box, "labels": kind + 1}  # 0 is the background
+                for box, kind in zip(boxes, kinds, strict=True)
+            ]
+            losses = model(list(images / 255), targets)
             loss = torch.stack([*losses.values()]).sum()
             optimizer.zero_grad()
             loss.backward()

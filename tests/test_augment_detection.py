@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image as Pillow
 
 import packdata
-from loaders import BatchAugment, DataLoader, RAMDataset, ShardDataset, augment
+from loaders import BatchAugment, DataLoader, JpegOnDevice, RAMDataset, ShardDataset, augment
 from loaders.augment import (
     Known,
     RandomIoUCrop,
@@ -20,6 +22,7 @@ from loaders.augment import (
     ScaleJitter,
     plan,
 )
+from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.reading.moving import moving_halves
 from loaders.errors import BatchError, SampleError, SchemaError
 from loaders.schema import Array, Boxes, Image, Keypoints, Label, Mask
@@ -199,6 +202,35 @@ def test_draws_belong_to_the_sample(folder: Path) -> None:
         assert torch.equal(sample.mask, there.mask[i])
         assert torch.equal(sample.boxes, there.boxes[i])
         assert torch.equal(sample.kinds, there.kinds[i])
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "dct"])
+def test_pictures_that_a_device_decodes_are_cropped_around_the_same_boxes(
+    codec: str, tmp_path: Path
+) -> None:
+    sizes = [SIZE] * 8 if codec == "dct" else [SIZE, (70, 100)] * 4
+    rows = []
+    for i, size in enumerate(sizes):
+        pixels = np.random.default_rng(i).integers(0, 256, (*size, 3), np.uint8)
+        image = pixels if codec == "dct" else encode_jpeg(pixels, 95)
+        rows.append({"image": image, "boxes": boxes_of(i, size)})
+    kind = Image("dct", size=SIZE) if codec == "dct" else Image()
+    packdata.pack(rows, tmp_path / "a", {"image": kind, "boxes": Boxes()})
+    ops = [RandomIoUCrop(), Resize((48, 48)), SanitizeBoundingBoxes()]
+    dataset: Any = ShardDataset(tmp_path / "a", augment=ops)
+
+    def decode(files: Any, device: Any) -> list[torch.Tensor]:
+        pictures = [np.asarray(Pillow.open(io.BytesIO(bytes(f.numpy())))) for f in files]
+        return [torch.from_numpy(each.copy()).permute(2, 0, 1) for each in pictures]
+
+    on_device = dataset if codec == "dct" else JpegOnDevice(dataset, decode=decode)
+    half, finish = on_device.halves(torch.device("cpu"))
+    there = finish(half.__getitems__(range(8)).batch)
+
+    for i in range(8):
+        here = dataset[i]
+        assert torch.equal(there.boxes[i], here.boxes)
+        assert (there.image[i].int() - here.image.int()).abs().float().mean() < 3
 
 
 def test_views_drop_boxes_of_their_own(folder: Path) -> None:
