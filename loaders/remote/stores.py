@@ -202,7 +202,8 @@ class ObstoreObjects:
 
 def mark_of(etag: str | None, written: object = None) -> int:
     """Return what a listing has for an object's e-tag, or for when it was written."""
-    digest = xxhash.xxh3_64_intdigest(str(etag or written).encode())
+    plain = etag and etag.removeprefix("W/").strip('"')  # some stores quote it in answers alone
+    digest = xxhash.xxh3_64_intdigest(str(plain or written).encode())
     return digest | 1 if etag else digest & ~1
 
 

@@ -199,7 +199,7 @@ def test_objects_come_ahead_of_need_and_no_more_than_a_few(raw: Path, store: Sto
     first = next(ahead)
     assert first.read()
     assert 1 < taken <= 8 * 32
-    ahead.close()  # type: ignore[attr-defined]
+    ahead.close()
 
 
 def test_a_store_that_fails_now_and_then_gives_the_same_bytes_and_one_that_does_not_answer_an_error(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -427,13 +428,15 @@ class _PartPacker:
         def size_of(outcome: Outcome) -> int:
             return outcome.nbytes
 
+        from packdata.sources.listed import fetched_ahead  # late: --help is quick without
+
         # Blocks are alike, so that a few are enough to keep all workers busy.
         limit = {"max_bytes": _MAX_BLOCK_BYTES} if self.recipe.is_of_blocks else {}
-        with OrderedPool(self._encode, self.run.num_workers, size_of, **limit) as pool:
-            from packdata.sources.listed import fetched_ahead  # late: --help is quick without
-
-            num_items, given = self.start, fetched_ahead(self.recipe.items(self.start))
-            items = enumerate(given, self.start)
+        with (
+            closing(fetched_ahead(self.recipe.items(self.start))) as given,
+            OrderedPool(self._encode, self.run.num_workers, size_of, **limit) as pool,
+        ):
+            num_items, items = self.start, enumerate(given, self.start)
             for num_items, outcome in enumerate(pool.map(items), self.start + 1):  # noqa: B007
                 self._take(outcome)
         if num_items != len(self.recipe):

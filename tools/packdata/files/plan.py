@@ -11,6 +11,7 @@ from packdata.describe import counted, describe_field
 from packdata.engine import target_folders
 from packdata.files.splits import contents, source_notes
 from packdata.sources.base import files_identity
+from packdata.sources.listed import are_given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,6 +103,8 @@ class FilesPlan(Generic[_R]):
 
     def is_unchanged(self) -> bool:
         """Tell whether the source is still as it was listed."""
+        if are_given(self.sources):
+            return True
         try:
             return self._identities() == [recipe.identity for recipe in self.recipes]
         except SourceError:  # what is gone has changed too

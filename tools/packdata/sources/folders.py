@@ -83,19 +83,21 @@ class Listing:
 
     def _add(self, prefix: str, entries: Sequence[Entry]) -> None:
         for entry in entries:
-            suffix = suffix_of(entry.name)
-            if is_hidden(entry.name):
+            name = entry.name
+            suffix = suffix_of(name)
+            if is_hidden(name):
                 continue
-            if self._without and key_of(entry.name).endswith(self._without):
+            if self._without and key_of(name).endswith(self._without):
                 continue
             if suffix not in self._suffixes:
                 self.ignored[suffix or "no suffix"] += 1
                 continue
-            check_name(prefix + entry.name, entry.path)
-            self.files.append(prefix + entry.name)
+            relative = prefix + name
+            check_name(relative, entry.path)
+            self.files.append(relative)
             if self.stored is not None and isinstance(entry, ListedEntry):
                 self.stored.add(entry.entry)
-            self._hash.add(prefix + entry.name, _stat(entry))
+            self._hash.add(relative, _stat(entry))
 
 
 def files_below(root: Path, folder: str = "") -> Iterator[tuple[str, Sequence[Entry] | None]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import xxhash
 
@@ -27,7 +27,7 @@ from loaders.remote.url import URL, is_url, split_secrets
 from loaders.remote.wire import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from loaders.remote.origin import Origin
 
@@ -170,7 +170,8 @@ class ListedURL(URL):
         """Return what is directly inside, by name: objects, and names of folders."""
         tree, path = self._found()
         files, folders = tree.inside(path)
-        return [ListedEntry(f"{tree.origin.url}/{entry.name}", entry) for entry in files], folders
+        start = len(path) + 1 if path else 0
+        return [ListedEntry(entry.name[start:], entry, self) for entry in files], folders
 
 
 def _stat(entry: Entry, ino: int = 0) -> Any:
@@ -178,17 +179,17 @@ def _stat(entry: Entry, ino: int = 0) -> Any:
     return SimpleNamespace(st_mode=stat.S_IFREG, st_dev=-1, st_ino=ino, **about)
 
 
-@dataclass(frozen=True, slots=True)
-class ListedEntry:
-    """An object, as ``os.DirEntry`` tells of a file."""
+class ListedEntry(NamedTuple):
+    """An object in a folder, as ``os.DirEntry`` tells of a file."""
 
-    path: str
+    name: str
     entry: Entry
+    folder: ListedURL
 
     @property
-    def name(self) -> str:
-        """Its last part."""
-        return self.entry.name.rpartition("/")[2]
+    def path(self) -> str:
+        """The URL."""
+        return f"{self.folder}/{self.name}"
 
     def stat(self) -> Any:
         """Tell its size and what changes with it."""
@@ -200,6 +201,11 @@ def place_of_source(path: Path | str) -> Path:
     if isinstance(path, ListedURL):
         return path
     return ListedURL(str(split_secrets(path)[0])) if is_url(path) else Path(path)
+
+
+def are_given(sources: Iterable[Path | str]) -> bool:
+    """Tell whether what all sources are was said by lists, so that none can have changed."""
+    return all(is_url(each) and str(split_secrets(each)[0]) in _given for each in sources)
 
 
 def list_sources(sources: Iterable[Path | str]) -> None:
@@ -358,7 +364,7 @@ class StoredFile:
         return RemoteFile(self.origin, self.entry, self.where, start, end)
 
 
-def fetched_ahead(items: Iterator[T]) -> Iterator[T]:
+def fetched_ahead(items: Iterator[T]) -> Generator[T]:
     """Yield items; the objects that they ``read``, or name as ``reads``, are fetched meanwhile, some ahead."""
     first = list(islice(items, 1))
     if not any(map(_files, first)):
@@ -377,7 +383,7 @@ def fetched_ahead(items: Iterator[T]) -> Iterator[T]:
                 return
             yield from ahead.popleft()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
 
 
 def _some(first: list[T], items: Iterator[T]) -> list[T]:
