@@ -200,8 +200,7 @@ def test_shards_that_a_store_closes_are_read_where_they_are_mapped_next(tmp_path
 
 
 def test_a_child_process_serves_the_same_windows(folder: Path) -> None:
-    for options in ({}, {"by": "document"}, {"tail": "pad"}):
-        windows = TokenWindows(folder, 20, **options)  # type: ignore[arg-type]
+    for windows in (TokenWindows(folder, 20), TokenWindows(folder, 20, by="document")):
         child = DataLoader(windows, 4, backend="subprocess", num_workers=2)
         for one, other in zip(child, DataLoader(windows, 4), strict=True):
             assert one._fields == other._fields
