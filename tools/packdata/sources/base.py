@@ -18,6 +18,7 @@ import xxhash
 
 from loaders.errors import SourceError
 from loaders.regular import regular
+from packdata.names import twice
 from packdata.regular import read_regular
 
 if TYPE_CHECKING:
@@ -260,13 +261,9 @@ def key_of(relative: str, shared: Container[str] = ()) -> str:
     return relative if stem in shared else stem
 
 
-def shared_keys(files: Iterable[str]) -> frozenset[str]:
+def shared_keys(files: Sequence[str]) -> frozenset[str]:
     """Return what several files would have as key, such as ``a`` of ``a.jpg`` and ``a.png``."""
-    seen: set[str] = set()
-    twice: set[str] = set()
-    for key in map(key_of, files):
-        (twice if key in seen else seen).add(key)
-    return frozenset(twice)
+    return frozenset(twice(lambda: map(key_of, files)))
 
 
 class FileHash:
@@ -302,14 +299,18 @@ def relative_names(paths: Sequence[Path]) -> list[str]:
     return [os.path.relpath(path, folder) for path in paths]
 
 
-def check_unique(keys: Iterable[tuple[str, str]], path: Path | str, hint: str = _RENAME) -> None:
-    """Raise SourceError if two items share a key; ``keys`` are pairs of key and place."""
-    seen: dict[str, str] = {}
-    for key, where in keys:
-        if key in seen:
-            what = f"two samples have the key {key!r}: {seen[key]} and {where}"
-            raise SourceError(what, path, hint)
-        seen[key] = where
+def check_unique(
+    keys: Callable[[], Iterable[tuple[str, str]]], path: Path | str, hint: str = _RENAME
+) -> None:
+    """Raise SourceError if two items share a key; ``keys`` yields pairs of key and place, each time the same."""
+    if found := twice(lambda: (key for key, _ in keys())):
+        seen: dict[str, str] = {}
+        for key, where in keys():
+            if key in seen:
+                what = f"two samples have the key {key!r}: {seen[key]} and {where}"
+                raise SourceError(what, path, hint)
+            if key in found:
+                seen[key] = where
 
 
 def field_names(

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
+from packdata.names import Names
 from packdata.regular import check_name
 from packdata.sources.base import (
     PICTURES,
@@ -54,7 +55,7 @@ class Listing:
     def __init__(self, root: Path, kind: FileKind = PICTURES, without: str = "") -> None:
         self.root, self._suffixes, self._without = root, kind.suffixes, without
         self.stored = StoredFiles(root) if isinstance(root, ListedURL) else None
-        self.files: list[str] = []
+        self.files = Names()
         self.folders: list[str] = []
         self.ignored: Counter[str] = Counter()
         self._hash = FileHash()
@@ -216,7 +217,7 @@ class FolderSource:
         }
         self._shared = shared_keys(self._files)
         self.suffixed = tuple(f for f in self._files if self._shared and key_of(f) in self._shared)
-        check_unique(((key_of(file, self._shared), file) for file in self._files), root)
+        check_unique(lambda: zip(self.keys(), self._files, strict=True), root)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -249,7 +250,7 @@ def _adds_files(listing: Listing, folder: str) -> bool:
     return len(listing.files) > before
 
 
-def _mixed(root: Path, kind: FileKind, top: list[str], below: list[str]) -> SourceError:
+def _mixed(root: Path, kind: FileKind, top: Sequence[str], below: Sequence[str]) -> SourceError:
     more = "" if len(top) <= 3 else f" and {len(top) - 3} more"
     folders = sorted({file.split("/", 1)[0] for file in below})
     what = (
@@ -314,7 +315,7 @@ class MaskFolder:
         if not masks:
             what = f"none of its {len(keys)} files ends in {self._new!r}, such as {keys[0][1]} does not"
             raise SourceError(what, root, "Check --mask-suffix")
-        check_unique(masks, root)
+        check_unique(lambda: masks, root)
         self.root, self._place, self._kind = root, root.absolute(), kind
         self.identity: dict[str, Any] = {"num_files": len(listing.files), "files": listing.digest}
         if suffix:

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
+from packdata.names import twice
 from packdata.sources.base import Column, Item, Source, check_unique, has_several
 
 if TYPE_CHECKING:
@@ -42,10 +43,9 @@ class JoinedSource:
         for other in sources[1:]:
             self._check_alike(first, other)
         self._heads = [""] * len(sources)
-        keys = list(self.keys())
-        if len(set(keys)) < len(keys):
+        if twice(self.keys):
             self._heads = [f"{source.name}/" for source in sources]
-            check_unique(((key, self.name) for key in self.keys()), self.name)
+            check_unique(lambda: ((key, self.name) for key in self.keys()), self.name)
 
     @staticmethod
     def _check_alike(first: Source, other: Source) -> None:

@@ -97,10 +97,9 @@ class ListSource:
         self._has_keys = "key" in columns
         has_names = not self._has_keys and not self.has_several
         files = [self._inside(values) for _, values in self._rows] if has_names else []
-        self._shared = shared_keys(dict.fromkeys(files))
+        self._shared = shared_keys(list(dict.fromkeys(files)))
         self.suffixed = tuple(f for f in files if self._shared and key_of(f) in self._shared)
-        given = [row for row in self._rows if not self._lacks_key(row)]
-        check_unique(((self._key(row), f"line {row[0]}") for row in given), path, OWN_KEYS)
+        check_unique(self._given_keys, path, OWN_KEYS)
         self.identity: Mapping[str, Any] = self._identity()
 
     def __len__(self) -> int:
@@ -133,6 +132,11 @@ class ListSource:
     def keys(self) -> Iterator[str]:
         """Yield the keys: of rows without one, what stands for it."""
         return map(self._key, self._rows)
+
+    def _given_keys(self) -> Iterator[tuple[str, str]]:
+        """Yield key and place of the rows that have one."""
+        given = (row for row in self._rows if not self._lacks_key(row))
+        return ((self._key(row), f"line {row[0]}") for row in given)
 
     def mask_heads(self) -> Iterator[bytes]:
         """Yield what tells the depth of each mask in the list."""

@@ -89,7 +89,7 @@ class RowsSource:
         self.labels: Mapping[str, Column] = self._find_labels(schema)
         self.notes = tuple(_lost_names(schema, self._fields.values()))
         if self._has_keys:
-            check_unique(self._read_keys(), self.paths[0], OWN_KEYS)
+            check_unique(self._read_keys, self.paths[0], OWN_KEYS)
 
     def __len__(self) -> int:
         return sum(self._lengths)

@@ -105,8 +105,10 @@ class TarSource:
         self._arrays = {role: _field_of(role) for role in sorted(roles) if _is_array(role)}
         self._label_key = self._find_label_key(label_column)
         self.labels: Mapping[str, Column] = dict(self._columns())
-        places = ((sample.key, f"{self.paths[sample.tar]}") for sample in self._samples)
-        check_unique(places, self.paths[0])
+        check_unique(self._places, self.paths[0])
+
+    def _places(self) -> Iterator[tuple[str, str]]:
+        return ((sample.key, f"{self.paths[sample.tar]}") for sample in self._samples)
 
     def _columns(self) -> Iterator[tuple[str, Column]]:
         for role in self._roles:

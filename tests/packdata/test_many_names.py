@@ -1,0 +1,53 @@
+"""Names of many items: what a list of them says, in little memory, and which stand twice."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import packdata.names
+from packdata.names import Names, twice
+
+TEXTS = st.lists(st.text(max_size=4))
+
+
+@given(TEXTS)
+def test_names_are_a_list(given: list[str]) -> None:
+    names = Names(given)
+
+    assert len(names) == len(given)
+    assert list(names) == given
+    assert [names[i] for i in range(len(given))] == given
+    assert [names[-i] for i in range(1, len(given) + 1)] == given[::-1]
+    assert names[1:-1] == given[1:-1]
+    with pytest.raises(IndexError):
+        names[len(given)]
+
+
+def test_names_of_files_that_are_no_text_are_names() -> None:
+    assert list(Names(["caf\udce9", ""])) == ["caf\udce9", ""]
+
+
+@given(TEXTS)
+def test_what_stands_twice_is_found(given: list[str]) -> None:
+    assert twice(lambda: iter(given)) == {each for each in given if given.count(each) > 1}
+
+
+def test_equal_hashes_are_no_equal_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packdata.names, "_hash", len)
+
+    assert twice(lambda: ["aa", "bb", "c", "bb"]) == {"bb"}
+
+
+def test_ten_million_names_need_less_than_a_gigabyte() -> None:
+    num = 100_000  # of as many bytes as those of ImageNet
+    tracemalloc.start()
+    names = Names(f"n{i % 1000:08d}/n{i % 1000:08d}_{i:06d}.JPEG" for i in range(num))
+    assert not twice(lambda: names)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert most / num < 80
