@@ -404,8 +404,7 @@ def check_state(state: Mapping[str, Any], order: Order) -> None:
     differing = [name for name in expected if state.get(name) != expected[name]]
     if differing:
         told = ", ".join(
-            f"its {name} is {state.get(name)!r}, here it is {expected[name]!r}"
-            for name in differing
+            f"{name} {state.get(name)!r} (here {expected[name]!r})" for name in differing
         )
         raise StateError(f"the sampler's state belongs to another order: {told}")
     _check_range(state, "delivered", order.length + 1)
