@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 
 from loaders import limits
 from loaders.bench import machine, probes
-from loaders.bench.stages import copy_bytes_per_s
 from loaders.text import describe_size, in_seconds, number, printable
 
 if TYPE_CHECKING:
@@ -270,16 +269,6 @@ def allocator(place: Place) -> Finding:
     return Finding("allocator", "cost", found, cost, f"LD_PRELOAD={library}")
 
 
-def memory_bandwidth(place: Place) -> Finding:
-    """Measure what memory gives."""
-    available = limits.available_memory(place.proc, place.sys)
-    rate = copy_bytes_per_s(limits.usable_cores(place.proc, place.sys), available)
-    if rate:
-        return Finding("memory bandwidth", "ok", f"all cores copy {describe_size(rate)}/s")
-    found = f"{describe_size(available)} available: too little to measure it"
-    return Finding("memory bandwidth", "unknown", found)
-
-
 def gpu(place: Place) -> Finding:
     """Compare the width of each GPU's link with what it could be; measure copies to it."""
     links, rate = machine.gpu_links(place.sys), probes.gpu_copy_bytes_per_s()
@@ -300,5 +289,5 @@ def gpu(place: Place) -> Finding:
 
 CHECKS: tuple[Callable[[Place], Finding], ...] = (
     cores, memory, shared_memory, open_files, file_system, read_rate, thread_pools, frequency_governor,
-    simd, allocator, memory_bandwidth, gpu,
+    simd, allocator, gpu,
 )  # fmt: skip

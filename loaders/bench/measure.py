@@ -270,6 +270,8 @@ def num_samples(batch: Any) -> int:
     if not parts:
         return 0
     first = next(iter(parts))
+    if isinstance(batch, tuple) and all(type(part) is tuple for part in parts):
+        return len(first)  # tuple(zip(*samples)), as detectors take them
     is_ours = hasattr(batch, "_fields") and isinstance(first, list)  # a value for each sample
     return len(first) if is_ours else num_samples(first)
 

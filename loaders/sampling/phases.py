@@ -54,26 +54,22 @@ class History(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Turns of an epoch that are laid out by one set of weights.
+    """Turns that are laid out by one set of weights: a part of an epoch, or whole epochs that are alike.
 
     Attributes:
-        begin: Its first turn in the epoch.
+        begin: Its first turn: in the epoch, or since the beginning of epoch 0.
         turns: How many each source has.
         given: Samples that each source gave before, since the beginning.
+        repeats: How many such epochs follow each other.
     """
 
     begin: int
     turns: Int64s
     given: tuple[int, ...]
-
-
-class _Run(NamedTuple):
-    begin: int  # in turns since the beginning of epoch 0
-    turns: Int64s
-    repeats: int  # whole epochs, or once a part of one
-    given: tuple[int, ...]
+    repeats: int = 1
 
     def given_after(self, repeats: int, block_size: int) -> tuple[int, ...]:
+        """Return what each source has given after some of them."""
         turns = self.turns.tolist()
         return tuple(g + repeats * n * block_size for g, n in zip(self.given, turns, strict=True))
 
@@ -137,7 +133,7 @@ class Timeline:
 
     def _make_runs(
         self, phases: Sequence[Phase], start: int, total: int, given: tuple[int, ...]
-    ) -> Iterator[_Run]:
+    ) -> Iterator[Piece]:
         now = start
         for number, phase in enumerate(phases):
             end = start + _FOR_EVER
@@ -148,7 +144,7 @@ class Timeline:
                 is_whole = left == self._num_turns and end - now >= left
                 repeats = (end - now) // left if is_whole else 1
                 num = min(left, end - now)
-                run = _Run(now, self._quotas(phase.weights, num), repeats, given)
+                run = Piece(now, self._quotas(phase.weights, num), given, repeats)
                 yield run
                 if end - now >= _FOR_EVER // 2 and is_whole:
                     return

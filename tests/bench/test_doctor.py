@@ -313,30 +313,6 @@ def test_an_allocator_is_tried_only_beside_glibc_and_if_there_is_one(
     assert finding.found.startswith(said)
 
 
-@pytest.mark.parametrize(
-    ("quota", "threads"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1)]
-)
-def test_bandwidth_is_measured_on_the_cores_and_in_the_memory_that_a_container_has(
-    place: Place, monkeypatch: pytest.MonkeyPatch, eight_cores: None, quota: str, threads: int
-) -> None:
-    write(place.proc, {"meminfo": "MemTotal: 500000000 kB\nMemAvailable: 400000000 kB\n"})
-    write(place.sys, {"fs/cgroup/cpu.max": quota, "fs/cgroup/memory.max": f"{4 << 30}"})
-    asked: list[tuple[int, int]] = []
-    rates = iter([0.0, float(9 << 30)])
-
-    def spy(*given: int) -> float:
-        asked.append(given)  # type: ignore[arg-type]
-        return next(rates)
-
-    monkeypatch.setattr(doctor, "copy_bytes_per_s", spy)
-
-    too_little, told = (doctor.memory_bandwidth(place) for _ in range(2))
-
-    assert asked == [(threads, 4 << 30)] * 2
-    assert (too_little.level, told.level) == ("unknown", "ok")
-    assert "9.0 GiB/s" in told.found
-
-
 def test_a_narrow_link_of_a_gpu_costs(place: Place) -> None:
     link = {"class": "0x030200", "current_link_width": "4", "max_link_width": "16"}
     others = [
@@ -457,10 +433,9 @@ def test_every_check_gives_a_finding_on_an_empty_machine(
 
     assert list(found) == [
         "cores", "memory", "shared memory", "open files", "file system", "read rate",
-        "thread pools", "frequency governor", "SIMD", "allocator", "memory bandwidth", "GPU",
+        "thread pools", "frequency governor", "SIMD", "allocator", "GPU",
     ]  # fmt: skip
     assert not [said for said in found.values() if "Error" in said]
-    assert found["memory bandwidth"].startswith("all cores copy ")
     assert torch.get_num_threads() == before
 
 

@@ -147,6 +147,7 @@ def test_no_batch_is_an_error() -> None:
         (Images([torch.zeros(3, 5, 4), torch.zeros(3, 2, 4)]), 2, 336),  # each its own size
         ({"a": [torch.zeros(3, 5), torch.zeros(3, 2)], "b": torch.zeros(2)}, 2, 92),
         (([torch.zeros(4), torch.zeros(4, 2)], torch.zeros(4)), 4, 64),
+        (((torch.zeros(3, 9), torch.zeros(3, 5)), ({"boxes": torch.zeros(4, 4)}, {})), 2, 232),
         ({"a": [torch.zeros(4), torch.zeros(4, 2)]}, 4, 48),
         (Images(RAGGED), 3, 9 * 4 + 4 * 8),
         ({"a": RAGGED}, 3, 68),
