@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -191,6 +192,8 @@ def test_draws_belong_to_the_sample(folder: Path) -> None:
                 for name in ("boxes", "kinds", "points"):
                     rows = zip(getattr(batch, name), batch.number.tolist(), strict=True)
                     assert all(torch.equal(row, getattr(whole, name)[i]) for row, i in rows)
+    again = pickle.loads(pickle.dumps(dataset))  # as a child process does
+    assert torch.equal(again[3].boxes, dataset[3].boxes)
     (alone,) = DataLoader(dataset.replace(fields=["image", "kinds"]), NUM, seed=3)
     assert torch.equal(alone.image, whole.image)
     assert all(map(torch.equal, alone.kinds, whole.kinds))

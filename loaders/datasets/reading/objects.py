@@ -20,7 +20,7 @@ from loaders.errors import BatchError, CodecError
 from loaders.schema import Boxes, Field, Keypoints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -66,22 +66,15 @@ class ObjectReader:
         return [in_form(values[0], self.batching, self.name)]
 
 
-def sanitizer_of(ops: Sequence[Any]) -> augment.SanitizeBoundingBoxes | None:
-    """Return the op that drops boxes; None where none does."""
-    found = [op for op in ops if isinstance(op, augment.SanitizeBoundingBoxes)]
-    return found[-1] if found else None
-
-
-def belongs_to_boxes(
-    name: str, field: Field, views: Iterable[Sequence[Any]], fields: Mapping[str, Field]
-) -> bool:
-    """Tell whether a field has a row for each box, of which an op of some view drops some."""
-    return any(
-        name == first_boxes(fields)
-        or (has_rows(field) if op.fields is None else name in op.fields)
-        for op in map(sanitizer_of, views)
-        if op is not None
-    )
+def sanitizer_of(
+    name: str, field: Field, ops: Sequence[Any], fields: Mapping[str, Field]
+) -> augment.SanitizeBoundingBoxes | None:
+    """Return the op that drops rows of a field with boxes; None where none does."""
+    for op in reversed(ops):
+        if isinstance(op, augment.SanitizeBoundingBoxes):
+            goes_along = has_rows(field) if op.fields is None else name in op.fields
+            return op if goes_along or name == first_boxes(fields) else None
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +83,17 @@ class ShapeReader(ReaderAround):
 
     Attributes:
         reader: Of the values as they are stored.
-        ops: Of each view.
         picture: Whose crops they follow.
+        sanitizers: Of each view what drops rows; None: nothing.
         is_guess: It is the first of several images.
-        fields: All that are stored.
+        is_leader: It is the field of boxes that ops look at.
     """
 
     reader: ObjectReader
-    ops: tuple[tuple[Any, ...], ...]
     picture: PictureReader
+    sanitizers: tuple[augment.SanitizeBoundingBoxes | None, ...]
     is_guess: bool
-    fields: Mapping[str, Field]
+    is_leader: bool
 
     @property
     def name(self) -> str:
@@ -122,14 +115,13 @@ class ShapeReader(ReaderAround):
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         records = request.records(self.reader.store, self.name, first, last)
         wanted, start = self.picture.wanted(request, first, last)
-        is_leader = self.name == first_boxes(self.fields)
         keeps = [self._kept(view, request, first, last) for view in range(len(values))]
         for i, record in enumerate(records):
             value = self.reader.codec.decode(record)
             if self.is_guess and isinstance(self.field, Boxes):
                 _check_inside(value, self.picture.name, wanted.heads.sizes[start + i])
             for view, move in enumerate(wanted.moves(start + i)):
-                marks = wanted.plans[view].kept if is_leader else None
+                marks = wanted.plans[view].kept if self.is_leader else None
                 moved = self._moved(value, move)
                 if marks is not None:
                     moved = moved * marks[start + i][:, None]
@@ -150,15 +142,21 @@ class ShapeReader(ReaderAround):
 
     def _kept(self, view: int, request: Request, first: int, last: int) -> list[Bools] | None:
         """Return which boxes of each sample are left in a view; None: all."""
-        if not belongs_to_boxes(self.name, self.field, [self.ops[view]], self.fields):
+        sanitizer = self.sanitizers[view]
+        if sanitizer is None:
             return None
-        name = ("kept", self.picture.name, view)
-        found, start = request.shared(name, partial(self._keeps, view), first, last)
+        keeps = partial(self._keeps, view, sanitizer)
+        found, start = request.shared(("kept", self.picture.name, view), keeps, first, last)
         return found[start : start + last - first]
 
-    def _keeps(self, view: int, request: Request, first: int, last: int) -> list[Bools]:
-        sanitizer = sanitizer_of(self.ops[view])
-        assert sanitizer is not None
+    def _keeps(
+        self,
+        view: int,
+        sanitizer: augment.SanitizeBoundingBoxes,
+        request: Request,
+        first: int,
+        last: int,
+    ) -> list[Bools]:
         wanted, start = self.picture.wanted(request, first, last)
         found = []
         for i, boxes in enumerate(boxes_of(request, first, last), start):

@@ -21,7 +21,8 @@ from loaders.datasets.reading.coefficients import (
 )
 from loaders.datasets.reading.crops import CropReader, crop_readers
 from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
-from loaders.datasets.reading.objects import ObjectReader, ShapeReader, belongs_to_boxes
+from loaders.datasets.reading.known import first_boxes
+from loaders.datasets.reading.objects import ObjectReader, ShapeReader, sanitizer_of
 from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import LIST, Form
 from loaders.datasets.reading.several import ImagesReader
@@ -110,17 +111,14 @@ def make_readers(
                 store, name, field, codec_for(field), batching.get(name, LIST)
             )
             lists = _views(shape_ops)
-            is_moved = isinstance(field, Boxes | Keypoints) and shape_ops
-            if not is_moved and not belongs_to_boxes(name, field, lists.values(), stored):
+            drops = tuple(sanitizer_of(name, field, each, stored) for each in lists.values())
+            if not any(drops) and not (isinstance(field, Boxes | Keypoints) and shape_ops):
                 readers.append(stored_one)
                 continue
             followed = _followed(name, fields, stored, leader)
             picture = _picture_reader(store, *followed, lists, scale, max_picture_mb)
-            readers.append(
-                ShapeReader(
-                    stored_one, tuple(lists.values()), picture, is_guess=is_guess, fields=stored
-                )
-            )
+            is_leader = name == first_boxes(stored)
+            readers.append(ShapeReader(stored_one, picture, drops, is_guess, is_leader))
     return tuple(readers)
 
 

@@ -65,8 +65,11 @@ class Transforming:
 
     def __call__(self, sample: Any, seed: int) -> Any:
         """Return what the functions make of a sample."""
-        if _seeds_process():
-            _seed_process(seed)
+        if (
+            get_worker_info() is not None
+        ):  # one sample at a time has the generators of this process
+            if is_reading():  # else its epoch is unknown, and each would draw the same
+                _seed_process(seed)
             return self._transformed(sample, seed)
         with drawing(seed):
             return self._transformed(sample, seed)
@@ -104,11 +107,6 @@ class Transforming:
 def _is_of_albumentations(function: Any) -> bool:
     names = (kind.__module__.partition(".")[0] for kind in type(function).__mro__)
     return "albumentations" in names and hasattr(function, "set_random_seed")
-
-
-def _seeds_process() -> bool:
-    """Tell whether one sample at a time has the generators of this process, and its epoch is known."""
-    return get_worker_info() is not None and is_reading()
 
 
 def _seed_process(seed: int) -> None:
