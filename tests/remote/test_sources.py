@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -182,23 +183,19 @@ def test_a_source_that_changes_while_it_is_packed_is_not_published(
         pack_plan(tokens, tmp_path / "tokens")
 
 
-def test_objects_come_ahead_of_need_and_no_more_than_a_few(raw: Path, store: Store) -> None:
-    """While one is looked at, some hundred others are on their way, but not all of millions."""
-    list_sources([RAW])
-    items = plan_images(RAW).recipes[0].source.items()
-    taken = 0
+def test_objects_come_ahead_of_need_and_no_more_than_a_few(raw: Path) -> None:
+    """While one is looked at, some hundred others are on their way, but not all of many."""
+    items, taken = [*plan_images(RAW).recipes[0].source.items()] * 50, 0
 
     def counted() -> Iterator[Any]:
         nonlocal taken
-        for _ in range(100):
-            for item in plan_images(RAW).recipes[0].source.items() if taken == 0 else items:
-                taken += 1
-                yield item
+        for item in items:
+            taken += 1
+            yield item
 
     ahead = fetched_ahead(counted())
-    first = next(ahead)
-    assert first.read()
-    assert 1 < taken <= 8 * 32
+    assert next(ahead).read()
+    assert 32 < taken <= 8 * 32
     ahead.close()
 
 
@@ -215,6 +212,17 @@ def test_a_store_that_fails_now_and_then_gives_the_same_bytes_and_one_that_does_
     with pytest.raises(RemoteError) as caught:
         pack_images(RAW, tmp_path / "other", on_error="skip")
     assert "098.png" in str(caught.value.path)
+
+
+def test_secrets_of_a_url_are_in_no_plan(raw: Path, store: Store) -> None:
+    """Neither in what it shows, nor in what is sent to other nodes."""
+    for plan in (
+        plan_images("s3://somebody:swordfish@raw/photos"),
+        plan_tokens("s3://somebody:swordfish@raw/photos", TokenOptions()),
+    ):
+        assert "swordfish" not in f"{plan} {plan.to_json()} {plan!r}"
+        assert b"swordfish" not in pickle.dumps(plan.parts)
+        assert plan.is_unchanged()
 
 
 def test_what_is_not_read_from_urls_says_so(raw: Path, store: Store, tmp_path: Path) -> None:

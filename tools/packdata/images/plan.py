@@ -32,6 +32,7 @@ from packdata.images.shapes import ShapeOptions
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, check_options, take
 from packdata.sources.layouts import masks_beside
+from packdata.sources.listed import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -134,7 +135,8 @@ def plan_images(
     parts = image_recipes(src, image_options, source, shapes)
     again = [place_of(path).absolute() for path in listed_sources(src)]
     list_again = partial(image_recipes, again, image_options, source.absolute(), shapes.absolute())
-    return ImagesPlan(listed_sources(src), parts, format or _usual_format(parts), list_again)
+    shown = without_secrets(listed_sources(src))
+    return ImagesPlan(shown, parts, format or _usual_format(parts), list_again)
 
 
 def _change_notes(packed: Mapping[str, int]) -> list[str]:

@@ -203,6 +203,11 @@ def place_of_source(path: Path | str) -> Path:
     return ListedURL(str(split_secrets(path)[0])) if is_url(path) else Path(path)
 
 
+def without_secrets(sources: Iterable[Path | str]) -> list[Path | str]:
+    """Return sources as they may be shown: URLs without users, passwords and queries."""
+    return [split_secrets(source)[0] if is_url(source) else source for source in sources]
+
+
 def are_given(sources: Iterable[Path | str]) -> bool:
     """Tell whether what all sources are was said by lists, so that none can have changed."""
     return all(is_url(each) and str(split_secrets(each)[0]) in _given for each in sources)

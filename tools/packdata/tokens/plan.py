@@ -18,7 +18,7 @@ from packdata.firstpass import FirstPass
 from packdata.plan import pack_plan
 from packdata.settings import PackSettings, check_options
 from packdata.sources import joined_splits
-from packdata.sources.listed import list_sources
+from packdata.sources.listed import list_sources, without_secrets
 from packdata.tokens.chat import Chat
 from packdata.tokens.contents import LABELS, Ids
 from packdata.tokens.detect import content_of
@@ -239,7 +239,8 @@ def plan_tokens(
     first_pass.check(recipe.identity)
     if not len(recipe):
         raise SourceError("there is nothing in the files", str(sources[0]))
-    return TokensPlan(tuple(map(str, sources)), listing, recipe, format or "parquet", first_pass)
+    given = tuple(map(str, without_secrets(sources)))
+    return TokensPlan(given, listing, recipe, format or "parquet", first_pass)
 
 
 def _check_used(options: TokenOptions, kinds: set[str]) -> None:
