@@ -89,9 +89,6 @@ class Fetcher:
         self._sources: dict[str, Source] = {}
         self._needs: dict[asyncio.StreamWriter, Reader] = {}
         self._distances: dict[str, float] = {}  # of files that are needed, in samples ahead
-        self._left = set[
-            asyncio.StreamWriter
-        ]()  # of those that told what they need, and have gone
         self._downloads: dict[str, Download] = {}
         self._failed: dict[str, tuple[float, Exception]] = {}
         self._pace = Pace()
@@ -142,14 +139,12 @@ class Fetcher:
             logger.debug("a client has gone: %s", type(error).__name__)
         finally:
             del self._clients[writer]
-            self._left.add(writer)
             asyncio.get_running_loop().call_later(_LEFT_S, self._forget, writer)
             self._last_seen = time.monotonic()
             writer.close()
 
     def _forget(self, writer: asyncio.StreamWriter) -> None:
         """Forget what a reader that has gone was to read: its next epoch may have come to the same meanwhile."""
-        self._left.discard(writer)
         if self._needs.pop(writer, None):
             self._order()
 
@@ -247,7 +242,7 @@ class Fetcher:
                 await self._shard(source, File(message["file"], message["size"], message["hash"]))
                 return {}
             case "needs":
-                for left in [each for each in self._left if each in self._needs]:
+                for left in self._needs.keys() - self._clients.keys():
                     if self._needs[left].source is source:
                         self._forget(left)
                 self._come_to(writer, source, Needs.from_json(message["needs"]), 0)
