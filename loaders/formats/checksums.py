@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,14 +39,12 @@ class Checksums:
         hashes: xxh3-64 of each block: of its rows' bytes, one after the other.
         chunk_bytes: Size of the chunks of each row, of which the last one may be shorter; 0: none.
         chunks: xxh3-64 of the chunks of the first row, then of the second, and so on.
-        lengths: ``hash_lengths`` of a column whose rows vary; None where it is not known.
     """
 
     rows_per_block: int
     hashes: npt.NDArray[np.uint64]
     chunk_bytes: int = 0
     chunks: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
-    lengths: int | None = None
 
     def first_mismatch(self, column: Column, blocks: npt.NDArray[np.int64]) -> int | None:
         """Return the first of the blocks whose bytes differ from their hash, or None."""
@@ -63,20 +61,9 @@ def checksum_column(column: Column) -> Checksums:
     rows = 1 if mean >= ROW_BYTES else max(1, BLOCK_BYTES // max(mean, 1))
     blocks = range(-(-n // rows))
     hashes = np.fromiter((hash_block(column, b, rows) for b in blocks), np.uint64, len(blocks))
-    sums = Checksums(rows, hashes, lengths=hash_lengths(column))
     if mean < CHUNKED_ROW_BYTES:
-        return sums
-    return replace(sums, chunk_bytes=CHUNK_BYTES, chunks=_hash_chunks(column, CHUNK_BYTES))
-
-
-def hash_lengths(column: Column) -> int | None:
-    """Return the xxh3-64 of the sizes of a column's rows, as int32; None where they are all the same by the schema.
-
-    Hashes of rows alone do not tell where one row ends and the next one of its block begins.
-    """
-    if isinstance(column, FixedColumn):
-        return None
-    return xxhash.xxh3_64_intdigest(column.lengths.astype("<i4").tobytes())
+        return Checksums(rows, hashes)
+    return Checksums(rows, hashes, CHUNK_BYTES, _hash_chunks(column, CHUNK_BYTES))
 
 
 def _hash_chunks(column: Column, chunk_bytes: int) -> npt.NDArray[np.uint64]:
@@ -114,8 +101,6 @@ def dump_checksums(columns: Mapping[str, Column]) -> bytes:
     for name, column in columns.items():
         sums = checksum_column(column)
         fields[name] = {"rows_per_block": sums.rows_per_block, "xxh3_64": _to_text(sums.hashes)}
-        if sums.lengths is not None:
-            fields[name]["lengths"] = _to_text(np.array([sums.lengths], np.uint64))
         if sums.chunk_bytes:
             fields[name] |= {"chunk_bytes": sums.chunk_bytes, "chunks": _to_text(sums.chunks)}
     return json.dumps(fields, separators=(",", ":")).encode()
@@ -150,5 +135,4 @@ def _load_one(entry: object, name: str, num_rows: int) -> Checksums:
     if type(chunk_bytes) is not int or not 0 <= chunk_bytes <= _MAX_ROWS:
         raise ValueError(f"the checksums of {name!r} have chunks of {chunk_bytes!r} bytes")
     chunks = _from_text(entry.get("chunks", "")) if chunk_bytes else np.empty(0, np.uint64)
-    lengths = _from_text(entry["lengths"]).item() if "lengths" in entry else None
-    return Checksums(rows, hashes, chunk_bytes, chunks, lengths)
+    return Checksums(rows, hashes, chunk_bytes, chunks)

@@ -15,8 +15,7 @@ from loaders import DataLoader, ShardDataset
 from loaders.data import sparse
 from loaders.data.sparse import Span, coalesced
 from loaders.data.view import open_view
-from loaders.errors import CacheError, ChecksumError, SampleError, ShardError
-from loaders.manifest import read_manifest
+from loaders.errors import CacheError, ChecksumError, SampleError
 from loaders.remote import origin
 from loaders.schema import Bytes, Label
 from tests.remote import servers
@@ -169,28 +168,6 @@ def test_places_of_records_that_came_wrong_are_fetched_again(tmp_path: Path, sha
         proxy.set(faults=[{"kind": "flip", "match": "shard", "at": [0]}])
         for i in range(0, 150, 4):
             assert bytes(remote[i].data) == samples[i]["data"]
-
-
-def test_sizes_of_records_that_are_damaged_in_the_store_are_an_error(
-    tmp_path: Path, shared: Path
-) -> None:
-    """Nothing of the records is read for them, so that no checksum of these would tell."""
-    samples = [{"data": bytes([i]) * (1 + i)} for i in range(20)]
-    packdata.pack(samples, tmp_path / "set", {"data": Bytes()})
-    (info,) = read_manifest(tmp_path / "set").shards
-    shard = tmp_path / "set" / info.file
-    data = bytearray(shard.read_bytes())
-    data[info.places["data"].lengths or 0] ^= 1
-    shard.chmod(0o600)
-    shard.write_bytes(data)
-    cache = {"path": shared, "mode": "records"}
-    remote = ShardDataset(f"file://{tmp_path / 'set'}", cache=cache)
-
-    with pytest.raises(ShardError) as caught:
-        remote.lengths("data")
-
-    assert caught.value.field == "data"
-    assert str(caught.value.path).endswith(info.file)
 
 
 def within(seconds: float, call: Any) -> Any:
