@@ -25,6 +25,7 @@ from loaders.errors import SourceError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, is_url, split_secrets
 from loaders.remote.wire import Entry
+from packdata.names import Names
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -42,7 +43,7 @@ class _Folder:
     __slots__ = ("folders", "marks", "names", "sizes")
 
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.names = Names()
         self.sizes, self.marks = array("Q"), array("Q")
         self.folders: dict[str, None] = {}
 
@@ -82,9 +83,9 @@ class Tree:
         """Return an object."""
         above, _, name = path.rpartition("/")
         folder = self._folders.get(above)
-        if folder is None or name not in folder.names:
+        i = -1 if folder is None else folder.names.find(name)
+        if folder is None or i < 0:
             return None
-        i = folder.names.index(name)
         return Entry(path, folder.sizes[i], folder.marks[i])
 
     def inside(self, path: str) -> tuple[list[Entry], list[str]]:
