@@ -80,6 +80,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    "op",
+    [
+        augment.RandomResize(30, 60),
+        augment.RandomRotation(30, expand=True),
+        RandomZoomOut(),
+        RandomIoUCrop(),
+    ],
+    ids=lambda op: type(op).__name__,
+)
+def test_pictures_of_one_size_leave_with_sizes_of_their_own(folder: Path, op: Any) -> None:
+    dataset: Any = ShardDataset(folder, fields=["image", "mask"], augment=[op])
+    (batch,) = DataLoader(dataset, NUM, shuffle=False)
+
+    sizes = [tuple(mask.shape) for mask in batch.mask]
+    assert [tuple(image.shape[1:]) for image in batch.image] == sizes
+    assert len(set(sizes)) > 3
+    assert [tuple(dataset[i].image.shape[1:]) for i in range(NUM)] == sizes
+
+
 def cropped(op: RandomIoUCrop, num: int = 300) -> tuple[Any, list[Floats]]:
     boxes = [boxes_of(i) for i in range(num)]
     sizes = np.array([SIZE] * num)

@@ -499,8 +499,12 @@ def _one_of(ops: Sequence[Op], name: str) -> Any:
     return fills.pop() if fills else 0
 
 
-def output_size(ops: Sequence[Op]) -> tuple[int, int] | None:
+def output_size(ops: Sequence[Op], size: tuple[int, int] | None = None) -> tuple[int, int] | None:
     """Tell the height and width every sample leaves with, None if they depend on the sample.
+
+    Args:
+        ops: What is done.
+        size: Of all pictures before; None: they differ.
 
     Raises:
         TypeError: ``ops`` is not a list of ops.
@@ -510,7 +514,6 @@ def output_size(ops: Sequence[Op]) -> tuple[int, int] | None:
         >>> output_size([Resize(256), CenterCrop(224)]), output_size([Resize(256)])
         ((224, 224), None)
     """
-    size = None
     for op in as_ops(ops):
         size = op.resized(size)
     return size

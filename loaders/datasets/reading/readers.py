@@ -272,7 +272,7 @@ def _picture_reader(
     else:
         codec = codec_for(field)
         codec = codec.limited(max_picture_mb) if isinstance(codec, PictureCodec) else codec
-    sizes = tuple(_output_size(field, ops) for ops in views.values())
+    sizes = tuple(augment.output_size(ops, field.size) for ops in views.values())
     fills = tuple(_fill(name, field, ops) for ops in views.values())
     return PictureReader(source, name, field, named, codec, sizes, fills)
 
@@ -305,14 +305,3 @@ def _half_reader(
         unit = Yuv420Finish.unit
     assert whole.field.size is not None
     return MovingReader(half, ops, whole.field.size, unit) if ops else half
-
-
-def _output_size(field: Image | Mask, ops: tuple[Any, ...]) -> tuple[int, int] | None:
-    """Return the size that every picture of a field leaves with, or None if it depends on the picture."""
-    size = augment.output_size(ops) if ops else None
-    if size is not None or field.size is None:
-        return size
-    one = np.zeros(1, np.int64)
-    plan = augment.plan(ops, np.array([field.size]), seed=0, epoch=0, indices=one)
-    height, width = plan.sizes[0].tolist()
-    return height, width
