@@ -244,6 +244,15 @@ def test_augmix_draws_its_weights_of_dirichlet(alpha: float) -> None:
     assert np.abs(np.bincount(lengths)[1:] / 20_000 - 1 / 3).max() < 0.02
 
 
+def test_augmix_knows_its_weights_where_float64_does_not_know_their_sum() -> None:
+    edits = edits_of(augment.AugMix(alpha=1e-3), 2000)
+
+    weights = edits.values[:, np.isin(edits.kinds[0], (Kind.KEEP, Kind.MIX)), 0]
+    assert np.abs(weights.sum(axis=1) - 1).max() < 1e-9
+    assert weights.min() >= 0
+    assert abs((weights[:, 0] > 0.5).mean() - 0.5) < 0.05
+
+
 RECIPES: dict[str, list[Any]] = {
     "mix": [augment.RandomApply([augment.AugMix()], 0.7), augment.RandomInvert()],
     "jitter": [augment.ColorJitter(0.4, 0.4, 0.4, 0.1)],

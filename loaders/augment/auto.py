@@ -242,9 +242,9 @@ class AugMix(PixelOp):
         """Return the edits of N samples, as every op of pixels does."""
         num, width = len(draws), self.mixture_width
         first, last = np.split(draws, [(2 + width) * _GAMMA_DRAWS], axis=1)
-        gammas = _gammas(self.alpha, first.reshape(num, 2 + width, -1))
-        own = gammas[:, :1] / gammas[:, :2].sum(axis=1, keepdims=True)
-        others = gammas[:, 2:] / gammas[:, 2:].sum(axis=1, keepdims=True) * (1 - own)
+        logs = _log_gammas(self.alpha, first.reshape(num, 2 + width, -1))
+        own = _shares(logs[:, :2])[:, :1]
+        others = _shares(logs[:, 2:]) * (1 - own)
         parts = [Edits.of(np.full(num, Kind.KEEP), own[:, 0])]
         for i, chain in enumerate(np.split(last, width, axis=1)):
             depth = 1 + pick(chain[:, 0], _LONGEST) if self.chain_depth < 1 else self._depth
@@ -263,8 +263,16 @@ class AugMix(PixelOp):
         return strengths.edits(which, bins, *how)
 
 
-def _gammas(alpha: float, draws: Floats) -> Floats:
-    """Return numbers of the Gamma distribution, ``(N, k)``, of uniform ones ``(N, k, _GAMMA_DRAWS)``.
+def _shares(logs: Floats) -> Floats:
+    """Return each number's share of the sum of its row, of logarithms."""
+    numbers = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return np.asarray(numbers / numbers.sum(axis=1, keepdims=True))
+
+
+def _log_gammas(alpha: float, draws: Floats) -> Floats:
+    """Return logarithms of numbers of the Gamma distribution, ``(N, k)``, of uniform ones ``(N, k, _GAMMA_DRAWS)``.
+
+    A small alpha makes most of the numbers less than what float64 knows.
 
     Source: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000.
     """
@@ -275,4 +283,4 @@ def _gammas(alpha: float, draws: Floats) -> Floats:
     cubes = np.maximum(1 + normal / np.sqrt(9 * d), 1e-9) ** 3
     is_taken = np.log1p(-three) < normal**2 / 2 + d * (1 - cubes + np.log(cubes))
     found = np.take_along_axis(cubes, is_taken.argmax(axis=2)[..., None], axis=2)[..., 0] * d
-    return found if alpha >= 1 else found * np.maximum(draws[..., 0], 1e-16) ** (1 / alpha)
+    return np.log(found) + (0 if alpha >= 1 else np.log(np.maximum(draws[..., 0], 1e-16)) / alpha)
