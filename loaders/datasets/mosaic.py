@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from loaders.checks import real_number, whole_number
-from loaders.datasets.reading.known import first_boxes, has_rows
+from loaders.checks import as_list, real_number, whole_number
+from loaders.datasets.reading.known import check_rows, first_boxes, has_rows
 from loaders.datasets.reading.samples import Padded, Ragged, in_form
 from loaders.device.mix import batch_word, uniform_of
 from loaders.device.warps import SIGNED
@@ -61,6 +61,7 @@ class Mosaic(nn.Module):
 
     Raises:
         ValueError: At construction, a number is out of range.
+        SchemaError: At construction, one of ``fields`` has no rows for boxes.
 
     Source:
         Bochkovskiy et al., "YOLOv4", 2020; ``Mosaic`` of ultralytics, at a scale of 1, and ``RandomMosaic`` of kornia.
@@ -84,7 +85,8 @@ class Mosaic(nn.Module):
         self.center_range = (float(low), float(high))
         self.min_size = float(real_number("min_size", min_size, at_least=0))
         self.min_visible = float(real_number("min_visible", min_visible, at_least=0, at_most=1))
-        self._named = fields
+        self._named = None if fields is None else as_list("fields", fields, "names")
+        check_rows("Mosaic", self._named, self.fields)
         self.seed = whole_number("seed", seed)
 
     def forward(self, batch: Any, *, epoch: int = 0) -> Any:

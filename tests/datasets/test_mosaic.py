@@ -13,7 +13,7 @@ import packdata
 from loaders import DataLoader, Mosaic, ShardDataset
 from loaders.datasets.mosaic import _copied, _gathered, _pixels
 from loaders.datasets.reading.samples import Padded, Ragged
-from loaders.errors import BatchError
+from loaders.errors import BatchError, SchemaError
 from loaders.schema import Array, Boxes, Image, Keypoints, Label, Mask
 
 if TYPE_CHECKING:
@@ -167,5 +167,10 @@ def test_wrong_use_is_an_error(folder: Path) -> None:
     for wrong in (without, small, batch._replace(image=list(batch.image)), fewer):
         with pytest.raises(BatchError):
             Mosaic(schema)(wrong)
+    for unknown in (["kind"], ["number"]):  # else rows would be of other boxes, in silence
+        with pytest.raises(SchemaError):
+            Mosaic(schema, fields=unknown)
+    with pytest.raises(TypeError):
+        Mosaic(schema, fields="kinds")
     kinds = Mosaic(schema, fields=["points"])(fewer).kinds
     assert all(map(torch.equal, kinds, fewer.kinds))

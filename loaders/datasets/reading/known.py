@@ -39,10 +39,7 @@ def check_known(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
                 raise SchemaError(
                     f"{op} is for boxes, and none are stored here (in memory, add them to fields)"
                 )
-            for name in getattr(op, "fields", None) or ():
-                if not has_rows(fields.get(name)):
-                    what = f"{name!r} has no rows for boxes: {fields.get(name)}"
-                    raise SchemaError(f"{op}: {what}")
+            check_rows(op, getattr(op, "fields", None), fields)
         elif (name := getattr(op, "foreground", None)) is not None:
             field = fields.get(name)
             if not isinstance(field, Mask) and not (isinstance(field, Array) and field.spatial):
@@ -59,6 +56,13 @@ def check_known(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
 def first_boxes(fields: Mapping[str, Field]) -> str | None:
     """Return the field of boxes that ops look at."""
     return next((name for name, field in fields.items() if isinstance(field, Boxes)), None)
+
+
+def check_rows(op: object, names: Sequence[str] | None, fields: Mapping[str, Field]) -> None:
+    """Raise SchemaError if one of the fields that are named has no row for each box."""
+    for name in names or ():
+        if not has_rows(fields.get(name)):
+            raise SchemaError(f"{op}: {name!r} has no rows for boxes: {fields.get(name)}")
 
 
 def has_rows(field: Field | None) -> bool:
