@@ -48,6 +48,7 @@ def test_torchvision_repeats_on_threads() -> None:
             v2.RandAugment(),
             v2.AugMix(),
             v2.RandomErasing(),
+            v2.GaussianNoise(),
         ]
     )
 
@@ -123,6 +124,10 @@ def test_functions_of_numpy_and_python_stay_what_they_were() -> None:
         lambda x: torch.rand(()),
         lambda x: torch.empty(1).uniform_(0, 1),
         lambda x: torch.randn(2),
+        lambda x: torch.rand_like(x, dtype=torch.float32),
+        lambda x: torch.randn_like(x.double()),
+        lambda x: torch.randint_like(x, 200),
+        lambda x: torch.randint_like(x, low=100, high=200, dtype=torch.int32),
         lambda x: torch.randperm(50),
         lambda x: torch.normal(0.0, 1.0, (2,)),
         lambda x: torch.distributions.Beta(1.0, 2.0).sample(),
@@ -135,7 +140,19 @@ def test_functions_of_numpy_and_python_stay_what_they_were() -> None:
         lambda x: torch.tensor(random.sample(range(50), 5)),
     ],
     ids=[
-        *("rand", "uniform_", "randn", "randperm", "normal", "beta", "multinomial"),
+        *(
+            "rand",
+            "uniform_",
+            "randn",
+            "rand_like",
+            "randn_like",
+            "randint_like",
+            "low",
+            "randperm",
+            "normal",
+            "beta",
+            "multinomial",
+        ),
         *("numpy.rand", "numpy.sample", "numpy.permutation"),
         *("random", "gauss", "sample"),
     ],

@@ -75,9 +75,27 @@ class _TorchDraws(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _LIKE and kwargs.get("generator") is None:
+            func, args, kwargs = _sized(func, *args, **kwargs)
         if func in _DRAWING and kwargs.get("generator") is None:
             kwargs = {**kwargs, "generator": self._generator}
         return func(*args, **kwargs)
+
+
+# They take no generator in every torch.
+_LIKE = {
+    torch.rand_like: torch.rand,
+    torch.randn_like: torch.randn,
+    torch.randint_like: torch.randint,
+}
+
+
+def _sized(
+    func: Any, input: torch.Tensor, *args: Any, memory_format: Any = None, **kwargs: Any
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return the call by size that draws as a call by example."""
+    kind = {"dtype": input.dtype, "device": input.device, "size": input.shape}
+    return _LIKE[func], args, kind | {k: v for k, v in kwargs.items() if v is not None}
 
 
 _DRAWING = frozenset(
