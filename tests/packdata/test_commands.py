@@ -683,8 +683,8 @@ def test_help_says_that_shards_are_links(command: str, capsys: pytest.CaptureFix
         run(command, "--help")
 
     text = " ".join(capsys.readouterr().out.split())
-    assert "Shards are hard links by default" in text
-    assert "A link is no independent copy to repair from" in text
+    assert "hard links" in text
+    assert "repair" in text
 
 
 def test_extending_what_is_no_dataset_says_what_is_there_and_touches_nothing(

@@ -95,7 +95,8 @@ def test_half_a_surrogate_pair_in_a_list_is_named_with_its_line(
     tmp_path: Path, half: str, column: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_pictures(tmp_path)
-    row = f'{{"path": "0.png", "label": "a", "note": "😀", "{column}": "{half}.png"}}\n'
+    values = {"path": "0.png", "label": "a", "note": "😀"} | {column: f"{half}.png"}
+    row = "{" + ", ".join(f'"{name}": "{value}"' for name, value in values.items()) + "}\n"
     good = '{"path": "1.png", "label": "a", "note": "\\ud83d\\ude00"}\n'
     (tmp_path / "l.jsonl").write_text(good + row)
 
