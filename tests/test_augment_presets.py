@@ -91,7 +91,13 @@ def test_random_resize_draws_each_length_equally() -> None:
     assert (planned.sizes[:, 1] == planned.sizes[:, 0] * 60 // 40).all()
 
 
-@pytest.mark.parametrize("name", ["dino", "imagenet_eval", "detection"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["imagenet_eval", pytest.param("dino", marks=SLOW), pytest.param("detection", marks=SLOW)],
+)
 def test_a_sheet_shows_what_a_recipe_makes(name: str, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "sheet.png"
 
