@@ -188,7 +188,8 @@ def _overlaps(crops: Ints, boxes: Floats) -> Floats:
 class SanitizeBoundingBoxes(Op):
     """Drop boxes that have become too small, or lost their place, and the rows of other fields that belong to them.
 
-    It acts behind all other ops, wherever it stands. Boxes are those of the first field of ``Boxes``, served or not.
+    It acts behind all other ops, wherever it stands; of several the last one alone does. Boxes are those of the first
+    field of ``Boxes``, served or not.
 
     Args:
         min_size: Width and height that a box must have, in pixels.

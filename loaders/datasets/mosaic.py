@@ -11,7 +11,7 @@ from torch import nn
 
 from loaders.checks import as_list, real_number, whole_number
 from loaders.datasets.reading.known import check_rows, first_boxes, has_rows
-from loaders.datasets.reading.samples import Padded, Ragged, in_form
+from loaders.datasets.reading.samples import Padded, Ragged, in_form, shaped_alike
 from loaders.device.mix import batch_word, uniform_of
 from loaders.device.warps import SIGNED
 from loaders.errors import BatchError
@@ -140,7 +140,7 @@ class Mosaic(nn.Module):
             field, goes_along = served[name], self._goes_along(name, served[name], leader)
             if not goes_along and not isinstance(field, Boxes | Keypoints):
                 continue
-            lists = _listed(values[name])
+            lists = shaped_alike(_listed(values[name]))
             numbers = [len(each) for each in lists]
             if goes_along and rows is not None and numbers != counts:
                 what = f"{name!r} has not a row for each of {leader!r}"

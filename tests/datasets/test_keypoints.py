@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import DataLoader, RAMDataset, ShardDataset, augment
+from loaders import DataLoader, Mosaic, RAMDataset, ShardDataset, augment
 from loaders.datasets import settings
 from loaders.errors import BatchError, LoadersError, SchemaError
 from loaders.schema import Array, Image, Json, Keypoints, field_from_json
@@ -160,3 +160,26 @@ def test_the_field_survives_the_manifest(tmp_path: Path) -> None:
     assert field_from_json(field.to_json()) == field
     stored = ShardDataset(packed(tmp_path, PLACES, flip_pairs=[[0, 2]])).schema.fields["keypoints"]
     assert stored == field
+
+
+@pytest.mark.parametrize("last", [2, 3])
+def test_pictures_without_things_are_joined_with_others(tmp_path: Path, last: int) -> None:
+    rows = [
+        {
+            "image": np.zeros((9, 9, 3), np.uint8),
+            "points": np.ones((i % 3, 4, last), np.float32),
+        }
+        for i in range(6)
+    ]
+    pack(rows, tmp_path / "a", {"image": Image("raw", size=(9, 9)), "points": Keypoints()})
+    stored: Any = ShardDataset(tmp_path / "a", fields=["image", "points", "sample_id"])
+    made: dict[str, Any] = {}
+    for form in ("list", "pad", "offsets"):
+        dataset = stored.replace(batching={"points": form})
+        (made[form],) = DataLoader(dataset, 6, shuffle=False)
+
+    assert made["pad"].points.values.shape == (6, 2, 4, last)
+    assert made["pad"].points.lengths.tolist() == [0, 1, 2] * 2
+    assert made["offsets"].points.values.shape == (6, 4, last)
+    mosaics = Mosaic(stored.schema)(made["list"]).points
+    assert {tuple(each.shape[1:]) for each in mosaics} == {(4, last)}

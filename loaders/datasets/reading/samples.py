@@ -293,6 +293,7 @@ def in_form(tensors: list[Any], form: Form, name: str) -> Any:
     if isinstance(tensors[0], list):
         return _flat(tensors, form, name)
     axis = form.axis_of(tensors)
+    tensors = tensors if axis else shaped_alike(tensors)
     _check_joined(tensors, form, axis, name)
     lengths = [t.shape[axis] for t in tensors]
     kind = _joined_type(Form(form.kind, form.value, axis))
@@ -300,6 +301,14 @@ def in_form(tensors: list[Any], form: Form, name: str) -> Any:
         padded = _padded(tensors, axis, form.value)
         return kind(padded, torch.tensor(lengths, dtype=torch.int64, device="cpu"))
     return kind(torch.cat(tensors, axis), _offsets(lengths))
+
+
+def shaped_alike(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Give those without rows the shape of others: how many points a thing has is unknown where there is none."""
+    shape = next((t.shape[1:] for t in tensors if t.shape[:1] != (0,)), None)
+    return [
+        t.reshape(0, *shape) if shape is not None and t.shape[:1] == (0,) else t for t in tensors
+    ]
 
 
 def _offsets(lengths: Iterable[int]) -> torch.Tensor:
