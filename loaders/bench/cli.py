@@ -451,13 +451,14 @@ def _add_epoch(parser: argparse.ArgumentParser) -> None:
     add("--nodes", type=_positive, default=1, metavar="N", help=what)
     what = "for a URL (default: lanes)"
     add("--shuffle", choices=[*_ORDERS], default="lanes", help=what)
-    for name, default, what in (
-        ("--rate", 125, "MB/s that a machine gets"),
-        ("--per-gb", 0, "dollars per GB that is downloaded (0 within a region)"),
-        ("--per-1000-requests", 0.0004, "dollars per 1,000 GET requests"),
+    what = "for a URL: MB/s that a machine gets (default: 125, a link of 1 Gbit/s)"
+    add("--rate", type=_amount, default=125, metavar="N", help=what)
+    for name, what in (
+        ("--per-gb", "dollars per GB that is downloaded"),
+        ("--per-1000-requests", "dollars per 1,000 GET requests"),
     ):
-        said = f"for a URL: {what} (default: {default})"
-        add(name, type=_amount, default=default, metavar="N", help=said)
+        said = f"for a URL: {what}, as your provider says; without prices no dollars are told"
+        add(name, type=_amount, metavar="N", help=said)
 
 
 def run_plan(args: argparse.Namespace) -> int:
@@ -530,10 +531,13 @@ def _plan_epochs(args: argparse.Namespace) -> int:
         f"{args.nodes} node(s), each with a cache of {describe_size(cache_bytes)}"
     )
     _show("\n".join(report.aligned(store.table(costs))))
-    _show(
-        f"at {number(args.rate)} MB/s of each node, ${args.per_gb:g} per GB and ${args.per_1000_requests:g} per "
-        "1,000 requests: --rate, --per-gb and --per-1000-requests change them"
-    )
+    _show(f"at {number(args.rate)} MB/s of each node; --rate changes it")
+    if args.per_gb is args.per_1000_requests is None:
+        _show("dollars: give your provider's prices by --per-gb and --per-1000-requests")
+    else:
+        _show(
+            f"dollars: at {args.per_gb or 0:g} per GB, {args.per_1000_requests or 0:g} per 1,000 requests"
+        )
     return 0
 
 

@@ -220,11 +220,16 @@ def epochs(
     return first_epoch, later
 
 
-def cost(epoch: Epoch, rate: float, per_gb: float, per_1000_requests: float) -> dict[str, float]:
-    """Return the figures of an epoch, with its seconds at so many MB/s of each node, and its dollars."""
-    dollars = epoch.num_bytes / 1e9 * per_gb + epoch.num_requests / 1000 * per_1000_requests
+def cost(
+    epoch: Epoch, rate: float, per_gb: float | None, per_1000_requests: float | None
+) -> dict[str, float]:
+    """Return the figures of an epoch, with its seconds at so many MB/s of each node; dollars only of prices given."""
     seconds = epoch.node_bytes / max(rate, 1e-9) / 1e6
-    return asdict(epoch) | {"seconds": seconds, "dollars": dollars}
+    figures = asdict(epoch) | {"seconds": seconds}
+    if per_gb is None and per_1000_requests is None:
+        return figures
+    requests = epoch.num_requests / 1000 * (per_1000_requests or 0)
+    return figures | {"dollars": epoch.num_bytes / 1e9 * (per_gb or 0) + requests}
 
 
 def table(costs: Sequence[dict[str, float]]) -> list[tuple[str, ...]]:
@@ -234,7 +239,8 @@ def table(costs: Sequence[dict[str, float]]) -> list[tuple[str, ...]]:
         "by the one with most": lambda each: describe_size(each["node_bytes"]),
         "requests": lambda each: number(each["num_requests"]),
         "seconds, if the link bounds it": lambda each: number(each["seconds"]),
-        "dollars": lambda each: number(each["dollars"]),
     }
+    if all("dollars" in each for each in costs):
+        rows["dollars"] = lambda each: number(each["dollars"])
     head = ("", "first epoch", "each later one")
     return [head, *((name, *map(say, costs)) for name, say in rows.items())]

@@ -385,6 +385,13 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
     if kind in _VARIABLES:
         found = from_environment(kind, found, environment)
     place = str(url)
+    if kind in _VARIABLES:  # of buckets, whose keys are meant as they are written
+        place = place.replace("%", "%25").replace("#", "%23")
+    if query and kind in ("s3", "gs"):
+        what = (
+            f"a '?' means nothing in a URL of {kind}://, and objects below such a key are not read"
+        )
+        raise StoreFault("unusable", what, "Leave out what follows it")
     if user:
         _add_user(kind, user, found, client)
     if query and kind == "az":

@@ -58,7 +58,8 @@ def split_secrets(place: Path | str) -> tuple[URL, dict[str, str]]:
     text = _URL.sub(r"\1://", str(place), count=1)
     if _FILE_URL.match(str(place)):
         text = _FILE_URL.sub("file:///", str(place), count=1)
-    parts = urlsplit(text)
+    # Keys of buckets may hold a '#', which begins a fragment on web servers alone.
+    parts = urlsplit(text, allow_fragments=text[:4].lower() == "http")
     user, _, host = parts.netloc.rpartition("@")
     public = urlunsplit((parts.scheme.lower(), host, parts.path.rstrip("/"), "", ""))
     if parts.scheme.lower() == "file" and not public.startswith("file://"):

@@ -120,6 +120,10 @@ def test_costs_are_at_given_prices(
     assert first["seconds"] == pytest.approx(first["num_bytes"] / 3e6)
     assert first["dollars"] == pytest.approx(first["num_bytes"] / 1e9 * 2 + 1)
     assert not proxy.requests(".lmdb")
+    assert main(words[: words.index("--per-gb")]) == 0
+    assert "dollars" not in json.loads(capsys.readouterr().out)["first_epoch"]
+    assert main([each for each in words[: words.index("--per-gb")] if each != "--json"]) == 0
+    assert "$" not in capsys.readouterr().out
     origin.set_defaults()
 
 

@@ -21,9 +21,10 @@ from loaders.errors import LoadersError, PackError, RemoteError
 from loaders.manifest import read_manifest
 from loaders.remote import origin
 from loaders.remote.client import Client
-from packdata import stored, upload
+from packdata import parts, stored, upload
 from packdata.cli import main
-from packdata.images.plan import pack_images
+from packdata.images.plan import pack_images, plan_images
+from packdata.part import Part
 from packdata.parts import finish
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.breaking import tmpfs
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from loaders.remote.url import URL
     from tests.remote.conftest import Store
 
 OUT = "s3://out/packed"
@@ -315,6 +317,25 @@ def test_two_commands_at_one_target_leave_what_one_makes(
     assert [process.returncode for process in both] == [0, 0], errors
     pack(photos, tmp_path / "local")
     assert_same(store, tmp_path / "local")
+
+
+def test_who_is_overtaken_by_another_packing_does_not_publish_that(
+    photos: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_images(photos / "val")
+    recipes: Any = plan.parts
+
+    def overtaken(dst: URL, **options: Any) -> Any:
+        parts.pack_part(recipes, OUT, Part(0, 1), format=plan.format, overwrite=True)
+        return stored.finish_stored(dst, **options)
+
+    monkeypatch.setattr(parts, "finish_stored", overtaken)
+    with pytest.raises(PackError):
+        pack(photos / "train")
+    monkeypatch.setattr(parts, "finish_stored", stored.finish_stored)
+
+    assert not [*store.root.rglob("manifest.json")]
+    assert finish(OUT).samples == 4
 
 
 @pytest.mark.parametrize(

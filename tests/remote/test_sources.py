@@ -13,15 +13,17 @@ import cv2
 import numpy as np
 import pytest
 
+from loaders import ShardDataset
 from loaders.errors import PackError, RemoteError, SourceError
 from loaders.manifest import read_manifest
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL
+from loaders.remote.wire import Entry
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
 from packdata.parts import finish
 from packdata.plan import pack_plan
-from packdata.sources.listed import ListedURL, fetched_ahead, list_sources
+from packdata.sources.listed import ListedURL, Tree, fetched_ahead, list_sources
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 
 if TYPE_CHECKING:
@@ -242,6 +244,38 @@ def test_what_is_not_read_from_urls_says_so(raw: Path, store: Store, tmp_path: P
         with suppress(SystemExit):
             assert main([*argv, *store.options]) == 1
     assert not (tmp_path / "dst").exists()
+
+
+def test_a_flat_folder_is_packed_and_its_url_meant_as_it_is_written(
+    store: Store, tmp_path: Path
+) -> None:
+    """Of ``a#1`` and ``a%201`` no fragment and no code is made: that would be other folders."""
+    for i, name in enumerate(["a", "a#1", "a 1", "a%201"], 1):
+        folder = store.root / "raw" / name
+        folder.mkdir(parents=True)
+        cv2.imwrite(str(folder / "0.png"), np.full((8, 8, 3), i, np.uint8))
+        (folder / "metadata.csv").write_text("")
+
+    for name, value in {"a": 1, "a#1": 2, "a%201": 4}.items():
+        pack_images(f"s3://raw/{name}", f"s3://out/{name}")
+        assert (store.root / "out" / name / "manifest.json").exists()
+        (image,) = (sample.image for sample in ShardDataset(f"s3://out/{name}"))
+        assert (image == value).all()
+    with pytest.raises(RemoteError):
+        pack_images("s3://raw/a?1", tmp_path / "dst")
+
+
+def test_what_holds_nothing_or_is_object_and_folder_is_refused(store: Store) -> None:
+    (store.root / "empty").mkdir()
+
+    for place in ("s3://empty", "s3://empty/below"):
+        with pytest.raises(SourceError):
+            list_sources([place])
+    tree = Tree(origin_of("s3://raw"), [Entry("a.png", 9, 1), Entry("a.png/b.png", 9, 1)])
+    with pytest.raises(SourceError):
+        tree.inside("")
+    marked = Tree(origin_of("s3://raw"), [Entry("a", 0, 1), Entry("a/b.png", 9, 1)])
+    assert marked.inside("") == ([], ["a"])
 
 
 def test_a_listed_url_is_looked_at_as_a_path(raw: Path) -> None:

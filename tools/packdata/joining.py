@@ -155,9 +155,12 @@ def all_parts(
     return [part for part in parts if part is not None]
 
 
-def check_alike(dst: Path, parts: Sequence[Complete]) -> None:
-    """Raise PackError if parts cannot be of one packing, or there is nothing in them."""
+def check_alike(dst: Path, parts: Sequence[Complete], digest: str = "") -> None:
+    """Raise PackError if parts are not of one packing (that of a hash, if one is given), or have nothing in them."""
     first = parts[0]
+    if digest and digest_of(whole(first.header.plan, len(parts))) != digest:
+        what = "what was packed there was replaced by another packing, meanwhile"
+        raise PackError(what, dst, "Pack one of them into another place")
     for part in parts:
         differences = first.header.differences(part.header.plan)
         if differences or part.state.done != first.state.done:

@@ -273,7 +273,7 @@ def finish(
         overwrite: Replace the datasets that are there.
         delete_old: At a URL, delete what lies beside the datasets of earlier ones, and end uploads that
             were not finished.
-        digest: Of the plan of all parts: where it made what is there, all is done.
+        digest: Of the plan that all parts are to be of: where it made what is there, all is done.
 
     Raises:
         PackError: Parts are missing, or were made of other sources, with other options or versions; the target
@@ -287,7 +287,7 @@ def finish(
     parts = _complete_parts(place)
     if not parts:
         return _finish_earlier(place, began, digest)
-    check_alike(place, parts)
+    check_alike(place, parts, digest)
     first = parts[0]
     plan = whole(first.header.plan, len(parts))
     with Packing(

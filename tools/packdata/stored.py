@@ -211,13 +211,14 @@ def finish_stored(dst: URL, *, overwrite: bool, delete_old: bool, digest: str = 
         dst: The URL.
         overwrite: Replace the manifests that are there.
         delete_old: Delete the shards that no manifest names any more, and end uploads.
-        digest: Of the plan that made what is there, if no part is: then all is well.
+        digest: Of the plan that the parts are to be of; where none is, what is there: then all is well.
     """
     began, origin = time.monotonic(), origin_of(dst)
     for tries in range(1, _TRIES + 1):
         try:
             if not (parts := _all_parts(origin)):
                 break
+            check_alike(dst, parts, digest)
             summary = _join(origin, parts, began, overwrite=overwrite)
             return _note_deleted(origin, summary) if delete_old else summary
         except _Gone:  # another finishes at the same time, and deletes what was listed
@@ -279,7 +280,6 @@ def _all_parts(origin: Origin) -> list[Complete]:
 
 
 def _join(origin: Origin, parts: Sequence[Complete], began: float, *, overwrite: bool) -> Summary:
-    check_alike(origin.url, parts)
     joined = _joined(origin.url, parts)
     seen = {
         folder: seen_at(origin, folder, manifest, overwrite=overwrite)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.checks import as_list
 from loaders.errors import SchemaError
-from loaders.remote.url import place_of
+from loaders.remote.url import URL, place_of
 from loaders.schema import Field, Image, Label
 from packdata.describe import codec_text, counted, describe_values
 from packdata.files.plan import FilesPlan
@@ -77,6 +77,8 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         names = {name for schema in schemas for name in schema.fields}
         split = self.recipes[0].split
         root = getattr(split.source, "root", None)
+        if isinstance(root, URL):  # masks and lists are read from files of this machine
+            root = None
         if root is not None and not names & {"mask", "boxes"}:
             for folder in masks_beside(root.parent if split.name else root):
                 where = shlex.quote(min(os.path.relpath(folder), str(folder), key=len))

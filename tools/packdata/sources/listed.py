@@ -93,9 +93,13 @@ class Tree:
         folder = self._folders.get(path) or _Folder()
         prefix = f"{path}/" if path else ""
         found = sorted(zip(folder.names, folder.sizes, folder.marks, strict=True))
-        files = [
-            Entry(prefix + name, *about) for name, *about in found if name not in folder.folders
-        ]
+        files = []
+        for name, size, mark in found:
+            if name not in folder.folders:
+                files.append(Entry(prefix + name, size, mark))
+            elif size:  # else it stands for the folder, as some tools make
+                what = "it is an object, and others lie below it as in a folder"
+                raise SourceError(what, self.origin.url / prefix / name, "Rename one of them")
         return files, sorted(folder.folders)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -233,13 +237,12 @@ def list_origin(origin: Origin) -> Tree:
     tree = Tree(origin, (entry for some in origin.below() for entry in some))
     if tree.is_folder(""):
         return tree
-    above = origin_of(str(origin.url.parent))
-    one = above.look(origin.url.name)
-    if one is None:
-        raise SourceError(
-            "there is no such object, and none below it", origin.url, "Check the URL"
-        )
-    return Tree(above, [one])
+    bucket, _, key = str(origin.url).partition("://")[2].partition("/")
+    if key or not bucket:
+        above = origin_of(str(origin.url.parent))
+        if (one := above.look(origin.url.name)) is not None:
+            return Tree(above, [one])
+    raise SourceError("there is no such object, and none below it", origin.url, "Check the URL")
 
 
 @contextmanager
