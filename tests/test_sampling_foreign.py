@@ -482,9 +482,13 @@ def test_transforms_that_draw_and_mixtures_are_told_of_too(dataset: ShardDataset
     def noisy(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return image + torch.randint(0, 2, image.shape, dtype=torch.uint8, generator=generator)
 
+    def noisy_by_itself(image: torch.Tensor) -> torch.Tensor:
+        return image + int(np.random.rand() < 0.5)  # noqa: NPY002
+
     cropped = dataset.replace(augment=[augment.CenterCrop(16)])
     for each in (
         cropped.replace(transform={"image": noisy}),
+        cropped.replace(transform={"image": noisy_by_itself}),
         Mixture([dataset, dataset], stop=NUM),
     ):
         loader = TorchLoader(each, 2 * NUM, collate_fn=len)

@@ -207,7 +207,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         if not self._is_again(len(indices)) or not self.is_random:
             return
         self._has_warned = True
-        what = f"crops and flips are drawn for epoch {self.epoch} each time, since no epoch is set"
+        what = f"crops, flips and transforms are drawn for epoch {self.epoch} each time, since no epoch is set"
         remedy = "DataLoader of loaders does; with torch's, give it sampler=loaders.sampling.EpochSampler(len(dataset))"
         warnings.warn(
             f"{what}: {remedy}, or call dataset.set_epoch(n), which workers that persist do not hear of",

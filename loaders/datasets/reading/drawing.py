@@ -59,26 +59,37 @@ def drawing(seed: int) -> Iterator[None]:
     before = _here.seed, _here.used
     _here.seed, _here.used = seed, {}
     try:
-        with _TorchDraws(seed):
+        with _TorchDraws():
             yield
     finally:
         _here.spare |= _here.used
         _here.seed, _here.used = before
 
 
+def has_drawn() -> bool:
+    """Tell whether this thread has asked for such numbers since it entered ``drawing``."""
+    return bool(_here.used)
+
+
+def _mine(kind: str, make: Callable[[], Any], seed: Callable[[Any, int], Any]) -> Any:
+    """Return the generator of a kind that the sample has on this thread."""
+    mine = _here.used.get(kind)
+    if mine is None:
+        mine = _here.used[kind] = _here.spare.pop(kind, None) or make()
+        seed(mine, _here.seed or 0)
+    return mine
+
+
 class _TorchDraws(TorchFunctionMode):
     """Gives torch's random functions the generator of a sample, where they were given none."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _LIKE and kwargs.get("generator") is None:
             func, args, kwargs = _sized(func, *args, **kwargs)
         if func in _DRAWING and kwargs.get("generator") is None:
-            kwargs = {**kwargs, "generator": self._generator}
+            mine = _mine("torch", torch.Generator, torch.Generator.manual_seed)
+            kwargs = {**kwargs, "generator": mine}
         return func(*args, **kwargs)
 
 
@@ -140,10 +151,8 @@ def _by_thread(
     def draw(*args: Any, **kwargs: Any) -> Any:
         if _here.seed is None:
             return shared(*args, **kwargs)
-        mine = _here.used.get(module)
-        if mine is None:
-            mine = _here.used[module] = _here.spare.pop(module, None) or make()
-            mine.seed(_here.seed & 0xFFFFFFFF)  # numpy takes 32 bits
+        # numpy takes 32 bits
+        mine = _mine(module, make, lambda made, seed: made.seed(seed & 0xFFFFFFFF))
         return getattr(mine, method)(*args, **kwargs)
 
     draw.__module__, draw.__qualname__ = module, name  # by which it pickles

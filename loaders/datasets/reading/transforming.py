@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from loaders.datasets.reading.drawing import drawing
+from loaders.datasets.reading.drawing import drawing, has_drawn
 from loaders.rng import hash64, key64
 from loaders.sampling.context import is_reading
 
@@ -46,6 +46,7 @@ class Transforming:
         self._drawing = {name for name, f in self._functions.items() if takes_generator(f)}
         self._copied = {name for name, f in self._functions.items() if _is_of_albumentations(f)}
         self._copies = threading.local()
+        self._has_drawn = False
 
     def __reduce__(self) -> Any:
         """Leave out what threads have of their own."""
@@ -54,8 +55,8 @@ class Transforming:
 
     @property
     def draws(self) -> bool:
-        """Whether one of them is given a generator."""
-        return bool(self._drawing)
+        """Whether one of them is given a generator, or has drawn here without one."""
+        return bool(self._drawing) or self._has_drawn
 
     def seeds(self, seed: int, epoch: int, indices: Int64s, draws: Int64s | None) -> list[int]:
         """Return the seed of each of some samples, of a run's seed."""
@@ -72,7 +73,9 @@ class Transforming:
                 _seed_process(seed)
             return self._transformed(sample, seed)
         with drawing(seed):
-            return self._transformed(sample, seed)
+            made = self._transformed(sample, seed)
+            self._has_drawn |= has_drawn()
+            return made
 
     def _transformed(self, sample: Any, seed: int) -> Any:
         if self._is_of_sample:
