@@ -381,6 +381,7 @@ def test_a_store_that_refuses_all_is_one_error_in_time_and_the_command_goes_on(
     assert_same(store, tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_a_staging_disk_that_fills_is_told_and_the_command_goes_on(
     photos: Path, store: Store, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import pickle
 import shutil
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,12 @@ def gets(store: Store, suffix: str = ".png") -> list[dict[str, Any]]:
     return [r for r in requests if r["method"] == "GET" and r["path"].endswith(suffix)]
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": 3}, {"sizes": 4}])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "options", [{}, *(pytest.param(each, marks=SLOW) for each in ({"shuffle": 3}, {"sizes": 4}))]
+)
 def test_pictures_of_a_url_become_what_those_of_the_folder_do(
     photos: Path, raw: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -101,6 +107,7 @@ def test_texts_of_a_url_become_what_those_of_the_folder_do(store: Store, tmp_pat
     assert shards_at(tmp_path / "there") == shards_at(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_a_source_is_listed_once_for_all_parts_and_each_object_is_fetched_by_one(
     photos: Path, raw: Path, store: Store, tmp_path: Path
 ) -> None:
@@ -129,6 +136,7 @@ def test_a_source_is_listed_once_for_all_parts_and_each_object_is_fetched_by_one
     ]
 
 
+@pytest.mark.slow
 def test_parts_of_two_lists_are_refused_and_a_folder_keeps_lists_too(
     raw: Path, store: Store, tmp_path: Path
 ) -> None:
@@ -201,6 +209,7 @@ def test_objects_come_ahead_of_need_and_no_more_than_a_few(raw: Path) -> None:
     ahead.close()
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_now_and_then_gives_the_same_bytes_and_one_that_does_not_answer_an_error(
     photos: Path, raw: Path, store: Store, tmp_path: Path
 ) -> None:
@@ -265,6 +274,21 @@ def test_a_flat_folder_is_packed_and_its_url_meant_as_it_is_written(
         pack_images("s3://raw/a?1", tmp_path / "dst")
 
 
+def test_parts_read_one_list_and_are_joined(store: Store) -> None:
+    (store.root / "raw" / "few").mkdir(parents=True)
+    for i in range(3):
+        cv2.imwrite(str(store.root / "raw" / "few" / f"{i}.png"), np.full((8, 8, 3), i, np.uint8))
+
+    assert main(["plan", "s3://raw/few", "s3://out/few", *store.options]) == 0
+    for i in range(2):
+        argv = ["images", "s3://raw/few", "s3://out/few", "--part", f"{i}/2", *store.options]
+        assert main(argv) == 0
+    assert finish("s3://out/few").samples == 3
+
+    images = [sample.image for sample in ShardDataset("s3://out/few")]
+    assert [int(image[0, 0, 0]) for image in images] == [0, 1, 2]
+
+
 def test_what_holds_nothing_or_is_object_and_folder_is_refused(store: Store) -> None:
     (store.root / "empty").mkdir()
 
@@ -276,6 +300,20 @@ def test_what_holds_nothing_or_is_object_and_folder_is_refused(store: Store) -> 
         tree.inside("")
     marked = Tree(origin_of("s3://raw"), [Entry("a", 0, 1), Entry("a/b.png", 9, 1)])
     assert marked.inside("") == ([], ["a"])
+
+
+def test_an_object_of_a_large_folder_is_found_at_once_in_whatever_order_they_were_listed() -> None:
+    """Texts are looked at one by one: a search through all names for each took hours."""
+    numbers = np.random.default_rng(0).permutation(2_000).tolist()
+    for order in (range(2_000), numbers):
+        tree = Tree(origin_of("s3://raw"), (Entry(f"t/{i:05}", i, 2 * i) for i in order))
+
+        began = time.process_time()
+        assert all(tree.find(f"t/{i:05}") == (f"t/{i:05}", i, 2 * i) for i in order)
+        assert time.process_time() - began < 0.5
+        assert tree.find("t/0") is tree.find("t/1") is tree.find("t") is None
+        assert [entry.size for entry in tree.inside("t")[0]] == [*range(2_000)]
+        assert {*tree} == {Entry(f"t/{i:05}", i, 2 * i) for i in order}
 
 
 def test_a_listed_url_is_looked_at_as_a_path(raw: Path) -> None:

@@ -25,10 +25,6 @@ class Names(Sequence[str]):
         self._bytes += name.encode(*_ENCODING)
         self._ends.append(len(self._bytes))
 
-    def find(self, name: str) -> int:
-        """Return the number of the first name that is this one, -1 if none is."""
-        return next((i for i, each in enumerate(self) if each == name), -1)
-
     def __len__(self) -> int:
         return len(self._ends)
 

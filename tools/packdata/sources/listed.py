@@ -10,6 +10,7 @@ import io
 import os
 import stat
 from array import array
+from bisect import bisect_left
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -40,12 +41,32 @@ _FIRST_BYTES, _MOST_BYTES = 256 << 10, 8 << 20  # of a file that is read in its 
 class _Folder:
     """What lies in a folder, by name."""
 
-    __slots__ = ("folders", "marks", "names", "sizes")
+    __slots__ = ("folders", "is_sorted", "marks", "names", "sizes")
 
     def __init__(self) -> None:
         self.names = Names()
         self.sizes, self.marks = array("Q"), array("Q")
         self.folders: dict[str, None] = {}
+        self.is_sorted = True
+
+    def add(self, name: str, size: int, mark: int) -> None:
+        """Add an object; most stores give them by name."""
+        self.is_sorted = self.is_sorted and not (self.names and name < self.names[-1])
+        self.names.append(name)
+        self.sizes.append(size)
+        self.marks.append(mark)
+
+    def __iter__(self) -> Iterator[tuple[str, int, int]]:
+        return zip(self.names, self.sizes, self.marks, strict=True)
+
+    def sort(self) -> None:
+        """Bring the objects into the order of their names."""
+        if not self.is_sorted:
+            found = sorted(self)
+            self.names = Names(name for name, _, _ in found)
+            self.sizes = array("Q", (size for _, size, _ in found))
+            self.marks = array("Q", (mark for _, _, mark in found))
+            self.is_sorted = True
 
 
 class Tree:
@@ -64,9 +85,7 @@ class Tree:
             if not name:  # what stands for the folder itself, as some tools make
                 continue
             folder = self._folders.get(above) or self._add(above)
-            folder.names.append(name)
-            folder.sizes.append(entry.size)
-            folder.marks.append(entry.mark)
+            folder.add(name, entry.size, entry.mark)
 
     def _add(self, path: str) -> _Folder:
         above, _, name = path.rpartition("/")
@@ -83,8 +102,11 @@ class Tree:
         """Return an object."""
         above, _, name = path.rpartition("/")
         folder = self._folders.get(above)
-        i = -1 if folder is None else folder.names.find(name)
-        if folder is None or i < 0:
+        if folder is None:
+            return None
+        folder.sort()
+        i = bisect_left(folder.names, name)
+        if i == len(folder.names) or folder.names[i] != name:
             return None
         return Entry(path, folder.sizes[i], folder.marks[i])
 
@@ -92,9 +114,9 @@ class Tree:
         """Return the objects in a folder, by name, and the names of folders in it."""
         folder = self._folders.get(path) or _Folder()
         prefix = f"{path}/" if path else ""
-        found = sorted(zip(folder.names, folder.sizes, folder.marks, strict=True))
+        folder.sort()
         files = []
-        for name, size, mark in found:
+        for name, size, mark in folder:
             if name not in folder.folders:
                 files.append(Entry(prefix + name, size, mark))
             elif size:  # else it stands for the folder, as some tools make
@@ -105,7 +127,7 @@ class Tree:
     def __iter__(self) -> Iterator[Entry]:
         for path, folder in self._folders.items():
             prefix = f"{path}/" if path else ""
-            for name, *about in zip(folder.names, folder.sizes, folder.marks, strict=True):
+            for name, *about in folder:
                 yield Entry(prefix + name, *about)
 
 
