@@ -153,7 +153,7 @@ def _some_samples(dataset: Any, count: int) -> Iterator[Any]:
     fetch = getattr(dataset, "__getitems__", None)
     for index in _spread(len(dataset), count):
         with warnings.catch_warnings():  # a second look is no second epoch
-            warnings.filterwarnings("ignore", "crops and flips are drawn")
+            warnings.filterwarnings("ignore", "crops, flips and transforms are drawn")
             yield collate(fetch([index]) if fetch else [dataset[index]])
 
 
