@@ -527,7 +527,7 @@ def _plan_epochs(args: argparse.Namespace) -> int:
         print(report.as_json({"cache_bytes": cache_bytes, "nodes": args.nodes} | said))
         return 0
     _show(
-        f"{args.dataset}: {len(dataset):,} samples; shuffle={_ORDERS[args.shuffle]!r}, "
+        f"{origin.url}: {len(dataset):,} samples; shuffle={_ORDERS[args.shuffle]!r}, "
         f"{args.nodes} node(s), each with a cache of {describe_size(cache_bytes)}"
     )
     _show("\n".join(report.aligned(store.table(costs))))
