@@ -63,7 +63,7 @@ async def read_objects(
         source.num_bytes += end - start
         if got.etag is not None and mark & 1 and mark_of(got.etag) != mark:
             raise StoreFault("changed", got.etag)
-        return got.data
+        return got
 
     async def is_another(name: str, size: int) -> bool:
         try:
@@ -75,7 +75,10 @@ async def read_objects(
         starts = range(start, end, PART_BYTES)
         parts = (part(name, at, min(at + PART_BYTES, end), mark) for at in starts)
         try:
-            return b"".join(await asyncio.gather(*parts))
+            found = await asyncio.gather(*parts)
+            if not all(got.etag for got in found) and await is_another(name, size):
+                raise StoreFault("changed", "it has another size")
+            return b"".join(got.data for got in found)
         except StoreFault as fault:
             if fault.kind in _PASSED_ON or await is_another(name, size):
                 return _PASSED_ON.get(fault.kind, _PASSED_ON["changed"])

@@ -289,6 +289,30 @@ def test_parts_read_one_list_and_are_joined(store: Store) -> None:
     assert [int(image[0, 0, 0]) for image in images] == [0, 1, 2]
 
 
+def test_parts_read_the_list_of_one_object(store: Store) -> None:
+    (store.root / "raw").mkdir()
+    (store.root / "raw" / "a.txt").write_text("one two three")
+
+    assert main(["plan", "s3://raw/a.txt", "s3://out/one", *store.options]) == 0
+    argv = ["tokens", "s3://raw/a.txt", "s3://out/one", "--part", "0/1", "--tokenizer", "bytes"]
+    assert main([*argv, *store.options]) == 0
+    assert finish("s3://out/one").samples == 1
+
+
+def test_an_object_that_has_grown_is_no_longer_what_was_listed_without_e_tags_too(
+    store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.txt").write_text("one")
+    source = origin_of(f"file://{tmp_path}/raw")
+    (entry,) = next(source.below())
+    assert source.objects([(entry, 0, 3)]) == [b"one"]
+
+    (tmp_path / "raw" / "a.txt").write_text("one two")
+
+    assert isinstance(source.objects([(entry, 0, 3)])[0], str)
+
+
 def test_what_holds_nothing_or_is_object_and_folder_is_refused(store: Store) -> None:
     (store.root / "empty").mkdir()
 

@@ -44,7 +44,10 @@ def keep_list(source: Path | str, dst: Path | str, *, overwrite: bool = False) -
     if not overwrite and _read(place, name) is not None:
         hint = f"{OVERWRITE} makes it anew; what was packed by it is then refused"
         raise PackError(f"a list of {origin.url} is there", place, hint)
-    entries = list(list_origin(origin))
+    tree = list_origin(origin)
+    entries = list(tree)
+    if tree.origin.url != origin.url:  # one object, which has no name below itself
+        entries = [entries[0]._replace(name="")]
     data = _packed(entries)
     if isinstance(place, URL):
         from packdata.upload import as_file

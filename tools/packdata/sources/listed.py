@@ -15,7 +15,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
@@ -267,11 +267,19 @@ def list_origin(origin: Origin) -> Tree:
     raise SourceError("there is no such object, and none below it", origin.url, "Check the URL")
 
 
+def _given_tree(url: URL, entries: Iterable[Entry]) -> Tree:
+    found = iter(entries)
+    first = list(islice(found, 1))
+    if first and not first[0].name:  # the URL is of one object
+        return Tree(origin_of(str(url.parent)), [first[0]._replace(name=url.name)])
+    return Tree(origin_of(url), chain(first, found))
+
+
 @contextmanager
 def given(lists: Mapping[URL, Iterable[Entry]]) -> Iterator[None]:
     """Let URLs be what lists of their objects say, that were made before: they are not listed again meanwhile."""
     for url, entries in lists.items():
-        _trees[str(url)] = Tree(origin_of(url), entries)
+        _trees[str(url)] = _given_tree(url, entries)
         _given.add(str(url))
     try:
         yield
