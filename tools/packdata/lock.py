@@ -30,7 +30,11 @@ class TargetLock:
         self.path = path
         self._fd = -1
         while self._fd < 0:
-            path.parent.mkdir(exist_ok=True)  # its last owner may have removed it just now
+            try:
+                path.parent.mkdir(exist_ok=True)  # its last owner may have removed it just now
+            except FileExistsError:  # or does so between two looks of this call
+                if os.path.lexists(path.parent) and not path.parent.is_dir():
+                    raise
             is_new = not path.exists()
             try:
                 self._acquire(os.open(path, os.O_RDWR | os.O_CREAT | CLOEXEC, 0o644))
