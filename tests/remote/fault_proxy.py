@@ -45,6 +45,7 @@ class Proxy:
         self.settings: dict[str, Any] = {}
         self.requests: list[dict[str, Any]] = []
         self.num_flying = 0
+        self.connecting = asyncio.Semaphore(4)  # servers of tests let few wait: what comes behind comes a second later
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):
@@ -155,6 +156,12 @@ class Proxy:
         return json.dumps(self.requests).encode()
 
     async def upstream(
+        self, line: str, headers: Headers, body: bytes
+    ) -> tuple[int, Headers, bytes]:
+        async with self.connecting:
+            return await self._exchange(line, headers, body)
+
+    async def _exchange(
         self, line: str, headers: Headers, body: bytes
     ) -> tuple[int, Headers, bytes]:
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=1 << 20)
