@@ -45,7 +45,9 @@ class Proxy:
         self.settings: dict[str, Any] = {}
         self.requests: list[dict[str, Any]] = []
         self.num_flying = 0
-        self.connecting = asyncio.Semaphore(4)  # servers of tests let few wait: what comes behind comes a second later
+        self.connecting = asyncio.Semaphore(
+            4
+        )  # servers of tests let few wait: what comes behind comes a second later
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):
