@@ -1,4 +1,4 @@
-"""Random numbers of torch as a function of what they are for: for modules of others that act on batches."""
+"""Seeds torch's generators for a batch, so that third-party modules (kornia, say) repeat their draws."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ class Fetcher:
             return folder
 
     async def _small_file(self, source: Source, name: str, optional: bool) -> dict[str, Any]:
-        """Fetch a file that lies beside the manifest: whoever asks knows what should be in it."""
+        """Fetch a file that lies beside the manifest; the client checks its content."""
         try:
             got = await source.again(lambda: source.objects.get(name, 0, None))
         except StoreFault as fault:

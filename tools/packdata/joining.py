@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ _P = TypeVar("_P", bound=Path)
 
 
 @dataclass(frozen=True, slots=True)
-class PartPlace(Generic[_P]):
+class PartPlace(ABC, Generic[_P]):
     """The places of one part below a destination, and what is to become of it there.
 
     Attributes:
@@ -80,25 +81,25 @@ class PartPlace(Generic[_P]):
     overwrite: bool
     own: Path
 
+    @abstractmethod
     def found(self) -> Complete | None:
         """Return it as it lies there, if it is complete."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_made(self, folders: Sequence[str], digest: str) -> bool:
         """Tell whether the datasets are there, as the plan of this hash has made them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def make_room(self, folders: Sequence[str]) -> None:
         """Make room for the part; PackError if something else is there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def complete(self) -> None:
         """Bring what was packed to where it is complete; PackError where another was first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove(self) -> None:
         """Remove what is complete."""
-        raise NotImplementedError
 
     def drop(self) -> None:
         """Remove what was packed here, unless somebody is at it."""

@@ -37,7 +37,7 @@ class _Here(threading.local):
     Attributes:
         seed: Of the sample; None: of none.
         used: The generators that were asked for since, by module.
-        spare: Generators of others before, as making one takes longer than seeding it.
+        spare: Generators of earlier samples, seeded again: making one takes longer.
     """
 
     seed: int | None = None

@@ -304,7 +304,7 @@ def in_form(tensors: list[Any], form: Form, name: str) -> Any:
 
 
 def shaped_alike(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Give those without rows the shape of others: how many points a thing has is unknown where there is none."""
+    """Reshape tensors without rows like those with rows: an empty one does not know how many points an object has."""
     shape = next((t.shape[1:] for t in tensors if t.shape[:1] != (0,)), None)
     return [
         t.reshape(0, *shape) if shape is not None and t.shape[:1] == (0,) else t for t in tensors

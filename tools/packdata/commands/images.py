@@ -94,6 +94,12 @@ def _add_picture_options(group: Any) -> None:
         choices=("lz4", "zstd"),
         help="of dct: lz4 is fast, zstd is small (default: lz4)",
     )
+    _add_kept_options(group)
+
+
+def _add_kept_options(group: Any) -> None:
+    """Add how the pixels of a file are kept."""
+    add = group.add_argument
     add(
         "--lossless-rotate",
         action="store_true",
