@@ -27,8 +27,8 @@ from spine import HERE, ROOT, Case, Told, conditions
 
 from loaders.remote.origin import origin_of, set_defaults
 from packdata.images.plan import pack_images
-from packdata.part import Part
-from packdata.parts import finish
+from packdata.parts.local import finish
+from packdata.parts.part import Part
 
 sys.path.insert(0, str(ROOT))
 from tests.remote import servers

@@ -32,8 +32,8 @@ import packdata
 from loaders import DataLoader, ShardDataset
 from loaders.remote import origin
 from loaders.schema import Array
-from packdata.remote import fetch
-from packdata.upload import upload
+from packdata.packed.remote import fetch
+from packdata.packing.upload import upload
 
 sys.path.insert(0, str(ROOT))
 from tests.remote import servers

@@ -13,7 +13,7 @@ PAGES = {
         "results",
         "All figures </benchmarks/RESULTS>",
         "/benchmarks/LOG",
-        "/loaders/formats/FORMAT",
+        "/loaders/data/formats/FORMAT",
     ],
     "Reference": ["api", "/ARCHITECTURE", "/CHANGELOG"],
 }
@@ -28,7 +28,7 @@ include_patterns = [
     "docs/*.md",
     "benchmarks/RESULTS.md",
     "benchmarks/LOG.md",
-    "loaders/formats/*.md",
+    "loaders/data/formats/*.md",
 ]
 exclude_patterns = [".*", "tests", "tools", "site"]
 html_theme = "furo"

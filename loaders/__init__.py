@@ -5,7 +5,7 @@
     train = ShardDataset("packed/train", augment=[augment.RandomResizedCrop(224)])
     loader = DataLoader(train, batch_size=256, shuffle=True, drop_last=True, device="cuda")
 
-Names are loaded when they are first used: ``import loaders.formats`` does not import torch.
+Names are loaded when they are first used: ``import loaders.data.formats`` does not import torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from loaders.device.seeded import seeded
     from loaders.errors import LoadersError
     from loaders.live import dump, dump_on
-    from loaders.loader import DataLoader
+    from loaders.loading.loader import DataLoader
     from loaders.profiling import profile
     from loaders.sampling import Balanced, BlockShuffled, Weighted, audit
 
@@ -46,7 +46,7 @@ _WHERE = {
     "BatchAugment": "loaders.device.augment",
     "CutMix": "loaders.device.mix",
     "MixUp": "loaders.device.mix",
-    "DataLoader": "loaders.loader",
+    "DataLoader": "loaders.loading.loader",
     "DctFinish": "loaders.device.decode",
     "Denormalize": "loaders.device.denormalize",
     "Fields": "loaders.datasets.reading.samples",

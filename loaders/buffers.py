@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from loaders.locks import ForkLock
+from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from loaders.signals import Living
+from loaders.system.signals import Living
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ import torch
 
 from loaders.checks import as_path, shown, whole_number
 from loaders.errors import LoadersError
-from loaders.limits import usable_cores
+from loaders.system.limits import usable_cores
 from loaders.text import in_seconds, number
 from loaders.verdict import SMALL_STALL, Facts, judge
 

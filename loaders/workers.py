@@ -34,7 +34,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
-from loaders.signals import finalize, handlers_later
+from loaders.system.signals import finalize, handlers_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable

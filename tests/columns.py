@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loaders.columns import FixedColumn
+from loaders.data.columns import FixedColumn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -31,10 +31,16 @@ def modules_after(statement: str) -> set[str]:
     [
         ("import loaders", {"torch", "pyarrow", "lmdb", "numpy", "cv2"}),
         ("import loaders; dir(loaders)", {"torch", "pyarrow", "lmdb", "numpy", "cv2"}),
-        ("import loaders.manifest, loaders.columns", {"torch", "pyarrow", "lmdb", "cv2"}),
-        ("import loaders.formats, loaders.formats.checksums", {"torch", "pyarrow", "lmdb", "cv2"}),
+        (
+            "import loaders.data.manifest, loaders.data.columns",
+            {"torch", "pyarrow", "lmdb", "cv2"},
+        ),
+        (
+            "import loaders.data.formats, loaders.data.formats.checksums",
+            {"torch", "pyarrow", "lmdb", "cv2"},
+        ),
         ("import loaders.codecs", {"torch", "pyarrow", "lmdb"}),
-        ("import loaders.formats.lmdb, loaders.formats.parquet", {"torch", "cv2"}),
+        ("import loaders.data.formats.lmdb, loaders.data.formats.parquet", {"torch", "cv2"}),
         ("import loaders; loaders.register_codec", {"torch", "pyarrow", "lmdb"}),
         ("import loaders.workers, loaders.buffers", {"torch", "pyarrow", "lmdb", "cv2"}),
         ("import loaders; loaders.ShardDataset", {"pyarrow", "lmdb"}),

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 import loaders
 from loaders import DataLoader, RAMDataset
-from tests.test_loader_others import Raises
+from tests.loading.test_loader_others import Raises
 
 if TYPE_CHECKING:
     from collections.abc import Callable

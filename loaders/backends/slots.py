@@ -29,8 +29,8 @@ import torch
 
 from loaders.buffers import Leases, Slots
 from loaders.errors import LoadersError
-from loaders.hugepages import HUGE, collapse, lay
-from loaders.signals import Living
+from loaders.system.hugepages import HUGE, collapse, lay
+from loaders.system.signals import Living
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -41,7 +41,7 @@ from loaders.buffers import SMALL_BYTES
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.device.pinned import page_lock
 from loaders.errors import UnsendableError
-from loaders.signals import finalize, handlers_later
+from loaders.system.signals import finalize, handlers_later
 from loaders.workers import Late
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders import opencv
 from loaders.backends.maker import Raising
 from loaders.buffers import FreshMemory
 from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.device.modes import without_autocast
+from loaders.system import opencv
 from loaders.workers import Workers
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from loaders.bench.measure import (
     round_size,
 )
 from loaders.bench.targets import holds
-from loaders.limits import available_memory, cpu_quota, usable_cores
 from loaders.profiling import profile
+from loaders.system.limits import available_memory, cpu_quota, usable_cores
 from loaders.verdict import Facts
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from loaders.datasets.packed import PackedDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.errors import LoadersError
-from loaders.limits import usable_cores
 from loaders.schema import Image
+from loaders.system.limits import usable_cores
 from loaders.verdict import Change
 
 if TYPE_CHECKING:

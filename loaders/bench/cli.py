@@ -24,12 +24,12 @@ from loaders.datasets.base import BatchDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import LoadersError
-from loaders.limits import available_memory, cpu_quota, usable_cores
-from loaders.loader import DataLoader
+from loaders.loading.loader import DataLoader
+from loaders.loading.tuning import write_workers
 from loaders.remote.options import add_remote, set_remote
 from loaders.remote.url import is_url
+from loaders.system.limits import available_memory, cpu_quota, usable_cores
 from loaders.text import describe_size, in_seconds, number, printable
-from loaders.tuning import write_workers
 from loaders.verdict import BUSY, Verdict, judge
 
 if TYPE_CHECKING:

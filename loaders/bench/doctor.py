@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from loaders import limits
 from loaders.bench import machine, probes
+from loaders.system import limits
 from loaders.text import describe_size, in_seconds, number, printable
 
 if TYPE_CHECKING:

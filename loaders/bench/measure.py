@@ -23,7 +23,7 @@ from loaders.bench.targets import Endless, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.samples import Ragged, collate
 from loaders.device.nested import tensors_of
-from loaders.loader import DataLoader
+from loaders.loading.loader import DataLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

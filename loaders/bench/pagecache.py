@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loaders.libc import libc
+from loaders.system.libc import libc
 
 if TYPE_CHECKING:
     import ctypes

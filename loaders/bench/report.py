@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders.errors import LoadersError
-from loaders.limits import text, usable_cores
+from loaders.system.limits import text, usable_cores
 from loaders.text import describe_size, in_seconds, number
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ import cv2
 import numpy as np
 import torch
 
-from loaders import opencv
 from loaders.bench.measure import begin, group_size_of, make_loader, num_samples
 from loaders.bench.targets import ImageFiles, TargetError
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.packed import PackedDataset
 from loaders.device.nested import map_tensors, tensors_of
-from loaders.limits import text
+from loaders.system import opencv
+from loaders.system.limits import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from loaders.bench.doctor import Finding, examine
 from loaders.data.ahead import files_at
 from loaders.data.shards import open_manifest
-from loaders.fetching import Reading
-from loaders.loader import DataLoader
+from loaders.loading.fetching import Reading
+from loaders.loading.loader import DataLoader
 from loaders.remote.needs import downloads
 from loaders.remote.origin import origin_of
 from loaders.sampling.plan import Plan

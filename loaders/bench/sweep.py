@@ -29,8 +29,8 @@ from loaders.bench.stages import one_thread, time_alone
 from loaders.bench.targets import Target, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.tokens.windows import TokenWindows
-from loaders.limits import usable_cores
 from loaders.sampling.order import Shuffled
+from loaders.system.limits import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

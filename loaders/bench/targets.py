@@ -13,7 +13,8 @@ import cv2
 import numpy as np
 import torch
 
-from loaders import augment, opencv
+from loaders import augment
+from loaders.data.manifest import read_manifest
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.ram import RAMDataset
 from loaders.datasets.packed import PackedDataset
@@ -23,10 +24,10 @@ from loaders.datasets.tokens.windows import TokenWindows
 from loaders.datasets.views import as_ours
 from loaders.device.nested import tensors_of
 from loaders.errors import LoadersError
-from loaders.manifest import read_manifest
 from loaders.remote.url import is_url
 from loaders.sampling.order import Computed, Shuffled
 from loaders.schema import Image, Mask, Tokens
+from loaders.system import opencv
 
 if TYPE_CHECKING:
     from collections.abc import Callable

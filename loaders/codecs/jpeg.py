@@ -264,9 +264,10 @@ def _joined(file: memoryview, start: int, bounds: Bounds) -> bytearray | None:
     data = file[start:]
     rows = zip(bounds[:, 0].tolist(), bounds[:, -1].tolist(), strict=True)
     part = bytearray().join([file[:start], *[data[first:last] for first, last in rows]])
-    numbers = (bounds[:, 1:] - bounds[:, :-1]).ravel().cumsum()
+    lengths = (bounds[:, 1:] - bounds[:, :-1]).ravel()
+    numbers = lengths.cumsum()
     numbers += start - 1
-    if numbers[-1] != len(part) - 1:
+    if numbers[-1] != len(part) - 1 or lengths.min() < 0:
         return None
     np.frombuffer(part, np.uint8)[numbers] = _numbers(len(numbers))
     part[-1] = EOI

@@ -14,8 +14,8 @@ import numpy as np
 import xxhash
 
 from loaders.errors import LoadersError, ShardError, SourceError
-from loaders.regular import read_regular
 from loaders.remote.url import is_url
+from loaders.system.regular import read_regular
 
 if TYPE_CHECKING:
     from pathlib import Path

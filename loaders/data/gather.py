@@ -20,8 +20,8 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from loaders.columns import Column, FixedColumn, VarColumn
-from loaders.locks import ForkLock
+from loaders.data.columns import Column, FixedColumn, VarColumn
+from loaders.system.locks import ForkLock
 
 Indices = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]

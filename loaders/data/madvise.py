@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaders.libc import libc
+from loaders.system.libc import libc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

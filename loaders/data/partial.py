@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from loaders.data.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
 from loaders.data.madvise import ask_for, wait_for
 from loaders.data.prefetch import fits_memory, unreadable
 from loaders.data.shards import FileShard
 from loaders.errors import ChecksumError, ShardError
-from loaders.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from loaders.columns import Column, FixedColumn
+from loaders.data.columns import Column, FixedColumn
 from loaders.data.madvise import READ_BYTES, Span, ask_for, copy, wait_for
 from loaders.data.shards import FileShard
 from loaders.errors import ShardError
-from loaders.limits import memory_bytes
+from loaders.system.limits import memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

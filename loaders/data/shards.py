@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from loaders.data.formats import hash_file, open_checksums, open_columns
+from loaders.data.formats.checksums import hash_block
+from loaders.data.manifest import MANIFEST_NAME, read_manifest, read_remote, without_collections
 from loaders.errors import (
     ChecksumError,
     ManifestError,
@@ -18,17 +21,14 @@ from loaders.errors import (
     ShardError,
     StaleDatasetError,
 )
-from loaders.formats import hash_file, open_checksums, open_columns
-from loaders.formats.checksums import hash_block
-from loaders.manifest import MANIFEST_NAME, read_manifest, read_remote, without_collections
 from loaders.remote.url import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loaders.columns import Column
-    from loaders.formats.checksums import Checksums
-    from loaders.manifest import Manifest, ShardInfo
+    from loaders.data.columns import Column
+    from loaders.data.formats.checksums import Checksums
+    from loaders.data.manifest import Manifest, ShardInfo
     from loaders.remote.origin import Origin
     from loaders.schema import Schema
 

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loaders.columns import FixedColumn
+from loaders.data.columns import FixedColumn
+from loaders.data.formats import columns_in, parse_checksums
+from loaders.data.formats.checksums import hash_block
 from loaders.data.shards import FileShard, OpenShard
 from loaders.errors import ShardError
-from loaders.formats import columns_in, parse_checksums
-from loaders.formats.checksums import hash_block
-from loaders.locks import ForkLock
+from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
+    from loaders.data.manifest import Place
     from loaders.data.shards import MemoryShard
-    from loaders.manifest import Place
     from loaders.remote.origin import Origin
 
     UInt8Array = npt.NDArray[np.uint8]

@@ -14,23 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.cached import cached_property
-from loaders.columns import as_rows
+from loaders.data.columns import as_rows
 from loaders.data.finder import Rows, ShardFinder
+from loaders.data.formats import check_memory
 from loaders.data.gather import Found, Gather, Take, take_rows
 from loaders.data.prefetch import Pages
 from loaders.data.shards import FileShard
 from loaders.data.sparse import GAP_BYTES, MOST_BYTES, Ranges, SparseShard
 from loaders.data.verify import Verifier
 from loaders.errors import ChecksumError, ShardError
-from loaders.formats import check_memory
-from loaders.limits import most_maps
-from loaders.locks import ForkLock
+from loaders.system.limits import most_maps
+from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from loaders.columns import Column
+    from loaders.data.columns import Column
     from loaders.data.shards import Check, MemoryShard, OpenShard
 
 T = TypeVar("T")

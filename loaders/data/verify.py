@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from loaders.formats.checksums import hash_block
-from loaders.locks import ForkLock
+from loaders.data.formats.checksums import hash_block
+from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,7 +31,7 @@ from loaders.schema.tables import find_column
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loaders.columns import Column
+    from loaders.data.columns import Column
     from loaders.data.finder import Rows
     from loaders.data.shards import Check
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from loaders.errors import LoadersError, SampleError, ShardError, StaleDatasetError
-from loaders.locks import ForkLock
+from loaders.system.locks import ForkLock
 
 logger = logging.getLogger(__name__)
 _counting = ForkLock()  # one for all: few are replaced, and datasets are copied and pickled

@@ -13,7 +13,7 @@ from torch import nn
 from loaders.checks import as_list, as_path, real_number, shown
 from loaders.device import fused
 from loaders.errors import BatchError
-from loaders.regular import read_regular
+from loaders.system.regular import read_regular
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ publishes them by a rename, and trainers map the finished files. What talks to a
     folder    the cache: where it is, how large it may be, what lies in it
     wire      messages over the fetcher's socket
     client    finds or starts the fetcher, asks it, and asks another one if it dies
-    origin    a dataset at a URL, as ``loaders.manifest`` and ``loaders.data`` use it
+    origin    a dataset at a URL, as ``loaders.data.manifest`` and ``loaders.data`` use it
     needs     which shards a loader will read, and when
     ahead     tells the fetcher of them, and where the reader is
     options   how a URL is opened, on a command line

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from loaders import version
 from loaders.errors import CacheError, LoadersError, RemoteError
-from loaders.locks import ForkLock
 from loaders.remote.url import OBSTORE_SCHEMES
 from loaders.remote.wire import Connection, raise_error
+from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from loaders.checks import shown
-from loaders.locks import ForkLock
 from loaders.remote.folder import Cache, shard_path
 from loaders.remote.url import PUBLIC_OPTIONS, URL, split_secrets
 from loaders.remote.wire import PROTOCOL, Entry
+from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -35,7 +35,7 @@ SORTED_MAX = 256  # elements of one of many permutations that are sorted anew ea
 _FEW = 8  # distinct numbers that are looked for one by one
 _TILE = 1 << 14  # 128 KiB of numbers: with four tiles of scratch it stays in the cache of one core
 # With four rounds, distances between elements a row apart repeat more often than by chance
-# (tests/test_sampling_permutation.py sees it); with five nothing there shows. One to spare.
+# (tests/sampling/test_permutation.py sees it); with five nothing there shows. One to spare.
 _NUM_ROUNDS = 6
 _LOW = np.uint64(TABLE_MAX - 1)
 _FIRST, _SECOND, _HALF = np.uint64(GAMMA), np.uint64(0xD6E8FEB86659FD93), np.uint64(32)

@@ -14,12 +14,12 @@ from loaders.backends.maker import Maker
 from loaders.backends.subprocess import Child, ChildPool
 from loaders.codecs.picture import encode_jpeg
 from loaders.data.finder import ShardFinder
+from loaders.data.formats.lmdb import find_values
 from loaders.data.gather import Gather
 from loaders.data.prefetch import Pages
 from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import collate
 from loaders.errors import SampleError, ShardError
-from loaders.formats.lmdb import find_values
 from loaders.sampling.batch import IndexBatch
 from loaders.schema import Array, Image, Label
 from packdata import pack

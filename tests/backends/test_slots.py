@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from loaders.backends.slots import MappedSlots, SharedSlots, dump, make_file
 from loaders.datasets.reading.samples import Padded, batch_type
 from loaders.errors import LoadersError
-from loaders.hugepages import HUGE
-from tests.test_hugepages import gives_huge_pages, in_huge_pages
+from loaders.system.hugepages import HUGE
+from tests.system.test_hugepages import gives_huge_pages, in_huge_pages
 
 LARGE = 40_000
 

@@ -17,8 +17,8 @@ from loaders.bench.measure import Config
 from loaders.bench.sweep import Sweep, dropped, time_target
 from loaders.bench.targets import Target, load
 from loaders.datasets.shard import ShardDataset
-from loaders.limits import usable_cores
 from loaders.schema import Image
+from loaders.system.limits import usable_cores
 from tests.bench.constructed import a_result, a_sweep
 from tests.packdata.packing import pack
 

@@ -13,8 +13,8 @@ from loaders.bench.measure import Config, group_size_of
 from loaders.bench.sweep import Limits
 from loaders.bench.targets import load
 from loaders.errors import LoadersError
-from loaders.limits import usable_cores
-from loaders.tuning import cache_file, read_workers
+from loaders.loading.tuning import cache_file, read_workers
+from loaders.system.limits import usable_cores
 from packdata.tokens.plan import pack_tokens
 from tests.bench.constructed import small_rows
 from tests.packdata.packing import pack_samples

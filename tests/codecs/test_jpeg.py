@@ -547,6 +547,15 @@ def test_pictures_with_markers_missing_are_left_to_the_decoder() -> None:
         assert part(record(damaged), 100, 100, 50, 50)[3:5] == (0, 0)
 
 
+def test_an_index_that_goes_backwards_is_not_believed() -> None:
+    for at in range(600, 900):
+        file = indexed(photo(256, 256))
+        file[at] = 0
+        with suppress(CodecError):
+            found = part(file, 100, 100, 30, 30)
+            assert decode(found, PictureCodec(Image())).shape == (found.height, found.width, 3)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_headers_are_pictures_or_codec_errors(data: st.DataObject) -> None:

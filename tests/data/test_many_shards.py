@@ -15,11 +15,11 @@ import pytest
 
 import packdata
 from loaders import DataLoader, ShardDataset
+from loaders.data.manifest import publish_manifest, read_manifest
 from loaders.data.store import Store
 from loaders.errors import ShardError
-from loaders.limits import most_maps
-from loaders.manifest import publish_manifest, read_manifest
 from loaders.schema import Array
+from loaders.system.limits import most_maps
 from packdata.cli import main
 
 if TYPE_CHECKING:

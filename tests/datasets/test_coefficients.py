@@ -16,10 +16,10 @@ from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
 from loaders.buffers import FreshMemory, Slots
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
+from loaders.data.manifest import read_manifest
 from loaders.datasets.reading.coefficients import put_range
 from loaders.device.decode import Coefficients
 from loaders.errors import SampleError, SchemaError
-from loaders.manifest import read_manifest
 from loaders.schema import Boxes, Field, Image, Label, Mask, Text
 from tests.packdata.packing import pack
 

@@ -14,10 +14,10 @@ import torch
 
 from loaders import DataLoader, Normalize, RAMDataset, ShardDataset, augment, concat
 from loaders.augment import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
+from loaders.data.formats import checksums, open_columns
+from loaders.data.manifest import read_manifest
 from loaders.data.partial import PartialRecords, Spans
 from loaders.errors import BatchError, ChecksumError, LoadersError, SampleError, SchemaError
-from loaders.formats import checksums, open_columns
-from loaders.manifest import read_manifest
 from loaders.schema import Array, Field, Image, Label, Text
 from tests.packdata.packing import pack
 

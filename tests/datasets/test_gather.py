@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import packdata
 from loaders import ShardDataset, concat
 from loaders.buffers import FreshMemory
-from loaders.columns import Column, FixedColumn, VarColumn
 from loaders.data import gather as module
+from loaders.data.columns import Column, FixedColumn, VarColumn
 from loaders.data.gather import Gather, Take
 from loaders.data.gather import take_rows as numpy_take
 from loaders.data.store import Store

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat, formats
+from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
 from loaders.bench import pagecache
-from loaders.data import madvise, prefetch
+from loaders.data import formats, madvise, prefetch
 from loaders.data.madvise import READ_BYTES, ask_for
+from loaders.data.manifest import read_manifest
 from loaders.data.shards import FileShard
 from loaders.errors import LoadersError, SampleError, ShardError
-from loaders.libc import libc
-from loaders.manifest import read_manifest
 from loaders.schema import Array, Field, Image, Label, Text
+from loaders.system.libc import libc
 from tests.packdata.packing import pack
 
 if TYPE_CHECKING:

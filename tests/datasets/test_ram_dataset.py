@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat, limits
+from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.memory import loading
 from loaders.errors import LoadersError, SampleError, SchemaError, SourceError
 from loaders.schema import Array, Boxes, Image, Label, Mask, Text
+from loaders.system import limits
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, collate, concat
 from loaders.codecs import heads
 from loaders.codecs.picture import encode_jpeg
+from loaders.data.manifest import read_manifest
 from loaders.datasets import replaced
 from loaders.datasets.reading import pictures
 from loaders.datasets.reading.fixed import FixedReader
@@ -28,7 +29,6 @@ from loaders.errors import (
     SchemaError,
     ShardError,
 )
-from loaders.manifest import read_manifest
 from loaders.schema import Array, Boxes, Field, Image, Label, Mask, Text
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 

@@ -12,10 +12,10 @@ import pytest
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, concat
+from loaders.data.manifest import read_manifest
 from loaders.errors import SampleError, StaleDatasetError
-from loaders.manifest import read_manifest
 from loaders.schema import Array, Field, Label
-from packdata.combine import extend
+from packdata.packed.combine import extend
 
 if TYPE_CHECKING:
     from pathlib import Path

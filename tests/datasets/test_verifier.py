@@ -13,13 +13,13 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaders.columns import FixedColumn
 from loaders.data import verify as module
+from loaders.data.columns import FixedColumn
 from loaders.data.finder import Rows
+from loaders.data.formats.checksums import checksum_column, hash_block
 from loaders.data.shards import OpenShard
 from loaders.data.verify import Verifier
 from loaders.errors import ChecksumError
-from loaders.formats.checksums import checksum_column, hash_block
 
 LARGE, SMALL = 20_000, 3_000  # bytes a row: hashed one by one, and 21 together
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from loaders.data import view as view_module
+from loaders.data.manifest import read_manifest
 from loaders.data.view import open_view
 from loaders.errors import ChecksumError, ManifestError, SampleError, SchemaError, ShardError
-from loaders.manifest import read_manifest
 from loaders.schema import Image, Text
 from tests.packdata.packing import CLASSES, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader

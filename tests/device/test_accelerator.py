@@ -39,9 +39,9 @@ def test_the_loader_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a device that is not there, with copies of the tests' own."""
     copies = ManualCopies()
     copies.device = torch.device("cuda:0")
-    monkeypatch.setattr("loaders.loader.accelerator_for", lambda device: copies)
-    monkeypatch.setattr("loaders.loader.pins", lambda device: False)
-    monkeypatch.setattr("loaders.delivery._pinned", lambda tensor: tensor)
+    monkeypatch.setattr("loaders.loading.loader.accelerator_for", lambda device: copies)
+    monkeypatch.setattr("loaders.loading.loader.pins", lambda device: False)
+    monkeypatch.setattr("loaders.loading.delivery._pinned", lambda tensor: tensor)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")

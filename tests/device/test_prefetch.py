@@ -293,8 +293,8 @@ def test_a_loader_copies_ahead_and_serves_the_same(
     num_workers: int, as_dict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies = ManualCopies()
-    monkeypatch.setattr("loaders.loader.accelerator_for", lambda device: copies)
-    monkeypatch.setattr("loaders.delivery._pinned", lambda tensor: tensor)
+    monkeypatch.setattr("loaders.loading.loader.accelerator_for", lambda device: copies)
+    monkeypatch.setattr("loaders.loading.delivery._pinned", lambda tensor: tensor)
     settings: dict[str, Any] = {
         "batch_size": 7,
         "shuffle": True,
@@ -323,8 +323,8 @@ def test_leaving_a_loop_halfway_leaves_no_thread_and_no_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     copies = ManualCopies()
-    monkeypatch.setattr("loaders.loader.accelerator_for", lambda device: copies)
-    monkeypatch.setattr("loaders.delivery._pinned", lambda tensor: tensor)
+    monkeypatch.setattr("loaders.loading.loader.accelerator_for", lambda device: copies)
+    monkeypatch.setattr("loaders.loading.delivery._pinned", lambda tensor: tensor)
     before = threading.active_count()
     loader = DataLoader(pixels(), batch_size=4, device="cpu", num_workers=2)
 

@@ -194,7 +194,7 @@ def test_batches_go_to_where_the_samples_lie_whatever_gpu_is_current_then(
     dataset = on_second_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     loader = DataLoader(dataset, device="cuda")
-    monkeypatch.setattr("loaders.loader.accelerator_for", PlainCopies)
+    monkeypatch.setattr("loaders.loading.loader.accelerator_for", PlainCopies)
 
     accelerator = loader._accelerator
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from packdata.journal import Journal
+from packdata.packing.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

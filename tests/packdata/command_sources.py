@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
-from loaders.formats import hash_file
-from loaders.manifest import publish_manifest, read_manifest
+from loaders.data.formats import hash_file
+from loaders.data.manifest import publish_manifest, read_manifest
 from loaders.schema import Image
 from packdata.tables import pack_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens

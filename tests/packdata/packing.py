@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.codecs import codec_for
-from loaders.columns import Column, var_column
-from loaders.formats import write_shard
-from loaders.manifest import Manifest, ShardInfo, publish_manifest
+from loaders.data.columns import Column, var_column
+from loaders.data.formats import write_shard
+from loaders.data.manifest import Manifest, ShardInfo, publish_manifest
 from loaders.schema import Array, Boxes, Field, Image, Label, Mask, MultiLabel, Schema, Text
 from tests.columns import fixed_column
 

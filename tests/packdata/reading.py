@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loaders.data.manifest import read_manifest
 from loaders.data.view import View, open_view
-from loaders.manifest import read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from loaders import manifest
-from loaders.columns import var_column
+from loaders.data import manifest
+from loaders.data.columns import var_column
 from loaders.errors import LoadersError, SourceError
 from loaders.schema import Bytes, Label, Schema, Text
-from packdata import disk, publish
-from packdata.engine import Summary, pack_recipes
-from packdata.journal import Journal
+from packdata.packing import disk, publish
+from packdata.packing.engine import Summary, pack_recipes
+from packdata.packing.journal import Journal
 from packdata.recipe import Block, Recipe, Records, Target
 from tests.columns import fixed_column
 
@@ -223,7 +223,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def labels(folder: Path) -> list[int]:
     """Return the labels of a packed dataset, in order."""
-    from loaders.formats import open_columns
+    from loaders.data.formats import open_columns
 
     found: list[int] = []
     for shard in manifest.read_manifest(folder).shards:

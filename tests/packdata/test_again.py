@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 import pytest
 
+from loaders.data.manifest import read_manifest
 from loaders.errors import PackError
-from loaders.manifest import read_manifest
 from loaders.schema import Bytes
 from packdata import Writer, write
 from packdata.cli import main

@@ -13,19 +13,19 @@ import numpy.typing as npt
 import pytest
 from PIL import Image as Pictures
 
+from loaders.data.manifest import read_manifest
 from loaders.errors import LoadersError, SchemaError, SourceError
-from loaders.manifest import read_manifest
 from loaders.schema import Array, Label
 from packdata import pack_arrays
 from packdata.arrays.files import Axes
 from packdata.arrays.plan import plan_arrays
 from packdata.arrays.recipe import ArraysRecipe, array_recipes
 from packdata.cli import main
-from packdata.engine import pack_recipe
-from packdata.preview import contact_sheet
-from packdata.slices import middle_slice
-from packdata.stats import stats
-from packdata.verify import verify
+from packdata.inspect.preview import contact_sheet
+from packdata.inspect.slices import middle_slice
+from packdata.inspect.stats import stats
+from packdata.inspect.verify import verify
+from packdata.packing.engine import pack_recipe
 from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:

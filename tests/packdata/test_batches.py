@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import packdata
+from loaders.data.manifest import read_manifest
 from loaders.errors import CodecError, PackError, SchemaError
-from loaders.manifest import read_manifest
 from loaders.schema import Array, Boxes, Bytes, Field, Image, Json, Label, Mask, MultiLabel, Text
-from packdata.verify import verify
+from packdata.inspect.verify import verify
 from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:

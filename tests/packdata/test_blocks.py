@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from loaders.columns import Column, FixedColumn, VarColumn, var_column
+from loaders.data.columns import Column, FixedColumn, VarColumn, var_column
+from loaders.data.manifest import read_manifest
 from loaders.errors import PackError, SourceError
-from loaders.manifest import read_manifest
 from loaders.schema import Bytes, Label, Schema, Text
-from packdata import shards
-from packdata.engine import pack_recipe
-from packdata.journal import Journal
-from packdata.progress import Quiet
+from packdata.packing import shards
+from packdata.packing.engine import pack_recipe
+from packdata.packing.journal import Journal
+from packdata.packing.progress import Quiet
+from packdata.packing.shards import ShardBuilder, block_ends, check_block
+from packdata.packing.target import PACKING_NAME
 from packdata.recipe import Block
-from packdata.shards import ShardBuilder, block_ends, check_block
-from packdata.target import PACKING_NAME
 from tests.columns import fixed_column
 from tests.packdata.recipes import SHARD_BYTES, STEPS, BlocksRecipe, Job, contents, labels
 

@@ -22,18 +22,18 @@ import pytest
 
 import loaders
 import packdata.cli
+from loaders.data.manifest import read_manifest
 from loaders.errors import PackError
-from loaders.manifest import read_manifest
 from loaders.schema import Image, Label
-from packdata import partition
 from packdata.cli import build_parser, main
-from packdata.edit import CopyOptions
 from packdata.images.fit import Resize
 from packdata.images.plan import pack_images
 from packdata.images.recipe import ImageOptions
-from packdata.provenance import USUAL, describe_origin
+from packdata.packed import partition
+from packdata.packed.edit import CopyOptions
+from packdata.packing.provenance import USUAL, describe_origin
+from packdata.packing.target import PACKING_NAME
 from packdata.tables.options import TableOptions
-from packdata.target import PACKING_NAME
 from packdata.tokens.plan import TokenOptions
 from tests.packdata.breaking import deny_looking
 from tests.packdata.reading import PackedReader
@@ -925,7 +925,7 @@ def test_packing_never_imports_torch(photos: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from packdata.cli import main;"
         "code = main(['images', *sys.argv[1:]]);"
-        "bad = {'torch', 'loaders.datasets', 'loaders.loader', 'loaders.device'} & set(sys.modules);"
+        "bad = {'torch', 'loaders.datasets', 'loaders.loading.loader', 'loaders.device'} & set(sys.modules);"
         "assert not bad, bad; sys.exit(code)"
     )
     command = [sys.executable, "-c", code, str(photos), str(tmp_path / "out")]

@@ -12,13 +12,13 @@ import cv2
 import numpy as np
 import pytest
 
-from loaders.manifest import read_manifest
+from loaders.data.manifest import read_manifest
 from packdata.arrays.plan import plan_arrays
 from packdata.cli import main
 from packdata.cluster import _about_node, usual_parts
 from packdata.images.plan import plan_images
-from packdata.part import versions
-from packdata.parts import finish
+from packdata.parts.local import finish
+from packdata.parts.part import versions
 from packdata.plan import Plan, pack_plan
 from packdata.tables import plan_tables
 from packdata.tokens.plan import TokenOptions, plan_tokens

@@ -20,7 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pictures
 
-from loaders.columns import VarColumn
+from loaders.data.columns import VarColumn
+from loaders.data.formats import open_columns
+from loaders.data.manifest import read_manifest
 from loaders.data.view import open_view
 from loaders.errors import (
     ChecksumError,
@@ -31,8 +33,6 @@ from loaders.errors import (
     ShardError,
     SourceError,
 )
-from loaders.formats import open_columns
-from loaders.manifest import read_manifest
 from loaders.schema import (
     Array,
     Boxes,
@@ -45,22 +45,23 @@ from loaders.schema import (
     MultiLabel,
     Text,
 )
-from packdata import combine, publish
 from packdata.cli import build_parser, main
 from packdata.commands import GROUPS
 from packdata.commands.common import parse_size
-from packdata.compare import diff
-from packdata.content import ViewContent
-from packdata.edit import CopyOptions, copy_dataset
-from packdata.joined_columns import read_columns
-from packdata.journal import Header, Journal
-from packdata.lock import TargetLock
-from packdata.partition import parse_parts, split
-from packdata.preview import choose, contact_sheet
-from packdata.rewrite import WriteOptions, Written, write_dataset
-from packdata.stats import stats
-from packdata.verify import verify
-from packdata.where import Where, scalar
+from packdata.inspect.compare import diff
+from packdata.inspect.preview import choose, contact_sheet
+from packdata.inspect.stats import stats
+from packdata.inspect.verify import verify
+from packdata.packed import combine
+from packdata.packed.content import ViewContent
+from packdata.packed.edit import CopyOptions, copy_dataset
+from packdata.packed.joined_columns import read_columns
+from packdata.packed.partition import parse_parts, split
+from packdata.packed.rewrite import WriteOptions, Written, write_dataset
+from packdata.packed.where import Where, scalar
+from packdata.packing import publish
+from packdata.packing.journal import Header, Journal
+from packdata.packing.lock import TargetLock
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
 

@@ -12,9 +12,9 @@ import packdata
 from loaders.errors import SchemaError
 from loaders.schema import Array, Field, Image, Label, Schema
 from packdata.cli import main
-from packdata.combine import extend, merge
-from packdata.compare import diff, schema_differences
-from packdata.edit import CopyOptions, copy_dataset
+from packdata.inspect.compare import diff, schema_differences
+from packdata.packed.combine import extend, merge
+from packdata.packed.edit import CopyOptions, copy_dataset
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
 

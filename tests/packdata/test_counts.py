@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from packdata.engine import Summary
+    from packdata.packing.engine import Summary
 
 
 def pictures(tmp_path: Path) -> Callable[[str], Summary]:

@@ -17,8 +17,8 @@ import packdata
 from loaders import ShardDataset
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
+from loaders.data.manifest import read_manifest
 from loaders.errors import CodecError, SchemaError
-from loaders.manifest import read_manifest
 from loaders.schema import Image
 from packdata.cli import main
 from packdata.images.planes import jpeg_planes

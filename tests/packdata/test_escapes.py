@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from loaders.bench.cli import main as bench
+from loaders.data.manifest import read_manifest
 from loaders.errors import SampleError, ShardError, SourceError
-from loaders.manifest import read_manifest
 from loaders.schema import Label
 from loaders.text import printable, printable_json
 from packdata.cli import main

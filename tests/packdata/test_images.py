@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.codecs import codec_for
+from loaders.data.manifest import Manifest, publish_manifest
 from loaders.errors import LoadersError, SchemaError, SourceError
-from loaders.manifest import Manifest, publish_manifest
 from loaders.schema import Array, Image, Json, Label, Mask, Schema, Text
 from packdata.cli import main
 from packdata.images.plan import plan_images

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from loaders.data.manifest import Place, ShardInfo
 from loaders.errors import PackError
-from loaders.manifest import Place, ShardInfo
-from packdata.edit import copy_dataset
 from packdata.images.plan import pack_images
-from packdata.journal import Header, Journal, Reject, State, flatten_plan
-from packdata.lock import TargetLock
-from packdata.repair import repair
+from packdata.packed.edit import copy_dataset
+from packdata.packed.repair import repair
+from packdata.packing.journal import Header, Journal, Reject, State, flatten_plan
+from packdata.packing.lock import TargetLock
 from tests.packdata.command_sources import make_sources
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def test_a_process_that_dies_leaves_no_lock(tmp_path: Path) -> None:
     path = tmp_path / ".packing" / "lock"
     path.parent.mkdir()
     code = (
-        "import os, signal, sys; from pathlib import Path; from packdata.lock import TargetLock;"
+        "import os, signal, sys; from pathlib import Path; from packdata.packing.lock import TargetLock;"
         "lock = TargetLock(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], timeout=60, check=False)

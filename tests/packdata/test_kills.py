@@ -16,11 +16,11 @@ import cv2
 import numpy as np
 import pytest
 
-from loaders.manifest import MANIFEST_NAME, read_manifest
+from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.schema import Label
 from packdata.cli import main
-from packdata.lock import LOCK_NAME
-from packdata.target import PACKING_NAME
+from packdata.packing.lock import LOCK_NAME
+from packdata.packing.target import PACKING_NAME
 from tests.packdata.packing import pack, pack_samples
 from tests.packdata.reading import PackedReader
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import packdata.names
-from packdata.names import Names, twice
+import packdata.sources.names
+from packdata.sources.names import Names, twice
 
 TEXTS = st.lists(st.text(max_size=4))
 
@@ -37,7 +37,7 @@ def test_what_stands_twice_is_found(given: list[str]) -> None:
 
 
 def test_equal_hashes_are_no_equal_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packdata.names, "_hash", len)
+    monkeypatch.setattr(packdata.sources.names, "_hash", len)
 
     assert twice(lambda: ["aa", "bb", "c", "bb"]) == {"bb"}
 

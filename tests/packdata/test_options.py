@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 from PIL import Image as Pictures
 
-from loaders.limits import usable_cores
-from loaders.manifest import MANIFEST_NAME, read_manifest
+from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.schema import Label
+from loaders.system.limits import usable_cores
 from packdata import pack
 from packdata.arrays.plan import pack_arrays
 from packdata.cli import build_parser, main
-from packdata.edit import CopyOptions, copy_dataset
 from packdata.images.plan import pack_images
-from packdata.partition import split
-from packdata.settings import take
+from packdata.packed.edit import CopyOptions, copy_dataset
+from packdata.packed.partition import split
+from packdata.packing.settings import take
 from packdata.tables import pack_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.command_sources import make_sources
@@ -350,7 +350,7 @@ def test_as_many_workers_are_started(
             started.append(max_workers)
             super().__init__(max_workers, *args, **options)
 
-    monkeypatch.setattr("packdata.pool.ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("packdata.packing.pool.ThreadPoolExecutor", Pool)
 
     assert run(command, f"{plain(command, tmp_path / 'out')} --workers {num}") == 0
 

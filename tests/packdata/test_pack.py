@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from loaders.data.formats import read_back
+from loaders.data.manifest import publish_manifest, read_manifest
 from loaders.errors import PackError, SourceError
-from loaders.formats import read_back
-from loaders.manifest import publish_manifest, read_manifest
 from loaders.schema import Array
-from packdata import Writer, combine, publish
-from packdata.engine import pack_recipe, pack_recipes
-from packdata.lock import LOCK_NAME, TargetLock
-from packdata.progress import Quiet
-from packdata.repair import repair as repair_dataset
-from packdata.target import PACKING_NAME
+from packdata import Writer
+from packdata.packed import combine
+from packdata.packed.repair import repair as repair_dataset
+from packdata.packing import publish
+from packdata.packing.engine import pack_recipe, pack_recipes
+from packdata.packing.lock import LOCK_NAME, TargetLock
+from packdata.packing.progress import Quiet
+from packdata.packing.target import PACKING_NAME
 from tests.packdata.breaking import tmpfs
 from tests.packdata.recipes import (
     SHARD_BYTES,
@@ -76,7 +78,7 @@ def test_samples_come_out_in_order_in_shards_that_their_library_reads(
     )
     assert manifest.provenance["source"] == "numbers"
     assert manifest.provenance["packer"] == publish.PACKER
-    from loaders.formats import open_columns
+    from loaders.data.formats import open_columns
 
     for shard in manifest.shards:
         path = tmp_path / "out" / shard.file

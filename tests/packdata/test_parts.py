@@ -17,19 +17,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import PackError, SchemaError, SourceError
-from loaders.manifest import MANIFEST_NAME
-from packdata import joining, publish
-from packdata import parts as parts_module
 from packdata.cli import main
-from packdata.firstpass import KEY, FirstPass
 from packdata.images.plan import pack_images
-from packdata.journal import JOURNAL_NAME
-from packdata.lock import LOCK_NAME, TargetLock
-from packdata.part import Part, PartRecipe
-from packdata.parts import finish
-from packdata.publish import Packing
-from packdata.target import PACKING_NAME, PARTS_NAME, REJECTED_NAME
+from packdata.packing import publish
+from packdata.packing.firstpass import KEY, FirstPass
+from packdata.packing.journal import JOURNAL_NAME
+from packdata.packing.lock import LOCK_NAME, TargetLock
+from packdata.packing.publish import Packing
+from packdata.packing.target import PACKING_NAME, PARTS_NAME, REJECTED_NAME
+from packdata.parts import joining
+from packdata.parts import local as parts_module
+from packdata.parts.local import finish
+from packdata.parts.part import Part, PartRecipe
 from packdata.tokens.plan import pack_tokens
 from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader

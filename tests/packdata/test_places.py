@@ -15,7 +15,7 @@ from loaders.errors import PackError
 from loaders.schema import Image, Label
 from packdata.arrays.plan import pack_arrays
 from packdata.images.plan import pack_images
-from packdata.progress import Quiet
+from packdata.packing.progress import Quiet
 from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from packdata.pool import OrderedPool
+from packdata.packing.pool import OrderedPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

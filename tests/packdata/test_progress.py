@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from loaders.progress import Meter
-from packdata.progress import Quiet, progress_of
+from packdata.packing.progress import Quiet, progress_of
 
 
 class Terminal(io.StringIO):

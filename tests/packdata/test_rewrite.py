@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from loaders.data.manifest import publish_bytes, read_manifest
 from loaders.errors import PackError, SchemaError
-from loaders.manifest import publish_bytes, read_manifest
 from loaders.schema import Boxes, Bytes, Image
-from packdata import publish
-from packdata.combine import extend, merge
-from packdata.edit import CopyOptions, copy_dataset
-from packdata.journal import JOURNAL_NAME, Header, Journal
-from packdata.lock import TargetLock
-from packdata.partition import split
-from packdata.publish import Packing
-from packdata.repair import repair
-from packdata.target import PACKING_NAME, leftovers
-from packdata.verify import verify
+from packdata.inspect.verify import verify
+from packdata.packed.combine import extend, merge
+from packdata.packed.edit import CopyOptions, copy_dataset
+from packdata.packed.partition import split
+from packdata.packed.repair import repair
+from packdata.packing import publish
+from packdata.packing.journal import JOURNAL_NAME, Header, Journal
+from packdata.packing.lock import TargetLock
+from packdata.packing.publish import Packing
+from packdata.packing.target import PACKING_NAME, leftovers
 from packdata.writer import Writer
 from tests.packdata.breaking import tmpfs
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
@@ -38,7 +38,8 @@ ROOM = "Make room there. Then run the same command again"
 SMALL = ["label", "key", "score", "width"]
 _KILLED = """
 import os, signal, sys
-from packdata import cli, publish
+from packdata import cli
+from packdata.packing import publish
 
 step, nth, when = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 holder, name = {"rename": (os, "replace"), "publish": (publish, "publish_file")}[step]
@@ -245,7 +246,7 @@ def test_a_shard_that_could_not_be_restored_says_what_to_do(
         raise OSError(28, "No space left on device")
 
     if step == "lock":
-        monkeypatch.setattr("packdata.repair.TargetLock", failing)
+        monkeypatch.setattr("packdata.packed.repair.TargetLock", failing)
     with tmpfs(tmp_path / "disk", "16k") as disk:
         (disk / "dst").mkdir()
         shutil.copy(source / "manifest.json", disk / "dst")
@@ -363,7 +364,8 @@ def test_a_writer_that_was_killed_while_publishing_is_finished_by_whoever_comes(
     tmp_path: Path, source: Path
 ) -> None:
     code = (
-        "import os, signal, sys; from packdata import Writer, publish; "
+        "import os, signal, sys; from packdata import Writer; "
+        "from packdata.packing import publish; "
         "from loaders.schema import Bytes\n"
         "publish.Packing._publish = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
         "with Writer(sys.argv[1], {'a': Bytes()}) as w: w.add(a=b'x')"

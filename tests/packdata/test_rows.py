@@ -11,7 +11,7 @@ import packdata
 from loaders.data import view
 from loaders.schema import Array, Features
 from packdata.cli import main
-from packdata.stats import stats
+from packdata.inspect.stats import stats
 from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:

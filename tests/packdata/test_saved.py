@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from loaders import ShardDataset
+from loaders.data.manifest import read_manifest
 from loaders.errors import SourceError
-from loaders.manifest import read_manifest
 from packdata.cli import main
 from packdata.tokens.plan import plan_tokens
 from tests.packdata.pngs import png

@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 import pytest
 
+from loaders.data.manifest import read_manifest
 from loaders.errors import SourceError
-from loaders.manifest import read_manifest
 from loaders.schema import Label
 from packdata.arrays.plan import pack_arrays
 from packdata.cli import main

@@ -15,16 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.errors import SourceError
-from packdata.sources import (
-    Column,
-    Item,
-    MaskFolder,
-    Source,
-    files_beside,
-    find_splits,
-    open_source,
-)
-from packdata.sources.base import ARRAYS, PICTURES, FileKind
+from packdata.sources.base import ARRAYS, PICTURES, Column, FileKind, Item, Source
+from packdata.sources.folders import MaskFolder
+from packdata.sources.opening import files_beside, find_splits, open_source
 from tests.packdata.breaking import deny_looking
 
 

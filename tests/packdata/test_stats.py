@@ -10,8 +10,8 @@ import pytest
 
 import packdata
 from loaders.schema import Array, Features
+from packdata.inspect.stats import stats
 from packdata.moments import Moments, WholeMoments
-from packdata.stats import stats
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,15 +16,15 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
+from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
-from loaders.manifest import read_manifest
 from loaders.schema import Array, Categories, Features, Label
 from packdata.cli import main
-from packdata.combine import extend, merge
-from packdata.edit import CopyOptions, copy_dataset
-from packdata.stats import stats
+from packdata.inspect.stats import stats
+from packdata.inspect.verify import verify
+from packdata.packed.combine import extend, merge
+from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.tables import pack_tables, plan_tables
-from packdata.verify import verify
 from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loaders.errors import ManifestError, PackError
-from packdata import combine
 from packdata.cli import main
-from packdata.journal import Header, Journal
+from packdata.packed import combine
+from packdata.packing.journal import Header, Journal
 from tests.packdata.packing import pack_samples
 from tests.packdata.reading import PackedReader
 from tests.packdata.test_commands import SMALL, run, samples_of

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders import DataLoader, ShardDataset, TokenWindows, concat
+from loaders.data.manifest import read_manifest
 from loaders.errors import SourceError
-from loaders.manifest import read_manifest
-from packdata.combine import merge
-from packdata.partition import split
+from packdata.inspect.verify import verify
+from packdata.packed.combine import merge
+from packdata.packed.partition import split
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
-from packdata.verify import verify
 from tests.packdata.test_tokens import documents, pack, texts, write
 
 if TYPE_CHECKING:

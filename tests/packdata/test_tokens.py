@@ -14,24 +14,24 @@ import pyarrow.parquet as pq
 import pytest
 
 import packdata
+from loaders.data.manifest import read_manifest
 from loaders.errors import PackError, SchemaError, SourceError
-from loaders.manifest import read_manifest
 from loaders.schema import Tokens
 from packdata.cli import main
-from packdata.combine import extend, merge
-from packdata.edit import CopyOptions, copy_dataset
-from packdata.partition import split
-from packdata.preview import as_text
-from packdata.repair import repair
-from packdata.stats import stats
+from packdata.inspect.preview import as_text
+from packdata.inspect.stats import stats
+from packdata.inspect.verify import verify
+from packdata.packed.combine import extend, merge
+from packdata.packed.edit import CopyOptions, copy_dataset
+from packdata.packed.partition import split
+from packdata.packed.repair import repair
 from packdata.tokens.documents import texts_of
 from packdata.tokens.files import list_files
 from packdata.tokens.ids import IdsSource
 from packdata.tokens.plan import TokenOptions, open_tokenizer, pack_tokens, plan_tokens
-from packdata.tokens.split import shards_of
+from packdata.tokens.stream import shards_of
 from packdata.tokens.texts import TextOptions, TextSource
 from packdata.tokens.tokenizer import JsonTokenizer, Vocabulary, train_bpe
-from packdata.verify import verify
 from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
 

@@ -9,7 +9,7 @@ import pytest
 from loaders import ShardDataset
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Json, Label, Text
-from packdata.edit import CopyOptions, copy_dataset
+from packdata.packed.edit import CopyOptions, copy_dataset
 from tests.packdata.packing import CLASSES, pack, pack_samples
 from tests.packdata.reading import PackedReader
 

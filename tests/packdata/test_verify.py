@@ -21,17 +21,17 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from loaders.data.formats import lmdb, open_checksums, open_columns
+from loaders.data.manifest import MANIFEST_NAME, Manifest, publish_manifest, read_manifest
 from loaders.errors import LoadersError, ManifestError, PackError, ShardError
-from loaders.formats import lmdb, open_checksums, open_columns
-from loaders.manifest import MANIFEST_NAME, Manifest, publish_manifest, read_manifest
 from loaders.schema import Array, Field, Image, Label, Schema, Text
 from packdata.cli import main
-from packdata.lock import LOCK_NAME, TargetLock
-from packdata.readback import ReadBack
-from packdata.repair import repair
-from packdata.stats import stats
-from packdata.target import PACKING_NAME
-from packdata.verify import Fault, Report, verify
+from packdata.inspect.readback import ReadBack
+from packdata.inspect.stats import stats
+from packdata.inspect.verify import Fault, Report, verify
+from packdata.packed.repair import repair
+from packdata.packing.lock import LOCK_NAME, TargetLock
+from packdata.packing.target import PACKING_NAME
 from tests.packdata.packing import CLASSES, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
 
@@ -770,7 +770,7 @@ def test_an_interrupted_repair_is_interrupted_and_leaves_nothing(
     assert not (folder / PACKING_NAME).exists()
 
 
-@pytest.mark.parametrize("step", ["shutil.copyfile", "packdata.repair.publish_file"])
+@pytest.mark.parametrize("step", ["shutil.copyfile", "packdata.packed.repair.publish_file"])
 def test_a_repair_that_was_killed_is_finished_by_the_next_and_leaves_nothing(
     tmp_path: Path, step: str
 ) -> None:
@@ -778,9 +778,9 @@ def test_a_repair_that_was_killed_is_finished_by_the_next_and_leaves_nothing(
     shutil.copytree(folder, tmp_path / "copy")
     flip(folder / read_manifest(folder).shards[1].file, 9000)
     code = (
-        "import os, shutil, signal, sys\nimport packdata.repair\n"
+        "import os, shutil, signal, sys\nimport packdata.packed.repair\n"
         f"{step} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "packdata.repair.repair(*sys.argv[1:])"
+        "packdata.packed.repair.repair(*sys.argv[1:])"
     )
     args = [sys.executable, "-c", code, str(folder), str(tmp_path / "copy")]
     assert subprocess.run(args, timeout=60, check=False).returncode == -9

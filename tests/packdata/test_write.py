@@ -14,13 +14,13 @@ import torch
 
 import packdata
 from loaders import RAMDataset, ShardDataset, TokenWindows, augment, concat
+from loaders.data.manifest import read_manifest
 from loaders.errors import ChecksumError, PackError, SchemaError
-from loaders.manifest import read_manifest
 from loaders.schema import Array, Image, Mask
-from packdata.combine import merge
-from packdata.edit import CopyOptions, copy_dataset
-from packdata.partition import split
-from packdata.verify import verify
+from packdata.inspect.verify import verify
+from packdata.packed.combine import merge
+from packdata.packed.edit import CopyOptions, copy_dataset
+from packdata.packed.partition import split
 from tests.packdata.packing import CLASSES, pack_samples, sample
 from tests.packdata.reading import PackedReader
 
@@ -257,7 +257,7 @@ _KILLED = """
 import os, signal, sys
 import packdata
 from loaders.data.view import open_view
-from packdata import publish
+from packdata.packing import publish
 
 write, left = publish.write_staged, [int(sys.argv[3])]
 

@@ -17,13 +17,13 @@ import PIL.Image
 import pytest
 
 import packdata
+from loaders.data.manifest import read_manifest
 from loaders.errors import CodecError, PackError, SchemaError, SourceError
-from loaders.manifest import read_manifest
 from loaders.schema import Array, Boxes, Bytes, Image, Json, Label, Mask, MultiLabel, Text
 from packdata import Writer, pack
-from packdata.lock import LOCK_NAME, TargetLock
-from packdata.progress import Quiet
-from packdata.target import PACKING_NAME
+from packdata.packing.lock import LOCK_NAME, TargetLock
+from packdata.packing.progress import Quiet
+from packdata.packing.target import PACKING_NAME
 from tests.packdata.pngs import clear_png
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents

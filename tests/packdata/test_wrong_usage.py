@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loaders.manifest import read_manifest
+from loaders.data.manifest import read_manifest
 from packdata.cli import main
 from tests.packdata.command_sources import make_sources
 from tests.packdata.packing import pack_samples

@@ -17,15 +17,17 @@ import numpy as np
 import pytest
 
 from loaders import ShardDataset
+from loaders.data.manifest import read_manifest
 from loaders.errors import LoadersError, PackError, RemoteError
-from loaders.manifest import read_manifest
 from loaders.remote import origin
 from loaders.remote.client import Client
-from packdata import parts, stored, upload
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
-from packdata.part import Part
-from packdata.parts import finish
+from packdata.packing import upload
+from packdata.parts import local as parts
+from packdata.parts import stored
+from packdata.parts.local import finish
+from packdata.parts.part import Part
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.breaking import tmpfs
 from tests.packdata.recipes import contents

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
-from loaders.manifest import read_manifest
+from loaders.data.manifest import read_manifest
 from packdata.cli import main
 from tests.packdata.recipes import contents
 from tests.remote.conftest import wait_until

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from loaders import ShardDataset
+from loaders.data.manifest import read_manifest
 from loaders.errors import PackError, RemoteError, SourceError
-from loaders.manifest import read_manifest
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL
 from loaders.remote.wire import Entry
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
-from packdata.parts import finish
+from packdata.parts.local import finish
 from packdata.plan import pack_plan
 from packdata.sources.listed import ListedURL, Tree, fetched_ahead, list_sources
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens

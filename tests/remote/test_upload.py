@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from loaders import ShardDataset
+from loaders.data.manifest import read_manifest
 from loaders.errors import ChecksumError, PackError
-from loaders.manifest import read_manifest
 from loaders.remote import origin
 from packdata.cli import main
-from packdata.upload import upload
+from packdata.packing.upload import upload
 from tests.remote import servers
 from tests.remote.conftest import SETTINGS, storage, wait_until
 

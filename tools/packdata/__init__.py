@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from packdata.arrays.plan import pack_arrays
-    from packdata.engine import Summary, pack_recipe, pack_recipes
     from packdata.images.plan import pack_images
+    from packdata.packed.views import write
+    from packdata.packing.engine import Summary, pack_recipe, pack_recipes
     from packdata.recipe import Block, Recipe, Records, Target
     from packdata.tables import pack_tables
     from packdata.tokens.plan import TokenOptions, pack_tokens
-    from packdata.views import write
     from packdata.writer import Writer, pack
 
 __all__ = [
@@ -43,18 +43,18 @@ _HOMES = {
     "Block": "recipe",
     "Recipe": "recipe",
     "Records": "recipe",
-    "Summary": "engine",
+    "Summary": "packing.engine",
     "Target": "recipe",
     "TokenOptions": "tokens.plan",
     "Writer": "writer",
     "pack": "writer",
     "pack_arrays": "arrays.plan",
     "pack_images": "images.plan",
-    "pack_recipe": "engine",
-    "pack_recipes": "engine",
+    "pack_recipe": "packing.engine",
+    "pack_recipes": "packing.engine",
     "pack_tables": "tables",
     "pack_tokens": "tokens.plan",
-    "write": "views",
+    "write": "packed.views",
 }
 
 

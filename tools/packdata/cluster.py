@@ -22,22 +22,22 @@ from loaders.errors import LoadersError, PackError
 from loaders.remote.origin import get_defaults, set_defaults
 from loaders.remote.url import is_url, place_of
 from packdata.describe import counted
-from packdata.engine import changed
-from packdata.part import Part, in_order, versions
-from packdata.parts import digest_of_parts, finish, pack_part
-from packdata.plan import check_outside
-from packdata.progress import Quiet
-from packdata.shards import DEFAULT_SHARD_BYTES
-from packdata.target import PARTS_NAME, missing_folders
+from packdata.packing.engine import changed
+from packdata.packing.outside import check_outside
+from packdata.packing.progress import Quiet
+from packdata.packing.shards import DEFAULT_SHARD_BYTES
+from packdata.packing.target import PARTS_NAME, missing_folders
+from packdata.parts.local import digest_of_parts, finish, pack_part
+from packdata.parts.part import Part, in_order, versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from packdata.engine import Summary
+    from packdata.packing.engine import Summary
+    from packdata.packing.progress import Progress
+    from packdata.packing.shards import Format
     from packdata.plan import Plan
-    from packdata.progress import Progress
     from packdata.recipe import Recipe
-    from packdata.shards import Format
 
 # Of one part: about 1 GB of pictures, of text or of tables. It depends on nothing but the source, as the bytes do.
 _FILES_OF_A_PART, _BLOCKS_OF_A_PART = 10_000, 128

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from loaders.columns import Column
+    from loaders.data.columns import Column
     from loaders.errors import SourceError
     from loaders.schema import Schema
 

@@ -19,12 +19,12 @@ from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec, cast_exactly
 from loaders.codecs.several import join_files
-from loaders.columns import Column, FixedColumn, column_of
+from loaders.data.columns import Column, FixedColumn, column_of
 from loaders.errors import CodecError, SourceError
 from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Label, Mask, MultiLabel
 from packdata.describe import describe_values, numbered
 from packdata.geometry import to_keypoints
-from packdata.regular import read_regular
+from packdata.sources.regular import read_regular
 
 Size = tuple[int, int]
 _BOXES = "boxes of (n, 4): x1, y1, x2, y2"

@@ -18,20 +18,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
-from loaders import opencv
 from loaders.checks import as_list, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Field, Schema, Text
+from loaders.system import opencv
 from packdata.describe import counted
-from packdata.engine import Outcome, Summary, check_on_error, check_workers, summarize
-from packdata.journal import Reject
-from packdata.pool import OrderedPool
-from packdata.progress import Progress, Quiet
-from packdata.provenance import as_json
-from packdata.publish import PACKER, Packing, Reached
-from packdata.recipe import Block
-from packdata.shards import (
+from packdata.packing.engine import Outcome, Summary, check_on_error, check_workers, summarize
+from packdata.packing.journal import Reject
+from packdata.packing.pool import OrderedPool
+from packdata.packing.progress import Progress, Quiet
+from packdata.packing.provenance import as_json
+from packdata.packing.publish import PACKER, Packing, Reached
+from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
     ShardBuilder,
@@ -40,13 +39,14 @@ from packdata.shards import (
     check_records,
     check_shard_options,
 )
+from packdata.recipe import Block
 from packdata.values import Encoded, Prepared, Preparer, Work, check_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-    from packdata.settings import OnError
+    from packdata.packing.settings import OnError
 
 KEY = "key"
 _PIECE_BYTES = 4 << 20

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from loaders.columns import Column, FixedColumn, VarColumn
+from loaders.data.columns import Column, FixedColumn, VarColumn
 from loaders.errors import LoadersError
-from loaders.hugepages import collapse, lay
+from loaders.system.hugepages import collapse, lay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaders.errors import LoadersError
-from loaders.signals import handlers_later
+from loaders.system.signals import handlers_later
 
 logger = logging.getLogger(__name__)
 _TELL_S = 0.5

@@ -19,12 +19,12 @@ import numpy.typing as npt
 from loaders.codecs import codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, MAX_PIXELS, picture_size
 from loaders.codecs.picture import PictureCodec
-from loaders.columns import Column, FixedColumn, VarColumn, ends
+from loaders.data.columns import Column, FixedColumn, VarColumn, ends
 from loaders.datasets.reading.coefficients import WholeImages, has_halves
 from loaders.errors import CodecError, LoadersError
-from loaders.limits import available_memory, cores_of_rank
 from loaders.progress import Meter
 from loaders.schema import Field, Image, Mask
+from loaders.system.limits import available_memory, cores_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

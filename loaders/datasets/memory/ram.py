@@ -17,7 +17,7 @@ from loaders.checks import as_list, as_path, one_of, shown
 from loaders.codecs.heads import MAX_PICTURE_MB, picture_size, pixels_within
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import cast_exactly
-from loaders.columns import Column, FixedColumn, var_column
+from loaders.data.columns import Column, FixedColumn, var_column
 from loaders.data.store import ShardRuns, Store
 from loaders.data.view import View
 from loaders.datasets.base import SampleT, check_stored
@@ -41,8 +41,8 @@ from loaders.datasets.settings import SETTINGS, check_augment
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import CodecError, SchemaError, ShardError, SourceError
-from loaders.regular import read_regular
 from loaders.schema import Array, Field, Image, Label, Mask, Schema, Text
+from loaders.system.regular import read_regular
 
 if TYPE_CHECKING:
     from loaders.data.shards import MemoryShard

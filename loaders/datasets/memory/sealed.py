@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from loaders.columns import Column
+    from loaders.data.columns import Column
     from loaders.datasets.memory.loading import ColumnPlan
 
 _IDENTITY = "one process and its children"

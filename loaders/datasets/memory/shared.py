@@ -28,9 +28,9 @@ from loaders.datasets.memory.arena import Arena, SealedColumns, open_sealed
 from loaders.datasets.memory.keeper import Keeper, Name, Peer, receive
 from loaders.datasets.memory.loading import check_fits, meter, names_to_load, plan_columns
 from loaders.errors import LoadersError
-from loaders.limits import usable_cores
 from loaders.schema import Field, field_from_json
-from loaders.signals import finalize
+from loaders.system.limits import usable_cores
+from loaders.system.signals import finalize
 from loaders.version import __version__
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 
 from loaders.cached import cached_property
-from loaders.columns import FixedColumn, VarColumn
+from loaders.data.columns import FixedColumn, VarColumn
 from loaders.data.gather import Window, rows_at, window_over
 from loaders.errors import SchemaError, ShardError
-from loaders.locks import ForkLock
 from loaders.schema import Tokens
+from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from loaders.datasets.packed import PackedDataset

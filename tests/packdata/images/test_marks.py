@@ -16,7 +16,7 @@ from packdata.arrays.plan import pack_arrays
 from packdata.cli import main
 from packdata.images.marks import IGNORED, Marks
 from packdata.images.plan import pack_images, plan_images
-from packdata.sources import MaskFolder
+from packdata.sources.folders import MaskFolder
 
 if TYPE_CHECKING:
     from pathlib import Path

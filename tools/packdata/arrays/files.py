@@ -16,7 +16,8 @@ from loaders.text import describe_size
 from packdata.sources.npy import ArrayHeader, read_array, read_header
 
 if TYPE_CHECKING:
-    from packdata.sources import Item, MaskFolder, Source
+    from packdata.sources.base import Item, Source
+    from packdata.sources.folders import MaskFolder
 
 Channels = Literal["first", "last", "none"]
 _VOLUME_AXES = 3

@@ -11,15 +11,15 @@ from packdata.arrays.files import ArrayOptions
 from packdata.arrays.recipe import ARRAY, ArraysRecipe, array_recipes
 from packdata.files.plan import FilesPlan
 from packdata.files.splits import SourceOptions, listed_sources
+from packdata.packing.settings import PackSettings, check_options, take
+from packdata.packing.shards import MAX_RECORD_BYTES, Format
 from packdata.plan import pack_plan
-from packdata.settings import PackSettings, check_options, take
-from packdata.shards import MAX_RECORD_BYTES, Format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from packdata.engine import Summary
+    from packdata.packing.engine import Summary
 
 _MAX_COLORS = 4  # RGB and alpha
 _LARGE_BYTES = 1 << 20  # from here on a value of its own is better than a long column
@@ -107,7 +107,7 @@ def pack_arrays(
             (``packdata.arrays.files.ArrayOptions``); ``masks``, ``mask_suffix``, ``classes``, ``array_column``,
             ``mask_column`` and ``label_column`` (``packdata.files.splits.SourceOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
-            (``packdata.settings.PackSettings``).
+            (``packdata.packing.settings.PackSettings``).
 
     Raises:
         SourceError: The source, or an array in it, cannot be packed.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from packdata.files.splits import SourceOptions, Split
-    from packdata.sources import Item
+    from packdata.sources.base import Item
 
 ARRAY, MASK = "array", "mask"
 

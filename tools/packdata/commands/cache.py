@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from loaders.text import describe_size, printable
 from packdata.commands.common import add_json, new_parser, show, show_json
 from packdata.describe import counted
-from packdata.remote import cache_folder, cache_report, clear_cache, verify_cache
+from packdata.packed.remote import cache_folder, cache_report, clear_cache, verify_cache
 
 if TYPE_CHECKING:
     import argparse

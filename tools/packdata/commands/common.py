@@ -12,20 +12,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import LoadersError, ManifestError, SchemaError, SourceError
-from loaders.manifest import MANIFEST_NAME
 from loaders.remote.options import add_remote
 from loaders.remote.url import is_url, split_secrets
 from loaders.text import describe_size, printable, printable_json
 from packdata.describe import counted
-from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS
+from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
 from packdata.wording import in_shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loaders.commandline import Commands, Parser
-    from loaders.manifest import Manifest
+    from loaders.data.manifest import Manifest
 
 SIZES = "K, M and G are powers of 1024, up to 256MB in Parquet and 64GB in LMDB"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -180,7 +180,7 @@ def parse_quality(text: str) -> int:
 
 def parse_names(text: str) -> list[str]:
     """Read names separated by commas; one with a comma stands in quotes, as in CSV."""
-    from packdata.readers import csv_cells
+    from packdata.sources.readers import csv_cells
 
     try:
         names = [name for name in csv_cells(text) if name]
@@ -204,7 +204,7 @@ def parse_place(text: str) -> str:
 
 def parse_part(text: str) -> str:
     """Read which part of how many: ``I/N``."""
-    from packdata.part import Part
+    from packdata.parts.part import Part
 
     try:
         return str(Part.parse(text))

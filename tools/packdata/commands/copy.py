@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaders.data.manifest import read_manifest
 from loaders.data.view import open_view
-from loaders.manifest import read_manifest
 from loaders.remote.options import add_remote
 from loaders.remote.url import is_url
 from loaders.schema import PICTURE_CODECS
@@ -22,13 +22,13 @@ from packdata.commands.common import (
     show_notes,
     usage_errors,
 )
-from packdata.edit import CopyOptions, copy_dataset
-from packdata.joined_columns import KINDS
-from packdata.progress import progress_of
-from packdata.remote import as_folder
-from packdata.rewrite import format_of
-from packdata.shards import DEFAULT_SHARD_BYTES
-from packdata.upload import staging, upload
+from packdata.packed.edit import CopyOptions, copy_dataset
+from packdata.packed.joined_columns import KINDS
+from packdata.packed.remote import as_folder
+from packdata.packed.rewrite import format_of
+from packdata.packing.progress import progress_of
+from packdata.packing.shards import DEFAULT_SHARD_BYTES
+from packdata.packing.upload import staging, upload
 
 if TYPE_CHECKING:
     import argparse
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.commandline import Commands
-    from loaders.manifest import Manifest
+    from loaders.data.manifest import Manifest
 
     Note = Callable[[str], object]
 

@@ -14,8 +14,8 @@ from packdata.commands.common import (
     show,
     show_json,
 )
-from packdata.compare import Difference, diff
 from packdata.describe import counted
+from packdata.inspect.compare import Difference, diff
 
 if TYPE_CHECKING:
     import argparse

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from packdata.combine import extend
 from packdata.commands.common import new_joining_parser
+from packdata.packed.combine import extend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaders.data.manifest import read_manifest
 from loaders.data.view import open_view
-from loaders.manifest import read_manifest
 from loaders.remote.options import add_remote
 from loaders.text import describe_size
 from packdata.commands.common import (
@@ -15,9 +15,9 @@ from packdata.commands.common import (
     show,
 )
 from packdata.describe import counted
-from packdata.progress import progress_of
-from packdata.remote import fetch
-from packdata.views import write
+from packdata.packed.remote import fetch
+from packdata.packed.views import write
+from packdata.packing.progress import progress_of
 
 if TYPE_CHECKING:
     import argparse

@@ -46,7 +46,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata finish``."""
-    from packdata.parts import finish
+    from packdata.parts.local import finish
 
     with usage_errors(args, schema=False):
         summary = finish(args.dst, overwrite=args.overwrite, delete_old=args.delete_old)

@@ -13,8 +13,9 @@ from packdata.commands.common import (
     show,
     show_json,
 )
-from packdata.describe import describe, describe_field
-from packdata.provenance import describe_origin
+from packdata.describe import describe_field
+from packdata.inspect.info import describe
+from packdata.packing.provenance import describe_origin
 
 if TYPE_CHECKING:
     import argparse

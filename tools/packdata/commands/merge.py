@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from packdata.combine import merge
 from packdata.commands.common import SIZES, new_joining_parser, parse_size
+from packdata.packed.combine import merge
 
 if TYPE_CHECKING:
     from loaders.commandline import Commands

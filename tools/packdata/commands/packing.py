@@ -19,16 +19,16 @@ from packdata.commands.common import (
     show_notes,
     usage_errors,
 )
-from packdata.shards import DEFAULT_SHARD_BYTES, FORMATS, check_shard_options
+from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS, check_shard_options
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
     from loaders.commandline import Commands, Parser
-    from packdata.engine import Summary
+    from packdata.packing.engine import Summary
+    from packdata.packing.shards import Format
     from packdata.plan import Plan
-    from packdata.shards import Format
 
 
 def new_packing_parser(
@@ -161,8 +161,8 @@ def run_packing(
     args: argparse.Namespace, make_plan: Callable[[], Plan], *, unit: str = "images"
 ) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
-    from packdata.lists import kept_lists
-    from packdata.plan import check_outside
+    from packdata.packing.outside import check_outside
+    from packdata.parts.lists import kept_lists
     from packdata.sources.listed import given
 
     check_outside(args.dst, args.src)
@@ -176,8 +176,8 @@ def run_packing(
 
 
 def _run(args: argparse.Namespace, make_plan: Callable[[], Plan], unit: str) -> int:
+    from packdata.packing.target import is_unfinished
     from packdata.plan import pack_plan
-    from packdata.target import is_unfinished
 
     with usage_errors(args, schema=True):
         if args.format is not None:  # before a source is read for long

@@ -50,8 +50,8 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata plan``."""
-    from packdata.lists import keep_list
-    from packdata.plan import check_outside
+    from packdata.packing.outside import check_outside
+    from packdata.parts.lists import keep_list
 
     if local := [source for source in args.src if not is_url(source)]:
         args.parser.error(f"{local[0]} is no URL: parts list folders and files themselves")

@@ -17,7 +17,7 @@ from packdata.commands.common import (
     show_notes,
 )
 from packdata.describe import counted
-from packdata.preview import (
+from packdata.inspect.preview import (
     as_text,
     augmented_sheet,
     choose,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from loaders.text import printable
 from packdata.commands.common import add_json, new_parser, parse_path, show, show_json
 from packdata.describe import counted
-from packdata.progress import progress_of
-from packdata.repair import repair
+from packdata.packed.repair import repair
+from packdata.packing.progress import progress_of
 
 if TYPE_CHECKING:
     import argparse

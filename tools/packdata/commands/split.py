@@ -17,9 +17,9 @@ from packdata.commands.common import (
     usage_errors,
 )
 from packdata.describe import counted
-from packdata.partition import parse_parts, split
-from packdata.progress import progress_of
-from packdata.tokens.split import has_tokens
+from packdata.packed.partition import parse_parts, split
+from packdata.packing.progress import progress_of
+from packdata.tokens.stream import has_tokens
 
 if TYPE_CHECKING:
     import argparse

@@ -16,8 +16,8 @@ from packdata.commands.common import (
     show_json,
 )
 from packdata.describe import counted
-from packdata.progress import progress_of
-from packdata.stats import Stats, stats
+from packdata.inspect.stats import Stats, stats
+from packdata.packing.progress import progress_of
 
 if TYPE_CHECKING:
     import argparse

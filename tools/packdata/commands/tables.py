@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.progress import Meter
 from packdata.commands.common import parse_count, parse_names, parse_place, unescaped
 from packdata.commands.packing import add_packing_options, new_packing_parser, run_packing
-from packdata.shards import TABLE_SHARD_BYTES
+from packdata.packing.shards import TABLE_SHARD_BYTES
 
 if TYPE_CHECKING:
     import argparse
@@ -145,7 +145,7 @@ def parse_skip(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata tables``."""
-    from packdata.firstpass import FirstPass
+    from packdata.packing.firstpass import FirstPass
     from packdata.tables import plan_tables
 
     lists = (*("target", "features", "drop", "categorical", "numeric"), "missing_values", "names")

@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> TokensPlan:
     from dataclasses import fields
 
-    from packdata.firstpass import FirstPass
+    from packdata.packing.firstpass import FirstPass
     from packdata.tokens.plan import TokenOptions, plan_tokens
 
     names = [field.name for field in fields(TokenOptions) if field.name != "documents"]

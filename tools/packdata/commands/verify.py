@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from loaders.data.manifest import read_manifest
 from loaders.errors import ManifestError
-from loaders.manifest import read_manifest
 from loaders.text import describe_size, printable
 from packdata.commands.common import (
     add_json,
@@ -17,9 +17,9 @@ from packdata.commands.common import (
     show_json,
 )
 from packdata.describe import counted
-from packdata.progress import progress_of
-from packdata.remote import as_folder
-from packdata.verify import Report, verify
+from packdata.inspect.verify import Report, verify
+from packdata.packed.remote import as_folder
+from packdata.packing.progress import progress_of
 
 if TYPE_CHECKING:
     import argparse

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.checks import shown
 from loaders.codecs import Codec, codec_for
+from loaders.data.manifest import read_manifest
 from loaders.errors import CodecError, SourceError
-from loaders.manifest import read_manifest
-from loaders.regular import read_regular
 from loaders.schema import Array, Bytes, Field, Json, Label, Text
-from packdata.sources import Column, Item, Source
-from packdata.sources.base import is_folder, is_missing
+from loaders.system.regular import read_regular
+from packdata.sources.base import Column, Item, Source, is_folder, is_missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

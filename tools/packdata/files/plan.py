@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from loaders.errors import SourceError
 from loaders.text import printable
 from packdata.describe import counted, describe_field
-from packdata.engine import target_folders
 from packdata.files.splits import contents, source_notes
+from packdata.packing.engine import target_folders
 from packdata.sources.base import files_identity
 from packdata.sources.listed import are_given
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.schema import Field
-    from packdata.engine import Summary
     from packdata.files.recipe import FilesRecipe
-    from packdata.shards import Format
+    from packdata.packing.engine import Summary
+    from packdata.packing.shards import Format
 
 
 _R = TypeVar("_R", bound="FilesRecipe[Any]")

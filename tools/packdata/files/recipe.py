@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from packdata.files.splits import Split
     from packdata.recipe import Target
-    from packdata.sources import Item
+    from packdata.sources.base import Item
 
 
 class Options(Protocol):

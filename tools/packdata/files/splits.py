@@ -12,21 +12,19 @@ from loaders.errors import SourceError
 from loaders.schema import Array, Label
 from packdata.describe import counted
 from packdata.files.labels import LABEL, LabelField, label_fields
-from packdata.sources import (
-    MaskFolder,
-    Source,
+from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, is_folder
+from packdata.sources.folders import FolderSource, MaskFolder, split_suffix
+from packdata.sources.idx import IdxSource
+from packdata.sources.joined import join_splits
+from packdata.sources.layouts import check_layout
+from packdata.sources.listed import list_sources, place_of_source
+from packdata.sources.opening import (
     are_of_one_archive,
     files_beside,
     find_splits,
     joined_splits,
     open_source,
 )
-from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, is_folder
-from packdata.sources.folders import FolderSource, split_suffix
-from packdata.sources.idx import IdxSource
-from packdata.sources.joined import join_splits
-from packdata.sources.layouts import check_layout
-from packdata.sources.listed import list_sources, place_of_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -19,8 +19,8 @@ import xxhash
 from loaders.errors import CodecError, SchemaError, SourceError
 from packdata.images.headers import read_header
 from packdata.images.pictures import decode_mask, decode_picture
-from packdata.readers import parse_json
 from packdata.sources.base import read_file
+from packdata.sources.readers import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -29,8 +29,8 @@ from packdata.images.recipe import (
     image_recipes,
 )
 from packdata.images.shapes import ShapeOptions
+from packdata.packing.settings import PackSettings, check_options, take
 from packdata.plan import pack_plan
-from packdata.settings import PackSettings, check_options, take
 from packdata.sources.layouts import masks_beside
 from packdata.sources.listed import without_secrets
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from packdata.engine import Summary
     from packdata.images.fit import Size
-    from packdata.shards import Format
+    from packdata.packing.engine import Summary
+    from packdata.packing.shards import Format
 
 _SHOWN_CLASSES = 8
 _OURS = ("raw", "yuv420", "dct")
@@ -203,7 +203,7 @@ def pack_images(
             (``packdata.files.splits.SourceOptions``); ``boxes``, ``keypoints`` and ``annotations``
             (``packdata.images.shapes.ShapeOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
-            (``packdata.settings.PackSettings``).
+            (``packdata.packing.settings.PackSettings``).
 
     Raises:
         SourceError: The source, or a picture in it, cannot be packed.

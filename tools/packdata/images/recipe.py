@@ -58,8 +58,7 @@ if TYPE_CHECKING:
 
     from packdata.files.splits import SourceOptions, Split
     from packdata.images.fit import Resize, Size
-    from packdata.sources import Item
-    from packdata.sources.base import Pixels
+    from packdata.sources.base import Item, Pixels
 
 _MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), and of libjpeg
 _ONE_SIZE = ("raw", "yuv420", "dct")

@@ -10,10 +10,10 @@ from loaders.augment import move_boxes, move_keypoints
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
-from packdata.readers import parse_json
 from packdata.sources.annotations import annotated, open_annotations
 from packdata.sources.base import BOX_LABELS, Column, Item, Source, identifier_of
 from packdata.sources.extended import ExtendedSource
+from packdata.sources.readers import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,8 +16,6 @@ from xml.etree import ElementTree
 
 from loaders.errors import SourceError
 from loaders.schema import Array, Boxes, Json, Keypoints
-from packdata.readers import parse_json
-from packdata.regular import nothing_at
 from packdata.sources.base import (
     BOX_LABELS,
     Column,
@@ -29,6 +27,8 @@ from packdata.sources.base import (
 from packdata.sources.extended import ExtendedSource
 from packdata.sources.folders import files_below
 from packdata.sources.layouts import SPLIT_NAMES
+from packdata.sources.readers import parse_json
+from packdata.sources.regular import nothing_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.regular import check_name, check_regular, read_regular
+from packdata.sources.regular import check_name, check_regular, read_regular
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 

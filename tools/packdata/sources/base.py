@@ -17,9 +17,9 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.errors import SourceError
-from loaders.regular import regular
-from packdata.names import twice
-from packdata.regular import read_regular
+from loaders.system.regular import regular
+from packdata.sources.names import twice
+from packdata.sources.regular import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence

@@ -14,8 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
-from packdata.names import Names
-from packdata.regular import check_name
 from packdata.sources.base import (
     PICTURES,
     Column,
@@ -32,6 +30,8 @@ from packdata.sources.base import (
 )
 from packdata.sources.idx import IDX_IMAGES
 from packdata.sources.listed import ListedEntry, ListedURL, StoredFiles
+from packdata.sources.names import Names
+from packdata.sources.regular import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -8,8 +8,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
-from packdata.names import twice
 from packdata.sources.base import Column, Item, Source, check_unique, has_several
+from packdata.sources.names import twice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -26,7 +26,7 @@ from loaders.errors import SourceError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, is_url, split_secrets
 from loaders.remote.wire import Entry
-from packdata.names import Names
+from packdata.sources.names import Names
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping

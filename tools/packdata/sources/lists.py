@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loaders.errors import SourceError
-from packdata.readers import csv_rows, encoding_hint, json_object
 from packdata.sources.base import (
     OWN_KEYS,
     PICTURES,
@@ -34,6 +33,7 @@ from packdata.sources.base import (
     read_head,
     shared_keys,
 )
+from packdata.sources.readers import csv_rows, encoding_hint, json_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -20,9 +20,9 @@ import pyarrow as pa
 import zstandard
 
 from loaders.errors import SourceError
-from packdata.regular import read_regular
 from packdata.sources.arrow import read_json
 from packdata.sources.mds import DECODERS, decode_sample
+from packdata.sources.regular import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -20,8 +20,8 @@ import pyarrow as pa
 import zstandard
 
 from loaders.errors import SourceError
-from packdata.regular import check_regular, read_regular
 from packdata.sources.mapped import MappedRows
+from packdata.sources.regular import check_regular, read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

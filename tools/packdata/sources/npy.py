@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SourceError
-from packdata.regular import check_regular
+from packdata.sources.regular import check_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

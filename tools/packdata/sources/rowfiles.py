@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.readers import open_parquet
 from packdata.sources.arrow import STATE, open_arrow, read_json, saved_files
 from packdata.sources.base import suffix_of
 from packdata.sources.litdata import LitDataRows, is_litdata
 from packdata.sources.mds import COMPRESSED as MDS_COMPRESSED
 from packdata.sources.mds import INDEX, MdsRows, mds_files
 from packdata.sources.mds import SUFFIX as MDS_SUFFIX
+from packdata.sources.readers import open_parquet
 from packdata.sources.tar_rows import TarRows
 from packdata.sources.tars import TAR_SUFFIXES
 from packdata.sources.tfrecord import TfrecordRows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.regular import check_regular
+from packdata.sources.regular import check_regular
 from packdata.sources.tars import open_tar, read_value, scan_tar
 
 if TYPE_CHECKING:

@@ -28,8 +28,6 @@ import numpy as np
 
 from loaders.checks import shown
 from loaders.errors import SourceError
-from packdata.readers import parse_json
-from packdata.regular import check_name
 from packdata.sources.base import (
     HEAD_NBYTES,
     LABEL_NAMES,
@@ -46,6 +44,8 @@ from packdata.sources.base import (
     read_each,
 )
 from packdata.sources.folders import no_files
+from packdata.sources.readers import parse_json
+from packdata.sources.regular import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

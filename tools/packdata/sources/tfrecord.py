@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.regular import check_regular
 from packdata.sources.mapped import MappedRows
+from packdata.sources.regular import check_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

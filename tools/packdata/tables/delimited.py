@@ -21,7 +21,7 @@ import pyarrow.csv
 
 from loaders.checks import as_list
 from loaders.errors import SchemaError, SourceError
-from packdata.readers import UTF8_HINT, csv_rows, encoding_hint
+from packdata.sources.readers import UTF8_HINT, csv_rows, encoding_hint
 from packdata.tables import parts
 from packdata.tables.parts import Kind, Part, Rows, read_bytes
 from packdata.tables.values import (

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from loaders.errors import SchemaError, SourceError
-from packdata.regular import check_regular
 from packdata.sources.base import FFCV_HINT, is_hidden, suffix_of
 from packdata.sources.litdata import is_litdata
+from packdata.sources.regular import check_regular
 from packdata.sources.rowfiles import listed_files, row_kind
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.jsonl import JsonLinesFile

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from loaders.columns import FixedColumn
+from loaders.data.columns import FixedColumn
 from loaders.errors import SourceError
 from packdata.tables.spelling import speaking_python
 from packdata.tables.typed import BATCH_ROWS, TypedTable

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from loaders.errors import SourceError
-from packdata.readers import encoding_hint, is_nested_deep, json_object
+from packdata.sources.readers import encoding_hint, is_nested_deep, json_object
 from packdata.tables import parts
 from packdata.tables.parts import Kind, Part, Rows, read_bytes, some_of
 from packdata.tables.values import DATES, GROUPS, NO_VALUES, Codes, as_text, without_words

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from loaders.data.manifest import read_manifest
 from loaders.errors import SourceError
-from loaders.manifest import read_manifest
 from loaders.schema import Array, Categories, Features, Label
 from packdata.tables.columns import (
     CATEGORIES,

@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
-from loaders.manifest import read_manifest
 from loaders.schema import Categories, Features, Label, Schema
 from packdata.describe import counted
-from packdata.engine import check_on_error, check_workers
-from packdata.firstpass import FirstPass
+from packdata.packing.engine import check_on_error, check_workers
+from packdata.packing.firstpass import FirstPass
+from packdata.packing.progress import Progress, Quiet
+from packdata.packing.settings import PackSettings, check_options, take
+from packdata.packing.shards import TABLE_SHARD_BYTES, Format
 from packdata.plan import pack_plan
-from packdata.progress import Progress, Quiet
-from packdata.settings import PackSettings, check_options, take
-from packdata.shards import TABLE_SHARD_BYTES, Format
-from packdata.sources import joined_splits
 from packdata.sources.base import files_identity
+from packdata.sources.opening import joined_splits
 from packdata.tables.columns import (
     CATEGORIES,
     FEATURES,
@@ -50,8 +50,8 @@ from packdata.wording import names_in_option
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from packdata.engine import Summary
-    from packdata.settings import OnError
+    from packdata.packing.engine import Summary
+    from packdata.packing.settings import OnError
     from packdata.tables.parts import Kind, TableFile
     from packdata.tables.scan import Scan
 
@@ -382,7 +382,7 @@ def pack_tables(
         format: ``"parquet"`` or ``"lmdb"``.
         options: ``like``; ``plan``, which each ``part`` needs (what ``--dry-run --json`` printed); those of
             ``TableOptions`` and ``CsvOptions``; ``shard_bytes``, ``workers``, ``on_error``, ``overwrite``, ``part`` and
-            ``progress`` (``packdata.settings.PackSettings``).
+            ``progress`` (``packdata.packing.settings.PackSettings``).
 
     Raises:
         SourceError: A file, row or column cannot be packed.

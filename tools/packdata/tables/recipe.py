@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from loaders.columns import FixedColumn
+from loaders.data.columns import FixedColumn
 from loaders.errors import SourceError
 from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.rows import standardized

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from loaders.errors import SourceError
 from packdata.moments import Moments
-from packdata.pool import OrderedPool
+from packdata.packing.pool import OrderedPool
 from packdata.tables.values import (
     GROUPS,
     NO_VALUES,
@@ -42,8 +42,8 @@ from packdata.tables.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from packdata.progress import Progress
-    from packdata.settings import OnError
+    from packdata.packing.progress import Progress
+    from packdata.packing.settings import OnError
     from packdata.tables.kept import TableReader
     from packdata.tables.parts import Kind, Part, Rows, TableFile
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from loaders.errors import SchemaError, SourceError
-from packdata.readers import csv_cells
+from packdata.sources.readers import csv_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from loaders.errors import SourceError
-from packdata.regular import check_name
+from packdata.sources.regular import check_name
 from packdata.sources.rowfiles import ParquetRows, open_row_file
 from packdata.tables.parts import Kind, Part, Rows
 from packdata.tables.values import as_text, combined, is_text, plain, without_words

@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from loaders.errors import LoadersError, SourceError
-from packdata.regular import read_regular
+from packdata.sources.regular import read_regular
 from packdata.tokens.contents import as_utf8, value_of
 from packdata.tokens.documents import join_documents
 

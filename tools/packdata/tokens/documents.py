@@ -11,7 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.errors import SourceError
-from packdata.readers import UTF8_HINT
+from packdata.sources.readers import UTF8_HINT
 
 Place = Callable[[int], str]
 Reject = tuple[str, SourceError]

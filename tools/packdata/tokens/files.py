@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.regular import check_mode, nothing_at
 from packdata.sources.base import FFCV_HINT, is_hidden
 from packdata.sources.folders import LINK_ABOVE, files_below
 from packdata.sources.listed import ListedURL, StoredFile, list_sources, place_of_source
 from packdata.sources.litdata import is_litdata
+from packdata.sources.regular import check_mode, nothing_at
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 
 if TYPE_CHECKING:

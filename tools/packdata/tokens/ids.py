@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SourceError
-from packdata.regular import check_regular, read_regular
+from packdata.sources.regular import check_regular, read_regular
 from packdata.tokens.documents import Documents, Piece
 from packdata.tokens.headers import LLMC, LLMC_BYTES, check_header, check_no_text, check_width
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from loaders.errors import SourceError
-from packdata.readers import is_nested_deep, json_object
+from packdata.sources.readers import is_nested_deep, json_object
 from packdata.tokens.documents import Documents, join_documents, not_utf8
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
-from loaders.regular import read_regular
 from loaders.remote.url import is_url, place_of
+from loaders.system.regular import read_regular
 from packdata.describe import counted, describe_field
-from packdata.firstpass import FirstPass
+from packdata.packing.firstpass import FirstPass
+from packdata.packing.settings import PackSettings, check_options
 from packdata.plan import pack_plan
-from packdata.settings import PackSettings, check_options
-from packdata.sources import joined_splits
 from packdata.sources.listed import list_sources, without_secrets
+from packdata.sources.opening import joined_splits
 from packdata.tokens.chat import Chat
 from packdata.tokens.contents import LABELS, Ids
 from packdata.tokens.detect import content_of
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Unpack
 
-    from packdata.engine import DatasetSummary, Summary
-    from packdata.settings import OnError
-    from packdata.shards import Format
+    from packdata.packing.engine import DatasetSummary, Summary
+    from packdata.packing.settings import OnError
+    from packdata.packing.shards import Format
     from packdata.tokens.contents import Content
     from packdata.tokens.recipe import TokenSource
 

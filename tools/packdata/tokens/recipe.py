@@ -9,8 +9,8 @@ import numpy as np
 
 from loaders.errors import SourceError
 from loaders.schema import Array, Field, Schema, Tokens
+from packdata.packing.settings import OVERWRITE
 from packdata.recipe import Block, Recipe, Target
-from packdata.settings import OVERWRITE
 from packdata.tokens.rows import (
     DOCUMENT_ENDS,
     LABELS,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.columns import Column, FixedColumn, VarColumn
+from loaders.data.columns import Column, FixedColumn, VarColumn
 from packdata.recipe import Block
 from packdata.tokens.documents import IGNORED
 

@@ -10,7 +10,7 @@ from loaders.codecs.tokenizer import decoder_of
 from loaders.errors import LoadersError, ShardError
 from loaders.schema import Tokens
 from packdata.tokens.rows import DOCUMENT_ENDS, NUM_TOKENS, TOKENS
-from packdata.tokens.split import shards_of
+from packdata.tokens.stream import shards_of
 
 if TYPE_CHECKING:
     from loaders.data.view import View

@@ -1,0 +1,333 @@
+"""Shard files: columns of bytes go in, and come out again as views of the mapped file.
+
+One file per format says how bytes are laid out (``write``) and how another library sees them
+(``read_back``). Opening is the same for all: the manifest has the place of every column, so
+serving needs neither liblmdb nor pyarrow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from loaders.data.columns import Column, FixedColumn, VarColumn, ends
+from loaders.data.formats.checksums import Checksums, dump_checksums, load_checksums
+from loaders.data.manifest import Place, ShardInfo
+from loaders.errors import ShardError
+from loaders.schema import MAX_RECORD_NBYTES, Field
+from loaders.system.libc import libc
+from loaders.system.limits import available_memory
+from loaders.system.regular import regular
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SUFFIXES = (".lmdb", ".parquet")
+_PLACE_BYTES = 32  # of a record of its own size: start and length, and what comes and goes while they are read
+_LARGE_BYTES = 1 << 30  # where it is looked what is free
+_RESTORE = "Run 'packdata verify'; restore the shard from a copy, or pack again"
+
+
+def write_shard(
+    path: Path, columns: Mapping[str, Column], fields: Mapping[str, Field]
+) -> ShardInfo:
+    """Write columns as one shard, fsync it, and prove that what can be mapped is what its library reads.
+
+    Args:
+        path: Where; the suffix chooses the format.
+        columns: Column by field name, of equal length, at least one row.
+        fields: The field of each column.
+
+    Raises:
+        ShardError: What was read back differs from what was written.
+        ValueError: The columns are not such a shard's, or too large for the format.
+    """
+    from loaders.data.formats import lmdb, parquet  # here, so that serving imports neither library
+
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"a shard's name ends in {' or '.join(SUFFIXES)}, got {path.name!r}")
+    _check_columns(columns, fields)
+    checksums = dump_checksums(columns)
+    if path.suffix == lmdb.SUFFIX:
+        places, checksums_at = lmdb.write(path, columns, checksums, fields)
+    else:
+        places, checksums_at = parquet.write(path, columns, checksums, fields)
+    num_samples = len(next(iter(columns.values())))
+    info = ShardInfo(path.name, num_samples, path.stat().st_size, "", places, checksums_at)
+    with ThreadPoolExecutor(2, "shard") as helpers:  # the disk writes while we read
+        synced, digest = helpers.submit(_sync, path), helpers.submit(hash_file, path)
+        difference = read_back(path, open_columns(path, info))
+        synced.result()
+    if difference is not None:
+        raise ShardError(
+            f"reading it back, {difference}", path, hint="This is a defect of loaders: report it"
+        )
+    return replace(info, xxh3_128=digest.result())
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb", opener=regular) as file:
+        os.fsync(file.fileno())
+
+
+def _check_columns(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> None:
+    if set(columns) != set(fields):
+        raise ValueError(f"columns {sorted(columns)} are not the fields {sorted(fields)}")
+    sizes = {name: len(column) for name, column in columns.items()}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise ValueError(f"a shard has columns of one length, at least 1, got {sizes}")
+    for name, column in columns.items():
+        if isinstance(column, FixedColumn):
+            least = most = column.data.shape[1]
+        else:
+            least, most = int(column.lengths.min()), int(column.lengths.max())
+        if most > MAX_RECORD_NBYTES or (isinstance(column, FixedColumn) and most == 0):
+            raise ValueError(f"records have 1 to {MAX_RECORD_NBYTES} bytes, {name!r} has {most}")
+        nbytes = fields[name].record_nbytes
+        if nbytes is not None and not least == most == nbytes:
+            raise ValueError(f"records of {name!r} have {nbytes} bytes, got {least} to {most}")
+
+
+def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
+    """Compare columns with what the format's own library reads; return the first difference, or None."""
+    from loaders.data.formats import lmdb, parquet
+
+    if path.suffix == lmdb.SUFFIX:
+        return lmdb.read_back(path, columns)
+    return parquet.read_back(path, columns)
+
+
+def hash_file(path: Path) -> str:
+    """Return the xxh3-128 of a file's bytes, hexadecimal."""
+    state = xxhash.xxh3_128()
+    with open(path, "rb", opener=regular) as file:
+        while block := file.read(1 << 20):
+            state.update(block)
+    return state.hexdigest()
+
+
+def map_shard(path: Path, info: ShardInfo, *, pin: bool = False) -> npt.NDArray[np.uint8]:
+    """Map a shard read-only, after checking its size: a read past its end would be fatal.
+
+    Args:
+        path: The file.
+        info: What the manifest says of it.
+        pin: Hold a shared lock on the file as long as it is mapped: a cache does not evict it.
+
+    Raises:
+        ShardError: The file is missing or has another size.
+    """
+    try:
+        return _map(path, info, pin=pin)
+    except FileNotFoundError as error:
+        raise ShardError("the shard is missing", path, hint=_RESTORE) from error
+    except OSError as error:
+        is_limit = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+        hint = "See 'ulimit -n' and 'ulimit -v'" if is_limit else ""
+        what = f"it cannot be mapped ({error.strerror or error})"
+        raise ShardError(what, path, hint=hint) from error
+
+
+def _map(path: Path, info: ShardInfo, *, pin: bool) -> npt.NDArray[np.uint8]:
+    with open(path, "rb", opener=regular) as file:
+        if pin:
+            _pin(file.fileno(), path)
+        size = os.fstat(file.fileno()).st_size
+        if size != info.size_bytes:
+            what = f"it has {size} bytes, the manifest says {info.size_bytes}"
+            raise ShardError(what, path, hint=_RESTORE)
+        if pin and _forgets_locks(path.parent):
+            return _map_kept(file.fileno(), size)
+        return map_file(file.fileno(), size)
+
+
+@lru_cache(maxsize=1024)
+def _forgets_locks(folder: Path) -> bool:
+    """Tell whether a map there keeps another file than the one that was opened and locked, as the kernel's overlay."""
+    from loaders.remote.folder import file_system
+
+    return file_system(folder) == "overlay"
+
+
+def map_file(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
+    """Map a file read-only; unmapped when nothing refers to the bytes any more.
+
+    Unlike ``mmap.mmap`` it keeps no descriptor: a dataset may have more shards than files may be open. The lock of a
+    pin belongs to the open file, which the kernel keeps for the map, but for that of an overlay.
+    """
+    library = libc()
+    if library is None or not hasattr(mmap, "PROT_READ") or not size:  # Windows, or an empty file
+        return _map_kept(descriptor, size)
+    return np.asarray(_Mapped(library, descriptor, size))
+
+
+def _map_kept(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
+    """Map a file read-only, and keep it open as long."""
+    return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
+
+
+class _Mapped:
+    """A map, as numpy looks at it."""
+
+    def __init__(self, library: ctypes.CDLL, descriptor: int, size: int) -> None:
+        address = library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address == ctypes.c_void_p(-1).value:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        self._unmap = partial(library.munmap, address, size)
+        self.__array_interface__ = {
+            "data": (address, True),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        if hasattr(self, "_unmap"):
+            self._unmap()
+
+
+def _pin(descriptor: int, path: Path) -> None:
+    """Lock a file of a cache for reading; FileNotFoundError if it was evicted meanwhile."""
+    import fcntl  # not on Windows, where there are no such caches
+
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if not os.fstat(descriptor).st_nlink:
+        raise FileNotFoundError(errno.ENOENT, "it was evicted", str(path))
+    with suppress(OSError):
+        os.utime(descriptor)  # when it was last used
+
+
+def open_columns(path: Path, info: ShardInfo, *, pin: bool = False) -> dict[str, Column]:
+    """Map a shard and return its columns, without copying rows.
+
+    Args:
+        path: The file.
+        info: What the manifest says of it.
+        pin: See ``map_shard``.
+
+    Raises:
+        ShardError: The file is missing, has another size, or rows would lie outside of it.
+    """
+    return columns_in(map_shard(path, info, pin=pin), info, path, is_file=True)
+
+
+def columns_in(
+    data: npt.NDArray[np.uint8], info: ShardInfo, path: Path, *, is_file: bool = False
+) -> dict[str, Column]:
+    """Return the columns of a shard whose bytes are here, or are mapped from a file.
+
+    Raises:
+        ShardError: Rows would lie outside of it.
+    """
+    num_varied = sum(place.row_nbytes is None for place in info.places.values())
+    check_memory(num_varied * info.num_samples * _PLACE_BYTES, path, info.num_samples)
+    columns = {}
+    for name, place in info.places.items():
+        try:
+            columns[name] = _column(data, place, info.num_samples, path, name, is_file=is_file)
+        except ShardError:
+            raise
+        except ValueError as error:  # a place that the manifest would have refused
+            what = f"its column cannot lie where it is said to ({error})"
+            raise ShardError(what, path, None, name, _RESTORE) from error
+    return columns
+
+
+def check_memory(nbytes: int, path: Path | str, num_rows: int) -> None:
+    """Raise ShardError if this takes more memory than is free: a sparse file claims any number of rows."""
+    if nbytes > _LARGE_BYTES and nbytes > (free := available_memory()):
+        what = f"{nbytes >> 20:,} MiB of memory are needed for its {num_rows:,} rows"
+        raise ShardError(f"{what}, {free >> 20:,} MiB are free", path, hint=_RESTORE)
+
+
+def _column(
+    data: npt.NDArray[np.uint8], place: Place, n: int, path: Path, name: str, *, is_file: bool
+) -> Column:
+    if place.row_nbytes is not None:
+        rows = data[place.offset : place.offset + n * place.row_nbytes]
+        return FixedColumn(rows.reshape(n, place.row_nbytes))
+    file = path if is_file else None
+    lengths = _numbers(data, file, place.lengths or 0, n, "<i4")
+    if place.starts is not None:
+        starts = _numbers(data, file, place.starts, n, "<i8")
+    else:
+        starts = place.offset + ends(lengths + place.gap) - lengths
+    bad = (lengths < 0) | (starts < 0) | (starts > len(data) - lengths)
+    if bad.any():
+        row = int(bad.argmax())
+        where = f"{starts[row]} + {lengths[row]}"
+        what = f"its record would lie at {where}, outside the file of {len(data)} bytes"
+        raise ShardError(what, path, row, name, _RESTORE)
+    return VarColumn(data, starts, lengths)
+
+
+def _numbers(
+    data: npt.NDArray[np.uint8], path: Path | None, offset: int, n: int, dtype: str
+) -> npt.NDArray[np.int64]:
+    """Read numbers from the file that is mapped: what cannot be read there would end the process in the map."""
+    wanted = np.frombuffer(data, dtype, n, offset)  # ValueError if they lie outside
+    if path is None:
+        return wanted.astype(np.int64)
+    try:
+        numbers = np.fromfile(path, dtype, n, offset=offset)
+    except OSError as error:
+        what = f"where its records lie cannot be read ({error.strerror or error})"
+        raise ShardError(what, path, hint=_RESTORE) from error
+    if len(numbers) < len(wanted):
+        raise ShardError("it was cut while it was opened", path, hint=_RESTORE)
+    return numbers.astype(np.int64)
+
+
+def open_checksums(path: Path, info: ShardInfo) -> dict[str, Checksums]:
+    """Read the row checksums that a shard keeps of each column.
+
+    Raises:
+        ShardError: They cannot be read.
+    """
+    offset, nbytes = info.checksums
+    try:
+        with open(path, "rb", opener=regular) as file:
+            # Or the read would reserve memory for what is not there.
+            if os.fstat(file.fileno()).st_size < offset + nbytes:
+                raise ValueError("the file ends before them")
+            check_memory(4 * nbytes, path, info.num_samples)
+            file.seek(offset)
+            return parse_checksums(file.read(nbytes), path, info)
+    except ShardError:
+        raise
+    except (OSError, ValueError) as error:
+        raise _no_checksums(error, path) from error
+
+
+def parse_checksums(text: bytes, path: Path, info: ShardInfo) -> dict[str, Checksums]:
+    """Read the row checksums of each column from the text in which a shard keeps them.
+
+    Raises:
+        ShardError: It is not that.
+    """
+    try:
+        checksums = load_checksums(text, info.num_samples)
+    except (ValueError, RecursionError) as error:
+        raise _no_checksums(error, path) from error
+    if set(checksums) != set(info.places):
+        what = f"it has row checksums of {sorted(checksums)}, the manifest {sorted(info.places)}"
+        raise ShardError(what, path, hint=_RESTORE)
+    return checksums
+
+
+def _no_checksums(error: Exception, path: Path) -> ShardError:
+    what = f"its row checksums cannot be read ({error})"
+    return ShardError(what, path, hint=_RESTORE)

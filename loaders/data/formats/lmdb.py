@@ -1,0 +1,230 @@
+"""LMDB shards: one file that any LMDB tool opens, and that we read without one.
+
+Keys: for a column with one value per row, the field's name and the row as 8 big-endian bytes; for a
+column of small fixed rows, or of rows of tokens, the field's name alone and all rows in one value. Beside a column of
+values lie ``<field>__nbytes`` and ``<field>__starts``: the size and the offset in the file of every
+value, as int32 and int64. They are what serving reads. The offsets exist only once LMDB has laid
+its pages out: the value is reserved, and filled in after the last commit.
+
+Source:
+    Page layout: ``mdb.c`` of LMDB 0.9 (data version 1), little-endian, 64-bit.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from typing import TYPE_CHECKING, Any
+
+import lmdb
+import numpy as np
+import xxhash
+
+from loaders.data.columns import Column, FixedColumn, row_views
+from loaders.data.manifest import Place
+from loaders.errors import ShardError
+from loaders.schema import Tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from loaders.schema import Field
+
+SUFFIX = ".lmdb"
+CHECKSUMS_KEY = b"__checksums"
+VALUE_BYTES = 4 << 10  # rows from here on get a value of their own
+_MAX_VALUE_BYTES = (1 << 32) - 1  # of any value: LMDB's own limit
+_HEADER = 16  # bytes before the body of a page
+_BRANCH, _LEAF = 1, 2
+_BIG_DATA = 1
+
+
+def _row_keys(field: str, num_rows: int) -> list[bytes]:
+    """Return the key of each row's value, in LMDB's order."""
+    name, numbers = field.encode(), np.arange(num_rows, dtype=">u8").tobytes()
+    return [name + numbers[8 * row : 8 * row + 8] for row in range(num_rows)]
+
+
+def write(
+    path: Path, columns: Mapping[str, Column], checksums: bytes, fields: Mapping[str, Field]
+) -> tuple[dict[str, Place], tuple[int, int]]:
+    """Write columns as an LMDB file, in place of any file of that name; fsync is the caller's.
+
+    Returns:
+        The place of each column, and of the checksums' text.
+
+    Raises:
+        ValueError: A value would be larger than LMDB's 4 GiB.
+    """
+    joined = {name for name, column in columns.items() if _is_one_value(column, fields[name])}
+    items = dict(_items(columns, joined)) | {CHECKSUMS_KEY: checksums}
+    path.unlink(missing_ok=True)  # liblmdb would add to it
+    _write_items(path, items)
+    values = dict(find_values(path))
+    apart = {name: column for name, column in columns.items() if name not in joined}
+    _fill_in_starts(path, apart, values)
+    places = {
+        name: _place(name, None if name in apart else column.data.shape[1], values)  # type: ignore[union-attr]
+        for name, column in columns.items()
+    }
+    return places, values[CHECKSUMS_KEY]
+
+
+def _items(columns: Mapping[str, Column], joined: set[str]) -> Iterator[tuple[bytes, Any]]:
+    for name, column in columns.items():
+        key = name.encode()
+        if name in joined:
+            yield key, column.data.reshape(-1)  # type: ignore[union-attr]
+            continue
+        rows = list(row_views(column))
+        yield key + b"__nbytes", np.array([len(row) for row in rows], "<i4").tobytes()
+        yield key + b"__starts", bytes(8 * len(rows))
+        yield from zip(_row_keys(name, len(rows)), rows, strict=True)
+
+
+def _is_one_value(column: Column, field: Field) -> bool:
+    """Tell whether rows lie end to end: small ones, to save room, and tokens, to be read across rows."""
+    if not isinstance(column, FixedColumn):
+        return False
+    return column.data.shape[1] < VALUE_BYTES or isinstance(field, Tokens)
+
+
+def _write_items(path: Path, items: Mapping[bytes, Any]) -> None:
+    sizes = {key: memoryview(value).nbytes for key, value in items.items()}
+    for key, nbytes in sizes.items():
+        if nbytes > _MAX_VALUE_BYTES:
+            raise ValueError(f"value {key!r} has {nbytes} bytes, LMDB holds {_MAX_VALUE_BYTES}")
+    # The size of the map is stored in the file: it follows from the contents alone (and the
+    # machine's page size), so that the bytes do too.
+    pages = sum(2 + (nbytes + _HEADER) // mmap.PAGESIZE for nbytes in sizes.values())
+    map_size = (2 * pages + 64) * mmap.PAGESIZE
+    env = lmdb.open(
+        os.fsencode(path), map_size=map_size, subdir=False, lock=False, sync=False, meminit=True
+    )
+    try:
+        with env.begin(write=True) as txn:
+            for key in sorted(items):
+                txn.put(key, items[key], append=True)
+    finally:
+        env.close()
+
+
+def _fill_in_starts(
+    path: Path, columns: Mapping[str, Column], places: Mapping[bytes, tuple[int, int]]
+) -> None:
+    with open(path, "r+b") as file:
+        for name, column in columns.items():
+            starts = np.array([places[key][0] for key in _row_keys(name, len(column))], "<i8")
+            file.seek(places[name.encode() + b"__starts"][0])
+            file.write(starts.tobytes())
+
+
+def _place(name: str, row_nbytes: int | None, places: Mapping[bytes, tuple[int, int]]) -> Place:
+    key = name.encode()
+    if row_nbytes is not None:
+        return Place(places[key][0], row_nbytes)
+    return Place(lengths=places[key + b"__nbytes"][0], starts=places[key + b"__starts"][0])
+
+
+def find_values(path: Path) -> Iterator[tuple[bytes, tuple[int, int]]]:
+    """Yield the key of every value, and its offset and size in the file, in key order.
+
+    Raises:
+        ShardError: The pages are not those of an LMDB file, or lead outside of it.
+    """
+    try:
+        buffer = memoryview(np.memmap(path, np.uint8, "r"))  # type: ignore[arg-type]
+        page_size = _page_size(buffer)
+        yield from _walk(buffer, page_size, _root_page(buffer, page_size), 0, set())
+    except (struct.error, IndexError, ValueError) as error:
+        raise ShardError(f"it is not a well-formed LMDB file ({error})", path) from error
+
+
+# The first two pages are meta pages. After the header they have: magic, version, address, map size,
+# two databases of 48 bytes (the first begins with the page size), last page, transaction.
+
+
+def _page_size(buffer: memoryview) -> int:
+    """Return the size of a page: that of the machine on which the file was made."""
+    magic, version = struct.unpack_from("<II", buffer, _HEADER)
+    if (magic, version) != (0xBEEFC0DE, 1):
+        raise ValueError(f"magic {magic:#x}, version {version}")
+    page_size = int(struct.unpack_from("<I", buffer, _HEADER + 24)[0])
+    if page_size not in (1 << bits for bits in range(8, 17)):
+        raise ValueError(f"pages of {page_size} bytes")
+    return page_size
+
+
+def _root_page(buffer: memoryview, page_size: int) -> int:
+    metas = (_HEADER, page_size + _HEADER)
+    newest = max(metas, key=lambda meta: struct.unpack_from("<Q", buffer, meta + 128)[0])
+    return int(struct.unpack_from("<q", buffer, newest + 24 + 48 + 40)[0])
+
+
+def _walk(
+    buffer: memoryview, page_size: int, page: int, depth: int, seen: set[int]
+) -> Iterator[tuple[bytes, tuple[int, int]]]:
+    if page == -1:  # an empty database
+        return
+    if depth > 32 or page in seen or not 2 <= page < len(buffer) // page_size:
+        raise ValueError(f"a branch at depth {depth} leads to page {page}")
+    seen.add(page)
+    base = page * page_size
+    flags, lower = struct.unpack_from("<HH", buffer, base + 10)
+    for i in range((lower - _HEADER) // 2):
+        node = base + struct.unpack_from("<H", buffer, base + _HEADER + 2 * i)[0]
+        low, high, node_flags, key_size = struct.unpack_from("<HHHH", buffer, node)
+        if flags & _BRANCH:
+            child = low | high << 16 | node_flags << 32
+            yield from _walk(buffer, page_size, child, depth + 1, seen)
+        elif flags & _LEAF:
+            yield _leaf_value(buffer, page_size, node, (node_flags, key_size, low | high << 16))
+        else:
+            raise ValueError(f"page {page} has flags {flags}")
+
+
+def _leaf_value(
+    buffer: memoryview, page_size: int, node: int, header: tuple[int, int, int]
+) -> tuple[bytes, tuple[int, int]]:
+    flags, key_size, size = header
+    key, start = bytes(buffer[node + 8 : node + 8 + key_size]), node + 8 + key_size
+    if flags & _BIG_DATA:  # the value lies on pages of its own
+        start = struct.unpack_from("<Q", buffer, start)[0] * page_size + _HEADER
+    if start + size > len(buffer):
+        raise ValueError(f"value {key!r} ends at byte {start + size}")
+    return key, (start, size)
+
+
+def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
+    """Compare the file, as liblmdb sees it, with columns; return the first difference in words, or None.
+
+    liblmdb trusts its pages: run this in a process of its own on a file that may be damaged.
+    """
+    env = lmdb.open(os.fsencode(path), subdir=False, lock=False, readonly=True, max_readers=1)
+    try:
+        with env.begin(buffers=True) as txn:
+            return next(_differences(txn, columns), None)
+    finally:
+        env.close()
+
+
+def _differences(txn: Any, columns: Mapping[str, Column]) -> Iterator[str]:
+    for name, column in columns.items():
+        if isinstance(column, FixedColumn):  # rows with a value each are found by their starts
+            value = txn.get(name.encode())
+            if value is None or not np.array_equal(value, column.data.reshape(-1)):
+                yield f"the value of column {name!r} differs"
+            continue
+        keys = _row_keys(name, len(column))
+        for i, (key, row) in enumerate(zip(keys, row_views(column), strict=True)):
+            if not _same(txn.get(key), row):
+                yield f"the value of {name!r}, row {i} differs"
+
+
+def _same(value: memoryview | None, row: memoryview) -> bool:
+    """Compare by hash: numpy takes ten times as long for a small row, a memoryview for a large one."""
+    if value is None or len(value) != len(row):
+        return False
+    return xxhash.xxh3_128_digest(value) == xxhash.xxh3_128_digest(row)

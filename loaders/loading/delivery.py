@@ -1,0 +1,314 @@
+"""What a loader hands to the trainer, in the form it wants, and the count of what was handed over."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic
+
+import torch
+from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
+
+from loaders.backends.ordered import Interrupted, TimedOut
+from loaders.device.nested import map_tensors
+from loaders.device.prefetch import Prefetcher
+from loaders.errors import BatchError
+from loaders.live import since
+from loaders.loading.frameworks import tell_accelerate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loaders.backends.ordered import Batches
+    from loaders.device.accelerator import Accelerator
+    from loaders.loading.resume import Progress
+    from loaders.sampling.cursor import Cursor
+    from loaders.sampling.plan import Plan
+
+BatchT = TypeVar("BatchT", covariant=True, default=Any)
+
+
+@dataclass(slots=True)
+class LoaderStats:
+    """Counters of a loader since it was made.
+
+    Attributes:
+        num_batches: Batches handed to the trainer.
+        wait_s: Seconds that the trainer waited for them.
+        num_replaced: Samples that ``on_error="replace"`` replaced; with ``backend="process"`` the workers
+            log them, but count for themselves.
+        num_ready: Batches (or groups of small ones) that are ready now.
+        slot_bytes: Memory of all batch slots; page-locked where batches go to a device.
+        device_bytes: Device memory of the batches that were copied ahead and not handed over yet.
+        backend: Who makes the batches now: ``"inline"`` (there are no workers), ``"thread"``,
+            ``"subprocess"`` or ``"process"``.
+        remote: Of datasets at URLs, summed over them, else None: ``bytes`` and ``requests`` of this machine since
+            its fetcher started, ``retries``, ``evicted`` shards, ``cached_bytes``, ``budget_bytes``; and ``waited_s``,
+            seconds that threads of this process waited for shards.
+    """
+
+    num_batches: int = 0
+    wait_s: float = 0.0
+    num_replaced: int = 0
+    num_ready: int = 0
+    slot_bytes: int = 0
+    device_bytes: int = 0
+    backend: str = ""
+    remote: dict[str, float] | None = None
+
+
+class Delivery(Generic[BatchT]):
+    """Hands batches to the trainer in the form it wants, and counts what was handed over.
+
+    Args:
+        batches: Yields batches in host memory.
+        current: The pass over the epoch, where the order is one of this package.
+        finish: Brings a batch into its form.
+        stats: Counters to go on with.
+        length: How many batches there are in all.
+        again: Begins another pass, if the first was sent elsewhere (``set_epoch``) before it gave a batch.
+        others: Counts the batches of an order that is not the loader's.
+        accelerator: Copies them to the device; None leaves them where they are.
+        ahead: How many may be copied before they are asked for.
+        name: Of what is served, for who asks what is going on.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        current: Cursor | None,
+        finish: Callable[[Any], Any],
+        stats: LoaderStats,
+        length: Callable[[], int],
+        *,
+        again: Callable[[], tuple[Cursor | None, Batches]],
+        others: Progress | None = None,
+        accelerator: Accelerator | None = None,
+        ahead: int = 0,
+        name: str = "",
+    ) -> None:
+        self._finish, self._again, self._accelerator, self._ahead = (
+            finish,
+            again,
+            accelerator,
+            ahead,
+        )
+        self._stats, self._length, self._name, self._others = stats, length, name, others
+        self.on_close: Callable[[], object] = bool  # what else ends with it
+        self._num_delivered = 0
+        self._broken: Exception | None = (
+            None  # by Ctrl-C, where it is unknown which batch was lost
+        )
+        self._waiting_since: float | None = None
+        self.pid = os.getpid()
+        if current is not None:
+            tell_accelerate(self)
+        self._take_from(current, batches)
+
+    def _take_from(self, current: Cursor | None, batches: Batches) -> None:
+        self._pass, self._batches = current, batches
+        self._num_failed = 0
+        self._is_told = False  # an error said why batches are missing, if any are
+        accelerator = self._accelerator
+        pin = accelerator is not None and accelerator.is_ahead
+        plan = None if current is None else current.plan
+        self._marked = _Marked(batches, plan, pin=pin)
+        self._source: _Marked | Prefetcher = self._marked
+        if accelerator is not None:
+            self._source = Prefetcher(
+                self._source,
+                accelerator,
+                ahead=self._ahead,
+                is_ready=lambda: batches.is_ready,
+            )
+
+    def __iter__(self) -> Delivery[BatchT]:
+        return self
+
+    def __len__(self) -> int:
+        return self._length()
+
+    def __getattr__(self, name: str) -> Any:
+        """Have the attributes of torch's iterator (``_workers``) where that is what makes the batches."""
+        if name.startswith("__") or name == "_batches":
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+    def __next__(self) -> BatchT:
+        if self._broken is not None:
+            self.close()
+            error, self._broken = self._broken, StopIteration()
+            raise error
+        if self._pass is not None and self._pass.is_moved:
+            self._close_source()
+            self._take_from(*self._again())
+        num_out = self._num_out
+        try:
+            batch: BatchT = self._next()
+            self._count()
+        except StopIteration:
+            self._end()
+            raise
+        except TimedOut:
+            raise
+        except Interrupted:
+            self._broken = StopIteration()
+            raise
+        except Exception:  # a signal's handler, too, may raise one: that stands for no batch
+            self._num_failed += self._num_out - num_out
+            self._is_told = True
+            raise
+        except BaseException:
+            self._lose(self._num_out - num_out)
+            raise
+        return batch
+
+    def _next(self) -> Any:
+        if torch.is_inference_mode_enabled():  # batches are made ahead, for steps in other modes
+            with torch.inference_mode(False):
+                return self._next()
+        began = self._waiting_since = time.monotonic()
+        try:
+            batch, valid = next(self._source)
+            batch = self._finish(batch)
+            return batch if valid is None else _with_marks(batch, valid)
+        finally:
+            self._waiting_since = None
+            self._stats.wait_s += time.monotonic() - began
+
+    @property
+    def _num_out(self) -> int:
+        """Batches that were taken, and do not wait to be handed over."""
+        return self._batches.num_taken - self._source.num_waiting
+
+    def _lose(self, num: int) -> None:
+        """Count what was under way at an interrupt as failed, if its place is known: copies ahead may be behind it."""
+        if self._marked.has_failed or self._source is self._marked:
+            self._num_failed += max(num, self._marked.has_failed)
+        else:
+            self._broken = Interrupted() if num else None
+
+    def _end(self) -> None:
+        """Go on to the next epoch if this one is over; RuntimeError if not, and no error said why."""
+        if self._others is not None:
+            self._others.end()
+        if self._pass is None:
+            return
+        num_done, num = self._pass.num_steps, self._pass.plan.num_remaining_steps
+        is_over = num_done + self._num_failed >= num
+        if not is_over and not (self._is_told and self._batches.ends_once):
+            self._num_failed += 1
+            self._is_told = True
+            why = (
+                "a worker raised StopIteration, in the dataset, its transform or collate_fn, or another "
+                "iteration took over the worker processes that persist"
+            )
+            raise RuntimeError(f"the batches ended after {num_done} of {num}: {why}")
+        tell_accelerate(self, is_over=True)
+        if is_over:
+            self._pass.end()
+        self.on_close()
+
+    def _count(self) -> None:
+        """Note that one more batch was handed over.
+
+        One that failed counts from the next one on: who stops at an error resumes at that batch, and
+        who goes on has done without it.
+        """
+        self._stats.num_batches += 1
+        self._num_delivered += 1
+        if self._pass is not None:
+            self._pass.count(1 + self._num_failed)
+        elif self._others is not None:
+            self._others.count(1 + self._num_failed)
+        self._num_failed = 0  # nothing that Ctrl-C could come into stands behind what counts
+
+    def describe(self) -> str:
+        """Say what is served, how far it came, and what each worker is doing; safe in a signal handler."""
+        epoch = "" if self._pass is None else f", epoch {self._pass.epoch}"
+        waiting = since(self._waiting_since)
+        waits = f"the trainer waits{waiting}" if waiting else "the trainer does not wait"
+        workers = self._batches.describe()
+        return (
+            f"{self._name}{epoch}, {self._num_delivered} batches handed over, {waits}: {workers}"
+        )
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the last batch of the epoch was handed over."""
+        return self._pass is not None and self._pass.is_done
+
+    remainder = -1  # of a batch, that frameworks would cut: none is known
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the batches that were copied to the device ahead."""
+        return getattr(self._source, "device_bytes", 0)
+
+    def close(self) -> None:
+        """End the workers now, or let go of those that persist; otherwise it happens when this iterator is dropped."""
+        self._close_source()
+        tell_accelerate(self, is_over=True)
+        self.on_close()
+
+    def _close_source(self) -> None:
+        if isinstance(self._source, Prefetcher):
+            self._source.close()
+        self._batches.close()
+
+
+class _Marked:
+    """Yields each batch beside the marks of its rows: the two travel together."""
+
+    num_waiting = 0  # batches that were taken and not yielded
+
+    def __init__(self, batches: Batches, plan: Plan | None, *, pin: bool) -> None:
+        self._batches, self._pin = batches, pin
+        self._plan = plan if plan is not None and plan.pad == "mark" else None
+        self._step = 0
+        self.has_failed = False  # whether what was raised last stands for a batch
+
+    def __iter__(self) -> _Marked:
+        return self
+
+    def __next__(self) -> tuple[Any, torch.Tensor | None]:
+        num_taken, self.has_failed = self._batches.num_taken, False
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            self.has_failed = self._batches.num_taken > num_taken
+            self._step += self.has_failed
+            raise
+        valid = None if self._plan is None else self._valid(self._plan)
+        return map_tensors((batch, valid), _pinned) if self._pin else (batch, valid)
+
+    def _valid(self, plan: Plan) -> torch.Tensor | None:
+        valid = plan.positions(self._step)[1]
+        self._step += 1
+        return None if valid is None else torch.from_numpy(valid)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Page-lock what does not lie in a slot: a copy from elsewhere would wait for those before it."""
+    return tensor if tensor.is_pinned() or tensor.device.type != "cpu" else tensor.pin_memory()
+
+
+def _with_marks(batch: Any, valid: torch.Tensor) -> Any:
+    """Tell real rows from padding: ``batch.valid``, or ``batch["valid"]`` in a mapping."""
+    if isinstance(batch, MutableMapping):
+        if "valid" in batch:
+            raise BatchError(
+                "pad='mark' puts its marks at 'valid', and collate_fn returned that itself: give it another name"
+            )
+        marked = copy.copy(batch)
+        marked["valid"] = valid
+        return marked
+    try:
+        batch.valid = valid
+    except AttributeError as error:
+        what = f"pad='mark' has no place for its marks in a {type(batch).__name__}"
+        raise BatchError(f"{what}: let collate_fn return a dict") from error
+    return batch

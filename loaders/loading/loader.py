@@ -1,0 +1,550 @@
+"""``DataLoader``: indices in, batches out; wires sampler, threads, slots and device together and owns their shutdown.
+
+It is a ``torch.utils.data.DataLoader``. Datasets of this project are read by threads of this
+process (``backend="thread"``), straight into reusable slots; everything else goes through torch's
+own worker processes (``backend="process"``).
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
+
+import numpy.random  # noqa: F401  # torch seeds it in each worker process: imported here, once, and not there
+import torch
+
+from loaders.backends.auto import AutoPool, StepWatch, Successor, can_watch
+from loaders.backends.maker import Maker, group_bytes, num_in_flight
+from loaders.backends.ordered import OrderedBatches
+from loaders.backends.process import TorchBatches
+from loaders.backends.threads import InlinePool, ThreadPool
+from loaders.buffers import Slots
+from loaders.cached import cached_property
+from loaders.checks import shown
+from loaders.datasets.base import BatchDataset, reads_batches
+from loaders.datasets.reading.samples import collate, collate_dict
+from loaders.device.accelerator import accelerator_for, pins, shared_device
+from loaders.device.modes import without_autocast
+from loaders.device.pinned import pinned_buffer
+from loaders.live import register
+from loaders.loading.delivery import BatchT, Delivery, LoaderStats
+from loaders.loading.options import LoaderOptions, check_alone, check_marks, choose_halves
+from loaders.loading.ordered import OrderedLoader
+from loaders.loading.resume import ThirdParty
+from loaders.profiling import profile_from_environment
+from loaders.sampling.sampler import EpochBatches, EpochSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from loaders.backends.ordered import Pool
+    from loaders.backends.subprocess import Child, ChildPool, KeptChildren
+    from loaders.device.accelerator import Accelerator
+    from loaders.loading.options import AugmentOn, Backend, Halves
+    from loaders.profiling import profile
+    from loaders.remote.ahead import Ahead
+    from loaders.sampling.cursor import Cursor
+    from loaders.sampling.order import Order
+    from loaders.sampling.plan import Plan
+
+_NOT_PICKLED = frozenset(
+    [
+        "__orig_class__",  # of DataLoader[Batch](...), where Batch may be no type that pickles
+        "_accelerator",
+        "_ahead",
+        "_batches",
+        "_children",
+        "_delivery",
+        "_finisher",
+        "_iterator",
+        "_profile",
+        "_served",
+        "_slots",
+        "_successor",
+    ]
+)
+# Of the options: what cannot change later, what is refused without worker processes of torch, and what counts later.
+_SETTLED = frozenset(
+    ["seed", "rank", "world_size", "pad", "backend", "device", "augment_on", "as_dict"]
+)
+_TORCHS = frozenset(
+    [
+        "worker_init_fn",
+        "generator",
+        "pin_memory",
+        "pin_memory_device",
+        "in_order",
+        "_DataLoader__multiprocessing_context",
+    ]
+)
+_CHANGEABLE = frozenset(
+    [
+        "collate_fn",
+        "num_workers",
+        "prefetch_factor",
+        "device_prefetch",
+        "timeout",
+        "stall_warning_s",
+    ]
+)
+
+
+class DataLoader(OrderedLoader[BatchT]):
+    """Serve batches of a dataset, in an order that depends on the seed and the epoch alone.
+
+    Takes what ``torch.utils.data.DataLoader`` takes; what differs or is new:
+
+    Args:
+        dataset: Any map-style or iterable dataset. Torch's ``Subset`` and ``ConcatDataset`` of our
+            ``loaders`` datasets become views.
+        batch_size: Samples per batch and rank.
+        shuffle: True: a new order each epoch, a keyed permutation that is computed, never stored. ``"block"``:
+            blocks of neighbours, mixed within a window, for disks that dislike random reads. ``"lanes"``: whole
+            shards, dealt once into lanes, of which each node reads its own (``loaders.sampling.Lanes``), for remote
+            data.
+        sampler: Any sampler; ours (``loaders.sampling``) are sliced by rank and can be resumed.
+        num_workers: Threads (or processes, see ``backend``). ``"auto"``: for our datasets what
+            ``python -m loaders.bench recommend`` measured, else the cores that this process may use, divided by
+            ``LOCAL_WORLD_SIZE`` where ranks share them; 0 for others.
+        persistent_workers: Keep worker processes from epoch to epoch; what changes in the dataset meanwhile does not
+            reach them. (The child of ``backend="subprocess"`` always stays, and follows the dataset at each epoch.)
+        pin_memory: Hand batches over in torch's page-locked memory, for copies of one's own. ``device`` needs none:
+            what it copies lies in page-locked slots at once, and is held until the copy is done.
+        prefetch_factor: How many batches are made ahead: by all threads together (default 2); or by each process.
+            Threads make small batches in groups, of up to 64 or 8 MiB (16 in a child process): of these, it is
+            groups (default: one for each thread and two more).
+        backend: ``"thread"``; ``"subprocess"``: the same threads in one child process, a fresh interpreter, for a
+            training step of many small operations, which would wait for the GIL;
+            ``"process"``: torch's own workers; ``"auto"``: threads for our datasets, and a child
+            process from when such a step is seen, unless it would run code of yours.
+        device: Where batches are handed over, e.g. ``"cuda"``: copied from page-locked slots on a
+            stream of their own, for use on the current stream; None leaves them in host memory.
+        device_prefetch: How many batches may be copied ahead of being asked for; ``stats()`` has
+            their bytes. (Those of torch's processes are copied when asked for: it does not tell what is there.)
+        augment_on: Where crops, resizes and flips are carried out; they are drawn alike. ``"auto"``: on the
+            device for codecs that are finished there (``dct``, ``yuv420``), else on the host;
+            ``"device"``: there also for pixels (``raw``) of one size, within one step of uint8.
+        seed: For the order and for augmentation; a ``loaders`` sampler orders by its own. Default:
+            what such a sampler says, else 0.
+        rank: This process among all that train; default: from ``torch.distributed``.
+        world_size: How many train; default: from ``torch.distributed``.
+        pad: At the end of an epoch without ``drop_last``: True wraps around so that all ranks
+            have equal steps, False serves each sample exactly once, ``"mark"`` wraps and tells
+            real rows by ``batch.valid``, or ``batch["valid"]`` with ``as_dict``, which frameworks that build named
+            tuples anew keep. Default: what a ``loaders`` sampler says, else True.
+        as_dict: Hand over ``{field: values}`` instead of named tuples.
+        stall_warning_s: Log what every worker is doing when a batch takes longer than this: threads, here or in a
+            child process (not without workers, nor by torch's processes).
+
+    Iterating begins the current epoch anew, or where ``load_state_dict`` says; a full pass
+    advances the epoch. Under a sampler of torch each pass begins the next one, as torch shuffles each time.
+
+    OpenCV's own threads are switched off for the whole process when threads are first used:
+    workers are the threads.
+
+    Assigned later, ``num_workers``, ``collate_fn``, ``prefetch_factor``, ``device_prefetch``, ``timeout`` and
+    ``stall_warning_s`` count from the next iteration on; any other setting is refused.
+    """
+
+    _is_warned_of_no_batch = False
+    _num_restarts = 0
+    _profile: profile | None = None  # while one is on
+    _has_drawn = False  # the seed of workers that persist
+    _num_replaced = 0  # by copies of the dataset in child processes
+
+    @overload
+    def __init__(
+        self,
+        dataset: BatchDataset[BatchT],
+        batch_size: int | None = 1,
+        shuffle: bool | Literal["block", "lanes"] | None = None,
+        sampler: Iterable[Any] | Order | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        collate_fn: None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        device_prefetch: int = 2,
+        augment_on: AugmentOn = "auto",
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        pad: bool | Literal["mark"] | None = None,
+        as_dict: Literal[False] = False,
+        stall_warning_s: float = 60.0,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | Literal["block", "lanes"] | None = None,
+        sampler: Iterable[Any] | Order | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        collate_fn: Callable[[Any], BatchT] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        device_prefetch: int = 2,
+        augment_on: AugmentOn = "auto",
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        pad: bool | Literal["mark"] | None = None,
+        as_dict: bool = False,
+        stall_warning_s: float = 60.0,
+    ) -> None: ...
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | Literal["block", "lanes"] | None = None,
+        sampler: Iterable[Any] | Order | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        backend: Backend = "auto",
+        device: torch.device | str | None = None,
+        device_prefetch: int = 2,
+        augment_on: AugmentOn = "auto",
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        pad: bool | Literal["mark"] | None = None,
+        as_dict: bool = False,
+        stall_warning_s: float = 60.0,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name != "self"}
+        self._settle(LoaderOptions(**given))
+
+    def _settle(self, options: LoaderOptions) -> None:
+        """Be what the options say; each is an attribute of its name, as frameworks make loaders anew of these."""
+        self._options = options
+        self.backend, self.device = options.chosen_backend, options.device
+        self.device_prefetch, self.augment_on = options.device_prefetch, options.augment_on
+        self.seed, self.rank, self.world_size = (
+            options.chosen_seed,
+            options.rank,
+            options.world_size,
+        )
+        self.pad, self.as_dict = options.chosen_pad, options.as_dict
+        self.stall_warning_s = options.stall_warning_s
+        super().__init__(**options.for_torch(options.own_sampler()))
+        self._number_steps()
+        self._is_accelerate_prepared = self._steps is not None  # divided by rank already
+        check_marks(self.pad, is_ours=self._steps is not None)
+        self._others = ThirdParty(self) if self._steps is None else None
+        self._settle_collate()
+        self._pins = pins(self.device) or (self.pin_memory and torch.cuda.is_available())
+        self._stats = LoaderStats()
+        self._make_parts()
+
+    def _settle_collate(self) -> None:
+        """Settle whether batches are named tuples or dictionaries.
+
+        Frameworks that make a loader of their own from this one read ``collate_fn``, not ``as_dict``.
+        """
+        self._collate = self.collate_fn
+        if self.collate_fn is collate_dict or (self.as_dict and self.collate_fn is collate):
+            self.__dict__["as_dict"], self._collate = True, collate
+            super().__setattr__("collate_fn", collate_dict)
+
+    @property
+    def _settled(self) -> frozenset[str]:  # type: ignore[override]  # what torch's workers follow, is torch's
+        return _SETTLED if self.__dict__.get("backend") == "process" else _SETTLED | _TORCHS
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, which counts from the next iteration on; ValueError if it cannot."""
+        is_made = "_children" in self.__dict__
+        if is_made and name == "epoch":
+            raise ValueError(f"epoch is no setting: loader.set_epoch({value!r}) selects it")
+        if is_made and name == "shuffle":  # an argument that is no attribute
+            self._refuse(name, value)
+        if is_made and name in _CHANGEABLE:
+            options = self.__dict__["_options"] = replace(self._options, **{name: value})
+            value = options.chosen_workers if name == "num_workers" else getattr(options, name)
+        super().__setattr__(name, value)
+        if is_made and name in ("collate_fn", "num_workers"):
+            self._settle_collate()
+            self._make_parts()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings and the position; buffers, workers and a device's handles are made anew."""
+        return {name: value for name, value in self.__dict__.items() if name not in _NOT_PICKLED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._make_parts()
+
+    def _make_parts(self) -> None:
+        """Make what no pickle takes along."""
+        self._iterator = None  # torch's, of worker processes that persist
+        self._served, self._finisher = self._halves()
+        self._num_before = getattr(self._served, "num_replaced", 0)  # by other loaders
+        # Page-locked only where we copy: a copy of the user's may still read a slot whose batch was dropped.
+        self._slots = Slots(pinned_buffer if pins(self.device) else None)
+        self._batches: Callable[[], Any] = lambda: None  # those being served, while they are
+        self._delivery: Callable[[], Any] = lambda: None
+        self._children: KeptChildren | None = None
+        self._ahead: list[Ahead] = []  # tells fetchers of the pass
+        self._successor = Successor(StepWatch())
+
+    def _halves(self) -> Halves:
+        """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
+        dataset: Any = self.dataset
+        if reads_batches(dataset) and self._collate is collate and self.backend != "process":
+            return choose_halves(dataset, self.device, self.augment_on)
+        if self.augment_on == "device":
+            raise ValueError(
+                "augment_on='device' is for loaders' datasets, with no __getitem__ of their own, "
+                "without collate_fn and backend='process'"
+            )
+        return dataset, None  # whole, on the workers
+
+    # -- iteration ---------------------------------------------------------------------------------
+
+    def __iter__(self) -> Delivery[BatchT]:  # type: ignore[override]
+        """Begin (or, after ``load_state_dict``, continue) an epoch."""
+        profile_from_environment(self)
+        return self._epoch() if self._profile is None else self._profile.timed(self._epoch)
+
+    def _epoch(self) -> Delivery[BatchT]:
+        current = self._begin()
+        others = None if self._others is None else self._others.begin(self)
+        accelerator = self._accelerator  # before the workers, who page-lock memory for its device
+        delivery: Delivery[BatchT] = Delivery(
+            self._start(),
+            current,
+            self._finish,
+            self._stats,
+            self.__len__,
+            again=lambda: (self._begin(), self._start()),
+            others=others,
+            accelerator=accelerator,
+            ahead=self.device_prefetch,
+            name=type(self.dataset).__name__,
+        )
+        self._delivery = weakref.ref(delivery)
+        if self._ahead:
+            delivery.on_close = partial(_close_all, self._ahead)
+            weakref.finalize(delivery, _close_all, self._ahead)
+        register(delivery)
+        return delivery
+
+    def _start(self) -> Any:
+        """Start workers on the batches of the epoch that has begun."""
+        batches = self._start_torchs() if self.backend == "process" else self._start_own()
+        self._batches = weakref.ref(batches)
+        return batches
+
+    @cached_property
+    def _accelerator(self) -> Accelerator | None:
+        device = self.device
+        if self._finisher is not None:  # where its samples lie: "cuda" may be another one by now
+            device = self._served.device or device
+        if device is None:
+            return None
+        accelerator = accelerator_for(device)
+        if accelerator.is_ahead and device.type == "cuda":
+            warning = shared_device(accelerator.device, torch.cuda.device_count(), os.environ)
+            if warning:
+                warnings.warn(warning, stacklevel=3)
+        return accelerator
+
+    def _start_torchs(self) -> TorchBatches:
+        """Let torch fetch batches: in worker processes, which get the epoch with the indices, or here."""
+        begin = super().__iter__
+        if self._others is None or not self._others.is_iterable:
+            return TorchBatches(begin(), self.num_workers)
+        return TorchBatches(self._others.iterate(self, begin), self.num_workers)
+
+    def _start_own(self) -> OrderedBatches:
+        if (self.generator is not None or self._steps is None) and not self._has_drawn:
+            # As torch, who draws its workers' seed: or later orders of samplers would not be the same.
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            self._has_drawn = self.persistent_workers
+        maker = self._maker()
+        # A foreign sampler is asked when its batch is, or its next answers may depend on the steps between; where
+        # there are workers, no more often than is handed over at once.
+        is_together = maker.is_together and (self.num_workers > 0 or self._steps is not None)
+        is_planned = is_together or self._steps is not None
+        in_flight = self._options.prefetch_factor or num_in_flight(
+            self.num_workers, is_together=is_together
+        )
+        return OrderedBatches(
+            self._pool(maker),
+            iter(self._index_sampler),
+            prefetch_batches=in_flight if self.num_workers else 0,
+            chunk_size=maker.chunk_size if is_planned else 1,
+            is_together=is_together,
+            timeout_s=self.timeout,
+            stall_warning_s=self.stall_warning_s,
+        )
+
+    def _pool(self, maker: Maker) -> Pool:
+        if not self.num_workers:
+            return InlinePool(maker)
+        if self.backend == "subprocess":
+            return self._child_pool(maker)
+        if self._options.may_change_backend and can_watch():
+            return AutoPool(maker, self._successor, partial(self._go_over, maker))
+        return ThreadPool(maker)
+
+    def _go_over(self, maker: Maker, child: Child) -> ChildPool:
+        pool = self._kept_children().pool(maker, self._set_to, child)
+        self.__dict__["backend"] = "subprocess"  # for the next epochs, too
+        return pool
+
+    def _child_pool(self, maker: Maker) -> ChildPool:
+        return self._kept_children().pool(maker, self._set_to)
+
+    def _kept_children(self) -> KeptChildren:
+        from loaders.backends.subprocess import KeptChildren  # which loads on Linux alone
+
+        if self._children is None:
+            self._children = KeptChildren()
+        return self._children
+
+    def _maker(self) -> Maker:
+        return Maker(
+            self._served,
+            self._collate,
+            None if self._makes_batches else self.batch_size,
+            has_batches=self.batch_sampler is not None,
+            num_workers=self.num_workers,
+            pin=self._pins,
+            locks_slots=pins(self.device),
+            slots=self._slots,
+            count_replaced=self._count_replaced,
+            group_bytes=group_bytes(self.backend),
+            watched=None if self._profile is None else self._profile.watched,
+        )
+
+    def _count_replaced(self, num: int) -> None:
+        self._num_replaced += num
+
+    def _begin(self) -> Cursor | None:
+        steps = self._steps
+        if steps is None:
+            if self._options.has_torchs_order:
+                check_alone()
+            return None
+        plan = steps.sampler.go_on(partial(self._plan, steps))
+        if plan.drop_last and not plan.num_steps and not self._is_warned_of_no_batch:
+            self._is_warned_of_no_batch = True
+            what = f"{plan.length} samples, batch_size={plan.batch_size}, world_size={plan.world_size}"
+            remedy = "give a smaller batch_size, or leave out drop_last"
+            warnings.warn(f"drop_last=True leaves no batch ({what}): {remedy}", stacklevel=3)
+        self._note_restart(steps.sampler)
+        current = steps.sampler.begin(plan)
+        _close_all(self._ahead)
+        if _is_remote(self.dataset):
+            from loaders.loading.fetching import tell_ahead  # nothing of it for what is here
+
+            self._ahead = tell_ahead(self.dataset, steps.sampler.order, current, self.num_workers)
+        return current
+
+    def _plan(self, steps: EpochBatches) -> Plan:
+        self._follow_length(steps.sampler)
+        return steps.plan()
+
+    def _note_restart(self, sampler: EpochSampler) -> None:
+        """Warn, once, of a shuffled epoch that is left early and begun anew twice: torch would shuffle again."""
+        if not (sampler.shuffle and sampler.cursor.is_left):
+            return
+        self._num_restarts += 1
+        if self._num_restarts == 2:
+            what = f"epoch {sampler.epoch} was left early, and begins anew with the same batches"
+            remedy = (
+                "loader.set_epoch(n) selects another, and forever() runs on from batch to batch"
+            )
+            warnings.warn(f"{what}: {remedy}", stacklevel=4)
+
+    def _finish(self, batch: Any) -> Any:
+        """Bring a batch into the form that was asked for."""
+        if self._finisher is not None:
+            with without_autocast():
+                batch = self._finisher(batch)
+        return batch._asdict() if self.as_dict and hasattr(batch, "_asdict") else batch
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn of more worker processes than cores; threads are cheap, and cannot freeze a machine."""
+        if self.backend == "process":
+            super().check_worker_number_rationality()
+
+    def stats(self) -> LoaderStats:
+        """Return the counters as they are now."""
+        batches = self._batches()
+        slot_bytes = getattr(batches, "slot_bytes", 0) + getattr(self._children, "slot_bytes", 0)
+        self._stats.slot_bytes = self._slots.nbytes + slot_bytes
+        self._stats.num_ready = getattr(batches, "num_ready", 0)
+        here = getattr(self._served, "num_replaced", 0) - self._num_before
+        self._stats.num_replaced = here + self._num_replaced
+        self._stats.backend = self.backend if self.num_workers else "inline"
+        self._stats.device_bytes = getattr(self._delivery(), "device_bytes", 0)
+        if _is_remote(self.dataset):
+            from loaders.loading.fetching import remote_counts
+
+            self._stats.remote = remote_counts(self.dataset)
+        return replace(self._stats)
+
+    def __repr__(self) -> str:
+        """Show what is served, and how."""
+        sampler = getattr(self, "sampler", None)
+        order = sampler.order if isinstance(sampler, EpochSampler) else sampler
+        settings = {
+            "batch_size": self.batch_size,
+            "order": None if order is None else type(order).__name__,
+            "num_workers": self.num_workers,
+            "backend": self.backend,
+            "device": None if self.device is None else str(self.device),
+        }
+        listed = [f"{name}={value!r}" for name, value in settings.items() if value is not None]
+        return f"{type(self).__name__}({', '.join([shown(self.dataset), *listed])})"
+
+
+def _is_remote(dataset: Any) -> TypeGuard[BatchDataset[Any]]:
+    """Tell whether some of a dataset lies at a URL."""
+    return isinstance(dataset, BatchDataset) and any(s.is_remote for s in dataset.stores)
+
+
+def _close_all(ahead: list[Ahead]) -> None:
+    while ahead:
+        ahead.pop().close()

@@ -1,0 +1,439 @@
+"""What a loader is asked for: checked once, with what follows where it leaves something open."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from loaders.cached import cached_property
+from loaders.checks import one_of, real_number, shown, whole_number
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.mixture import Mixture
+from loaders.datasets.packed import PackedDataset
+from loaders.datasets.reading.moving import moving_halves
+from loaders.datasets.reading.samples import collate
+from loaders.datasets.views import as_ours
+from loaders.device.accelerator import as_device, pins
+from loaders.errors import LoadersError
+from loaders.loading.frameworks import without_ignite
+from loaders.loading.tuning import read_workers
+from loaders.sampling.balanced import Balanced
+from loaders.sampling.blocks import BlockShuffled
+from loaders.sampling.bylength import ByLength
+from loaders.sampling.lanes import Lanes
+from loaders.sampling.order import Order, Sequential, Shuffled
+from loaders.sampling.ranks import resolve_rank
+from loaders.sampling.sampler import EpochBatches, EpochSampler
+from loaders.sampling.weighted import Weighted
+from loaders.system.limits import cores_of_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from loaders.sampling.plan import Pad
+
+Backend = Literal["auto", "thread", "subprocess", "process"]
+AugmentOn = Literal["auto", "host", "device"]
+Halves = tuple[Any, "Callable[[Any], Any] | None"]
+_ONE_PER_SAMPLE = ((Balanced, "labels"), (Weighted, "weights"), (ByLength, "lengths"))
+_SMALL_SAMPLE_BYTES, _TINY_SAMPLE_BYTES = 16 << 10, 512
+_AS_GIVEN = (  # of what torch's loader takes
+    *("dataset", "batch_size", "batch_sampler", "drop_last", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "generator", "pin_memory_device", "in_order"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoaderOptions:
+    """The arguments of a ``DataLoader``, whose page says what they mean: checked here, and nowhere else.
+
+    A field is what was given (a dataset of torch's over ours became ours); what a loader makes of it has a name of its
+    own. An option that may change later is changed by ``dataclasses.replace``, which checks all of them again.
+
+    Raises:
+        TypeError: An argument is of another kind.
+        ValueError: One is out of range, or contradicts another.
+    """
+
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool | Literal["block", "lanes"] | None
+    sampler: Any  # indices, or an order of loaders
+    batch_sampler: Iterable[Any] | None
+    num_workers: int | Literal["auto"]
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    backend: Backend
+    device: torch.device | None  # of a name, too
+    device_prefetch: int
+    augment_on: AugmentOn
+    seed: int | None
+    rank: int | None
+    world_size: int | None
+    pad: Pad | None
+    as_dict: bool
+    stall_warning_s: float
+
+    def __post_init__(self) -> None:
+        self._keep("dataset", _checked_dataset(as_ours(self.dataset)))
+        self._keep("batch_sampler", without_ignite(self.batch_sampler))
+        self._check_values()
+        self._keep("device", None if self.device is None else as_device(self.device))
+        if not self.has_own_order:
+            _check_foreign_order(self)
+        self._check_pad()
+        _ = self.chosen_backend, self.chosen_seed, self.chosen_workers  # refused now, not later
+
+    def _keep(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_values(self) -> None:
+        for name in ("collate_fn", "worker_init_fn"):
+            if (given := getattr(self, name)) is not None and not callable(given):
+                raise TypeError(f"{name} must be a function, got {shown(given)}")
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator, got {shown(self.generator)}")
+        if self.batch_size is not None:
+            self._keep("batch_size", _checked_batch_size(self.batch_size))
+        if self.prefetch_factor is not None:
+            factor = whole_number("prefetch_factor", self.prefetch_factor, at_least=1)
+            self._keep("prefetch_factor", factor)
+        real_number("timeout", self.timeout)
+        if not self.timeout >= 0:  # in torch's words
+            raise ValueError(f"timeout option should be non-negative, got {self.timeout}")
+        real_number("stall_warning_s", self.stall_warning_s, at_least=0)
+        self._keep(
+            "device_prefetch", whole_number("device_prefetch", self.device_prefetch, at_least=0)
+        )
+        one_of("augment_on", self.augment_on, ("auto", "host", "device"))
+
+    # -- order -------------------------------------------------------------------------------------
+
+    @property
+    def has_own_order(self) -> bool:
+        """Whether samples follow an order of loaders: one was given, or nothing that says another."""
+        if self.batch_sampler is not None or isinstance(self.dataset, IterableDataset):
+            return False
+        is_torchs = self.generator is not None and bool(self.shuffle)
+        return isinstance(self.sampler, Order) or (self.sampler is None and not is_torchs)
+
+    @property
+    def has_torchs_order(self) -> bool:
+        """Whether torch's own loader chooses the samples."""
+        is_given = self.sampler is not None or self.batch_sampler is not None
+        return not (self.has_own_order or is_given or isinstance(self.dataset, IterableDataset))
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether the order follows the length of a third-party dataset, which may change."""
+        is_plain = self.sampler is None and not isinstance(self.dataset, BatchDataset)
+        return is_plain and self.has_own_order
+
+    def order(self) -> Order:
+        """Return the order that the arguments ask for, or the dataset."""
+        dataset, shuffle, sampler = self.dataset, self.shuffle, self.sampler
+        if shuffle not in (None, True, False, "block", "lanes"):
+            names = "True, False, 'block' or 'lanes'"
+            raise ValueError(f"shuffle must be {names}, got {shown(shuffle)}")
+        if not hasattr(dataset, "__len__"):
+            what = "give it __len__, or leave its order to a sampler"
+            raise TypeError(f"dataset has no length, got {shown(dataset)}: {what}")
+        if sampler is None:
+            own = self._order_of_dataset()
+            return self._order_of_shuffle() if own is None else own
+        if shuffle:
+            what = f"{type(sampler).__name__} is an order of its own"
+            raise ValueError(f"{what}: leave out shuffle")
+        _check_size(sampler, len(dataset))
+        return sampler  # type: ignore[no-any-return]
+
+    def _order_of_dataset(self) -> Order | None:
+        dataset = self.dataset
+        if not isinstance(dataset, BatchDataset):
+            return None
+        own = dataset.order(self.chosen_seed, self.batch_size or 1)
+        if own is not None and self.shuffle not in (None, True):
+            what = f"a {type(dataset).__name__} has an order of its own"
+            raise ValueError(f"{what}: leave out shuffle, got {self.shuffle!r}")
+        return own
+
+    def _order_of_shuffle(self) -> Order:
+        length, seed = len(self.dataset), self.chosen_seed
+        if self.shuffle == "block":
+            return BlockShuffled(length, seed)
+        if self.shuffle == "lanes":
+            return Lanes(self.dataset, seed)
+        return Shuffled(length, seed) if self.shuffle else Sequential(length)
+
+    def own_sampler(self) -> EpochSampler | None:
+        """Return this rank's part of the order, if it is one of loaders."""
+        if not self.has_own_order:
+            return None
+        return EpochSampler(
+            self.order(),
+            rank=self.rank,
+            world_size=self.world_size,
+            drop_last=self.drop_last,
+            pad=self.chosen_pad,
+        )
+
+    @property
+    def chosen_seed(self) -> int:
+        """The seed, as was said, or that of a sampler or batch sampler of loaders."""
+        if self.seed is not None:
+            return whole_number("seed", self.seed)
+        own = self.sampler if self.batch_sampler is None else self.batch_sampler
+        return own.seed if isinstance(own, EpochSampler | EpochBatches) else 0
+
+    @property
+    def chosen_pad(self) -> Pad:
+        """How the tail is padded, as was said, or as a sampler of loaders says."""
+        own = self.batch_sampler if isinstance(self.batch_sampler, EpochBatches) else self.sampler
+        if self.pad is None and isinstance(own, EpochSampler | EpochBatches):
+            return own.pad
+        return True if self.pad is None else self.pad
+
+    def _check_pad(self) -> None:
+        """Refuse marks that have no place."""
+        if self.chosen_pad != "mark":
+            return
+        if self.batch_size is None and self.batch_sampler is None:
+            raise ValueError(
+                "pad='mark' marks the rows of batches: give batch_size, or pad=False for each sample once"
+            )
+        if not self.in_order:
+            raise ValueError(
+                "pad='mark' marks batches by their order, which in_order=False gives up: leave one of them out"
+            )
+
+    # -- who makes the batches ---------------------------------------------------------------------
+
+    @cached_property
+    def chosen_backend(self) -> str:
+        """``"thread"``, ``"subprocess"`` or ``"process"``."""
+        return _choose_backend(self)
+
+    @property
+    def may_change_backend(self) -> bool:
+        """Whether a child process may take over from the threads."""
+        return self.backend == "auto" and getattr(self.dataset, "device", None) is None
+
+    @cached_property
+    def chosen_workers(self) -> int:
+        """How many workers to have."""
+        return _choose_workers(self.num_workers, self.dataset)
+
+    def for_torch(self, sampler: EpochSampler | None) -> dict[str, Any]:
+        """Return what torch's own loader is made with.
+
+        Args:
+            sampler: Of an order of loaders.
+        """
+        # Threads are lenient: num_workers=0 is for debugging, and shall not need other arguments removed.
+        is_process = self.chosen_backend == "process"
+        has_workers = self.chosen_workers > 0 or (is_process and self.num_workers != "auto")
+        is_batched = self.batch_size is not None or self.batch_sampler is not None
+        given = {name: getattr(self, name) for name in _AS_GIVEN}
+        return given | {
+            "shuffle": self.shuffle if sampler is None else None,
+            "sampler": self.sampler if sampler is None else sampler,
+            "num_workers": self.chosen_workers,
+            "collate_fn": self.collate_fn or (collate if is_batched else None),
+            # Of processes torch page-locks batches; else each copy would wait for the one before.
+            "pin_memory": self.pin_memory or (is_process and pins(self.device)),
+            "prefetch_factor": self.prefetch_factor if has_workers else None,
+            "persistent_workers": self.persistent_workers and has_workers,
+        }
+
+
+def _check_size(order: Any, num_samples: int) -> None:
+    """Refuse an order of more samples than there are, and weights, labels or lengths of fewer."""
+    values = next(
+        (getattr(order, name) for kind, name in _ONE_PER_SAMPLE if isinstance(order, kind)), None
+    )
+    is_whole = values is not None or isinstance(order, Lanes)
+    num = order.length if isinstance(order, Lanes) else getattr(order, "n", 0)
+    num = num if values is None else len(values)
+    if num > num_samples or (is_whole and num < num_samples):
+        what = f"sampler is for {num} samples, the dataset has {num_samples}"
+        raise ValueError(f"{what}: make it of this dataset, as with dataset.column('label')")
+
+
+def _check_foreign_order(options: LoaderOptions) -> None:
+    """Refuse what only an order of loaders can do, where another decides; and what is no order."""
+    dataset, sampler, batch_sampler = options.dataset, options.sampler, options.batch_sampler
+    for name, given in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if isinstance(dataset, IterableDataset):
+            break  # torch refuses any
+        if given is not None and (isinstance(given, str) or not hasattr(given, "__iter__")):
+            what = "an order such as Balanced(...), or yield indices"
+            raise TypeError(f"{name} must be {what}, got {shown(given)}")
+    if isinstance(options.shuffle, str):
+        raise ValueError(
+            f"shuffle={options.shuffle!r} is an order of loaders: leave out sampler, batch_sampler and generator"
+        )
+    if (
+        options.has_torchs_order
+        and isinstance(dataset, BatchDataset)
+        and dataset.order(0, 1) is not None
+    ):
+        what = f"a {type(dataset).__name__} has an order of its own"
+        raise ValueError(f"{what}: leave out generator; seed= chooses the order")
+    ranks = options.rank, options.world_size
+    if ranks != (None, None) and isinstance(dataset, IterableDataset):
+        raise ValueError(
+            "rank and world_size divide batches of map-style datasets: an IterableDataset divides itself"
+        )
+    _check_ranks(ranks, (sampler, getattr(batch_sampler, "sampler", None)))
+
+
+def _check_ranks(ranks: tuple[int | None, int | None], samplers: Sequence[Any]) -> None:
+    """Refuse ranks that have no effect: a sampler of loaders divides the samples by its own."""
+    if ranks == (None, None):
+        return
+    own = next((sampler for sampler in samplers if isinstance(sampler, EpochSampler)), None)
+    if own is None:
+        raise ValueError(
+            "rank and world_size divide batches of loaders' own orders: leave out sampler, batch_sampler and generator"
+        )
+    # Frameworks make loaders anew, of the sampler and of what it was made with.
+    if any(
+        given not in (None, theirs) for given, theirs in zip(ranks, own.given_ranks, strict=True)
+    ):
+        theirs = "rank={} and world_size={}".format(*own.given_ranks)
+        raise ValueError(
+            f"rank={ranks[0]} and world_size={ranks[1]}, but the sampler was made with {theirs}: give them to it"
+        )
+
+
+def check_marks(pad: Pad, *, is_ours: bool) -> None:
+    """Refuse marks of what is never padded."""
+    if pad == "mark" and not is_ours:
+        raise ValueError(
+            "pad='mark' marks batches of an order of loaders: leave out sampler, batch_sampler and generator, "
+            "and give a dataset that has a length"
+        )
+
+
+def check_alone() -> None:
+    """Refuse an order of torch's own where several processes train: each would load everything."""
+    _, world_size = resolve_rank()
+    if world_size > 1:
+        raise LoadersError(
+            f"generator= leaves the order to torch, and each of {world_size} processes would load all data: leave it "
+            "out (seed= chooses an order), or say that it is meant: sampler=RandomSampler(dataset, generator=generator)"
+        )
+
+
+# -- what was given --------------------------------------------------------------------------------
+
+
+def _checked_dataset(dataset: Any) -> Any:
+    """Return a dataset; TypeError where it is none."""
+    if isinstance(dataset, str | os.PathLike):
+        raise TypeError(
+            f"dataset must be a dataset, got {dataset!r}: is it ShardDataset({str(dataset)!r})?"
+        )
+    if isinstance(dataset, list | tuple) and any(isinstance(d, Dataset) for d in dataset):
+        what = f"dataset must be one dataset, got {len(dataset)}"
+        raise TypeError(f"{what}: join them with loaders.concat, or loaders.Mixture for shares")
+    is_read = isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__")
+    if isinstance(dataset, type) or not is_read:
+        what = "have __len__ and __getitem__, or be an IterableDataset"
+        raise TypeError(f"dataset must {what}, got {shown(dataset)}")
+    return dataset
+
+
+def _checked_batch_size(batch_size: Any) -> int:
+    """Return a batch size; ValueError, as torch's, where it is none."""
+    try:
+        return whole_number("batch_size", batch_size, at_least=1)
+    except TypeError as error:
+        raise ValueError(str(error)) from None  # as torch does
+
+
+# -- who makes the batches -------------------------------------------------------------------------
+
+
+def _choose_backend(options: LoaderOptions) -> str:
+    """Return ``"thread"``, ``"subprocess"`` or ``"process"``."""
+    backend, dataset = options.backend, options.dataset
+    one_of("backend", backend, ("auto", "thread", "subprocess", "process"))
+    if backend == "subprocess" and sys.platform != "linux":
+        raise ValueError("backend='subprocess' needs Linux: backend='thread' works everywhere")
+    names = ("worker_init_fn", "multiprocessing_context")  # which say nothing to threads
+    needs_process = [name for name in names if getattr(options, name) is not None]
+    if backend in ("thread", "subprocess"):
+        if isinstance(dataset, IterableDataset):
+            raise ValueError(
+                "an iterable dataset cannot be shared by threads: leave backend='auto'"
+            )
+        if needs_process:
+            raise ValueError(
+                f"{needs_process[0]} is for worker processes: leave it out, or use backend='process'"
+            )
+        return backend
+    is_ours = isinstance(dataset, BatchDataset)
+    return "process" if backend == "process" or needs_process or not is_ours else "thread"
+
+
+def _choose_workers(num_workers: int | Literal["auto"], dataset: Any) -> int:
+    """Return how many workers to have: what was measured, else what the samples cost."""
+    if isinstance(num_workers, str) and num_workers != "auto":
+        raise ValueError(f"num_workers must be 'auto' or a number from 0, got {num_workers!r}")
+    if num_workers != "auto":
+        num_workers = whole_number("num_workers", num_workers)
+        if num_workers < 0:
+            raise ValueError(f"num_workers option should be non-negative, got {num_workers}")
+        return num_workers
+    if not isinstance(dataset, BatchDataset):
+        return 0
+    cores = cores_of_rank()
+    measured = read_workers(dataset, cores)
+    if measured is not None:
+        return measured
+    nbytes = dataset.sample_nbytes
+    if nbytes == 0:
+        return 0  # nothing is copied on the host
+    most = dataset.max_workers or cores
+    if nbytes is not None and nbytes < _SMALL_SAMPLE_BYTES:
+        # Copying small rows takes less than handing them over: more threads only compete.
+        most = min(most, 1 if nbytes < _TINY_SAMPLE_BYTES else 2)
+    return min(cores, most)
+
+
+# -- the device's share ----------------------------------------------------------------------------
+
+
+def choose_halves(
+    dataset: BatchDataset, device: torch.device | None, augment_on: AugmentOn
+) -> Halves:
+    """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
+    device = device or dataset.device or torch.device("cpu")
+    read = (dataset.joined or dataset) if isinstance(dataset, Mixture) else dataset
+    if isinstance(read, PackedDataset) and read.augment and read.device is None:
+        if augment_on == "host":
+            return dataset, None
+        if augment_on == "device":
+            return read.halves(device) or moving_halves(read)
+    if augment_on == "device" and isinstance(read, Mixture) and read.is_augmented:
+        raise ValueError(
+            "augment_on='device' is for a Mixture whose sources have equal settings: they are read as one"
+        )
+    if device.type == "cpu" and not dataset.finishes_late:
+        return dataset, None
+    return dataset.halves(device) or (dataset, None)

@@ -1,0 +1,252 @@
+"""What a loader serves, in which order, and where it stands: of the loader, all that knows of orders and states."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from loaders.cached import cached_property
+from loaders.checks import Settled, shown, whole_number
+from loaders.datasets.base import BatchDataset
+from loaders.datasets.views import fingerprint_of, holds_ours, ours_in
+from loaders.errors import StateError
+from loaders.loading.delivery import BatchT
+from loaders.sampling.batch import IndexList, index_batches, single
+from loaders.sampling.context import entered
+from loaders.sampling.foreign import numbered
+from loaders.sampling.order import batch_starts
+from loaders.sampling.sampler import EpochBatches, EpochSampler, IndexSource, continued, is_ours
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from loaders.loading.options import LoaderOptions
+    from loaders.loading.resume import ThirdParty
+    from loaders.sampling.plan import Pad
+
+_STATE_VERSION = 1
+
+
+class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
+    """The order of a loader, and its place in it; who makes the batches is the subclass's."""
+
+    backend: str
+    seed: int
+    rank: int | None
+    world_size: int | None
+    pad: Pad
+    _others: ThirdParty | None
+    _served: Any
+    _singles: EpochBatches | None = None  # steps of an order of loaders, where batch_size is None
+    _set_to: int | None = None  # the epoch that someone chose
+    _options: LoaderOptions
+
+    def _number_steps(self) -> None:
+        """Cut a loaders sampler into steps, which know their place in the epoch: they can be resumed."""
+        given, sampler = self.batch_sampler, self.sampler
+        if isinstance(given, EpochBatches) and is_ours(given):
+            batches = given
+            if (given.pad, given.seed) != (self.pad, self.seed):
+                rest = given.drop_last, self.pad, self.seed
+                batches = EpochBatches(given.sampler, given.batch_size, *rest)
+            # Frameworks look there who divides by rank.
+            object.__setattr__(self, "sampler", given.sampler)
+        elif isinstance(sampler, EpochSampler) and is_ours(sampler):
+            rest = self.drop_last or sampler.drop_last, self.pad, self.seed
+            batches = EpochBatches(sampler, self.batch_size or 1, *rest)
+        else:
+            return
+        if self.batch_size is None and given is None:
+            if batch_starts(batches.sampler.order, 0) is not None:
+                raise ValueError(
+                    "batch_size=None serves single samples, and the sampler makes batches: leave it out"
+                )
+            self._singles = batches
+        else:
+            object.__setattr__(self, "batch_sampler", batches)  # torch forbids it
+
+    @property
+    def _steps(self) -> EpochBatches | None:
+        """The steps of an order of loaders: batches, or samples where ``batch_size`` is None."""
+        batches: Any = self.batch_sampler
+        return batches if is_ours(batches) else self._singles
+
+    def _follow_length(self, sampler: EpochSampler) -> None:
+        """Let the order be as long as a third-party dataset is now; an epoch that is under way stays what it is."""
+        dataset: Any = self.dataset
+        if self._options.may_grow and len(dataset) != len(sampler.dataset):
+            sampler.resize(self._options.order())
+
+    @cached_property
+    def _index_form(self) -> Callable[[Any], Any] | None:
+        """What makes of a step what the dataset is given; None: it is given the step."""
+        if self._singles is not None:
+            return single if holds_ours(self.dataset) else itemgetter(0)
+        if self.backend != "process" or isinstance(self.dataset, BatchDataset):
+            return None
+        return IndexList.of if holds_ours(self.dataset) else list
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether accelerate shall keep the state of this loader with its own."""
+        return self._steps is not None
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What indices are taken from, by torch's iterator, too."""
+        steps = self._steps
+        if steps is not None:
+            if not steps.sampler.cursor.is_left:
+                self._follow_length(steps.sampler)
+            return IndexSource(steps, lambda: self._entered(self._own_indices(steps)))
+        given, others = super()._index_sampler, getattr(self, "_others", None)
+        if others is None or others.is_iterable:
+            return given
+        number = partial(self._numbered, given) if self._is_numbered else lambda _: given
+        return IndexSource(given, lambda: self._entered(others.take(number)))
+
+    def _entered(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Yield steps: each in its context where torch's iterator fetches it here right afterwards."""
+        return entered(steps) if self.backend == "process" and not self.num_workers else steps
+
+    def _own_indices(self, steps: EpochBatches) -> Iterator[Any]:
+        sampler, form = steps.sampler, self._index_form
+        indices = index_batches(sampler.order, steps.plan(), sampler.epoch, steps.seed)
+        return indices if form is None else map(form, indices)
+
+    @cached_property
+    def _is_numbered(self) -> bool:
+        """Whether a third-party sampler sets the epoch of a loaders dataset, or of those inside a third-party one."""
+        return holds_ours(self.dataset)
+
+    def _numbered(self, batches: Any, epoch: int) -> Iterator[Any]:
+        dataset: Any = self.dataset
+        may_draw = getattr(dataset, "may_draw", hasattr(dataset, "__len__"))
+        return numbered(
+            batches,
+            epoch,
+            len(dataset) if may_draw else 0,
+            self.seed,
+            keeps_items=not isinstance(dataset, BatchDataset),
+            makes_lists=self.batch_sampler is not None and not hasattr(dataset, "__getitems__"),
+        )
+
+    @property
+    def _makes_batches(self) -> bool:
+        """Whether the order says how large each batch is."""
+        steps = self._steps
+        return steps is not None and batch_starts(steps.sampler.order, 0) is not None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration serves; the current one keeps its position."""
+        epoch = self._set_to = whole_number("epoch", epoch, at_least=0)
+        samplers: tuple[Any, ...] = (self.sampler, self.batch_sampler)
+        for part in (*samplers, self.dataset, self._served, self._others):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration serves, or goes on with."""
+        steps = self._steps
+        if steps is not None:
+            return steps.sampler.epoch
+        assert self._others is not None
+        return self._others.epoch
+
+    def forever(self) -> Iterator[BatchT]:
+        """Return batches, epoch after epoch, without end: from where the loader stands, and ``state_dict`` as ever.
+
+        Raises:
+            ValueError: Ranks have unequal steps (``pad=False``), and would drift; or, at ``next``, there is no batch.
+        """
+        steps = self._steps
+        if steps is not None and not (steps.pad or steps.drop_last):
+            last = replace(steps.plan(), rank=steps.sampler.num_replicas - 1)
+            if last.num_steps < replace(last, rank=0).num_steps:
+                what = "with pad=False ranks have unequal steps, and forever() would let their epochs drift"
+                raise ValueError(f"{what}: give drop_last=True, or leave out pad")
+        return self._forever()
+
+    def _forever(self) -> Iterator[BatchT]:
+        num_empty = 0
+        while num_empty < 2:  # of a resumed epoch, nothing may be left for this rank
+            num_empty += 1
+            for batch in self:
+                num_empty = 0
+                yield batch
+        raise ValueError(f"forever() has nothing to serve: {self!r} has no batch")
+
+    def state_dict(self, pending: int = 0) -> dict[str, Any]:
+        """Return the position: what was delivered, not what was prefetched. Primitives only, the same on every rank.
+
+        Args:
+            pending: Batches that were handed over and not trained on yet: they are served again after a resume.
+
+        Raises:
+            StateError: Samples are in an order that no state can tell, or fewer batches were handed over.
+        """
+        if not self.in_order:
+            raise StateError(
+                "in_order=False hands batches over in an order that no state can tell"
+            )
+        state = {"version": _STATE_VERSION, "dataset": fingerprint_of(self.dataset)}
+        steps = self._steps
+        if steps is None:
+            assert self._others is not None
+            return {**state, "seed": self.seed, "sampler": self._others.state_dict(self, pending)}
+        if self.num_workers and steps.sampler.cursor.is_of_taken:
+            what = "another loader takes batches from this one's batch_sampler (skip_first_batches?), maybe ahead"
+            remedy = "iterate this one, which resumes by itself, or give num_workers=0"
+            warnings.warn(
+                f"{what}, and the state counts what it has taken: {remedy}", stacklevel=2
+            )
+        return {**state, "seed": steps.seed, "sampler": steps.sampler.state_dict(pending)}
+
+    def load_state_dict(
+        self, state: dict[str, Any], *, weights: Literal["new"] | None = None
+    ) -> None:
+        """Continue from a state at the next ``iter``; any world size, batch size and number of workers may do so.
+
+        Args:
+            state: What ``state_dict`` returned.
+            weights: ``"new"``: a ``Mixture`` goes on by its own weights, which may differ from those of the state; each
+                source goes on where it was, and no sample of it is lost or comes twice in a pass.
+
+        Raises:
+            StateError: It is of another dataset, or another order of it, or no state.
+        """
+        if not isinstance(state, Mapping):
+            raise StateError(f"a loader's state is what state_dict() returned, got {shown(state)}")
+        fingerprint = fingerprint_of(self.dataset)
+        if state.get("version") != _STATE_VERSION:
+            raise StateError(
+                f"the state has version {state.get('version')!r}, this release reads {_STATE_VERSION}"
+            )
+        if state.get("dataset") != fingerprint:
+            raise StateError(
+                f"the state belongs to dataset {state.get('dataset')}, this one is {fingerprint}: "
+                "it was packed, selected or split differently"
+            )
+        steps, place = self._steps, state.get("sampler", {})
+        seed, here = state.get("seed"), self.seed
+        if steps is not None:
+            order = self._options.order() if self._options.may_grow else steps.sampler.order
+            continued(order, place, weights)
+        if seed not in (None, here) and any(part.is_random for part in ours_in(self.dataset)):
+            raise StateError(
+                f"the state was taken with seed={seed!r}, this loader has seed={here}: crops would be others"
+            )
+        if steps is None:
+            assert self._others is not None
+            self._others.load_state_dict(self, place)
+            return
+        steps.sampler.cursor.start = 0  # of before: the state says another
+        self._follow_length(steps.sampler)
+        steps.sampler.load_state_dict(place, weights=weights, skips=False)

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loaders import DataLoader, RAMDataset, augment
+from loaders.codecs.picture import encode_jpeg
+from loaders.loading import tuning
+from loaders.loading.tuning import cache_file, dataset_key, read_workers, write_workers
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def dataset(value: int = 0) -> RAMDataset:
+    return RAMDataset.from_arrays(image=np.full((8, 3, 4, 4), value, np.uint8))
+
+
+def test_a_count_is_found_again_for_the_same_dataset_on_the_same_machine() -> None:
+    assert read_workers(dataset(), 4) is None
+
+    assert write_workers(dataset(), 4, 3) == cache_file()
+
+    assert read_workers(dataset(), 4) == 3
+    assert read_workers(dataset(), 8) is None
+    assert read_workers(dataset(1), 4) is None
+
+
+def test_other_work_per_sample_is_another_dataset() -> None:
+    keys = {
+        dataset_key(d) for d in (dataset(), dataset(1), dataset().replace(fields=["sample_id"]))
+    }
+
+    flipped = dataset().replace(augment=[augment.RandomHorizontalFlip()])
+    assert len({*keys, dataset_key(flipped)}) == 4
+    assert dataset_key(dataset().replace(transform=lambda sample: sample)) is None
+    assert dataset_key([1, 2, 3]) is None
+    assert write_workers([1, 2, 3], 4, 2) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 2, "num_workers": {}}',
+        '{"version": 1, "num_workers": []}',
+        '{"version": 1}',
+    ],
+)
+def test_a_damaged_file_counts_as_none_and_is_replaced(content: str) -> None:
+    cache_file().parent.mkdir(parents=True)
+    cache_file().write_text(content)
+
+    assert read_workers(dataset(), 4) is None
+    write_workers(dataset(), 4, 2)
+    assert read_workers(dataset(), 4) == 2
+
+
+@pytest.mark.parametrize("count", [-1, 1000, "2", None])
+def test_a_count_that_makes_no_sense_is_not_used(count: object) -> None:
+    write_workers(dataset(), 4, count)  # type: ignore[arg-type]
+
+    assert read_workers(dataset(), 4) is None
+
+
+def test_nothing_is_left_beside_the_file() -> None:
+    for value in range(3):
+        write_workers(dataset(value), 4, value)
+
+    assert [file.name for file in cache_file().parent.iterdir()] == ["workers.json"]
+
+
+def test_of_many_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is measured again is new again."""
+    monkeypatch.setattr(tuning, "_MAX_ENTRIES", 2)
+    for value, count in ((0, 1), (1, 2), (0, 3), (2, 4)):
+        write_workers(dataset(value), 4, count)
+
+    assert [read_workers(dataset(value), 4) for value in range(3)] == [3, None, 4]
+
+
+def test_auto_takes_the_measured_count() -> None:
+    from loaders.system.limits import usable_cores
+
+    write_workers(dataset(), usable_cores(), 2)
+
+    assert DataLoader(dataset()).num_workers == 2
+    assert DataLoader(dataset(), num_workers=0).num_workers == 0
+    assert DataLoader(dataset(1)).num_workers == 1  # small rows, not measured
+
+
+def test_what_decoding_leaves_out_is_other_work(tmp_path: Path) -> None:
+    file = tmp_path / "a.jpg"
+    file.write_bytes(encode_jpeg(np.zeros((16, 16, 3), np.uint8)))
+    encoded = RAMDataset.from_files([file], progress=False)
+    pixels = RAMDataset(encoded, decode=True, progress=False)
+
+    assert dataset_key(encoded) != dataset_key(pixels)
+    assert dataset_key(encoded) == dataset_key(RAMDataset(encoded, progress=False))
+
+
+HOMELESS = """
+import os, sys
+import numpy as np
+from loaders import DataLoader, RAMDataset
+data = RAMDataset.from_arrays(x=np.zeros((4, 3)))
+len(DataLoader(data, 2))  # everything is imported
+os.environ.pop("XDG_CACHE_HOME", None)
+os.environ.pop("HOME", None)
+if sys.argv[1]:
+    os.environ["HOME"] = sys.argv[1]
+os.setgid(54321), os.setuid(54321), os.chdir("/")
+print(len(DataLoader(data, 2)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become others")
+@pytest.mark.parametrize("home", ["closed", "unknown"])
+@pytest.mark.usefixtures("uncovered")
+def test_who_has_no_home_that_can_be_read_has_measured_nothing(tmp_path: Path, home: str) -> None:
+    """As in a container whose user is given by number."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+
+    done = subprocess.run(
+        [sys.executable, "-c", HOMELESS, str(closed) if home == "closed" else ""],
+        capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False,
+    )  # fmt: skip
+
+    assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+def test_a_count_that_can_be_kept_nowhere_is_an_error_of_the_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+
+    assert read_workers(dataset(), 4) is None
+    with pytest.raises(FileNotFoundError, match="set XDG_CACHE_HOME"):
+        write_workers(dataset(), 4, 2)

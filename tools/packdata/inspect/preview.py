@@ -1,0 +1,534 @@
+"""A contact sheet of a packed dataset: what the samples look like, with class, size and key.
+
+Masks lie over their picture in colours, boxes are drawn; in place of a picture that cannot be
+decoded stands why. A shard that is damaged is an error: of a checked view, also in a single record.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image as Pictures
+from PIL import ImageDraw, ImageFont
+
+from loaders import augment
+from loaders.augment import presets
+from loaders.data.view import KEY_FIELD
+from loaders.errors import LoadersError, PackError, SchemaError, ShardError
+from loaders.rng import hash64, key64, uniform
+from loaders.schema import (
+    Array,
+    Boxes,
+    Categories,
+    Features,
+    Field,
+    Image,
+    Images,
+    Label,
+    Mask,
+    MultiLabel,
+    Text,
+    Tokens,
+)
+from loaders.text import describe_size
+from packdata.describe import counted
+from packdata.inspect.slices import is_array_mask, is_plane, middle_slice
+from packdata.rows import row_text
+from packdata.tokens.show import token_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from loaders.data.view import View
+
+_TOKENS_SHOWN = 400  # characters of a row of tokens
+_PURPOSE = 0x9E7
+_EXACT_DRAW = 1 << 20
+_TILE = 208  # pixels: side of the square that a picture is fitted into
+_CAPTION_LINES = 3
+_MAX_IMAGES = 4  # of several a sample
+_MOST_DRAWS = 8  # side by side
+_GAP = 14
+_MARGIN = 26
+_PAPER, _WELL, _INK, _FAINT, _RED = "#ffffff", "#eef0f3", "#1b1f24", "#69717d", "#b3261e"
+# Colours that stay apart for most eyes, in an order of our own.
+# Source: P. Green-Armytage, "A colour alphabet and the limits of colour coding", 2010.
+_COLOURS = (
+    (255, 80, 5), (0, 117, 220), (43, 206, 72), (255, 204, 0), (153, 63, 0), (240, 163, 255),
+    (0, 153, 143), (255, 0, 16), (116, 10, 255), (148, 255, 181), (194, 0, 136), (0, 51, 128),
+    (157, 204, 0), (255, 168, 187), (66, 102, 0), (94, 241, 242), (76, 0, 92), (255, 255, 128),
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Tile:
+    """One sample on the sheet."""
+
+    pictures: list[Pictures.Image] = field(default_factory=list)
+    title: str = ""
+    lines: list[str] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
+    error: str = ""
+
+
+def choose(num_samples: int, num: int, seed: int = 0) -> list[int]:
+    """Return ``num`` of the indices below ``num_samples`` (or all), drawn by ``seed``, sorted."""
+    if num >= num_samples:
+        return list(range(num_samples))
+    if num_samples <= _EXACT_DRAW:
+        order = np.argsort(hash64(key64(seed, _PURPOSE), np.arange(num_samples)), kind="stable")
+        return sorted(order[:num].tolist())
+    chosen: set[int] = set()
+    for draw in range(64 * num):  # few of so many coincide
+        at = uniform(key64(seed, _PURPOSE), np.array([draw]), num=1)[0, 0]
+        chosen.add(int(at * num_samples))
+        if len(chosen) == num:
+            break
+    return sorted(chosen)
+
+
+def has_pictures(view: View) -> bool:
+    """Return whether a contact sheet can show anything."""
+    kinds = view.schema.fields.values()
+    return any(isinstance(kind, Image | Images | Mask) or is_plane(kind) for kind in kinds)
+
+
+def contact_sheet(
+    view: View,
+    indices: Sequence[int],
+    *,
+    columns: int | None = None,
+    notes: list[str] | None = None,
+) -> Pictures.Image:
+    """Draw the samples with the given indices.
+
+    Args:
+        view: The dataset.
+        indices: Which samples, in which order.
+        columns: Tiles side by side; by default the sheet is a little wider than high.
+        notes: Takes what the sheet does not show as it is.
+
+    Returns:
+        An RGB picture.
+
+    Raises:
+        ShardError: What it would show is damaged, or missing.
+    """
+    return _sheet([_tile(view, i) for i in indices], _head(view, len(indices)), columns, notes)
+
+
+def augmented_sheet(
+    view: View, indices: Sequence[int], preset: str, *, notes: list[str] | None = None
+) -> Pictures.Image:
+    """Draw what a preset makes of samples: a row each, the picture as it is first.
+
+    Args:
+        view: The dataset.
+        indices: Which samples, in which order.
+        preset: One of ``loaders.augment.presets``.
+        notes: Takes what the sheet does not show as it is.
+
+    Returns:
+        An RGB picture.
+
+    Raises:
+        SchemaError: There is no image, or none of uint8 and 1 or 3 channels.
+    """
+    images = [n for n, kind in view.schema.fields.items() if isinstance(kind, Image)]
+    kind = view.schema.fields[images[0]] if images else None
+    if not isinstance(kind, Image) or kind.dtype != "uint8" or kind.channels not in (1, 3):
+        raise SchemaError(f"{view.path} has no images of uint8 and 1 or 3 channels to augment")
+    ops = getattr(presets, preset)()
+    views = [each for op in ops if isinstance(op, augment.Views) for _, each in op] or [ops]
+    epochs = range(max(_MOST_DRAWS // len(views), 1) if augment.has_draws(ops) else 1)
+    tiles = []
+    for i in indices:
+        sample = Shown.of(view, i, images[0])
+        drawn = [
+            sample.augmented(each, i, epoch, number)
+            for epoch in epochs
+            for number, each in enumerate(views)
+        ]
+        pictures = [_fitted(*each) for each in (sample, *drawn)]
+        tiles.append(_Tile(pictures, f"sample {i}"))
+    name, line = _head(view, len(tiles))
+    return _sheet(tiles, (f"{name}, presets.{preset}", line), 1, notes)
+
+
+class Shown(NamedTuple):
+    """A picture, and the masks and boxes that are drawn over it."""
+
+    image: npt.NDArray[Any]
+    masks: list[npt.NDArray[Any]]
+    boxes: list[npt.NDArray[Any]]
+
+    @staticmethod
+    def of(view: View, i: int, image: str) -> Shown:
+        """Return what a sample has."""
+        fields = view.schema.fields
+        names = [name for name, kind in fields.items() if isinstance(kind, Mask | Boxes)]
+        values = view.sample(i, [image, *names])
+        size = values[image].shape[:2]
+        masks = [v for n, v in values.items() if isinstance(fields[n], Mask) and v.shape == size]
+        boxes = [v for n, v in values.items() if isinstance(fields[n], Boxes)]
+        return Shown(values[image], masks, boxes)
+
+    def augmented(self, ops: Sequence[Any], index: int, epoch: int, number: int) -> Shown:
+        """Return what ops make of it, as a dataset does of seed 0; of masks nothing where they cannot follow."""
+        sizes, indices = np.array([self.image.shape[:2]]), np.array([index])
+        known = augment.Known([None] * len(ops), self.boxes[:1]) if self.boxes else None
+        planned = augment.plan(
+            ops, sizes, seed=0, epoch=epoch, indices=indices, view=number, known=known
+        )
+        move, how = planned.move(0), planned.resampling
+        done = augment.carry_out(self.image, move, how, augment.fill_of(ops))
+        if planned.edits is not None:
+            augment.edit(done, planned.edits.kinds[0].tolist(), planned.edits.values[0].tolist())
+        if any(getattr(op, "edits_places", False) for op in ops):
+            return Shown(done, [], [])
+        around = augment.fill_mask_of(ops)
+        masks = [augment.carry_out(m, move, how, around, nearest=True) for m in self.masks]
+        boxes = [augment.move_boxes(each, *move) for each in self.boxes]
+        if planned.kept is not None:
+            boxes[0] *= planned.kept[0][:, None]
+        for op in ops:
+            if isinstance(op, augment.SanitizeBoundingBoxes):
+                boxes = [boxes[0][op.keeps(boxes[0])], *boxes[1:]]
+        return Shown(done, masks, boxes)
+
+
+def _sheet(
+    tiles: list[_Tile], head: tuple[str, str], columns: int | None, notes: list[str] | None
+) -> Pictures.Image:
+    side_by_side = max((len(tile.pictures) for tile in tiles), default=1) or 1
+    columns = columns or math.ceil(math.sqrt(1.5 * len(tiles) / side_by_side))
+    columns = max(1, min(columns, len(tiles)))
+    width = side_by_side * _TILE + (side_by_side - 1) * 4
+    pen = _Pen()
+    for tile in tiles:
+        for caption in tile.captions:
+            tile.lines += pen.wrapped(caption, width, _CAPTION_LINES)
+    num_lines = max((len(tile.lines) for tile in tiles), default=0)
+    height = _TILE + 8 + pen.title_height + num_lines * pen.line_height
+    rows = math.ceil(len(tiles) / columns)
+    top = _MARGIN + pen.head_height + pen.line_height + 16
+    sheet_width = 2 * _MARGIN + columns * width + (columns - 1) * _GAP
+    sheet_width = max(sheet_width, 2 * _MARGIN + 320)
+    sheet = Pictures.new(
+        "RGB", (sheet_width, top + rows * (height + _GAP) + _MARGIN - _GAP), _PAPER
+    )
+    draw = ImageDraw.Draw(sheet)
+    pen.write(draw, (_MARGIN, _MARGIN), head[0], pen.head, _INK, sheet_width - 2 * _MARGIN)
+    under = (_MARGIN, _MARGIN + pen.head_height)
+    pen.write(draw, under, head[1], pen.line, _FAINT, sheet_width - 2 * _MARGIN)
+    for n, tile in enumerate(tiles):
+        x = _MARGIN + n % columns * (width + _GAP)
+        y = top + n // columns * (height + _GAP)
+        _draw_tile(sheet, draw, pen, tile, (x, y), width)
+    if notes is not None and pen.spelled:
+        num = len(pen.spelled)
+        what = (
+            f"{counted(num, 'text')} {'is' if num == 1 else 'are'} written in ASCII on the sheet"
+        )
+        notes.append(f"{what}, whose font lacks letters: --text prints them as they are")
+    return sheet
+
+
+def _head(view: View, num: int) -> tuple[str, str]:
+    size = sum(shard.info.size_bytes for shard in view.whole_shards or ())
+    parts = [f"{num:,} of {counted(len(view), 'sample')}", describe_size(size)]
+    for name, kind in view.schema.fields.items():
+        if isinstance(kind, Label | MultiLabel) and kind.classes is not None:
+            parts.append(f"{name}: {counted(len(kind.classes), 'class')}")
+    parts.append(f"fingerprint {view.fingerprint[:8]}")
+    return view.path.absolute().name, "  ·  ".join(parts)
+
+
+class _Pen:
+    """Fonts, and text that is cut to fit. PIL's own font needs no file; it knows few letters."""
+
+    def __init__(self) -> None:
+        self.head, self.title, self.line = (ImageFont.load_default(size) for size in (22, 15, 13))
+        self.head_height, self.title_height, self.line_height = 32, 20, 17
+        self.spelled: set[str] = set()  # texts that are written in other letters
+        self._unknown = self._shape(self.line, "\ue000")
+
+    @staticmethod
+    def _shape(font: Any, letter: str) -> bytes:
+        mask = font.getmask(letter)
+        return bytes(mask) + repr(mask.size).encode()
+
+    def _readable(self, text: str) -> str:
+        """Write letters that the font lacks in others, or they would all be the same box."""
+        letters = [c if c.isprintable() else " " for c in text]
+        written = [c if self._knows(c) else self._instead(c) for c in letters]
+        if written != letters:
+            self.spelled.add(text)
+        return "".join(written)
+
+    def _knows(self, letter: str) -> bool:
+        return letter.isascii() or self._shape(self.line, letter) != self._unknown
+
+    def _instead(self, letter: str) -> str:
+        plain = unicodedata.normalize("NFKD", letter.replace("ß", "ss"))
+        plain = "".join(c for c in plain if not unicodedata.combining(c))
+        return plain if plain.isascii() else f"\\u{ord(letter):04x}"
+
+    def wrapped(self, text: str, width: int, num_lines: int) -> list[str]:
+        """Return a text in lines of this width; the last one takes what is too much."""
+        lines, words = [""], self._readable(text[:400]).split()
+        for word in words:
+            longer = f"{lines[-1]} {word}".strip()
+            if len(lines) == num_lines or self.line.getlength(longer) <= width:
+                lines[-1] = longer
+            else:
+                lines.append(word)
+        return [line for line in lines if line]
+
+    def write(
+        self,
+        draw: ImageDraw.ImageDraw,
+        at: tuple[int, int],
+        text: str,
+        font: Any,
+        ink: str,
+        width: int,
+    ) -> None:
+        """Write one line, shortened in its middle if it is too long: ends of keys matter."""
+        text = self._readable(text[:400])
+        if font.getlength(text) > width:
+            keep = len(text)
+            while keep > 2 and font.getlength(_cut(text, keep)) > width:
+                keep -= 1
+            text = _cut(text, keep)
+        draw.text(at, text, font=font, fill=ink)
+
+
+def _cut(text: str, keep: int) -> str:
+    return f"{text[: (keep + 1) // 2].rstrip()}…{text[len(text) - keep // 2 :].lstrip()}"
+
+
+def _draw_tile(
+    sheet: Pictures.Image,
+    draw: ImageDraw.ImageDraw,
+    pen: _Pen,
+    tile: _Tile,
+    at: tuple[int, int],
+    width: int,
+) -> None:
+    x, y = at
+    for n, picture in enumerate(tile.pictures or [None]):
+        left = x + n * (_TILE + 4)
+        draw.rectangle((left, y, left + _TILE - 1, y + _TILE - 1), fill=_WELL)
+        if picture is not None:
+            corner = left + (_TILE - picture.width) // 2, y + (_TILE - picture.height) // 2
+            sheet.paste(picture, corner)
+    if tile.error:
+        draw.rectangle((x, y, x + _TILE - 1, y + _TILE - 1), outline=_RED, width=2)
+        reason = [] if tile.pictures else pen.wrapped(tile.error, _TILE - 20, 10)
+        for n, line in enumerate(reason):
+            pen.write(
+                draw, (x + 10, y + 10 + n * pen.line_height), line, pen.line, _RED, _TILE - 20
+            )
+    y += _TILE + 6
+    pen.write(draw, (x, y), tile.title, pen.title, _INK, width)
+    for n, line in enumerate(tile.lines):
+        pen.write(
+            draw, (x, y + pen.title_height + n * pen.line_height), line, pen.line, _FAINT, width
+        )
+
+
+def _tile(view: View, i: int) -> _Tile:
+    fields, tile = view.schema.fields, _Tile()
+    values: dict[str, Any] = {}
+    for name in fields:
+        try:
+            values[name] = view.sample(i, [name])[name]
+        except ShardError:  # it is not what was packed: nothing to show
+            raise
+        except LoadersError as error:
+            tile.error = tile.error or f"{name}: {error.__cause__ or error}"
+    _add_pictures(tile, fields, values)
+    labels = [
+        _label(fields[name], value) for name, value in values.items() if _is_label(fields[name])
+    ]
+    key = values.get(KEY_FIELD)
+    name = f"sample {i}" if key is None else str(key)
+    tile.title = ", ".join(labels) or name
+    sizes = [
+        _short(kind, values[n])
+        for n, kind in fields.items()
+        if isinstance(kind, Image | Images) and n in values
+    ]
+    sizes += [
+        f"{' x '.join(map(str, values[n].shape))} {values[n].dtype}"
+        for n, kind in fields.items()
+        if is_plane(kind) and n in values and not is_array_mask(kind, fields)
+    ]
+    tile.lines = [", ".join(sizes)] if sizes else []
+    if labels:
+        tile.lines.append(name)
+    captions = [n for n, kind in fields.items() if isinstance(kind, Text) and n != KEY_FIELD]
+    named = len(captions) > 1
+    tile.captions = [f"{n}: {values[n]}" if named else values[n] for n in captions if n in values]
+    if tile.error and tile.pictures:
+        tile.captions.append(tile.error)
+    return tile
+
+
+def _is_label(kind: Field) -> bool:
+    return isinstance(kind, Label | MultiLabel)
+
+
+def _label(kind: Field, value: Any) -> str:
+    if isinstance(kind, MultiLabel):
+        return (
+            " + ".join(name for name, on in zip(kind.classes, value, strict=True) if on) or "none"
+        )
+    number = int(value)
+    classes = kind.classes if isinstance(kind, Label) else None
+    known = classes is not None and 0 <= number < len(classes)
+    return classes[number] if known and classes is not None else f"class {number}"
+
+
+def _size(picture: npt.NDArray[Any]) -> str:
+    height, width, channels = picture.shape
+    depth = "" if picture.dtype == np.uint8 else f" {picture.dtype}"
+    kind = {1: " gray", 3: ""}.get(channels, f" {channels} channels")
+    return f"{width} x {height}{kind}{depth}"
+
+
+def _add_pictures(tile: _Tile, fields: Mapping[str, Field], values: Mapping[str, Any]) -> None:
+    """Fit every picture into its square; masks and boxes belong to the first one of their size."""
+    if tile.error and not any(
+        isinstance(fields[n], Image | Images) or is_plane(fields[n]) for n in values
+    ):
+        return  # the reason takes the place
+    arrays = [values[n] for n, kind in fields.items() if isinstance(kind, Image) and n in values]
+    for n, kind in fields.items():
+        arrays += values[n][:_MAX_IMAGES] if isinstance(kind, Images) and n in values else []
+    masks = [values[n] for n, kind in fields.items() if isinstance(kind, Mask) and n in values]
+    for n, kind in fields.items():
+        # An array without a number has no slice: its size stands below an empty square.
+        if n in values and isinstance(kind, Array) and is_plane(kind) and values[n].size:
+            picture = middle_slice(values[n], kind.spatial or 0)
+            is_mask = is_array_mask(kind, fields)
+            masks += [picture[..., 0]] if is_mask else []
+            arrays += [] if is_mask else [picture]
+    boxes = [values[n] for n, kind in fields.items() if isinstance(kind, Boxes) and n in values]
+    for array in arrays:
+        fits = [mask for mask in masks if mask.shape == array.shape[:2]]
+        masks = [mask for mask in masks if mask.shape != array.shape[:2]]
+        tile.pictures.append(_fitted(array, fits, boxes))
+        boxes = []
+    tile.pictures += [_fitted(_mask_colours(mask), [], []) for mask in masks]
+
+
+def _fitted(
+    array: npt.NDArray[Any], masks: list[npt.NDArray[Any]], boxes: list[npt.NDArray[Any]]
+) -> Pictures.Image:
+    height, width = array.shape[:2]
+    scale = min(_TILE / width, _TILE / height)
+    scale = (
+        max(1, math.floor(scale)) if scale >= 1 else scale
+    )  # small pictures: whole, sharp pixels
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    picture = Pictures.fromarray(_rgb(array))
+    picture = picture.resize(
+        size, Pictures.Resampling.NEAREST if scale >= 1 else Pictures.Resampling.LANCZOS
+    )
+    for mask in masks:
+        small = Pictures.fromarray(_mask_colours(mask)).resize(size, Pictures.Resampling.NEAREST)
+        part = Pictures.fromarray((mask != 0).astype(np.uint8) * 140)
+        picture.paste(small, (0, 0), part.resize(size, Pictures.Resampling.NEAREST))
+    draw = ImageDraw.Draw(picture)
+    for n, (x1, y1, x2, y2) in enumerate(row for part in boxes for row in (part * scale).tolist()):
+        if all(map(math.isfinite, (x1, y1, x2, y2))):
+            x1, x2 = (min(max(x, 0), size[0] - 1) for x in sorted((x1, x2)))
+            y1, y2 = (min(max(y, 0), size[1] - 1) for y in sorted((y1, y2)))
+            draw.rectangle((x1, y1, x2, y2), outline=_COLOURS[n % len(_COLOURS)], width=2)
+    return picture
+
+
+def _rgb(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return any picture as 8-bit RGB: deep ones stretched to their range, alpha over gray."""
+    if array.dtype != np.uint8:
+        low, high = float(array.min()), float(array.max())
+        array = ((array - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)
+    channels = array.shape[2]
+    if channels == 4:
+        alpha = array[..., 3:].astype(np.uint16)
+        return ((array[..., :3] * alpha + 200 * (255 - alpha)) // 255).astype(np.uint8)
+    return np.ascontiguousarray(array if channels == 3 else np.repeat(array[..., :1], 3, axis=2))
+
+
+def _mask_colours(mask: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return a colour for each value, black for 0."""
+    table = np.array(_COLOURS, np.uint8)
+    colours = table[(mask.astype(np.int64) - 1) % len(table)]
+    colours[mask == 0] = 0
+    return colours
+
+
+def save_sheet(sheet: Pictures.Image, path: Path) -> None:
+    """Write a PNG, complete or not at all.
+
+    Raises:
+        PackError: It cannot be written.
+    """
+    beside = path.with_name(f"{path.name}.tmp")
+    try:
+        sheet.save(beside, format="PNG", optimize=True)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise PackError(f"it cannot be written ({error.strerror or error})", path) from error
+
+
+def as_text(view: View, i: int, width: int = 100) -> str:
+    """Return a sample as lines of text, one for each field; ShardError where it is damaged."""
+    lines = [f"sample {i}"]
+    for name, kind in view.schema.fields.items():
+        most = width
+        try:
+            if isinstance(kind, Tokens):
+                value, most = token_text(view, i), _TOKENS_SHOWN
+            else:
+                value = _short(kind, view.sample(i, [name])[name])
+        except ShardError:
+            raise
+        except LoadersError as error:
+            value = f"({error.__cause__ or error})"
+        value = " ".join(value.split())
+        lines.append(f"  {name}: {value if len(value) <= most else value[: most - 1] + '…'}")
+    return "\n".join(lines)
+
+
+def _short(kind: Field, value: Any) -> str:
+    if _is_label(kind):
+        return _label(kind, value)
+    if isinstance(kind, Features | Categories):
+        return row_text(kind, value)
+    if isinstance(kind, Image):
+        return _size(value)
+    if isinstance(kind, Images):
+        sizes = ", ".join(map(_size, value[:_MAX_IMAGES]))
+        more = ", ..." if len(value) > _MAX_IMAGES else ""
+        return f"{counted(len(value), 'picture')}{': ' if value else ''}{sizes}{more}"
+    if isinstance(value, np.ndarray):
+        few = np.array2string(value.reshape(-1)[:12], separator=" ", threshold=20).strip("[]")
+        more = " ..." if value.size > 12 else ""
+        shape = (
+            "" if isinstance(kind, Array) and not kind.dims else f"{value.dtype} {value.shape}: "
+        )
+        return f"{shape}{few}{more}"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes: {value[:32].hex(' ')}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,381 @@
+"""Checking a packed dataset against everything that it says about itself, and naming every fault.
+
+For each shard: it exists, has its size and its hash; each block of rows has its checksum; liblmdb
+or pyarrow reads the same; labels name a class. For the whole: the manifest is intact, keys are
+unique, and what else lies in the folder.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from loaders.codecs import codec_for
+from loaders.data.formats import hash_file, open_checksums, open_columns
+from loaders.data.manifest import MANIFEST_NAME, Manifest, ShardInfo, manifest_bytes, read_manifest
+from loaders.data.view import KEY_FIELD
+from loaders.errors import CodecError, ManifestError, ShardError
+from loaders.schema import Label, MultiLabel, Text, Tokens
+from loaders.system.limits import usable_cores
+from loaders.system.regular import read_regular
+from packdata.inspect.readback import ReadBack
+from packdata.packing.links import file_fault, size_fault
+from packdata.packing.pool import OrderedPool
+
+if TYPE_CHECKING:
+    from loaders.data.columns import Column
+    from loaders.data.formats.checksums import Checksums
+
+_OWN_FILES = frozenset({MANIFEST_NAME, "rejected.jsonl"})
+_MAX_DUPLICATES = 1000
+_BYTES_PER_WORKER = (
+    32 << 20
+)  # of fewer, starting what it reads back with takes longer than all else
+Tick = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong, and where.
+
+    Attributes:
+        file: The file, inside the dataset's folder.
+        what: What is wrong with it.
+        field: The field, if one is concerned.
+        rows: First and last row concerned.
+        keys: Keys of the first and the last of these rows, where they can be read.
+    """
+
+    file: str
+    what: str
+    field: str | None = None
+    rows: tuple[int, int] | None = None
+    keys: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{', '.join([self.file, *self._place()])}: {self.what}"
+
+    def _place(self) -> Iterator[str]:
+        if self.field is not None:
+            yield f"field {self.field}"
+        if self.rows is not None:
+            first, last = self.rows
+            yield f"row {first}" if first == last else f"rows {first} to {last}"
+        if self.keys:
+            yield ("key " if len(self.keys) == 1 else "keys ") + " to ".join(map(repr, self.keys))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fault as JSON types."""
+        return {
+            "file": self.file,
+            "field": self.field,
+            "rows": None if self.rows is None else list(self.rows),
+            "keys": list(self.keys),
+            "what": self.what,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found.
+
+    Attributes:
+        path: The dataset's folder.
+        faults: All that is wrong, in the order of the shards; none if the dataset is whole.
+        notes: What is no fault but worth knowing.
+        manifest: The contents, if they could be read.
+    """
+
+    path: Path
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...] = ()
+    manifest: Manifest | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is wrong."""
+        return not self.faults
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON types."""
+        known = self.manifest
+        return {
+            "path": str(self.path),
+            "ok": self.ok,
+            "fingerprint": None if known is None else known.fingerprint,
+            "num_samples": None if known is None else known.num_samples,
+            "num_shards": None if known is None else len(known.shards),
+            "size_bytes": None if known is None else known.size_bytes,
+            "faults": [fault.to_json() for fault in self.faults],
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What the check of one shard found, and the hashes of its keys."""
+
+    faults: list[Fault] = field(default_factory=list)
+    key_hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+
+
+def verify(
+    path: Path | str,
+    *,
+    quick: bool = False,
+    decode: bool = False,
+    workers: int | None = None,
+    timeout_s: float | None = None,
+    tick: Tick = int,
+) -> Report:
+    """Check a packed dataset and return all of its faults.
+
+    The default reads every file once from the disk and hashes it twice (as a file and by rows),
+    then has its own library read it again, from the page cache as far as that holds it.
+
+    Args:
+        path: The dataset's folder.
+        quick: Only sizes and hashes of the files: one read, and no row or key is named.
+        decode: Also decode every record, which takes as long as an epoch without augmentation.
+        workers: Shards checked at once; by default as many as are worth it, up to all cores.
+        timeout_s: Longest time for a library to read one shard; by default its size decides.
+        tick: Called with the bytes of each shard when it is done, possibly on another thread.
+    """
+    folder = Path(path)
+    try:
+        manifest = read_manifest(folder)
+    except ManifestError as error:
+        return Report(folder, (Fault(MANIFEST_NAME, _without_path(error)),))
+    with ExitStack() as stack:
+        if workers is None:
+            workers = min(usable_cores(), 1 + manifest.size_bytes // _BYTES_PER_WORKER)
+        workers = min(workers, max(1, len(manifest.shards)))
+        libraries: queue.SimpleQueue[ReadBack] = queue.SimpleQueue()
+        for _ in range(workers):
+            libraries.put(stack.enter_context(ReadBack(timeout_s)))
+
+        def check(info: ShardInfo) -> _Findings:
+            library = libraries.get()
+            try:
+                return _check_shard(folder, info, manifest, library, quick=quick, decode=decode)
+            finally:
+                libraries.put(library)
+                tick(info.size_bytes)
+
+        pool = stack.enter_context(OrderedPool(check, workers))
+        findings = list(pool.map(manifest.shards))
+    faults = [fault for found in findings for fault in found.faults]
+    faults += _side_file_faults(folder, manifest)
+    faults += _duplicate_keys(folder, manifest, [found.key_hashes for found in findings])
+    return Report(folder, tuple(faults), tuple(_notes(folder, manifest)), manifest)
+
+
+def _without_path(error: ManifestError) -> str:
+    return f"{error.what}. {error.hint}".rstrip(". ")
+
+
+def _check_shard(
+    folder: Path,
+    info: ShardInfo,
+    manifest: Manifest,
+    library: ReadBack,
+    *,
+    quick: bool,
+    decode: bool,
+) -> _Findings:
+    found, path = _Findings(), folder / info.file
+    what = size_fault(path, info)
+    if what is not None:
+        found.faults.append(Fault(info.file, what))
+        return found
+    try:
+        digest = hash_file(path)
+    except OSError as error:
+        found.faults.append(Fault(info.file, f"it cannot be read ({error.strerror or error})"))
+        return found
+    if not quick:
+        _check_rows(path, info, manifest, library, found, decode=decode)
+    if digest != info.xxh3_128:
+        what = f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}"
+        if not quick and not found.faults:
+            what += "; all rows are intact: the damage lies between them"
+        found.faults.insert(0, Fault(info.file, what))
+    return found
+
+
+def _check_rows(
+    path: Path,
+    info: ShardInfo,
+    manifest: Manifest,
+    library: ReadBack,
+    found: _Findings,
+    *,
+    decode: bool,
+) -> None:
+    columns = dict(_open_each(path, info, found.faults))
+    key_field = manifest.schema.fields.get(KEY_FIELD)
+    keys = columns.get(KEY_FIELD) if isinstance(key_field, Text) else None
+    checksums: Mapping[str, Checksums] = {}
+    try:
+        checksums = open_checksums(path, info)
+    except ShardError as error:
+        found.faults.append(Fault(info.file, error.what))
+    for name, column in columns.items():
+        faults = list(_checksum_faults(name, column, checksums.get(name)))
+        if not faults:
+            faults += _value_faults(name, column, manifest)
+        if decode:
+            faults += _decode_faults(name, column, manifest)
+        found.faults += [replace(f, file=info.file, keys=_keys_of(keys, f.rows)) for f in faults]
+    difference = library.check(path, info, columns) if columns else None
+    if difference is not None:
+        reader = "liblmdb" if path.suffix == ".lmdb" else "pyarrow"
+        found.faults.append(Fault(info.file, f"through {reader}, {difference}"))
+    if keys is not None:
+        found.key_hashes = _hash_keys(keys)
+
+
+def _open_each(path: Path, info: ShardInfo, faults: list[Fault]) -> Iterator[tuple[str, Column]]:
+    """Yield the columns that can be opened, one by one: a damaged one does not hide the others."""
+    for name, place in info.places.items():
+        try:
+            column = open_columns(path, replace(info, places={name: place}))[name]
+        except ShardError as error:
+            rows = None if error.row is None else (error.row, error.row)
+            faults.append(Fault(info.file, error.what, name, rows))
+            continue
+        if column.nbytes > info.size_bytes:  # hashing them could take for ever
+            what = f"its rows have {column.nbytes} bytes, the file {info.size_bytes}: they overlap"
+            faults.append(Fault(info.file, what, name))
+            continue
+        yield name, column
+
+
+def _checksum_faults(name: str, column: Column, checksums: Checksums | None) -> Iterator[Fault]:
+    if checksums is None:
+        return
+    per_block, num_blocks = checksums.rows_per_block, len(checksums.hashes)
+    blocks = np.arange(num_blocks)
+    bad = [
+        b
+        for b in range(num_blocks)
+        if checksums.first_mismatch(column, blocks[b : b + 1]) is not None
+    ]
+    for first, last in _runs(np.array(bad, np.int64)):
+        rows = (first * per_block, min((last + 1) * per_block, len(column)) - 1)
+        num = last - first + 1
+        what = "its checksum differs" if num == 1 else f"{num} checksums in a row differ"
+        yield Fault("", what, name, rows)
+
+
+def _runs(numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield first and last of each run of consecutive numbers."""
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    for run in np.split(numbers, breaks):
+        if len(run):
+            yield int(run[0]), int(run[-1])
+
+
+def _value_faults(name: str, column: Column, manifest: Manifest) -> Iterator[Fault]:
+    kind = manifest.schema.fields[name]
+    least = 0
+    if isinstance(kind, Label) and kind.classes is not None:
+        dtype, num_classes = "<i8", len(kind.classes)
+        least = -1  # "not labelled"
+        allowed = f"there are classes 0 to {num_classes - 1}"
+    elif isinstance(kind, MultiLabel):
+        dtype, num_classes, allowed = "u1", 2, "each is 0 or 1"
+    elif isinstance(kind, Tokens) and kind.vocab_size is not None:
+        dtype, num_classes = f"<u{np.dtype(kind.dtype).itemsize}", kind.vocab_size
+        allowed = f"the vocabulary has {num_classes} ids"
+    else:
+        return
+    nbytes = int(kind.record_nbytes or 0)
+    if column.nbytes != nbytes * len(column):
+        yield Fault("", f"its rows should have {nbytes} bytes each", name, (0, len(column) - 1))
+        return
+    data = b"".join(column.row(i).tobytes() for i in range(len(column)))
+    values = np.frombuffer(data, dtype).reshape(len(column), -1)
+    is_bad = (values < least) | (values >= num_classes)
+    for first, last in _runs(np.flatnonzero(is_bad.any(axis=1))):
+        value = values[first][is_bad[first]][0]
+        yield Fault("", f"its value is {value}, {allowed}", name, (first, last))
+
+
+def _decode_faults(name: str, column: Column, manifest: Manifest) -> Iterator[Fault]:
+    try:
+        codec = codec_for(manifest.schema.fields[name])
+    except CodecError as error:
+        yield Fault("", str(error), name)
+        return
+    for row in range(len(column)):
+        try:
+            codec.decode(column.row(row))
+        except Exception as error:  # whatever a codec makes of damaged bytes is the finding
+            yield Fault("", f"it cannot be decoded ({error})", name, (row, row))
+
+
+def _keys_of(keys: Column | None, rows: tuple[int, int] | None) -> tuple[str, ...]:
+    if keys is None or rows is None:
+        return ()
+    return tuple(_key(keys, row) for row in sorted(set(rows)))
+
+
+def _key(keys: Column, row: int) -> str:
+    return keys.row(row)[:1000].tobytes().decode(errors="backslashreplace")
+
+
+def _hash_keys(keys: Column) -> npt.NDArray[np.uint64]:
+    hashes = (xxhash.xxh3_64_intdigest(keys.row(row).tobytes()) for row in range(len(keys)))
+    return np.fromiter(hashes, np.uint64, len(keys))
+
+
+def _duplicate_keys(
+    folder: Path, manifest: Manifest, hashes: Sequence[npt.NDArray[np.uint64]]
+) -> Iterator[Fault]:
+    """Yield a fault for each sample whose key an earlier one has."""
+    shard_of = np.repeat(np.arange(len(hashes)), [len(part) for part in hashes])
+    row_of = np.concatenate([np.arange(len(part)) for part in hashes]) if len(hashes) else shard_of
+    every = np.concatenate(hashes) if len(hashes) else np.empty(0, np.uint64)
+    order = np.argsort(every, kind="stable")
+    in_order = every[order]
+    later = order[1:][in_order[1:] == in_order[:-1]]
+    for i in np.sort(later)[:_MAX_DUPLICATES].tolist():
+        info, row = manifest.shards[shard_of[i]], int(row_of[i])
+        first = int(order[np.searchsorted(in_order, every[i])])
+        other = manifest.shards[shard_of[first]]
+        keys_only = replace(info, places={KEY_FIELD: info.places[KEY_FIELD]})
+        key = _key(open_columns(folder / info.file, keys_only)[KEY_FIELD], row)
+        what = f"{other.file}, row {row_of[first]} has the same key"
+        yield Fault(info.file, what, KEY_FIELD, (row, row), (key,))
+    if len(later) > _MAX_DUPLICATES:
+        what = f"{len(later) - _MAX_DUPLICATES} more samples have keys of other samples"
+        yield Fault(MANIFEST_NAME, what, KEY_FIELD)
+
+
+def _side_file_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
+    for name, expected in manifest.schema.files.items():
+        what = file_fault(folder / name, expected)
+        if what is not None:
+            yield Fault(name, what)
+
+
+def _notes(folder: Path, manifest: Manifest) -> Iterator[str]:
+    if read_regular(folder / MANIFEST_NAME) != manifest_bytes(manifest):
+        yield f"{MANIFEST_NAME}: all that it says is right, but its spaces or line ends were changed"
+    known = _OWN_FILES | {shard.file for shard in manifest.shards} | set(manifest.schema.files)
+    for path in sorted(folder.iterdir()):
+        if path.name in known:
+            continue
+        if path.name.startswith(".packing") or path.name.endswith(".tmp"):
+            yield f"{path.name}: left over from an unfinished command"
+        else:
+            yield f"{path.name}: does not belong to the dataset"

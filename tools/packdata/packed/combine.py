@@ -1,0 +1,177 @@
+"""Datasets put together without reading records: shards are linked or copied, and listed anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loaders.data.manifest import read_manifest
+from loaders.data.view import join_views, open_view
+from loaders.errors import PackError, SchemaError
+from packdata.describe import counted
+from packdata.inspect.compare import schema_differences
+from packdata.packed.content import ViewContent
+from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_dataset
+from packdata.packing.journal import JOURNAL_NAME, read_journal
+from packdata.packing.outside import check_outside
+from packdata.packing.provenance import extended, origin_of
+from packdata.packing.publish import Packing
+from packdata.packing.target import PACKING_NAME, find_datasets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loaders.data.manifest import Manifest
+    from loaders.data.view import View
+    from packdata.packed.rewrite import Note
+    from packdata.packing.links import OnLink
+
+_ENCODE = "'packdata copy --codec' encodes the pictures of one as those of the other"
+_REMEDIES = {  # by the option of a field that differs
+    **dict.fromkeys(("codec", "quality", "subsampling", "compression"), _ENCODE),
+    "size": "packing with the same --size and --fit gives pictures the same size",
+}
+_REMEDY = (
+    "'packdata copy --fields' chooses fields; packing with --classes fixes classes, with --like the "
+    "columns of a table"
+)
+
+
+def merge(
+    dst: Path | str,
+    sources: Sequence[Path | str],
+    *,
+    link: bool = True,
+    overwrite: bool = False,
+    shard_bytes: int | None = None,
+    on_link: OnLink = str,
+    note: Note = str,
+) -> Manifest:
+    """Make one dataset of several with the same fields and classes; the sources stay as they are.
+
+    Args:
+        dst: Folder of the new dataset.
+        sources: Folders of the datasets, in the order in which their samples follow.
+        link: Use hard links where the file system has them, as ``packdata.packing.links.stage_whole`` does.
+        overwrite: Replace a dataset at ``dst`` that ``merge`` has made.
+        shard_bytes: Write shards anew, each up to the sample that reaches this size: few of many small ones. None: they
+            stay as they are.
+        on_link: Called with each shard that was linked.
+        note: Called with what is no error and deserves a look: it was made before.
+
+    Raises:
+        SchemaError: The sources differ in fields or classes, or share a key.
+        PackError: The target is taken or cannot be written, is a source, lies inside one or holds one.
+    """
+    check_outside(dst, sources)
+    views = [open_view(path, "never") for path in sources]
+    _check_merged_before(Path(dst))
+    _check_alike(views)
+    joined = join_views(views)
+    provenance = {"command": "merge", "sources": list(map(origin_of, views))}
+    options = WriteOptions(overwrite=overwrite, link=link, on_link=on_link, note=note)
+    if shard_bytes is None:
+        content = ViewContent(joined, joined.schema)
+        dataset = Written(content, provenance, joined.path, joined.whole_shards)
+        return write_dataset(dst, plan_of("merge", views), dataset, options)
+    plan = plan_of("merge", views, shard_bytes=shard_bytes)
+    dataset = Written(ViewContent(joined.verified(), joined.schema), provenance, joined.path)
+    options = replace(options, format=format_of(joined), shard_bytes=shard_bytes)
+    return write_dataset(dst, plan, dataset, options)
+
+
+def extend(
+    dst: Path | str,
+    sources: Sequence[Path | str],
+    *,
+    link: bool = True,
+    on_link: OnLink = str,
+    note: Note = str,
+) -> Manifest:
+    """Add the samples of other datasets to one; readers see the old one or the new one whole.
+
+    Args:
+        dst: Folder of the dataset that grows.
+        sources: Folders of the datasets to add; they stay as they are.
+        link: As for ``merge``.
+        on_link: As for ``merge``.
+        note: As for ``merge``.
+
+    Raises:
+        SchemaError: They differ in fields or classes, or share a key.
+        PackError: The target is a source, lies inside one or holds one, or cannot be written.
+    """
+    check_outside(dst, sources)
+    read_manifest(dst)  # says what is there instead, before anything is touched
+    added = [open_view(path, "never") for path in sources]
+    with Packing(
+        Path(dst), [""], plan_of("extend", added), kind="command", extend=True
+    ) as packing:
+        if packing.is_published:
+            note(f"{dst}: {packing.why_finished}")
+            return packing.manifests()[""]
+        grown = open_view(dst, "never")
+        _check_alike([grown, *added])
+        whole = [shard for view in added for shard in view.whole_shards or ()]
+        packing.take_whole("", whole, link=link, on_link=on_link)
+        packing.copy_files("", grown.schema, grown.path)
+        provenance = extended(read_manifest(dst).provenance, list(map(origin_of, added)))
+        packing.publish({"": (grown.schema, provenance)})
+        return packing.manifests()[""]
+
+
+def _check_merged_before(folder: Path) -> None:
+    """Raise PackError for a target that ``merge`` did not make: it may be meant as one more source."""
+    hint = "The target comes last: choose a folder that is new or empty"
+    there = find_datasets(folder, [""]).get("")
+    if there is not None and there.provenance.get("command") != "merge":
+        what = (
+            "a packed dataset is there, which 'packdata merge' did not make and does not replace"
+        )
+        raise PackError(what, folder, hint)
+    begun = read_journal(folder / PACKING_NAME / JOURNAL_NAME)
+    is_dropped = begun is None or begun[0].kind == "command"  # what that has brought is taken back
+    if begun is not None and not is_dropped and (begun[0].kind == "packing" or begun[1].done):
+        raise PackError("packing into it was not finished", folder, hint)
+
+
+def _check_alike(views: Sequence[View]) -> None:
+    """Raise SchemaError unless the samples of all can stand in one dataset."""
+    first = views[0]
+    for view in views[1:]:
+        different = schema_differences(first.schema, view.schema, defaults=False)
+        if different:
+            what = "; ".join(different[:5])
+            raise SchemaError(
+                f"{view.path} (B) does not match {first.path} (A): {what}. {_remedy(different)}"
+            )
+    if first.has_keys:
+        _check_keys(views)
+
+
+def _remedy(different: Sequence[str]) -> str:
+    def of(what: str) -> str:
+        return next((hint for o, hint in _REMEDIES.items() if f": {o} is " in what), _REMEDY)
+
+    return "; ".join(dict.fromkeys(map(of, different)))
+
+
+def _check_keys(views: Sequence[View]) -> None:
+    hashes = [view.key_hashes() for view in views]
+    every = np.concatenate(hashes)
+    source = np.repeat(np.arange(len(views)), [len(part) for part in hashes])
+    order = np.argsort(every, kind="stable")
+    twice = np.flatnonzero(every[order][1:] == every[order][:-1])
+    if len(twice):
+        first = twice[order[twice + 1].argmin()]
+        one, other = int(order[first]), int(order[first + 1])
+        start = sum(len(views[i]) for i in range(int(source[other])))
+        key = views[source[other]].key(other - start)
+        where = f"{views[source[one]].path} and {views[source[other]].path}"
+        raise SchemaError(
+            f"{counted(len(twice), 'key')} would stand twice: {key!r} is in {where}. "
+            "'packdata copy --where' leaves samples out"
+        )

@@ -1,0 +1,161 @@
+"""A dataset divided into parts that share its schema: always the same way, by label if wanted."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from loaders.data.manifest import MANIFEST_NAME
+from loaders.data.view import KEY_FIELD, View, open_view
+from loaders.division import divide
+from loaders.errors import PackError, SchemaError
+from packdata.packed.content import ViewContent
+from packdata.packed.documents import DocumentContent
+from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
+from packdata.packing.outside import check_outside
+from packdata.packing.provenance import origin_of
+from packdata.packing.shards import DEFAULT_SHARD_BYTES
+from packdata.packing.target import REJECTED_NAME
+from packdata.tokens.stream import has_tokens, num_documents
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from loaders.data.manifest import Manifest
+    from packdata.packed.content import Content
+    from packdata.packed.rewrite import Note
+    from packdata.packing.shards import Format
+
+By = Literal["shuffle", "key-hash"]
+_FILES = (
+    MANIFEST_NAME,
+    REJECTED_NAME,
+)  # a folder of datasets with one of these is taken for a dataset
+_PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def split(
+    src: Path | str,
+    dst: Path | str,
+    parts: Mapping[str, float],
+    *,
+    by: By = "shuffle",
+    stratify: str | None = None,
+    seed: int = 0,
+    format: Format | None = None,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    overwrite: bool = False,
+    tick: Callable[[int], object] = int,
+    note: Note = str,
+) -> dict[str, Manifest]:
+    """Write each part of a dataset as a dataset, ``dst/<part>``: all parts, or none; records stay as they are.
+
+    If it is killed while it publishes, some parts may be there; run again, it publishes the others.
+    Of tokens it is documents that are divided, and laid into rows anew.
+
+    Args:
+        src: The dataset's folder.
+        dst: Folder of the parts' folders.
+        parts: Fraction of the samples by name of the part; together at most 1, the rest is left
+            out.
+        by: ``shuffle`` meets the fractions exactly; ``key-hash`` only nearly, but a key stays in
+            its part when samples are added or removed.
+        stratify: A label field, other whole number, or column of a packed table, of which each
+            part gets its share of every value.
+        seed: Another seed, another division.
+        format: Format of the parts; by default that of the original.
+        shard_bytes: A shard ends with the sample that reaches this size.
+        overwrite: Replace datasets that are there.
+        tick: Called with the number of samples written, one at a time.
+        note: Called with what is no error and deserves a look: a part was made before.
+
+    Returns:
+        The manifest of each part.
+
+    Raises:
+        ValueError: The fractions are not fractions, or the options contradict each other.
+        SchemaError: The dataset lacks what the division goes by.
+        PackError: A part would be empty, its folder is taken, or is the source itself or inside
+            it.
+    """
+    view = open_view(src)
+    by_document = has_tokens(view.schema)
+    check_fractions(list(parts.values()))
+    if by_document and (by != "shuffle" or stratify is not None):
+        raise ValueError("documents have neither keys nor labels: divide them by shuffle")
+    divided = _documents if by_document else _samples
+    contents = divided(view, list(parts.values()), by=by, stratify=stratify, seed=seed)
+    chosen = dict(zip(parts, contents, strict=True))
+    _check_parts(chosen, Path(dst), view.path)
+    format = format or format_of(view)
+    options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
+    plan = plan_of("split", [view], **options, format=format, shard_bytes=shard_bytes)
+    made_from = {"command": "split", "source": origin_of(view)}
+    datasets = {
+        name: Written(content, made_from | {"options": options | {"part": name}}, view.path)
+        for name, content in chosen.items()
+    }
+    written = WriteOptions(format, shard_bytes, overwrite, tick=tick, note=note)
+    return write_datasets(dst, plan, datasets, written)
+
+
+def _samples(
+    view: View, fractions: Sequence[float], *, by: By, stratify: str | None, seed: int
+) -> Iterator[Content]:
+    """Yield the samples of each part."""
+    if by == "key-hash" and stratify is not None:
+        raise ValueError("key-hash looks at one key at a time: it cannot stratify")
+    by_key = by == "key-hash"
+    if by_key and not view.has_keys:
+        raise SchemaError(f"{view.path} has no field {KEY_FIELD!r}: divide it by shuffle")
+    for positions in view.divide(fractions, by_key=by_key, stratify=stratify, seed=seed):
+        yield ViewContent(view.select(positions), view.schema)
+
+
+def _documents(
+    view: View, fractions: Sequence[float], *, seed: int, **_: Any
+) -> Iterator[Content]:
+    """Yield the rows of the documents of each part."""
+    for documents in divide(num_documents(view), fractions, seed):
+        yield DocumentContent(view, documents)
+
+
+def _check_parts(chosen: Mapping[str, Content], dst: Path, source: Path) -> None:
+    """Raise ValueError for a name that no folder has; PackError for a part that is empty, or in the way."""
+    for name, content in chosen.items():
+        if not _PART_NAME.fullmatch(name) or name in _FILES:
+            raise ValueError(f"a part is named by a plain folder name, got {name!r}")
+        if not len(content):
+            raise PackError(f"part {name!r} would be empty", source, "Give it a larger share")
+        check_outside(dst / name, [source])
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Raise ValueError unless they are above 0 and together at most 1."""
+    if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
+        raise ValueError(
+            f"fractions must be above 0 and together at most 1, got {list(fractions)}"
+        )
+
+
+def parse_parts(texts: Sequence[str]) -> dict[str, float]:
+    """Read ``["train=0.9", "val=0.1"]``.
+
+    Raises:
+        ValueError: It is not of this form, or names a part twice.
+    """
+    parts: dict[str, float] = {}
+    for text in texts:
+        name, equals, number = text.partition("=")
+        try:
+            fraction = float(number)
+        except ValueError:
+            fraction = math.nan
+        if not equals or not 0 < fraction <= 1 or name in parts:
+            raise ValueError(
+                f"a part is NAME=FRACTION, above 0 and at most 1, each name once, got {text!r}"
+            )
+        parts[name] = fraction
+    return parts

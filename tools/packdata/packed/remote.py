@@ -1,0 +1,167 @@
+"""Datasets at URLs, for commands: fetched whole, laid out as a folder, and what of them lies in the cache."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loaders.data.formats import hash_file
+from loaders.data.manifest import MANIFEST_NAME, read_manifest
+from loaders.data.shards import open_manifest
+from loaders.errors import CacheError, ManifestError
+from loaders.remote.folder import VERSION, Cache, default_folder, shard_path
+from loaders.remote.origin import origin_of
+from loaders.remote.stored import is_pinned
+from loaders.remote.url import is_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_AT_ONCE = 8
+
+
+def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
+    """Bring all shards of a dataset at a URL to the cache.
+
+    Args:
+        place: The URL.
+        tick: Called with the bytes of each shard when it is there, on another thread.
+
+    Returns:
+        How many shards there are, and their bytes.
+
+    Raises:
+        CacheError: The cache is too small for all of them.
+        RemoteError: One cannot be fetched.
+    """
+    manifest, shards, _ = open_manifest(place)
+    origin = origin_of(place)
+    if manifest.size_bytes > (budget := origin.budget()):
+        what = f"it may hold {budget:,} bytes, the dataset has {manifest.size_bytes:,}"
+        raise CacheError(what, origin.inside.parent, "Give a larger one by --cache")
+
+    def one(number: int) -> None:
+        shards[number].fetch()
+        tick(shards[number].info.size_bytes)
+
+    with ThreadPoolExecutor(_AT_ONCE, "fetch") as pool:
+        list(pool.map(one, range(len(shards))))
+    return len(shards), manifest.size_bytes
+
+
+@contextmanager
+def as_folder(place: Path) -> Iterator[Path]:
+    """Yield the folder of a dataset; of one at a URL a temporary one, whose shards stay in the cache meanwhile.
+
+    Raises:
+        ChecksumError: A shard is not what the manifest says.
+        RemoteError: It cannot be fetched.
+    """
+    if not is_url(place):
+        yield place
+        return
+    import fcntl  # not on Windows, where there are no such caches
+
+    manifest, shards, _ = open_manifest(place)
+    origin = origin_of(place)
+    fetch(place)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="packdata-")))
+        for shard in shards:
+            file = shard.fetch()
+            fcntl.flock(stack.enter_context(open(file, "rb")), fcntl.LOCK_SH)
+            (folder / shard.info.file).symlink_to(file)
+        for name in manifest.schema.files:
+            (folder / name).symlink_to(origin.small_file(name))
+        (folder / MANIFEST_NAME).symlink_to(origin.manifest() / MANIFEST_NAME)
+        yield folder
+
+
+class CacheReport(NamedTuple):
+    """What lies in a cache.
+
+    Attributes:
+        folder: Where.
+        size_bytes: Of all shards.
+        datasets: Of each dataset its URL, and how many of its shards and bytes are here, of how many.
+        num_unknown: Shards of no dataset whose manifest is here.
+        num_used: Shards that a reader has mapped.
+    """
+
+    folder: Path
+    size_bytes: int
+    datasets: list[dict[str, Any]]
+    num_unknown: int
+    num_used: int
+
+
+def cache_folder(given: Any = None) -> Path:
+    """Return the folder of a cache, which need not be there."""
+    return Cache.parse(given).folder or default_folder()
+
+
+def cache_report(folder: Path) -> CacheReport:
+    """Tell what lies in a cache."""
+    inside = folder / VERSION
+    files = {path.name: path for path in (inside / "shards").glob("??/*")}
+    unknown, datasets = set(files), []
+    for about in sorted((inside / "manifests").glob(f"*/{MANIFEST_NAME}")):
+        try:
+            manifest = read_manifest(about.parent)
+        except ManifestError:
+            continue
+        shards = [
+            (shard_path(inside, s.file, s.xxh3_128).name, s.size_bytes) for s in manifest.shards
+        ]
+        here = [(name, size) for name, size in shards if name in files]
+        unknown -= {name for name, _ in here}
+        datasets.append(
+            {
+                "url": _url_of(about.parent),
+                "num_shards": len(here),
+                "of_shards": len(shards),
+                "size_bytes": sum(size for _, size in here),
+                "of_bytes": manifest.size_bytes,
+            }
+        )
+    size = sum(path.stat().st_size for path in files.values())
+    used = sum(is_pinned(path) for path in files.values())
+    return CacheReport(folder, size, datasets, len(unknown), used)
+
+
+def _url_of(folder: Path) -> str:
+    import json
+
+    try:
+        return str(json.loads((folder / "about.json").read_text())["url"])
+    except (OSError, ValueError, KeyError):
+        return "?"
+
+
+def clear_cache(folder: Path) -> tuple[int, int]:
+    """Delete the shards of a cache that are not mapped; return how many, and how many stay."""
+    deleted = left = 0
+    for path in [
+        *folder.glob("v*/shards/??/*"),
+        *folder.glob("v*/unverified/*"),
+    ]:
+        if is_pinned(path):
+            left += 1
+        else:
+            path.unlink()
+            deleted += 1
+    return deleted, left
+
+
+def verify_cache(folder: Path) -> list[Path]:
+    """Delete the shards of a cache whose bytes are not those of their names; return them."""
+    bad = [
+        path for path in (folder / VERSION / "shards").glob("??/*") if hash_file(path) != path.stem
+    ]
+    for path in bad:
+        os.unlink(path)
+    return bad

@@ -1,0 +1,158 @@
+"""Writing samples of packed datasets as a new one: what ``copy``, ``merge``, ``split`` and ``write`` do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loaders.data.shards import FileShard
+from loaders.errors import PackError
+from packdata.packing.journal import flatten_plan
+from packdata.packing.publish import PACKER, Packing, Reached
+from packdata.packing.shards import (
+    DEFAULT_SHARD_BYTES,
+    Format,
+    ShardBuilder,
+    block_ends,
+    check_block,
+    check_shard_options,
+    shard_format,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from loaders.data.manifest import Manifest
+    from loaders.data.view import View
+    from packdata.packed.content import Content
+    from packdata.packing.links import OnLink
+
+    Note = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How samples are written; none of it is about which.
+
+    Attributes:
+        format: Format of the shards.
+        shard_bytes: A shard ends with the sample that reaches this size.
+        overwrite: Replace a dataset that is there.
+        link: Link whole shards, as ``packdata.packing.links.stage_whole`` does.
+        tick: Called with the number of samples written since the last call.
+        on_link: Called with each shard that was linked.
+        note: Called with what is no error and deserves a look, such as that all was done before.
+    """
+
+    format: Format = "lmdb"
+    shard_bytes: int = DEFAULT_SHARD_BYTES
+    overwrite: bool = False
+    link: bool = True
+    tick: Callable[[int], object] = int
+    on_link: OnLink = str
+    note: Note = str
+
+    def __post_init__(self) -> None:
+        check_shard_options(self.format, self.shard_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A dataset that is to be written.
+
+    Attributes:
+        content: Its samples.
+        provenance: JSON for the manifest: what it is made from.
+        files_of: A dataset that has the files which the schema names besides shards.
+        whole: Shards that hold just these samples, to be used as they are.
+    """
+
+    content: Content
+    provenance: Mapping[str, Any]
+    files_of: Path | None = None
+    whole: Sequence[FileShard] | None = None
+
+
+def plan_of(name: str, sources: Sequence[View], **options: Any) -> dict[str, str]:
+    """Return what tells a command from others."""
+    prints = [view.source_fingerprint for view in sources]
+    command = json.dumps({"command": name, "sources": prints} | options, sort_keys=True)
+    return flatten_plan({"command": command, "packer": PACKER})
+
+
+def format_of(view: View) -> Format:
+    """Return the format of a view's shards (of the first, should they differ)."""
+    files = (shard for shard in view.store.shards if isinstance(shard, FileShard))
+    return next((shard_format(shard.info.file) for shard in files), "lmdb")
+
+
+def write_dataset(
+    dst: Path | str, plan: Mapping[str, str], dataset: Written, options: WriteOptions
+) -> Manifest:
+    """Write one dataset; see ``write_datasets``."""
+    return write_datasets(dst, plan, {"": dataset}, options)[""]
+
+
+def write_datasets(
+    dst: Path | str,
+    plan: Mapping[str, str],
+    datasets: Mapping[str, Written],
+    options: WriteOptions,
+) -> dict[str, Manifest]:
+    """Write samples as packed datasets; all of them appear, or none. Killed, the same command continues.
+
+    Args:
+        dst: A folder.
+        plan: What tells the command from others (``plan_of``).
+        datasets: By their folder below ``dst``; "" is ``dst`` itself.
+        options: How.
+
+    Raises:
+        PackError: A target is taken or cannot be written, or there are no samples.
+    """
+    packing = Packing(Path(dst), list(datasets), plan, overwrite=options.overwrite, kind="command")
+    with packing:
+        if packing.is_published:
+            options.note(f"{dst}: {packing.why_finished}")
+            return packing.manifests()
+        for folder, dataset in datasets.items():
+            _write(packing, folder, dataset, options)
+        contents = {f: (each.content.schema, each.provenance) for f, each in datasets.items()}
+        packing.publish(contents)
+        return packing.manifests()
+
+
+def _write(packing: Packing, folder: str, dataset: Written, options: WriteOptions) -> None:
+    if dataset.whole is None:
+        _write_content(packing, folder, dataset.content, options)
+    else:
+        link, on_link = options.link, options.on_link
+        packing.take_whole(folder, dataset.whole, link=link, on_link=on_link)
+    packing.copy_files(folder, dataset.content.schema, dataset.files_of)
+
+
+def _write_content(packing: Packing, folder: str, content: Content, options: WriteOptions) -> None:
+    """Write samples as shards, behind those that the same command has left."""
+    builder = ShardBuilder(content.schema, options.format, options.shard_bytes)
+    done = sum(info.num_samples for info in packing.state.shards.get(folder, ()))
+    options.tick(done)
+
+    def flush() -> None:
+        columns = builder.take()
+        packing.write(folder, columns, content.schema, options.format, Reached(0))
+
+    for block in content.blocks(done):
+        check_block(block, content.schema, options.format)
+        ends, taken = block_ends(block), 0
+        while taken < len(block):
+            taken = builder.add_block(block, ends, taken)
+            if builder.is_full:
+                flush()
+        options.tick(len(block))
+    if builder.num_samples:
+        flush()
+    packing.wait()
+    if not packing.state.shards.get(folder):
+        raise PackError("there is no sample to write", packing.dst)

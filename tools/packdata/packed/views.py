@@ -1,0 +1,262 @@
+"""``packdata.write``: any view of packed samples as a dataset of its own."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from loaders.checks import shown
+from loaders.codecs.picture import DEFAULT_QUALITY
+from loaders.data.columns import Column, column_of, row_views
+from loaders.data.manifest import read_manifest
+from loaders.data.view import KEY_FIELD, View, open_view
+from loaders.errors import CodecError, SchemaError
+from loaders.schema import Array, Bytes, Field, Json, Schema, Text
+from packdata.describe import counted
+from packdata.images.fit import Resize
+from packdata.packed.content import ViewContent
+from packdata.packed.documents import check_no_stream, check_whole_stream
+from packdata.packed.edit import check_boxes
+from packdata.packed.recode import RecodeOptions
+from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_dataset
+from packdata.packing.engine import DatasetSummary, Summary, check_workers
+from packdata.packing.outside import check_outside
+from packdata.packing.progress import Progress, Quiet
+from packdata.packing.provenance import origin
+from packdata.packing.shards import DEFAULT_SHARD_BYTES, check_shard_options
+from packdata.values import Encoded, Preparer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from loaders.data.manifest import Manifest
+    from loaders.data.shards import FileShard
+    from packdata.images.fit import Size
+    from packdata.packing.shards import Format
+
+
+def write(
+    view: Any,
+    dst: Path | str,
+    *,
+    codec: str | None = None,
+    size: int | str | Size | None = None,
+    fit: str = "shorter",
+    quality: int | None = None,
+    add: Mapping[str, Any] | None = None,
+    format: Format | None = None,
+    shard_bytes: int | None = None,
+    link: bool = True,
+    overwrite: bool = False,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Write the samples of a view as a dataset; records that nothing is asked of stay as they are.
+
+    Killed, the same call continues.
+
+    Args:
+        view: A dataset of packed samples, or what ``select``, ``split``, ``replace(fields=)`` and ``concat`` make of
+            such; or the folder of one. Its fields are written: those that were chosen, else all that are stored.
+            ``augment`` does not matter.
+        dst: A folder that is new or empty.
+        codec: Store pictures so; those that are files of this codec already stay as they are.
+        size: Bring pictures and masks to this size: ``256``, or ``"224x320"`` as height x width.
+        fit: How they come to it (``packdata.images.fit.Resize``).
+        quality: Of ``jpeg``, ``webp`` and ``dct``.
+        add: Values by field, one for each sample: in place of those of a field that is there, or as a new field.
+            Numbers are an ``Array``, strings a ``Text``, bytes ``Bytes``, anything else is ``Json``.
+        format: ``"lmdb"`` or ``"parquet"``; by default that of the view.
+        shard_bytes: A shard ends with the sample that reaches this size.
+        link: Use hard links where whole shards are to be written as they are; what is linked is not read.
+        overwrite: Replace a dataset at ``dst``.
+        workers: Threads that encode; all cores by default.
+        progress: Counts the samples.
+
+    Raises:
+        TypeError: It is no such view.
+        SchemaError: It has a ``transform``; or the arguments do not fit its fields.
+        ShardError: A record is damaged, or the dataset was replaced since it was opened.
+        PackError: The target is taken or cannot be written, is a source or inside one, or there are no samples.
+
+    Example::
+
+        train = ShardDataset("packed/train")
+        cats = train.select(train.column("label") == train.classes.index("cat"))
+        packdata.write(cats, "packed/cats", codec="dct", size=224, fit="cover", add={"score": scores})
+    """
+    began = time.monotonic()
+    source, known = _as_view(view)
+    check_outside(dst, source.folders)
+    recode = RecodeOptions(
+        codec, quality, resize=None if size is None else Resize.parse(size, fit)
+    )
+    content = _content(source, known, recode, add or {}, check_workers(workers))
+    whole = _whole(content, format) if link and shard_bytes is None else None
+    format, shard_bytes = format or format_of(source), shard_bytes or DEFAULT_SHARD_BYTES
+    check_shard_options(format, shard_bytes)
+    options: dict[str, Any] = {
+        "codec": codec,
+        "size": size,
+        "fit": size and fit,
+        "quality": quality,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    options |= {"add": sorted(add)} if add else {}
+    asked = options | {"format": format, "shard_bytes": shard_bytes, "link": whole is not None}
+    plan = plan_of("write", [source], **asked, **_identity(content))
+    provenance = {"command": "write", **_made_of(source), "options": options}
+    dataset = Written(content, provenance, next(iter(source.folders), None), whole)
+    progress = Quiet() if progress is None else progress
+    progress.start(len(source), 0)
+    tick = partial(progress.advance, 0)
+    try:
+        written = WriteOptions(format, shard_bytes, overwrite, tick=tick)
+        manifest = write_dataset(dst, plan, dataset, written)
+    finally:
+        progress.close()
+    return _summary(dst, manifest, time.monotonic() - began)
+
+
+def _as_view(data: Any) -> tuple[View, Mapping[str, Field]]:
+    """Return what a view is of, to be verified, and all fields that are stored beside those to write."""
+    if isinstance(data, str | Path):
+        data = open_view(data)
+    view = data if isinstance(data, View) else _chosen(data)
+    if not isinstance(view, View) or getattr(data, "has_own_samples", False):
+        what = "takes a dataset of packed samples, such as ShardDataset, or a view of one"
+        raise TypeError(f"packdata.write {what}, got {shown(data)}")
+    if getattr(data, "transform", None) is not None:
+        what = "what a transform makes of samples cannot be stored"
+        raise SchemaError(f"{what}: write dataset.replace(transform=None), or use packdata.pack")
+    view.check_version()  # also of shards that are open: their origin is read again
+    return view.verified(), getattr(data, "schema", view.schema).fields
+
+
+def _chosen(data: Any) -> View | None:
+    """Return the view inside a dataset, with the fields that were chosen, else with all that are stored."""
+    view = getattr(data, "view", None)
+    if not isinstance(view, View):
+        return None
+    chosen = tuple(name for name in data.fields if name in view.schema.fields)
+    return view if chosen == view.schema.defaults else view.with_fields(chosen, chosen)
+
+
+def _content(
+    view: View,
+    known: Mapping[str, Field],
+    recode: RecodeOptions,
+    add: Mapping[str, Any],
+    workers: int,
+) -> ViewContent:
+    """Return what becomes of each sample, checked before anything is written."""
+    if view.numbers is not None:
+        check_no_stream(view, "choosing rows")
+    check_whole_stream(view, [*view.schema.fields])
+    added = {name: _column(name, values, known.get(name), view) for name, values in add.items()}
+    kept = {name: field for name, field in view.schema.fields.items() if name not in added}
+    recoders = recode.recoders(kept)
+    if recode.codec is not None and not recoders:
+        raise SchemaError(f"no field that is written has pictures for codec {recode.codec!r}")
+    fields = dict(view.schema.fields) | {name: field for name, (field, _) in added.items()}
+    fields |= {name: each.field for name, each in recoders.items()}
+    check_boxes(known, fields)
+    new = [name for name in added if name not in view.schema.fields]
+    schema = Schema(fields, (*view.schema.defaults, *new))
+    values = {name: column for name, (_, column) in added.items()}
+    content = ViewContent(view, schema, recoders, values, workers=workers)
+    _check_keys(content)
+    return content
+
+
+def _column(name: str, values: Any, field: Field | None, view: View) -> tuple[Field, Column]:
+    """Return the field of values that are added, and their records."""
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        raise TypeError(f"add takes one value for each sample, {name!r} is {shown(values)}")
+    if len(values) != len(view):
+        what = f"{name!r} has {len(values)} values for {counted(len(view), 'sample')}"
+        raise SchemaError(f"add takes one value for each sample: {what}")
+    field = field or _kind(values)
+    prepare = Preparer(field, DEFAULT_QUALITY)
+    with suppress(CodecError):
+        if (column := prepare.column(values)) is not None:
+            return field, column
+    records = []
+    for i, value in enumerate(values):  # pictures; or which one is wrong
+        try:
+            made = prepare(value)
+            records.append((made if isinstance(made, Encoded) else made.make()).record)
+        except CodecError as error:
+            raise SchemaError(f"value {i} of {name!r}: {error}") from error
+    return field, column_of(records, field.record_nbytes)
+
+
+def _kind(values: Any) -> Field:
+    """Return a field for values: of numbers of one shape an array, else of texts, bytes, or JSON."""
+    with suppress(ValueError):  # of several shapes
+        array = np.asarray(values)
+        if array.dtype.kind in "biuf" and array.dtype.itemsize <= 8:
+            return Array(dtype=array.dtype.name, dims=array.shape[1:])
+    kinds = {type(value) for value in values}
+    if kinds and all(issubclass(kind, str) for kind in kinds):
+        return Text()
+    return Bytes() if kinds == {bytes} else Json()
+
+
+def _check_keys(content: ViewContent) -> None:
+    """Raise SchemaError if two samples would have one key."""
+    view = content.view
+    files = [shard.path for shard in view.store.shards]
+    is_one = view.numbers is None and len(view.folders) == 1 and len({*files}) == len(files)
+    is_one = is_one and KEY_FIELD not in content.values
+    if is_one or not isinstance(content.schema.fields.get(KEY_FIELD), Text):
+        return
+    hashes = content.key_hashes()
+    twice = len(hashes) - len(np.unique(hashes))
+    if twice:
+        what = f"{counted(twice, 'key')} would stand twice"
+        raise SchemaError(f"{what}: leave the field out by replace(fields=...), or add others")
+
+
+def _whole(content: ViewContent, format: Format | None) -> list[FileShard] | None:
+    """Return the files that can be used as they are, or None."""
+    shards = content.view.whole_shards
+    if not shards or content.recoders or content.values:
+        return None
+    is_same = all(shard.path.suffix == f".{format}" for shard in shards)
+    return shards if format is None or is_same else None
+
+
+def _identity(content: ViewContent) -> dict[str, Any]:
+    """Return what tells the samples and fields from others."""
+    numbers = content.view.numbers
+    which = None if numbers is None else xxhash.xxh3_128_hexdigest(numbers.tobytes())
+    values = {name: _digest(column) for name, column in content.values.items()}
+    return {"samples": which, "schema": content.schema.to_json(), "values": values}
+
+
+def _digest(column: Column) -> str:
+    state = xxhash.xxh3_128()
+    for row in row_views(column):
+        state.update(len(row).to_bytes(8, "little"))
+        state.update(row)
+    return state.hexdigest()
+
+
+def _made_of(view: View) -> dict[str, Any]:
+    origins = [origin(folder, read_manifest(folder)) for folder in view.folders]
+    if not origins:
+        return {"source": {"name": view.path.name, "fingerprint": view.fingerprint}}
+    return {"source": origins[0]} if len(origins) == 1 else {"sources": origins}
+
+
+def _summary(dst: Path | str, manifest: Manifest, seconds: float) -> Summary:
+    num, shards, size = manifest.num_samples, len(manifest.shards), manifest.size_bytes
+    made = DatasetSummary("", num, shards, size, manifest.fingerprint)
+    return Summary(str(dst), num, shards, size, (), seconds, num / max(seconds, 1e-9), (made,))

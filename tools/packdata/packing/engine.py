@@ -1,0 +1,582 @@
+"""The packer: runs recipes on all cores, cuts shards, and can be killed at any moment.
+
+1. Normal: items are encoded on threads and taken in order; each target's records gather until they
+   make a shard; a thread writes it, and then the journal says so. A block of samples is cut where
+   the shard's size says so. When all is done the datasets are published together.
+2. Failure: the first error in the order of items ends the packing. What the journal has stays; the
+   same plan continues.
+3. Kill, Ctrl-C, lost power: the same as a failure. Items behind a target's last finished shard are
+   encoded again, also a block that it ended in, less the rows that it has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
+
+from loaders.errors import CodecError, LoadersError, PackError, SourceError
+from loaders.remote.url import is_url, place_of
+from loaders.system import opencv
+from loaders.system.limits import usable_cores
+from loaders.text import describe_size, printable
+from packdata.describe import counted
+from packdata.packing.journal import Reject, flatten_plan
+from packdata.packing.pool import OrderedPool
+from packdata.packing.progress import Progress, Quiet
+from packdata.packing.publish import PACKER, Packing, Reached
+from packdata.packing.settings import OVERWRITE, OnError
+from packdata.packing.shards import (
+    DEFAULT_SHARD_BYTES,
+    Format,
+    ShardBuilder,
+    block_ends,
+    check_block,
+    check_records,
+    check_shard_options,
+    records_nbytes,
+)
+from packdata.packing.target import REJECTED_NAME
+from packdata.recipe import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from loaders.data.manifest import Manifest
+    from packdata.packing.journal import Kind, State
+    from packdata.recipe import Recipe, Records
+
+_SHOWN_REJECTS = 10
+_MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSummary:
+    """One dataset that was packed."""
+
+    folder: str
+    samples: int
+    shards: int
+    bytes: int
+    fingerprint: str
+
+    def __str__(self) -> str:
+        counts = f"{counted(self.samples, 'sample')}, {counted(self.shards, 'shard')}"
+        return f"{self.folder or '.'}: {counts}, {describe_size(self.bytes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a packing did.
+
+    Attributes:
+        dst: Where the datasets are.
+        samples: Samples packed, counted once where several sizes were made of each.
+        shards: Files, of all datasets together.
+        bytes: Their size.
+        rejected: ``(item, error)`` of what was left out.
+        seconds: Time this run took.
+        samples_per_s: Samples that this run made, per second.
+        datasets: Each dataset, by its folder below ``dst``.
+        notes: What else is worth knowing.
+        amount: What was packed, in words, where samples are not what people count.
+        counts: What the recipes counted, by what it is.
+    """
+
+    dst: str
+    samples: int
+    shards: int
+    bytes: int
+    rejected: tuple[tuple[str, str], ...]
+    seconds: float
+    samples_per_s: float
+    datasets: tuple[DatasetSummary, ...]
+    notes: tuple[str, ...] = ()
+    amount: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary as JSON types."""
+        rejected = [{"item": item, "error": error} for item, error in self.rejected]
+        return asdict(self) | {"rejected": rejected}
+
+    def __str__(self) -> str:
+        samples, shards = counted(self.samples, "sample"), counted(self.shards, "shard")
+        time = f"{self.seconds:.1f} s"
+        if self.amount:
+            samples, shards = self.amount, f"{samples}, {shards}"
+        else:
+            time += f", {self.samples_per_s:,.0f}/s"
+        size = describe_size(self.bytes)
+        lines = [f"packed {samples} into {printable(self.dst)}: {shards}, {size} ({time})"]
+        if not self.datasets:  # nothing was to be done
+            lines = []
+        if len(self.datasets) > 1:
+            lines += [f"  {dataset}" for dataset in self.datasets]
+        return "\n".join([*lines, *map(printable, self.notes), *self._reject_lines()])
+
+    def _reject_lines(self) -> Iterator[str]:
+        if self.rejected:
+            listed = place_of(self.dst) / REJECTED_NAME
+            is_listed = is_url(self.dst) or listed.exists()
+            where = f", listed in {printable(str(listed))}" if is_listed else ""
+            yield f"rejected {len(self.rejected):,}{where}:"
+        for item, error in self.rejected[:_SHOWN_REJECTS]:
+            name = printable(item)
+            yield f"  {error}" if name in error else f"  {name}: {printable(error)}"
+        if len(self.rejected) > _SHOWN_REJECTS:
+            yield f"  and {len(self.rejected) - _SHOWN_REJECTS:,} more"
+
+
+class Outcome(NamedTuple):
+    """What became of an item: its records, one mapping or block per target, or why there are none."""
+
+    number: int
+    name: str
+    records: Sequence[Records | Block]
+    error: LoadersError | None = None
+    given_nbytes: int = 0
+    counts: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its records, or of what they were made from if that is more."""
+        return max(self.given_nbytes, sum(map(_nbytes, self.records)))
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that it counts for: those in its first target, one if it was left out."""
+        first = self.records[0] if self.records else None
+        return len(first) + len(first.rejects) if isinstance(first, Block) else 1
+
+    @property
+    def rejects(self) -> Sequence[tuple[str, LoadersError]]:
+        """Names and errors of what was left out: the item, or some of its block."""
+        if self.error is not None:
+            return [(self.name, self.error)]
+        first = self.records[0] if self.records else None
+        return first.rejects if isinstance(first, Block) else ()
+
+
+def _nbytes(records: Records | Block) -> int:
+    return records.nbytes if isinstance(records, Block) else records_nbytes(records)
+
+
+def pack_recipe(recipe: Recipe, dst: Path | str, *, format: Format, **settings: Any) -> Summary:
+    """Pack what one recipe makes; see ``pack_recipes``."""
+    return pack_recipes([("", recipe)], dst, format=format, **settings)
+
+
+def pack_recipes(
+    parts: Sequence[tuple[str, Recipe]],
+    dst: Path | str,
+    *,
+    format: Format,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    workers: int | None = None,
+    on_error: OnError = "fail",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    is_unchanged: Callable[[], bool] = lambda: True,
+    share: Mapping[str, Any] | None = None,
+) -> Summary:
+    """Pack recipes into one destination and publish their datasets together.
+
+    The result depends on the recipes, ``format`` and ``shard_bytes`` alone. Ended early, however
+    that came about, the same call continues where the journal in ``dst/.packing`` ends.
+
+    Args:
+        parts: (folder below ``dst``, recipe) each; "" is ``dst`` itself.
+        dst: A folder that is new or empty, or holds a packing or a dataset of the same parts.
+        format: ``"lmdb"`` or ``"parquet"``.
+        shard_bytes: A shard ends with the sample that brings its records to this size.
+        workers: Threads that encode; None for all usable cores.
+        on_error: ``"fail"`` stops at an item that cannot be packed, ``"skip"`` leaves it out and
+            lists it.
+        overwrite: Replace the datasets in ``dst``. They can be read until the new ones are
+            complete.
+        progress: Called for every item.
+        is_unchanged: Asked before publishing whether the source is still what the recipes listed.
+        share: Of recipes that are a part of a source, which may be empty and stays staged: what its
+            plan says of that.
+
+    Raises:
+        SourceError: An item cannot be packed, and ``on_error`` is ``"fail"``.
+        PackError: The target cannot be written, is in use, or holds something else; or the source
+        changed.
+        ValueError: An option is out of range.
+    """
+    check_shard_options(format, shard_bytes)
+    num_workers = check_workers(workers)
+    check_on_error(on_error)
+    progress = Quiet() if progress is None else progress
+    run = _Run(
+        parts, Path(dst), format, shard_bytes, num_workers, on_error, progress, is_unchanged, share
+    )
+    return run(overwrite)
+
+
+def check_on_error(on_error: str) -> None:
+    """Raise ValueError unless it is one of the choices."""
+    if on_error not in get_args(OnError):
+        raise ValueError(f"on_error must be 'fail' or 'skip', got {on_error!r}")
+
+
+def check_workers(workers: int | None) -> int:
+    """Return the number of threads to use; ValueError if it is below 1."""
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    return workers or usable_cores()
+
+
+@dataclass(slots=True)
+class _Run:
+    """One call of ``pack_recipes``."""
+
+    parts: Sequence[tuple[str, Recipe]]
+    dst: Path
+    format: Format
+    shard_bytes: int
+    num_workers: int
+    on_error: OnError
+    progress: Progress
+    is_unchanged: Callable[[], bool]
+    share: Mapping[str, Any] | None
+    num_encoded: int = 0
+    num_rejected: int = 0
+
+    def __call__(self, overwrite: bool) -> Summary:
+        began = time.monotonic()
+        folders = [f for part, recipe in self.parts for f in target_folders(part, recipe)]
+        if not folders or len(set(folders)) != len(folders):
+            raise ValueError(f"the parts must fill different folders, got {folders}")
+        notes: list[str] = []
+        plan = plan_of(self.parts, self.format, self.shard_bytes, self.share)
+        kind: Kind = "packing" if self.share is None else "part"
+        with Packing(self.dst, folders, plan, overwrite=overwrite, kind=kind) as packing:
+            if packing.is_published:
+                self._check_rejects(packing.rejected())
+                is_now = (
+                    "nothing was read or written" if packing.was_there else "it is published now"
+                )
+                notes.append(f"everything was packed earlier: {is_now}")
+            else:
+                self._pack(packing, notes)
+            firsts = counted_folders(self.parts)
+            return summarize(packing, firsts, time.monotonic() - began, self.num_encoded, notes)
+
+    def _pack(self, packing: Packing, notes: list[str]) -> None:
+        self._check_rejects(packing.rejected())
+        packers = [_PartPacker(self, packing, part, recipe) for part, recipe in self.parts]
+        if self.share is None and sum(len(p.recipe) for p in packers) == 0:
+            raise PackError("there is nothing to pack", self.dst, "The source lists no item")
+        totals = [p.num_samples for p in packers]
+        total = None if None in totals else sum(n for n in totals if n is not None)
+        earlier = sum(p.num_earlier for p in packers)
+        if earlier:
+            some = counted(earlier, "sample")
+            some = some if total is None else f"{earlier:,} of {counted(total, 'sample')}"
+            notes.append(f"continued: {some} packed earlier")
+        self.num_rejected = sum(len(r) for r in packing.state.rejects.values())
+        is_unchanged = False
+        try:
+            self.progress.start(total, earlier)
+            with opencv.one_thread():
+                for packer in packers:
+                    packer.stage_files()
+                    packer.pack()
+                    if packer is packers[-1]:
+                        is_unchanged = self.is_unchanged()  # its last shard is being written
+                    packer.end()
+        finally:
+            self.progress.close()
+        if not is_unchanged:
+            raise changed(self.dst)
+        packing.publish({f: c for packer in packers for f, c in packer.contents()})
+
+    def _check_rejects(self, earlier: Sequence[tuple[str, str]]) -> None:
+        """Raise PackError if an earlier run has left out what this one is to stop at."""
+        if earlier and self.on_error == "fail":
+            some = counted(len(earlier), "item")
+            what = f"an earlier run left {some} out, such as {earlier[0][0]}"
+            raise PackError(
+                what, self.dst, f"Continue with --on-error skip, or start anew with {OVERWRITE}"
+            )
+
+
+def changed(dst: Path | str) -> PackError:
+    """Return the error that a source is not what was listed any more."""
+    hint = f"Start anew with {OVERWRITE}; nothing was published"
+    return PackError("the source changed while it was packed", dst, hint)
+
+
+def plan_of(
+    parts: Sequence[tuple[str, Recipe]],
+    format: Format,
+    shard_bytes: int,
+    share: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """Return all that decides what recipes become, flat; see ``pack_recipes``."""
+    targets = {
+        folder: target.schema.to_json()
+        for split, recipe in parts
+        for folder, target in zip(target_folders(split, recipe), recipe.targets, strict=True)
+    }
+    identities = {split: dict(recipe.identity) for split, recipe in parts}
+    plan = {
+        "recipe": identities.get("", identities),
+        "fields": targets,
+        "format": format,
+        "shard_bytes": shard_bytes,
+        "packer": PACKER,
+    }
+    return flatten_plan(plan if share is None else plan | {"part": share})
+
+
+def target_folders(part: str, recipe: Recipe) -> list[str]:
+    """Return the folder of each target of a part, below the destination."""
+    return ["/".join(filter(None, (part, target.folder))) for target in recipe.targets]
+
+
+def counted_folders(parts: Sequence[tuple[str, Recipe]]) -> list[str]:
+    """Return the folders that hold each sample once between them."""
+    return [
+        folder
+        for part, recipe in parts
+        for folder in target_folders(part, recipe)[: None if recipe.divides else 1]
+    ]
+
+
+class _PartPacker:
+    """Packs one part: its items in order, from where its shards end."""
+
+    def __init__(self, run: _Run, packing: Packing, part: str, recipe: Recipe) -> None:
+        self.run, self.packing, self.part, self.recipe = run, packing, part, recipe
+        self.folders = target_folders(part, recipe)
+        state = packing.state
+        self.is_ended = part in state.ended
+        # The item and its row at which each target goes on.
+        self._reached = [(state.items.get(f, 0), state.rows.get(f, 0)) for f in self.folders]
+        self._earlier_end = max(self._reached)
+        self.start = state.ended.get(part, min(self._reached)[0])
+        counted = [state.counts.get(f, {}) for f in self.folders]
+        self._counts = Counter(counted[self._reached.index(min(self._reached))])
+        self._counts_before = self._counts  # the item under way, of which a shard may hold a part
+        self._expected = {
+            r.number: r for r in state.rejects.get(part, []) if r.number >= self.start
+        }
+        self._builders = [
+            ShardBuilder(target.schema, run.format, run.shard_bytes) for target in recipe.targets
+        ]
+        self._rejects: list[Reject] = []
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples that the part has, rejected items counted as one each; None if not known."""
+        return self.recipe.num_samples if self.recipe.is_of_blocks else len(self.recipe)
+
+    @property
+    def num_earlier(self) -> int:
+        """Samples that earlier runs packed, where nothing of a block is counted in items."""
+        if not self.recipe.is_of_blocks:
+            return self.start
+        shards = self.packing.state.shards
+        return min(sum(s.num_samples for s in shards.get(f, ())) for f in self.folders)
+
+    def contents(self) -> Iterator[tuple[str, tuple[Any, Mapping[str, Any]]]]:
+        """Yield each target's folder with its schema and provenance."""
+        provenance = {**self.recipe.provenance, "packer": PACKER}
+        for folder, target in zip(self.folders, self.recipe.targets, strict=True):
+            yield folder, (target.schema, provenance)
+
+    def stage_files(self) -> None:
+        """Write what belongs beside the manifests."""
+        for folder, target in zip(self.folders, self.recipe.targets, strict=True):
+            self.packing.stage_files(folder, target.files)
+
+    def pack(self) -> None:
+        """Pack what is left of the part; its last shard may still be on its way to the disk."""
+        if not self.is_ended:
+            self._encode_all()
+            self._cut_rest()
+
+    def end(self) -> None:
+        """Return once the part is on disk; PackError if there is nothing of it."""
+        if not self.is_ended:
+            num = len(self.recipe)
+            self.packing.end_part(Reached(num, 0, self.part, self._rejects, self._counts))
+        empty = [f for f in self.folders if not self.packing.state.shards.get(f)]
+        if empty and self.run.share is None:
+            # Nothing can go on from here: the same source would end here again, another is another plan.
+            self.packing.state.shards.clear()
+            where = f"{empty[0]!r} holds " if empty[0] else ""
+            raise PackError(
+                f"{where}no sample that could be packed", self.run.dst, self._why_none()
+            )
+
+    def _why_none(self) -> str:
+        rejects = self.packing.state.rejects.get(self.part, [])
+        if rejects:
+            return f"It rejected {counted(len(rejects), 'item')}, the first: {rejects[0].error}"
+        return self.recipe.why_empty
+
+    def _encode_all(self) -> None:
+        def size_of(outcome: Outcome) -> int:
+            return outcome.nbytes
+
+        from packdata.sources.listed import fetched_ahead  # late: --help is quick without
+
+        # Blocks are alike, so that a few are enough to keep all workers busy.
+        limit = {"max_bytes": _MAX_BLOCK_BYTES} if self.recipe.is_of_blocks else {}
+        with (
+            closing(fetched_ahead(self.recipe.items(self.start))) as given,
+            OrderedPool(self._encode, self.run.num_workers, size_of, **limit) as pool,
+        ):
+            num_items, items = self.start, enumerate(given, self.start)
+            for num_items, outcome in enumerate(pool.map(items), self.start + 1):  # noqa: B007
+                self._take(outcome)
+        if num_items != len(self.recipe):
+            what = f"the source listed {len(self.recipe)} items and then gave {num_items}"
+            raise PackError(what, self.run.dst, "It changed while it was packed: run it again")
+
+    def _encode(self, numbered: tuple[int, Any]) -> Outcome:
+        """Runs on the threads."""
+        outcome = self._encoded(numbered)
+        counts = self.recipe.tally.take()
+        return outcome._replace(counts=counts) if counts else outcome
+
+    def _encoded(self, numbered: tuple[int, Any]) -> Outcome:
+        number, item = numbered
+        try:
+            all_records = self.recipe.encode(item)
+            for records, target in zip(all_records, self.recipe.targets, strict=True):
+                if isinstance(records, Block):
+                    check_block(records, target.schema, self.run.format)
+                else:
+                    check_records(records, target.schema, self.run.format)
+            return Outcome(number, "", all_records)
+        except SourceError as error:
+            return Outcome(number, self.recipe.name(item), (), error)
+        except (CodecError, OSError) as error:
+            name = self.recipe.name(item)
+            refused = SourceError(str(error), name)
+            refused.__cause__ = error
+            return Outcome(number, name, (), refused)
+        except Exception as error:
+            error.add_note(f"while packing {self.recipe.name(item)}, item {number}")
+            raise
+
+    def _take(self, outcome: Outcome) -> None:
+        self._check_unchanged(outcome)
+        self._reject(outcome)
+        if outcome.counts:
+            self._counts_before, self._counts = (
+                self._counts,
+                self._counts + Counter(outcome.counts),
+            )
+        else:
+            self._counts_before = self._counts
+        for i, records in enumerate(outcome.records):
+            items, rows = self._reached[i]
+            if outcome.number >= items:
+                self._add(i, outcome, records, rows if outcome.number == items else 0)
+        self.run.num_encoded += outcome.num_samples - len(outcome.rejects)
+        self.run.progress.advance(self.run.num_rejected, outcome.num_samples)
+
+    def _add(self, i: int, outcome: Outcome, records: Records | Block, first: int) -> None:
+        """Hand records to a target, all but the ``first`` samples of a block, cutting its shards."""
+        builder, number = self._builders[i], outcome.number
+        if first and not (isinstance(records, Block) and first < len(records)):
+            raise self._changed(f"item {number}")
+        if not isinstance(records, Block):
+            builder.add(records)
+            if builder.is_full:
+                self._cut(i, number + 1)
+            return
+        ends = block_ends(records)
+        while first < len(records):
+            first = builder.add_block(records, ends, first)
+            if builder.is_full:
+                at_end = first == len(records)
+                self._cut(i, number + at_end, 0 if at_end else first)
+
+    def _reject(self, outcome: Outcome) -> None:
+        if outcome.rejects and self.run.on_error == "fail":
+            raise outcome.rejects[0][1]
+        if outcome.number not in self._expected:
+            number = outcome.number
+            self._rejects += [Reject(number, name, str(why)) for name, why in outcome.rejects]
+            self.run.num_rejected += len(outcome.rejects)
+
+    def _check_unchanged(self, outcome: Outcome) -> None:
+        """Refuse to continue if an item that was good is bad now, or the other way round."""
+        if (outcome.number, 0) >= self._earlier_end:
+            return
+        if bool(outcome.rejects) != (outcome.number in self._expected):
+            names = [name for name, _ in outcome.rejects] or [self._expected[outcome.number].item]
+            raise self._changed(names[0])
+
+    def _changed(self, name: str) -> PackError:
+        what = f"the source changed while it was packed ({name})"
+        return PackError(what, self.run.dst, f"Start anew with {OVERWRITE}")
+
+    def _cut(self, i: int, items: int, rows: int = 0) -> None:
+        counts = self._counts_before if rows else self._counts
+        reached = Reached(items, rows, self.part, self._rejects, counts)
+        self._rejects = []
+        columns, schema = self._builders[i].take(), self.recipe.targets[i].schema
+        self.packing.write(self.folders[i], columns, schema, self.run.format, reached)
+
+    def _cut_rest(self) -> None:
+        for i, builder in enumerate(self._builders):
+            if builder.num_samples:
+                self._cut(i, len(self.recipe))
+
+
+class Packed(Protocol):
+    """What was made, or found, at a destination."""
+
+    @property
+    def dst(self) -> Path:
+        """The destination."""
+
+    @property
+    def state(self) -> State:
+        """What was counted."""
+
+    def manifests(self) -> Mapping[str, Manifest]:
+        """Return the manifest of each dataset, by its folder."""
+
+    def rejected(self) -> Sequence[tuple[str, str]]:
+        """Return (item, error) of what was left out."""
+
+
+def summarize(
+    packing: Packed,
+    firsts: Sequence[str],
+    seconds: float,
+    num_samples: int,
+    notes: Sequence[str] = (),
+) -> Summary:
+    """Return the summary of a published packing; samples are counted in the ``firsts``."""
+    manifests = packing.manifests()
+    datasets = tuple(
+        DatasetSummary(folder, m.num_samples, len(m.shards), m.size_bytes, m.fingerprint)
+        for folder, m in manifests.items()
+    )
+    return Summary(
+        dst=str(packing.dst),
+        samples=sum(manifests[folder].num_samples for folder in firsts),
+        shards=sum(d.shards for d in datasets),
+        bytes=sum(d.bytes for d in datasets),
+        rejected=tuple(packing.rejected()),
+        seconds=seconds,
+        samples_per_s=num_samples / max(seconds, 1e-9),
+        datasets=datasets,
+        notes=tuple(notes),
+        counts=dict(sum(map(Counter, packing.state.ended_counts.values()), Counter())),
+    )

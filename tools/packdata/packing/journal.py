@@ -1,0 +1,299 @@
+"""The journal of a packing: what is finished, so that the same command can go on after any end.
+
+``DST/.packing/journal.jsonl`` is only ever appended to, one JSON object a line, each fsynced:
+
+1. The header: what decides the output (``plan``), and what an ``--overwrite`` will delete in the
+   end.
+2. ``{"part", "target", "items", "rows", "counts", "shard", "rejects"}``: a shard lies complete in the
+   staging folder. ``items`` counts what its source had given up to and including it, ``rows`` the
+   samples of the next item that it holds already; ``rejects`` are those since the line before, ``counts``
+   what was counted in all those items.
+3. ``{"part", "end", "counts", "rejects"}``: a part (a split) is at its end, after so many items.
+4. ``{"done"}``: every shard is complete; only publishing is left, and this line has all that it
+   takes.
+
+A line that is torn, because the machine or the process died while it was written, is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import xxhash
+
+from loaders.data.manifest import Place, ShardInfo, publish_bytes
+from loaders.errors import PackError
+from loaders.system.regular import read_regular
+from packdata.packing.lock import CLOEXEC
+from packdata.packing.settings import OVERWRITE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOURNAL_VERSION = 3
+_OLD_VERSION = 2  # had ``resumable``, in place of ``kind``
+JOURNAL_NAME = "journal.jsonl"
+_MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
+_MAX_SHOWN_CHARS = 60  # and of longer ones a message tells only that they differ
+_HASH = "xxh3:"
+
+# ``packing``: an error leaves it, the same packing continues, and others do not touch it.
+# ``part``, ``finish``: the same, of a part that stays staged, and of the joining of all parts.
+# ``command``: an error leaves nothing; killed, the same command continues, and any other undoes it.
+# ``writer``: an error leaves nothing; killed, any other drops it, for nothing can continue it.
+Kind = Literal["packing", "part", "finish", "command", "writer"]
+
+
+class Reject(NamedTuple):
+    """An item, or a part of one, that could not be packed: the item's number, its name, and why."""
+
+    number: int
+    item: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a packing was started with.
+
+    Attributes:
+        plan: All that decides the output, flat: name to JSON text or its hash.
+        kind: What is left of it where it ends early (``Kind``).
+        first: Number of the first shard, per target: above those of files that are there.
+        replaces: Fingerprint and files of the dataset that is there already, per target; the files
+            are deleted once the new one is published.
+    """
+
+    plan: Mapping[str, str]
+    kind: Kind = "packing"
+    first: Mapping[str, int] = field(default_factory=dict)
+    replaces: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the header as JSON types."""
+        return {
+            "journal": JOURNAL_VERSION,
+            "plan": dict(self.plan),
+            "kind": self.kind,
+            "first": dict(self.first),
+            "replaces": dict(self.replaces),
+        }
+
+    def differences(self, plan: Mapping[str, str]) -> list[str]:
+        """Say in words where another plan differs; what differs alike in several splits, once."""
+        found: dict[tuple[str, str, str], str] = {}
+        for name in [*self.plan, *sorted(plan.keys() - self.plan.keys())]:
+            was, now = (one.get(name, "not there") for one in (self.plan, plan))
+            if was != now:
+                is_short = max(len(was), len(now)) <= _MAX_SHOWN_CHARS and _HASH not in was
+                short = name.rpartition(".")[2]  # the option; before it stands whose
+                text = f"{short} was {was}, is now {now}" if is_short else f"{short} differs"
+                found.setdefault((short, was, now), text)
+        return list(found.values())
+
+
+@dataclass(slots=True)
+class State:
+    """How far a packing has come.
+
+    Attributes:
+        shards: Finished shards per target.
+        items: Items of the source that they cover, per target.
+        rows: Samples of the next item that they hold, where it is a block that was cut.
+        rejects: Items left out, per part.
+        counts: What was counted in those items, per target.
+        ended: Parts whose last item was reached, with their number of items.
+        ended_counts: What was counted in them.
+        done: Per target its schema and provenance as JSON, once nothing but publishing is left.
+    """
+
+    shards: dict[str, list[ShardInfo]] = field(default_factory=dict)
+    items: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    rejects: dict[str, list[Reject]] = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+    ended_counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    done: dict[str, Any] | None = None
+    _known: dict[str, set[Reject]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @property
+    def all_rejects(self) -> list[Reject]:
+        """Items left out, part by part in the order of the source."""
+        parts = self.rejects.values()
+        return [r for part in parts for r in sorted(part, key=lambda reject: reject.number)]
+
+    def apply(self, line: Mapping[str, Any]) -> None:
+        """Take one line of the journal in."""
+        if "shard" in line:
+            self.shards.setdefault(line["target"], []).append(shard_from_json(line["shard"]))
+            self.items[line["target"]] = line["items"]
+            self.rows[line["target"]] = line.get("rows", 0)
+            self.counts[line["target"]] = line.get("counts", {})
+        if "part" in line:
+            rejects = self.rejects.setdefault(line["part"], [])
+            known = self._known.setdefault(line["part"], set())
+            new = [r for r in map(Reject._make, line["rejects"]) if r not in known]
+            known.update(new)
+            rejects += new
+        if "end" in line:
+            self.ended[line["part"]] = line["end"]
+            self.ended_counts[line["part"]] = line.get("counts", {})
+        if "done" in line:
+            self.done = line["done"]
+
+
+def shard_from_json(data: Mapping[str, Any]) -> ShardInfo:
+    """Return the shard that ``ShardInfo.to_json`` described."""
+    places = {name: Place(**place) for name, place in data["places"].items()}
+    offset, nbytes = data["checksums"]
+    return ShardInfo(
+        data["file"],
+        data["num_samples"],
+        data["size_bytes"],
+        data["xxh3_128"],
+        places,
+        (offset, nbytes),
+    )
+
+
+def flatten_plan(value: Any, name: str = "") -> dict[str, str]:
+    """Return a plan as flat names and short texts, so that a difference can be named.
+
+    Example:
+        >>> flatten_plan({"options": {"quality": 90}, "format": "lmdb"})
+        {'options.quality': '90', 'format': '"lmdb"'}
+    """
+    if isinstance(value, Mapping) and 0 < len(value) <= 64:
+        flat: dict[str, str] = {}
+        for key, inner in value.items():
+            flat |= flatten_plan(inner, f"{name}.{key}" if name else str(key))
+        return flat
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    if len(text) > _MAX_VALUE_CHARS:
+        data = text.encode(errors="surrogatepass")
+        text = f"{_HASH}{xxhash.xxh3_128_hexdigest(data)}"
+    return {name: text}
+
+
+class Journal:
+    """An open journal; ``append`` returns once the line is on disk."""
+
+    def __init__(self, path: Path, header: Header, state: State, size: int) -> None:
+        self.path, self.header, self.state = path, header, state
+        self._fd = os.open(path, os.O_WRONLY | CLOEXEC)
+        os.ftruncate(self._fd, size)
+        os.lseek(self._fd, size, os.SEEK_SET)
+
+    @classmethod
+    def create(cls, path: Path, header: Header) -> Journal:
+        """Start a journal, replacing one that is there."""
+        line = _dump(header.to_json())
+        publish_bytes(path, line)
+        return cls(path, header, State(), len(line))
+
+    @classmethod
+    def open(cls, path: Path, exists: Callable[[str, ShardInfo], bool]) -> Journal | None:
+        """Read a journal up to where it can be trusted; None if there is none, or nothing can.
+
+        Args:
+            path: The file.
+            exists: Whether the finished shard of a target is still there; lines from the first
+                lost one on are dropped.
+        """
+        found = _read(path, exists)
+        return None if found is None else cls(path, *found)
+
+    def append(self, *lines: Mapping[str, Any]) -> None:
+        """Write lines durably and take them into the state."""
+        data = memoryview(b"".join(map(_dump, lines)))
+        while data:
+            data = data[os.write(self._fd, data) :]
+        os.fsync(self._fd)
+        for line in lines:
+            self.state.apply(line)
+
+    def close(self) -> None:
+        """Close the file, which stays; may be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_journal(path: Path) -> tuple[Header, State] | None:
+    """Return what a journal says, also while another process writes it; None if there is none."""
+    found = _read(path, lambda *_: True)
+    return None if found is None else found[:2]
+
+
+def parse_journal(data: bytes, path: Path) -> tuple[Header, State] | None:
+    """Return what a journal says that lies at ``path``; None if that is nothing."""
+    found = _understood(data, path, lambda *_: True)
+    return None if found is None else found[:2]
+
+
+def _read(
+    path: Path, exists: Callable[[str, ShardInfo], bool]
+) -> tuple[Header, State, int] | None:
+    """Return header, state and size of a journal, up to where it can be trusted."""
+    try:
+        data = read_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _understood(data, path, exists)
+
+
+def _understood(
+    data: bytes, path: Path, exists: Callable[[str, ShardInfo], bool]
+) -> tuple[Header, State, int] | None:
+    lines = data.splitlines(keepends=True)
+    header = _parse_header(lines[0] if lines else b"", path)
+    if header is None:
+        return None
+    state, size = State(), len(lines[0])
+    for raw in lines[1:]:
+        line = _parse(raw)
+        if line is None or not _applies(line, exists):
+            break
+        state.apply(line)
+        size += len(raw)
+    return header, state, size
+
+
+def _dump(line: Mapping[str, Any]) -> bytes:
+    text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+    # A file name that is not UTF-8 is a string with surrogates: what replaces them is JSON, too.
+    return text.encode(errors="backslashreplace") + b"\n"
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw) if raw.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _parse_header(raw: bytes, path: Path) -> Header | None:
+    line = _parse(raw)
+    if line is None:
+        return None
+    if line.get("journal") not in (_OLD_VERSION, JOURNAL_VERSION):
+        what = f"the unfinished packing there is of journal version {line.get('journal')}"
+        raise PackError(what, path.parent.parent, f"Finish it with that release, or {OVERWRITE}")
+    replaces = {folder: (print_, files) for folder, (print_, files) in line["replaces"].items()}
+    kind: Kind = line.get("kind") or ("packing" if line["resumable"] else "writer")
+    return Header(line["plan"], kind, line["first"], replaces)
+
+
+def _applies(line: Mapping[str, Any], exists: Callable[[str, ShardInfo], bool]) -> bool:
+    try:
+        return "shard" not in line or exists(line["target"], shard_from_json(line["shard"]))
+    except (KeyError, TypeError, ValueError):
+        return False

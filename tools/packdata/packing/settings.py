@@ -1,0 +1,70 @@
+"""Options that every packing has, and sorting keyword arguments by the function they belong to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+from loaders.checks import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from packdata.packing.progress import Progress
+
+OVERWRITE = "--overwrite (from Python: overwrite=True)"  # for messages of what serves both
+OnError = Literal["fail", "skip"]
+_T = TypeVar("_T")
+
+
+class PackSettings(TypedDict, total=False):
+    """Keyword arguments that other functions pass on to ``pack_recipes``, which has the defaults.
+
+    Attributes:
+        shard_bytes: A shard ends with the sample that brings its records to this size.
+        workers: Threads that read and encode; None for all usable cores. The bytes do not depend
+            on it.
+        on_error: ``"fail"`` stops at an item that cannot be packed, ``"skip"`` leaves it out and
+            lists it.
+        overwrite: Replace the datasets that are there.
+        progress: Called for every sample.
+        part: Pack this part of the items alone, ``"I/N"``; ``packdata.parts.local.finish`` joins them all.
+        shuffle: A seed: pack pictures or arrays that are files in an order drawn by it; None keeps theirs.
+    """
+
+    shard_bytes: int
+    workers: int | None
+    on_error: OnError
+    overwrite: bool
+    progress: Progress | None
+    part: str | None
+    shuffle: int | None
+
+
+def take(kind: type[_T], options: dict[str, Any], **more: Any) -> _T:
+    """Make a ``kind`` of the ``options`` that belong to it; the others are left.
+
+    Example:
+        >>> options = {"workers": 2, "quality": 80}
+        >>> take(PackSettings, options), options
+        ({'workers': 2}, {'quality': 80})
+    """
+    names = [name for name in kind.__annotations__ if name in options]
+    return kind(**{name: options.pop(name) for name in names}, **more)
+
+
+def check_options(
+    given: Iterable[str], *kinds: type, own: Iterable[str] = ("format",), but: str = ""
+) -> None:
+    """Raise TypeError for an option that none of the ``kinds`` has, ``but`` aside, nor the caller as its own.
+
+    Example:
+        >>> check_options(["worker"], own=["format", "workers"])
+        Traceback (most recent call last):
+        TypeError: there is no option 'worker': did you mean 'workers'? There are format, workers
+    """
+    names = (name for kind in kinds for name in kind.__annotations__ if name != but)
+    known = list(dict.fromkeys([*own, *names]))
+    for name in given:
+        if name not in known:
+            near = did_you_mean(name, known) or "."
+            raise TypeError(f"there is no option {name!r}{near} There are {', '.join(known)}")

@@ -1,0 +1,254 @@
+"""Cutting shards: the records of samples gather here, field by field, until they make a file.
+
+Where a shard ends follows from the records alone, never from the number of workers or from timing:
+that is what makes the same input and options the same bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.data.columns import Column, FixedColumn, VarColumn, ends
+from loaders.errors import CodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from loaders.schema import Schema
+    from packdata.recipe import Block, Records
+
+Format = Literal["lmdb", "parquet"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+# Writing 64 MiB at a time takes half as long per byte as 128 MiB, and half the memory.
+DEFAULT_SHARD_BYTES = 64 << 20
+# Parquet takes five times the bytes of a shard of rows of numbers while it writes them.
+TABLE_SHARD_BYTES = 32 << 20
+# Parquet: other tools load a whole page, here a column of a shard, for one row.
+MAX_SHARD_BYTES: dict[Format, int] = {"lmdb": 64 << 30, "parquet": 256 << 20}
+# What a shard may exceed that by is its last sample. LMDB: sizes are int32. Parquet: 1 GiB per
+# column.
+MAX_RECORD_BYTES: dict[Format, int] = {"lmdb": (2 << 30) - 1, "parquet": 512 << 20}
+_LARGE_BYTES = 4 << 20  # from here on numpy asks for huge pages
+_MOST_AT_ONCE = 256 << 20
+# numpy lets other threads run while it copies, which may take milliseconds where memory is fresh.
+_LONG_BYTES = 4 << 10
+_RECORD_BYTES = 8  # what counts for a record beside its bytes: its length, or its row
+
+
+def check_shard_options(format: str, shard_bytes: int) -> None:
+    """Raise ValueError unless shards of this format can have this size."""
+    if format not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
+    most = MAX_SHARD_BYTES[format]
+    if not 0 < shard_bytes <= most:
+        raise ValueError(f"shard_bytes must be in [1, {most}] for {format}, got {shard_bytes}")
+
+
+class _Rows:
+    """Records of one field, one after the other, in memory that the next shard but one uses again.
+
+    Fresh memory costs more in page faults than the copy that fills it.
+    """
+
+    def __init__(self, nbytes: int | None, shard_bytes: int) -> None:
+        self._nbytes = nbytes  # of each record, if all are alike
+        self._whole = min(shard_bytes + _LARGE_BYTES, _MOST_AT_ONCE)
+        self._data = np.empty(0, np.uint8)
+        self._view = memoryview(self._data)  # type: ignore[arg-type]
+        self._lengths = array("q")
+        self._used = 0
+
+    def clear(self) -> None:
+        self._used = 0
+        self._lengths = array("q")
+
+    def append(self, record: bytes) -> None:
+        end = self._used + len(record)
+        if end > len(self._view):
+            self._grow(end)
+        if len(record) < _LONG_BYTES:
+            self._view[self._used : end] = record
+        else:
+            self._data[self._used : end] = np.frombuffer(record, np.uint8)
+        self._used = end
+        if self._nbytes is None:
+            self._lengths.append(len(record))
+
+    def _grow(self, nbytes: int) -> None:
+        """Get more memory; columns that are still in use keep the old.
+
+        A large column gets at once what a shard can take: pages are there only once they are
+        filled, and numpy asks for huge ones.
+        """
+        size = max(nbytes, 2 * len(self._data))
+        if size >= _LARGE_BYTES:
+            size = max(size, self._whole)
+        data = np.empty(size, np.uint8)
+        data[: self._used] = self._data[: self._used]
+        self._data, self._view = data, memoryview(data)  # type: ignore[arg-type]
+
+    def extend(self, column: Column, first: int, last: int) -> None:
+        """Append rows ``first`` to ``last`` of a column."""
+        if isinstance(column, FixedColumn):
+            self._copy(column.data[first:last].reshape(-1))
+            lengths = np.full(last - first, column.data.shape[1], np.int64)
+        else:
+            starts, lengths = column.starts[first:last], column.lengths[first:last]
+            breaks = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
+            for one, other in pairwise([0, *breaks.tolist(), last - first]):
+                end = starts[other - 1] + lengths[other - 1]
+                self._copy(column.buffer[starts[one] : end])
+        if self._nbytes is None:
+            self._lengths.frombytes(lengths.astype(np.int64, copy=False).tobytes())
+
+    def _copy(self, data: npt.NDArray[np.uint8]) -> None:
+        end = self._used + len(data)
+        if end > len(self._data):
+            self._grow(end)
+        self._data[self._used : end] = data
+        self._used = end
+
+    def column(self, num_samples: int) -> Column:
+        data = self._data[: self._used]
+        if self._nbytes is not None:
+            return FixedColumn(data.reshape(num_samples, self._nbytes))
+        lengths = np.array(self._lengths, np.int64)
+        return VarColumn(data, ends(lengths) - lengths, lengths)
+
+
+class ShardBuilder:
+    """Collects the records of one shard.
+
+    Args:
+        schema: The fields of every sample.
+        format: Format of the shard, for its limits.
+        shard_bytes: The shard is full once its records have this many bytes.
+    """
+
+    def __init__(self, schema: Schema, format: Format, shard_bytes: int) -> None:
+        self.schema, self.format, self.shard_bytes = schema, format, shard_bytes
+        self._rows, self._spare = (
+            {n: _Rows(field.record_nbytes, shard_bytes) for n, field in schema.fields.items()}
+            for _ in range(2)
+        )
+        self.num_samples = self.nbytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True once the shard should be written."""
+        return self.nbytes >= self.shard_bytes
+
+    def add(self, records: Records) -> None:
+        """Append one sample, whose records passed ``check_records``."""
+        for name, rows in self._rows.items():
+            record = records[name]
+            rows.append(record)
+            self.nbytes += len(record) + _RECORD_BYTES
+        self.num_samples += 1
+
+    def add_block(self, block: Block, ends: npt.NDArray[np.int64], first: int) -> int:
+        """Append samples of a block, from number ``first`` on, until it ends or the shard is full.
+
+        Args:
+            block: What passed ``check_block``.
+            ends: What ``block_ends`` returned for it.
+            first: Below its length.
+
+        Returns:
+            The number of the first sample that was not taken.
+        """
+        before = int(ends[first - 1]) if first else 0
+        room = self.shard_bytes - self.nbytes
+        last = min(int(np.searchsorted(ends, before + room)) + 1, len(ends))
+        for name, rows in self._rows.items():
+            rows.extend(block.columns[name], first, last)
+        self.nbytes += int(ends[last - 1]) - before
+        self.num_samples += last - first
+        return last
+
+    def take(self) -> dict[str, Column]:
+        """Return what was collected as columns, and begin the next shard.
+
+        The columns are views: they must be written before a sample is added behind the next
+        ``take``, which fills the same memory again.
+        """
+        columns = {name: rows.column(self.num_samples) for name, rows in self._rows.items()}
+        self._rows, self._spare = self._spare, self._rows
+        for rows in self._rows.values():
+            rows.clear()
+        self.num_samples = self.nbytes = 0
+        return columns
+
+
+def check_records(records: Records, schema: Schema, format: Format) -> None:
+    """Check one sample's records.
+
+    Raises:
+        CodecError: A record is larger than the format can hold.
+        ValueError: The records contradict the schema, which is a defect of what made them.
+    """
+    if set(records) != set(schema.fields):
+        raise ValueError(f"records of {sorted(records)}, the schema has {sorted(schema.fields)}")
+    for name, record in records.items():
+        fixed = schema.fields[name].record_nbytes
+        if fixed is not None and len(record) != fixed:
+            raise ValueError(f"a record of {name!r} has {len(record)} bytes, the schema {fixed}")
+        if len(record) > MAX_RECORD_BYTES[format]:
+            most = MAX_RECORD_BYTES[format]
+            raise CodecError(f"{name!r} takes {len(record)} bytes; a {format} shard holds {most}")
+
+
+def check_block(block: Block, schema: Schema, format: Format) -> None:
+    """Check the records of a block.
+
+    Raises:
+        CodecError: A record is larger than the format can hold.
+        ValueError: The columns contradict the schema, which is a defect of what made them.
+    """
+    if set(block.columns) != set(schema.fields):
+        raise ValueError(
+            f"columns {sorted(block.columns)}, the schema has {sorted(schema.fields)}"
+        )
+    for name, column in block.columns.items():
+        fixed = schema.fields[name].record_nbytes
+        is_fixed = isinstance(column, FixedColumn)
+        size = _largest(column)
+        if fixed is not None and not (is_fixed and size == fixed):
+            raise ValueError(f"column {name!r} is not one of records of {fixed} bytes")
+        if size > MAX_RECORD_BYTES[format]:
+            most = MAX_RECORD_BYTES[format]
+            raise CodecError(f"{name!r} takes {size} bytes; a {format} shard holds {most}")
+
+
+def _largest(column: Column) -> int:
+    if isinstance(column, FixedColumn):
+        return int(column.data.shape[1])
+    return int(column.lengths.max(initial=0))
+
+
+def block_ends(block: Block) -> npt.NDArray[np.int64]:
+    """Return what the samples of a block count for in a shard's size, added up to each of them."""
+    sizes = np.full(len(block), _RECORD_BYTES * len(block.columns), np.int64)
+    for column in block.columns.values():
+        sizes += column.data.shape[1] if isinstance(column, FixedColumn) else column.lengths
+    return np.cumsum(sizes, out=sizes)
+
+
+def shard_name(number: int, format: Format) -> str:
+    """Return the file name of a shard."""
+    return f"shard-{number:05d}.{format}"
+
+
+def shard_format(name: str) -> Format:
+    """Return the format of a shard by the name of its file."""
+    return "lmdb" if name.endswith(".lmdb") else "parquet"
+
+
+def records_nbytes(records: Mapping[str, bytes]) -> int:
+    """Return the bytes of one sample's records together."""
+    return sum(len(record) for record in records.values())

@@ -1,0 +1,235 @@
+"""Datasets sent to a store: shards under names that hold their hash, the manifest last, under a condition.
+
+1. A reader sees the old dataset or the new one: shards are never written over, and the manifest is one object.
+2. What was sent by a command that was killed is found, and not sent again.
+3. Shards that an older manifest names stay: somebody may still read them.
+4. Two who publish at one place: the manifest is put only in place of the one that was seen. Where a store ignores
+   conditions, it is read again right before and after, and a note says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, read_manifest
+from loaders.errors import PackError, RemoteError
+from loaders.remote.origin import origin_of
+from packdata.packing.disk import explained
+from packdata.packing.lock import LOCK_NAME, TargetLock
+from packdata.packing.settings import OVERWRITE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from loaders.data.manifest import ShardInfo
+    from loaders.remote.origin import Origin
+
+    Tick = Callable[[int], object]
+    Note = Callable[[str], object]
+
+_AT_ONCE = 4
+_HASH = re.compile(r"-[0-9a-f]{32}$")
+_PROBE_NAME = f"{MANIFEST_NAME}.probe"
+_IGNORES = (
+    "the store ignores conditions on writes: do not publish there from two places at one time"
+)
+
+
+def upload(
+    folder: Path,
+    url: Path | str,
+    *,
+    overwrite: bool = False,
+    tick: Tick = int,
+    note: Note = str,
+) -> Manifest:
+    """Send a packed dataset to a URL; killed, the same call goes on.
+
+    Args:
+        folder: The dataset.
+        url: Where it is to be.
+        overwrite: Replace the manifest of another dataset there; its shards stay.
+        tick: Called with the bytes of each shard when it is there, on another thread.
+        note: Called with what deserves a look.
+
+    Returns:
+        The manifest at the URL: that of the folder, with other names of shards.
+
+    Raises:
+        PackError: Another dataset is there, or was put there meanwhile.
+        ChecksumError: A shard is damaged.
+        RemoteError: The store does not answer, or refuses.
+    """
+    origin, manifest = origin_of(url), read_manifest(folder)
+    published = replace(manifest, shards=tuple(map(stored_info, manifest.shards)))
+    seen = seen_at(origin, "", published, overwrite=overwrite)
+    places = [folder / shard.file for shard in manifest.shards]
+    put_shards(origin, "", list(zip(places, published.shards, strict=True)), tick)
+    for name in manifest.schema.files:
+        origin.put(name, folder / name)
+    if seen is not None:
+        publish_at(origin, "", published, seen, note)
+    return published
+
+
+def put_shards(
+    origin: Origin, below: str, shards: Sequence[tuple[Path, ShardInfo]], tick: Tick = int
+) -> None:
+    """Send shards, those that are not there, some at a time.
+
+    Args:
+        origin: Of the target.
+        below: The folder of their dataset there.
+        shards: Of each the file, and the shard as the manifest at the target is to list it.
+        tick: Called with the bytes of each shard when it is there, on another thread.
+
+    Raises:
+        ChecksumError: A shard is not what its info says, or does not arrive so.
+        RemoteError: The store does not answer, or refuses.
+    """
+
+    def one(path: Path, shard: ShardInfo) -> None:
+        name = name_at(below, shard.file)
+        origin.put_shard(name, path.resolve(), shard.size_bytes, shard.xxh3_128)
+        tick(shard.size_bytes)
+
+    with ThreadPoolExecutor(_AT_ONCE, "upload") as pool:
+        for _ in pool.map(one, *zip(*shards, strict=True)):
+            pass
+
+
+def stored_info(shard: ShardInfo) -> ShardInfo:
+    """Return a shard under its name in a store, which holds its hash: ``shard-00000-HASH.lmdb``."""
+    path = Path(shard.file)
+    return replace(shard, file=f"{_HASH.sub('', path.stem)}-{shard.xxh3_128}{path.suffix}")
+
+
+def name_at(below: str, name: str) -> str:
+    """Return the name of an object in a folder of a target."""
+    return f"{below}/{name}".lstrip("/")
+
+
+def seen_at(
+    origin: Origin, below: str, manifest: Manifest, *, overwrite: bool
+) -> dict[str, Any] | None:
+    """Return what is to be replaced by a manifest, ``{}`` if nothing is there; None if this very manifest is.
+
+    Raises:
+        PackError: Another dataset is there, and is not to be replaced.
+        RemoteError: The store does not answer, or refuses.
+    """
+    there, mark = origin.read(name_at(below, MANIFEST_NAME))
+    if there is None:
+        return {}
+    if there == manifest_bytes(manifest):
+        return None
+    if not overwrite:
+        hint = f"{OVERWRITE} replaces its manifest, and keeps its shards"
+        raise PackError("a packed dataset is there", origin.url / below, hint)
+    return mark
+
+
+def publish_at(
+    origin: Origin, below: str, manifest: Manifest, seen: dict[str, Any], note: Note
+) -> None:
+    """Put a manifest in place of what was ``seen_at`` there, when all that it names is: then it is a dataset.
+
+    Raises:
+        PackError: Another dataset was put there meanwhile.
+        RemoteError: The store does not answer, or refuses.
+    """
+    data, name, place = manifest_bytes(manifest), name_at(below, MANIFEST_NAME), origin.url / below
+    with as_file(data) as path:
+        keeps = keeps_conditions(origin, seen)
+        if not keeps:
+            note(f"{place}: {_IGNORES}")
+        is_same = keeps or origin.read(name)[1] == {"etag": None, "version": None} | seen
+        is_written = is_same and origin.put(name, path, seen)
+    there, _ = origin.read(name)  # also where an answer was lost, and it was sent twice
+    if there != data:
+        what = (
+            "another dataset was published there"
+            if is_written is False
+            else "what was written is not there"
+        )
+        raise PackError(what, place, f"Look at it; {OVERWRITE} replaces it")
+
+
+def keeps_conditions(origin: Origin, seen: dict[str, Any]) -> bool:
+    """Tell whether the store refuses a condition that is not fulfilled: that nothing is there, or else an e-tag."""
+    with as_file(b"probe") as path:
+        origin.put(_PROBE_NAME, path)
+        only = {"etag": '"00000000000000000000000000000000"'} if seen else {}
+        is_refused = not origin.put(_PROBE_NAME, path, only)
+    with suppress(RemoteError):  # who may write may not delete everywhere
+        origin.delete(_PROBE_NAME)
+    return is_refused
+
+
+@contextmanager
+def as_file(data: bytes) -> Iterator[Path]:
+    """Yield a file that holds this, as what is to be sent is read by another process."""
+    with tempfile.NamedTemporaryFile(prefix="packdata-") as file:
+        file.write(data)
+        file.flush()
+        yield Path(file.name)
+
+
+@contextmanager
+def staging(what: str) -> Iterator[Path]:
+    """Yield the folder in which a dataset for a URL is made; deleted when it was sent."""
+    folder = staging_folder(what)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def staging_folder(what: str) -> Path:
+    """Return the folder in which something for a URL is made on this machine, the same one for the same.
+
+    Raises:
+        PackError: The folder for temporary files is of no use for that.
+    """
+    above = Path(tempfile.gettempdir()) / f"packdata-{os.getuid()}"
+    above.mkdir(mode=0o700, exist_ok=True)
+    if above.is_symlink() or above.stat().st_uid != os.getuid():
+        raise PackError("it belongs to another user", above, "Set TMPDIR to a folder of yours")
+    return above / xxhash.xxh3_64_hexdigest(what.encode())
+
+
+@contextmanager
+def claimed_folder(what: str) -> Iterator[Path]:
+    """Yield a place in which something for a URL is made: the same one for the same, unless somebody is at it there.
+
+    Raises:
+        PackError: The folder for temporary files is of no use for that.
+    """
+    for number in count():
+        above = staging_folder(f"{what} {number}")
+        with explained(above):
+            lock = _claim(above / LOCK_NAME)
+        if lock is None:
+            continue
+        try:
+            yield above / "made"
+        finally:
+            if not (above / "made").exists():
+                shutil.rmtree(above, ignore_errors=True)
+            lock.release()
+        return
+
+
+def _claim(path: Path) -> TargetLock | None:
+    with suppress(PackError):  # another process of this machine does the same
+        return TargetLock(path)
+    return None

@@ -1,0 +1,246 @@
+"""What parts have in common wherever they lie: when one is done, when all are there and of one packing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from abc import ABC, abstractmethod
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from loaders.errors import PackError
+from packdata.describe import counted
+from packdata.packing.engine import Summary
+from packdata.packing.journal import Header, Reject, State
+from packdata.packing.lock import LOCK_NAME, lock_owner
+from packdata.packing.provenance import PLAN
+from packdata.packing.publish import Reached, digest_of
+from packdata.packing.settings import OVERWRITE
+from packdata.packing.target import PACKING_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from packdata.parts.part import Part
+
+NUM_PARTS = "num_parts"  # in the provenance of a dataset that was joined of several
+OF = "part."  # what of a part's plan is no part of that of the whole
+_NAME = re.compile(r"part-(\d+)-of-(\d+)(\..+)?")
+_SHOWN = 10
+
+
+class Found(NamedTuple):
+    """What lies there of a part, by its name."""
+
+    path: Path
+    number: int
+    of: int
+    is_complete: bool
+
+
+def found_parts(place: Path, names: Iterable[str]) -> list[Found]:
+    """Return what of these names in a place is of parts, in order."""
+    matches = ((name, _NAME.fullmatch(name)) for name in sorted(names))
+    return [
+        Found(place / name, int(m[1]), int(m[2]), m[3] is None)
+        for name, m in matches
+        if m is not None
+    ]
+
+
+class Complete(NamedTuple):
+    """A part that is complete."""
+
+    path: Path
+    header: Header
+    state: State
+
+
+_P = TypeVar("_P", bound=Path)
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlace(ABC, Generic[_P]):
+    """The places of one part below a destination, and what is to become of it there.
+
+    Attributes:
+        dst: The destination.
+        part: The part.
+        plan: All that decides the output.
+        overwrite: Replace what is there.
+        own: Where it is packed, on this machine alone.
+    """
+
+    dst: _P
+    part: Part
+    plan: Mapping[str, str]
+    overwrite: bool
+    own: Path
+
+    @abstractmethod
+    def found(self) -> Complete | None:
+        """Return it as it lies there, if it is complete."""
+
+    @abstractmethod
+    def is_made(self, folders: Sequence[str], digest: str) -> bool:
+        """Tell whether the datasets are there, as the plan of this hash has made them."""
+
+    @abstractmethod
+    def make_room(self, folders: Sequence[str]) -> None:
+        """Make room for the part; PackError if something else is there."""
+
+    @abstractmethod
+    def complete(self) -> None:
+        """Bring what was packed to where it is complete; PackError where another was first."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove what is complete."""
+
+    def drop(self) -> None:
+        """Remove what was packed here, unless somebody is at it."""
+        if lock_owner(self.own / PACKING_NAME / LOCK_NAME) is None:
+            shutil.rmtree(self.own, ignore_errors=True)
+
+    def is_done(self, folders: Sequence[str]) -> bool:
+        """Tell whether the part is packed, or all of them are finished."""
+        found = self.found()
+        if found is not None:
+            return not found.header.differences(self.plan)
+        return self.is_made(folders, digest_of(whole(self.plan, self.part.of)))
+
+    def drop_with_rejects(self) -> None:
+        """Drop the part if it is complete and left items out, which may be readable now."""
+        found = self.found()
+        if found is not None and found.state.all_rejects:
+            self.remove()
+
+    def nothing_done(self, why: str) -> Summary:
+        """Return the summary of a part that is packed, with what that left out."""
+        found = self.found()
+        rejects = [] if found is None else found.state.all_rejects
+        why = f"part {self.part} {why}"
+        return nothing_done(self.dst, why, [(r.item, r.error) for r in rejects])
+
+    def check_others(self, others: Sequence[Path]) -> list[str]:
+        """Return how the part that is there differs; PackError for it, and for ``others``, that may not be dropped."""
+        found = self.found()
+        differs = [] if found is None else found.header.differences(self.plan)
+        if (others or differs) and not self.overwrite:
+            what = "; ".join(differs[:4])
+            what = what or f"{others[0].name} is there, of another number of parts"
+            hint = f"Give what they were given, or {OVERWRITE} to drop them"
+            raise PackError(f"other parts were packed there: {what}", self.dst, hint)
+        return differs
+
+
+def all_parts(
+    dst: Path, found: Sequence[Found], complete: Mapping[int, Complete | None]
+) -> list[Complete]:
+    """Return all parts in order; PackError if some are missing, or they are of several numbers of parts."""
+    counts = sorted({part.of for part in found})
+    if len(counts) > 1:
+        what = f"there are parts of {' and of '.join(map(str, counts))}"
+        raise PackError(what, dst, f"Remove those that are not meant from {found[0].path.parent}")
+    parts = [complete.get(i) for i in range(counts[0])]
+    missing = [i for i, part in enumerate(parts) if part is None]
+    if missing:
+        shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+        are = "part is" if len(missing) == 1 else "parts are"
+        what = f"{len(missing):,} of {counts[0]:,} {are} missing: {shown}"
+        raise PackError(what, dst, "Run the command that packs each again, then this one")
+    return [part for part in parts if part is not None]
+
+
+def check_alike(dst: Path, parts: Sequence[Complete], digest: str = "") -> None:
+    """Raise PackError if parts are not of one packing (that of a hash, if one is given), or have nothing in them."""
+    first = parts[0]
+    if digest and digest_of(whole(first.header.plan, len(parts))) != digest:
+        what = "what was packed there was replaced by another packing, meanwhile"
+        raise PackError(what, dst, "Pack one of them into another place")
+    for part in parts:
+        differences = first.header.differences(part.header.plan)
+        if differences or part.state.done != first.state.done:
+            what = "; ".join(differences[:4]) or "what the datasets hold differs"
+            hint = f"Pack one of them again as the other, with {OVERWRITE}"
+            raise PackError(
+                f"{part.path.name} is of another packing than {first.path.name}: {what}", dst, hint
+            )
+    for folder in first.header.first:
+        if not any(part.state.shards.get(folder) for part in parts):
+            where = f"{folder!r} holds " if folder else ""
+            rejects = [r for part in parts for r in part.state.all_rejects]
+            hint = (
+                f"{counted(len(rejects), 'item')} rejected, the first: {rejects[0].error}"
+                if rejects
+                else ""
+            )
+            raise PackError(f"{where}no sample that could be packed", dst, hint)
+
+
+def whole(plan: Mapping[str, str], of: int) -> dict[str, str]:
+    """Return the plan of all parts together; of one alone it is that of a packing without parts."""
+    found = {name: value for name, value in plan.items() if not name.startswith(OF)}
+    return found if of == 1 else found | {f"{OF}of": str(of)}
+
+
+def first_folders(folders: Sequence[str], plan: Mapping[str, str]) -> Sequence[str]:
+    """Return the folders that hold each sample once between them, by a part's plan."""
+    with suppress(KeyError, ValueError):  # of very many it is a hash
+        found: list[str] = json.loads(plan[f"{OF}counted"])
+        return found
+    return folders
+
+
+def joined_provenance(content: Mapping[str, Any], num_parts: int) -> dict[str, Any]:
+    """Return the provenance of what was joined; of one part it is that of a packing without parts."""
+    return {**content["provenance"], **({NUM_PARTS: num_parts} if num_parts > 1 else {})}
+
+
+def nothing_left(
+    dst: Path,
+    there: Iterable[Mapping[str, Any]],
+    rejected: Sequence[tuple[str, str]],
+    digest: str = "",
+) -> Summary:
+    """Return the summary where no part is left; PackError unless datasets say that they were joined of parts.
+
+    Args:
+        dst: Where there is no part.
+        there: The provenance of each dataset that is.
+        rejected: What their packing left out.
+        digest: Or that a plan of this hash made them.
+    """
+    found = list(there)
+    if found and all(each.get(PLAN) == digest for each in found):
+        return nothing_done(
+            dst, "everything was packed earlier: nothing was read or written", rejected
+        )
+    if any(NUM_PARTS in each for each in found):
+        why = "no part lies there any more, but what was made of them"
+        return nothing_done(dst, why, rejected)
+    what = "no part of a packing is there" + (", but a packed dataset" if found else "")
+    hint = "'packdata images SRC... DST --part I/N' packs one, and so do tokens, tables and arrays"
+    raise PackError(what, dst, hint)
+
+
+def nothing_done(dst: Path | str, why: str, rejected: Sequence[tuple[str, str]]) -> Summary:
+    """Return the summary of what was done before."""
+    return Summary(str(dst), 0, 0, 0, tuple(rejected), 0, 0, (), (why,))
+
+
+def reached(split: str, states: Sequence[State]) -> Reached:
+    """Return what all parts together have packed of a split."""
+    counts = sum((Counter(state.ended_counts[split]) for state in states), Counter[str]())
+    rejects, before = [], 0
+    for state in states:
+        rejects += [
+            Reject(before + each.number, each.item, each.error)
+            for each in state.rejects.get(split, ())
+        ]
+        before += state.ended[split]
+    return Reached(before, 0, split, rejects, counts)

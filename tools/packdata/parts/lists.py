@@ -1,0 +1,111 @@
+"""Lists of sources at URLs, kept beside the target of a packing in parts: made once, read by every part."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import xxhash
+
+from loaders.errors import PackError
+from loaders.remote.origin import origin_of
+from loaders.remote.url import URL, is_url, place_of
+from loaders.remote.wire import Entry
+from packdata.packing.disk import explained
+from packdata.packing.settings import OVERWRITE
+from packdata.packing.target import PARTS_NAME
+from packdata.sources.listed import list_origin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_LINE = 1_000  # objects
+
+
+def keep_list(source: Path | str, dst: Path | str, *, overwrite: bool = False) -> tuple[int, int]:
+    """List a source, and keep the list beside a target.
+
+    Args:
+        source: A URL.
+        dst: A folder or URL that parts will be packed into.
+        overwrite: Replace a list that is there: parts that were packed by it will be refused.
+
+    Returns:
+        How many objects there are, and their bytes.
+
+    Raises:
+        PackError: A list is there, or it cannot be kept.
+        SourceError, RemoteError: The source cannot be listed.
+    """
+    origin, place, name = origin_of(source), place_of(dst), _name(source)
+    if not overwrite and _read(place, name) is not None:
+        hint = f"{OVERWRITE} makes it anew; what was packed by it is then refused"
+        raise PackError(f"a list of {origin.url} is there", place, hint)
+    tree = list_origin(origin)
+    entries = list(tree)
+    if tree.origin.url != origin.url:  # one object, which has no name below itself
+        entries = [entries[0]._replace(name="")]
+    data = _packed(entries)
+    if isinstance(place, URL):
+        from packdata.packing.upload import as_file
+
+        with as_file(data) as path:
+            origin_of(place).put(name, path)
+    else:
+        with explained(place):
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            beside = place / f"{name}.{os.getpid()}"
+            beside.write_bytes(data)
+            os.replace(beside, place / name)
+    return len(entries), sum(entry.size for entry in entries)
+
+
+def kept_lists(sources: Sequence[Path | str], dst: Path | str) -> dict[URL, Iterator[Entry]]:
+    """Return the lists beside a target of those sources that are URLs.
+
+    Raises:
+        PackError: There is none of one.
+    """
+    lists = {}
+    for source in filter(is_url, sources):
+        data = _read(place_of(dst), _name(source))
+        url = origin_of(source).url
+        if data is None:
+            what = f"no list of {url} is there, or all parts were joined"
+            hint = f"'packdata plan {url} {place_of(dst)}' makes it, once for all parts"
+            raise PackError(what, place_of(dst), hint)
+        lists[url] = _unpacked(data)
+    return lists
+
+
+def _name(source: Path | str) -> str:
+    digest = xxhash.xxh3_64_hexdigest(str(place_of(source)).encode())
+    return f"{PARTS_NAME}/list-{digest}.zst"
+
+
+def _read(place: Path, name: str) -> bytes | None:
+    if isinstance(place, URL):
+        return origin_of(place).read(name)[0]
+    path = place / name
+    return path.read_bytes() if path.exists() else None
+
+
+def _packed(entries: Sequence[Entry]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as file:
+        for start in range(0, len(entries), _LINE):
+            file.write(json.dumps(entries[start : start + _LINE]).encode() + b"\n")
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _unpacked(data: bytes) -> Iterator[Entry]:
+    stream: Any = pa.CompressedInputStream(pa.BufferReader(data), "zstd")
+    rest = b""
+    while some := stream.read(1 << 20):
+        *lines, rest = (rest + some).split(b"\n")
+        for line in lines:
+            yield from (Entry(*each) for each in json.loads(line))

@@ -1,0 +1,158 @@
+"""One part of a packing: which items it has, in which order, and what all parts must have in common."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaders.errors import SchemaError
+from loaders.rng import hash64, key64
+from packdata.packing.upload import stored_info
+from packdata.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from loaders.data.manifest import ShardInfo
+    from packdata.recipe import Block, Records
+
+# What encodes: another version of one may make other bytes of the same picture.
+_CODECS = (
+    "numpy",
+    "opencv-python-headless",
+    "opencv-python",
+    "pillow",
+    "simplejpeg",
+    "tokenizers",
+)
+_FILES = ("lmdb", "pyarrow", "zstandard", "xxhash")
+_BY_NUMBER = {"classes", "folder", "list"}  # kinds of sources of which any item can be asked for
+_SHUFFLE = 0x5BFF1E  # so that no other use of the same seed draws the same numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a packing, by its number from 0 and how many there are.
+
+    Raises:
+        ValueError: There is no such part.
+
+    Example:
+        >>> Part.parse("3/10"), Part(3, 10).bounds(25)
+        (Part(number=3, of=10), (7, 10))
+    """
+
+    number: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.number < self.of:
+            raise ValueError(f"of {self.of} parts the numbers are 0 to {self.of - 1}, got {self}")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Read ``I/N``."""
+        number, slash, of = text.partition("/")
+        if not (slash and number.isdecimal() and of.isdecimal()):
+            raise ValueError(f"a part is I/N, such as 0/10 to 9/10, got {text!r}")
+        return cls(int(number), int(of))
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"part-{self.number:05d}-of-{self.of:05d}"
+
+    def bounds(self, num_items: int) -> tuple[int, int]:
+        """Return the number of its first item, and of the first behind it."""
+        return self.number * num_items // self.of, (self.number + 1) * num_items // self.of
+
+    def stored(self, shard: ShardInfo) -> ShardInfo:
+        """Return one of its shards under its name in a store, of several parts with its number in front."""
+        named = stored_info(shard)
+        number = f"shard-{self.number:05d}-" if self.of > 1 else "shard-"
+        return replace(named, file=named.file.replace("shard-", number, 1))
+
+    def cut(self, parts: Sequence[tuple[str, Recipe]]) -> list[tuple[str, Recipe]]:
+        """Return what is this part's of the recipe of each split."""
+        start, stop = self.bounds(sum(len(recipe) for _, recipe in parts))
+        cut: list[tuple[str, Recipe]] = []
+        for split, recipe in parts:
+            inside = (min(max(0, at), len(recipe)) for at in (start, stop))
+            cut.append((split, PartRecipe(recipe, *inside)))
+            start, stop = start - len(recipe), stop - len(recipe)
+        return cut
+
+
+class PartRecipe(Recipe):
+    """The items of a recipe from one number to another."""
+
+    def __init__(self, recipe: Recipe, start: int, stop: int) -> None:
+        self._recipe, self._start, self._stop = recipe, start, stop
+        self.targets, self.identity = recipe.targets, recipe.identity
+        self.provenance, self.tally = recipe.provenance, recipe.tally
+        self.is_of_blocks, self.divides = recipe.is_of_blocks, recipe.divides
+        is_whole = stop - start == len(recipe)
+        self.num_samples = recipe.num_samples if is_whole else None
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def items(self, start: int) -> Iterator[Any]:
+        """Yield its items."""
+        return islice(self._recipe.items(self._start + start), len(self) - start)
+
+    def name(self, item: Any) -> str:
+        """Return the place of an item."""
+        return self._recipe.name(item)
+
+    def encode(self, item: Any) -> Sequence[Records | Block]:
+        """Return the records of an item."""
+        return self._recipe.encode(item)
+
+
+class ShuffledRecipe(PartRecipe):
+    """The items of a recipe in an order drawn by a seed."""
+
+    def __init__(self, recipe: Recipe, seed: int) -> None:
+        source = getattr(recipe, "source", None)
+        if not {*str(getattr(source, "kind", "")).split(", ")} <= _BY_NUMBER:
+            what = "--shuffle is for pictures and arrays that are files of their own, in folders or a list"
+            raise SchemaError(what)
+        super().__init__(recipe, 0, len(recipe))
+        self.identity = {**recipe.identity, "shuffle": seed}
+        self.provenance = {**recipe.provenance, "shuffle": seed}
+        self._order = np.argsort(
+            hash64(key64(seed, _SHUFFLE), np.arange(len(recipe))), kind="stable"
+        )
+
+    def items(self, start: int) -> Iterator[Any]:
+        """Yield its items."""
+        for number in self._order[start:].tolist():
+            yield from islice(self._recipe.items(number), 1)
+
+
+def in_order(
+    recipes: Sequence[tuple[str, Recipe]], shuffle: int | None
+) -> Sequence[tuple[str, Recipe]]:
+    """Return recipes as they are, or with their items shuffled; SchemaError where that would read files in leaps."""
+    if shuffle is None:
+        return recipes
+    return [(split, ShuffledRecipe(recipe, shuffle)) for split, recipe in recipes]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that encodes: parts made with others are refused."""
+    found = {"python": "{}.{}".format(*sys.version_info)}
+    for name in (*_CODECS, *_FILES):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

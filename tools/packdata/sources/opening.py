@@ -1,0 +1,348 @@
+"""What kind of source a path is, and which splits it has."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from loaders.errors import SourceError
+from packdata.sources.arrow import saved_splits
+from packdata.sources.base import (
+    FFCV_HINT,
+    PICTURE_SUFFIXES,
+    PICTURES,
+    FileKind,
+    Source,
+    is_folder,
+    is_hidden,
+    suffix_of,
+)
+from packdata.sources.folders import FolderSource, Listing, files_below, scan
+from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
+from packdata.sources.layouts import SPLIT_NAMES, split_commands
+from packdata.sources.listed import ListedURL, place_of_source
+from packdata.sources.lists import LIST_SUFFIXES, ListSource
+from packdata.sources.litdata import is_litdata
+from packdata.sources.regular import check_regular, nothing_at
+from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
+from packdata.sources.rows import RowsSource
+from packdata.sources.tars import TAR_SUFFIXES, TarSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_SPLIT_FILE = re.compile(rf"({'|'.join(SPLIT_NAMES)}|t10k)([-_.].*)?", re.IGNORECASE)
+_LOOKED_FOR = (
+    "Sources are a folder of pictures or of one folder per class, a .csv, .tsv or .jsonl list, "
+    "WebDataset .tar files, .parquet files with pictures, folders of datasets.save_to_disk, or "
+    "MNIST's images-idx3-ubyte"
+)
+
+
+def open_source(
+    path: Path | str | Sequence[Path],
+    *,
+    image_column: str | None = None,
+    mask_column: str | None = None,
+    label_column: str | None = None,
+    kind: FileKind = PICTURES,
+    without: str = "",
+) -> Source:
+    """Recognize what lies at a path and list its items.
+
+    Args:
+        path: A folder, a file, or a pattern of tar or Parquet files (``data/train-*.tar``); or such
+            files one by one, in order.
+        image_column: The column of paths in a list, or of pictures in Parquet; None for the usual
+            names.
+        mask_column: The column of masks there; None for ``mask`` if there is one.
+        label_column: The column of labels there; None for the first called ``label``, ``class`` or
+            ``target``.
+        kind: Which files are looked for. Other kinds than pictures come in folders and lists.
+        without: Files of a folder whose names end so are passed over: masks beside their pictures.
+
+    Raises:
+        SourceError: There is nothing, nothing known, or nothing that can be listed.
+    """
+    paths = [place_of_source(path)] if isinstance(path, Path | str) else list(path)
+    path = paths[0] if len(paths) == 1 else paths[0].parent
+    columns = {
+        "image_column": image_column,
+        "mask_column": mask_column,
+        "label_column": label_column,
+    }
+    if kind is not PICTURES:
+        return _open_files(path, kind, columns, without)
+    files = paths if len(paths) > 1 else _files_at(path)
+    name = path.resolve().name if path.exists() else path.name
+    if files is None:
+        _check_columns_unused(path, columns)
+        return FolderSource(path, PICTURES, without)
+    if isinstance(path, ListedURL):
+        what = f"of URLs folders of {kind.names} are read, and not {files[0].name}"
+        raise SourceError(what, path, "Copy it here first")
+    for file in files:
+        check_regular(file, file)
+    _check_one_kind(path, files)
+    first = files[0]
+    archive = "litdata" if is_litdata(first) else _archive_kind(first.name)
+    if archive == "tar":
+        _check_columns_unused(path, columns | {"label_column": None})
+        return TarSource(files, name, label_column=label_column)
+    if archive in ROW_KINDS:
+        return RowsSource(files, name, **columns)
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:3])
+        raise SourceError(f"several sources lie there ({names})", path, "Choose one")
+    if archive == "idx":
+        _check_columns_unused(path, columns)
+        return IdxSource(first)
+    if suffix_of(first.name) in LIST_SUFFIXES:
+        return ListSource(first, PICTURES, **columns)
+    raise _unknown(first)
+
+
+def _open_files(
+    path: Path, kind: FileKind, columns: Mapping[str, str | None], without: str
+) -> Source:
+    """Open a folder or list of files that are no pictures."""
+    if isinstance(path, ListedURL):
+        raise nothing_at(path)
+    if path.is_dir():
+        if (path / "manifest.json").exists():
+            raise SourceError("it is a packed dataset already", path)
+        _check_columns_unused(path, columns)
+        return FolderSource(path, kind, without)
+    if not path.exists():
+        raise nothing_at(path)
+    if suffix_of(path.name) in LIST_SUFFIXES:
+        return ListSource(path, kind, **columns)
+    if suffix_of(path.name) in kind.suffixes:
+        hint = "Give the folder that holds it, with a file for each sample; packdata.pack takes the rows of one array"
+        raise SourceError("it is one file of a source", path, hint)
+    if suffix_of(path.name) == ".beton":
+        raise _unknown(path)
+    hint = f"Sources are a folder of {kind.names} ({', '.join(sorted(kind.suffixes))}) or of one"
+    hint += " folder per class, or a .csv, .tsv or .jsonl list of such files"
+    raise SourceError("this kind of source is not known", path, hint)
+
+
+def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[Path]] | None:
+    """Return the folder or the files of each split below a folder by name, or None if it is one source.
+
+    Splits are folders all named ``train``, ``training``, ``val``, ``valid``, ``validation``,
+    ``test`` or ``testing``; or tar, Parquet or MNIST files, all of whose names begin so and not all
+    alike.
+
+    Raises:
+        SourceError: Two or more folders or files are splits and others are not, or folders and files
+            are, or pictures lie beside them: no reading is safe.
+    """
+    path = place_of_source(path)
+    if not is_folder(path):
+        return None
+    if kind is PICTURES and (saved := saved_splits(path)):
+        return {name: [folder] for name, folder in saved.items()}
+    inside = _look_into(path)
+    archives = _archives(inside) if kind is PICTURES else []
+    splits = {name: [path / name] for name in inside.folders if name.lower() in SPLIT_NAMES}
+    others = [name for name in inside.folders if name not in splits]
+    if splits:  # what holds no files of the kind is neither a split nor a class
+        others = [name for name in others if _lists(path, [name], kind)]
+    if not splits or (others and len(splits) == 1):
+        return _split_files(inside, archives)
+    if others:
+        listed = _lists(path, inside.folders, kind)
+        hint = f"Meant may be: {split_commands(path, listed, [*splits], kind.command)}"
+        raise _no_safe_reading(path, splits, f"other folders ({_few(others)})", hint)
+    known = {name.lower() for name in splits}
+    if lost := [f.name for f in archives if _named_split(f.name) not in (None, *known)]:
+        raise _no_safe_reading(path, splits, f"files of other splits ({_few(lost)})")
+    if lost := [name for name in inside.files if suffix_of(name) in kind.suffixes]:
+        raise _no_safe_reading(path, splits, f"{kind.names} beside them ({_few(lost)})")
+    return _in_order(splits)
+
+
+def files_beside(splits: Mapping[str, Sequence[Path]]) -> Counter[str]:
+    """Count the files that lie beside folders of splits, by suffix; none where splits are files."""
+    parents = {path.parent for paths in splits.values() for path in paths if path.is_dir()}
+    return Counter(suffix_of(name) for folder in parents for name in _look_into(folder).files)
+
+
+def _lists(path: Path, inside: Sequence[str], kind: FileKind) -> list[str]:
+    """Return the folders below some in a folder that hold files of a kind."""
+    listing = Listing(path, kind)
+    for name in inside:
+        listing.add_below(name)
+    return listing.folders
+
+
+def _no_safe_reading(
+    path: Path, splits: Mapping[str, object], others: str, hint: str = ""
+) -> SourceError:
+    what = f"it holds splits ({', '.join(splits)}) and {others}"
+    return SourceError(what, path, hint or "Pack each split by itself, or move the others away")
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _in_order(splits: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
+    return {name: splits[name] for name in sorted(splits, key=_split_rank)}
+
+
+def joined_splits(files: Sequence[Path]) -> list[str]:
+    """Return a note if all files are of splits, by their names or folders, and of more than one.
+
+    For sources that are read as one: tokens, tables, and what a pattern matches.
+    """
+    splits = [_split_of(file) for file in files]
+    names = sorted({name for name in splits if name is not None}, key=_split_rank)
+    if len(names) < 2 or None in splits:
+        return []
+    return [
+        f"splits become one dataset ({', '.join(names)}): to keep them apart, pack each by itself"
+    ]
+
+
+def _split_of(file: Path) -> str | None:
+    name = _named_split(file.name) or file.parent.name.lower()
+    return name if name in SPLIT_NAMES else None
+
+
+def _named_split(name: str) -> str | None:
+    """Return the split that a file's name begins with, in lower case."""
+    match = _SPLIT_FILE.fullmatch(name)
+    return match and ("test" if match[1].lower() == "t10k" else match[1].lower())
+
+
+def _split_rank(name: str) -> tuple[int, str]:
+    return SPLIT_NAMES.index(name.lower()), name
+
+
+class _Inside(NamedTuple):
+    """What lies in a folder, by name; what is hidden is left out."""
+
+    folder: Path
+    files: list[str]
+    folders: list[str]
+
+
+def _look_into(folder: Path) -> _Inside:
+    files, folders = scan(folder)
+    names = [file.name for file in files if not is_hidden(file.name)]
+    return _Inside(folder, names, [name for name in folders if not is_hidden(name)])
+
+
+def _split_files(inside: _Inside, archives: Sequence[Path]) -> dict[str, list[Path]] | None:
+    """Group ``train.tar``, ``train-00000-of-00002.parquet`` or MNIST's two files by split."""
+    splits: dict[str, list[Path]] = {}
+    for file in archives:
+        if name := _named_split(file.name):
+            splits.setdefault(name, []).append(file)
+    if len(splits) < 2:
+        return None
+    if others := [file.name for file in archives if _named_split(file.name) is None]:
+        raise _no_safe_reading(inside.folder, splits, f"other files ({_few(others)})")
+    _check_alone(inside, archives)
+    return _in_order(splits)
+
+
+def _check_alone(inside: _Inside, archives: Sequence[Path]) -> None:
+    """Raise SourceError if pictures lie beside tar, IDX or files of rows, or in folders there."""
+    if picture := next(_pictures(inside), None):
+        what = f"it holds both pictures ({picture}) and {_few([file.name for file in archives])}"
+        hint = "Move either away, or pack one by itself: a folder, a file or a pattern of files"
+        raise SourceError(what, inside.folder, hint)
+
+
+def _pictures(inside: _Inside) -> Iterator[str]:
+    """Yield the pictures in a folder and below it."""
+    yield from filter(_is_picture, inside.files)
+    for below in inside.folders:
+        for relative, entries in files_below(inside.folder, below):
+            names = (entry.name for entry in entries or ())
+            yield from (f"{relative}/{name}" for name in names if _is_picture(name))
+
+
+def _is_picture(name: str) -> bool:
+    return suffix_of(name) in PICTURE_SUFFIXES and not is_hidden(name)
+
+
+def _archives(inside: _Inside) -> list[Path]:
+    """Return the tar, IDX and files of rows; of an IDX file that is there twice, not the .gz."""
+    if (listed := listed_files(inside.folder, inside.files)) is not None:
+        return listed
+    kinds = {name: kind for name in inside.files if (kind := _archive_kind(name))}
+    files = [inside.folder / name for name in kinds if (inside.folder / name).is_file()]
+    twice = {f"{file.name}.gz" for file in files if kinds[file.name] == "idx"}
+    return [file for file in files if file.name not in twice]
+
+
+def _archive_kind(name: str) -> str:
+    end = name.lower().endswith
+    if end(TAR_SUFFIXES):
+        return "tar"
+    if kind := row_kind(name):
+        return kind
+    return "idx" if end(IDX_SUFFIXES) and IDX_IMAGES.fullmatch(name) else ""
+
+
+def are_of_one_archive(paths: Sequence[Path | str]) -> bool:
+    """Tell whether files are tars, or files of rows of one kind, all of them."""
+    kinds = {_archive_kind(os.fspath(path)) for path in paths if os.path.isfile(path)}
+    return len(kinds) == 1 and kinds <= ROW_KINDS and all(map(os.path.isfile, paths))
+
+
+def _files_at(path: Path) -> list[Path] | None:
+    """Return the files to read, all of one kind, or None for a folder of pictures."""
+    try:
+        is_folder, exists = path.is_dir(), path.exists()
+    except OSError as error:
+        raise SourceError(f"it cannot be read ({error.strerror})", path) from error
+    if is_folder:
+        inside = _look_into(path)
+        if "manifest.json" in inside.files:
+            hint = "'packdata copy' re-encodes, filters and extends packed datasets"
+            raise SourceError("it is a packed dataset already", path, hint)
+        files = _archives(inside)
+        if not files or any(map(_is_picture, inside.files)):
+            return None
+        _check_alone(inside, files)
+    elif exists:
+        files = [path]
+    else:
+        files = [Path(name) for name in sorted(glob.glob(str(path))) if not Path(name).is_dir()]
+        if not files:
+            braces = "{" in str(path)  # as WebDataset writes them
+            hint = "A pattern has '*' in place of braces" if braces else "Check the path"
+            raise nothing_at(path, hint)
+    return files
+
+
+def _check_one_kind(path: Path, files: Sequence[Path]) -> None:
+    kinds = {_archive_kind(file.name) or suffix_of(file.name) or file.name for file in files}
+    if len(kinds) > 1:
+        raise SourceError(f"files of several kinds lie there ({', '.join(sorted(kinds))})", path)
+
+
+def _check_columns_unused(path: Path, columns: Mapping[str, str | None]) -> None:
+    for column in columns.values():
+        if column is not None:
+            raise SourceError(f"it has no columns, so none is called {column!r}", path)
+
+
+def _unknown(path: Path) -> SourceError:
+    hint = _LOOKED_FOR
+    if suffix_of(path.name) in PICTURE_SUFFIXES:
+        hint = "Give the folder that holds it"
+    elif suffix_of(path.name) in (".zip", ".rar", ".7z"):
+        hint = "Unpack it first"
+    elif suffix_of(path.name) == ".beton":
+        hint = FFCV_HINT
+    return SourceError("this kind of source is not known", path, hint)

@@ -1,0 +1,158 @@
+"""How CSV, JSON lines and Parquet are opened, wherever they are read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaders.errors import SourceError
+from packdata.sources.regular import check_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow.parquet as pq
+
+UTF8_HINT = (
+    "Convert it from the encoding in which it was saved, which only its author knows: "
+    "iconv -f CP1252 -t UTF-8 FILE if that was Windows in Western Europe, -f MACINTOSH an old Mac"
+)
+_UTF16_HINT = "Convert it: iconv -f UTF-16{} -t UTF-8 FILE"
+_MOST_NESTED = 64  # Arrow's parser is recursive, and ends the process where the stack does
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_csv_limit = threading.Lock()
+
+
+def encoding_hint(head: bytes) -> str:
+    """Return how to make UTF-8 of a text that is none, from its beginning."""
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return _UTF16_HINT.format("")
+    places = [i for i, code in enumerate(head[:200]) if not code]
+    if len({i % 2 for i in places}) == 1 and len(places) * 8 >= len(head[:200]):
+        return _UTF16_HINT.format("LE" if places[0] % 2 else "BE")
+    if places:
+        return r"It holds NUL bytes, which no text has: tr -d '\0' < FILE removes them"
+    return UTF8_HINT
+
+
+def csv_rows(
+    text: str, where: Path | str, *, delimiter: str = ",", first_line: int = 1, **dialect: Any
+) -> list[tuple[int, int, list[str]]]:
+    """Return the rows of a CSV text that are not blank, each with the lines on which it begins and ends.
+
+    Args:
+        text: Whole rows, with their line ends.
+        where: What to call the text, for messages.
+        delimiter: Between cells.
+        first_line: Number of the first line.
+        dialect: As ``csv.reader`` takes it.
+
+    Raises:
+        SourceError: It is none by this dialect.
+    """
+    rows: list[tuple[int, int, list[str]]] = []
+    with _csv_limit:  # the limit is one of the process
+        before, line = csv.field_size_limit(len(text) + 1), 0
+        try:
+            reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **dialect)
+            for cells in reader:
+                before_line, line = line, reader.line_num
+                if cells:
+                    rows.append((first_line + before_line, first_line + line - 1, cells))
+        except csv.Error as error:
+            raise SourceError(str(error), f"{where}, line {first_line + line}") from error
+        finally:
+            csv.field_size_limit(before)
+    return rows
+
+
+def csv_cells(text: str) -> list[str]:
+    """Return the cells of one line, blanks around them left out; a comma may stand in quotes.
+
+    Example:
+        >>> csv_cells('age, "income, EUR"')
+        ['age', 'income, EUR']
+    """
+    rows = csv_rows(text, "names", skipinitialspace=True, strict=True)
+    return [cell.strip() for *_, cells in rows for cell in cells]
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return value
+
+
+def parse_json(text: bytes | str) -> Any:
+    r"""Return the value of one JSON text; ValueError (or RecursionError) if it is none.
+
+    A key that stands twice in an object is an error: readers differ in which value they take.
+    Half of a surrogate pair passes for JSON, if it is written as ``\ud800``, but for no text: it can
+    be neither a file's name nor stored.
+    """
+    text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+    value = json.loads(text, object_pairs_hook=_object)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"it holds half of a surrogate pair, {half!r}") from None
+    return value
+
+
+def json_object(line: bytes | str) -> dict[str, Any]:
+    """Return the object that a line of JSON holds.
+
+    Raises:
+        UnicodeDecodeError: It is not UTF-8.
+        ValueError: It is no object, or no JSON.
+    """
+    try:
+        value = parse_json(line)
+    except UnicodeDecodeError:
+        raise
+    except RecursionError as error:
+        raise ValueError("its values are nested too deep") from error
+    except ValueError as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"it is not a JSON object but {json.dumps(value)[:40]}")
+    return value
+
+
+def is_nested_deep(data: bytes) -> bool:
+    """Tell whether a line of JSON may be nested deeper than Arrow can be trusted with."""
+    if data.count(b"{") + data.count(b"[") <= data.count(b"\n") + _MOST_NESTED:
+        return False
+    codes = np.frombuffer(data, np.uint8)
+    steps = ((codes == ord("{")) | (codes == ord("["))).astype(np.int32)
+    steps -= (codes == ord("}")) | (codes == ord("]"))
+    levels = np.cumsum(steps)
+    starts = np.concatenate([[0], np.flatnonzero(codes == ord("\n"))])
+    return bool((np.maximum.reduceat(levels, starts) - levels[starts]).max() >= _MOST_NESTED)
+
+
+def open_parquet(path: Path, metadata: Any = None) -> pq.ParquetFile:
+    """Open a Parquet file; its INT96 dates, which nanoseconds do not hold all, come as microseconds.
+
+    Raises:
+        SourceError: It is none.
+    """
+    import pyarrow as pa  # late: --help is quick without
+    import pyarrow.parquet as pq
+
+    check_name(str(path), path)
+    try:
+        return pq.ParquetFile(path, metadata=metadata, coerce_int96_timestamp_unit="us")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise SourceError(f"it cannot be read as Parquet ({error})", path) from error

@@ -1,0 +1,69 @@
+"""Inputs that must be regular files, as errors of the source that named them."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from typing import TYPE_CHECKING
+
+from loaders.errors import SourceError
+from loaders.system import regular
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+:/+")  # a Path has one slash
+
+
+def nothing_at(path: Path | str, hint: str = "Check the path") -> SourceError:
+    """Return the error that there is no such file or folder, or that it is a URL."""
+    if _URL.match(str(path)):
+        return SourceError(
+            "it is a URL, and files of this machine are read", path, "Copy it here first"
+        )
+    return SourceError("there is no such file or folder", path, hint)
+
+
+def check_regular(path: Path | str, where: Path | str) -> None:
+    """Raise SourceError, which names ``where``, for a pipe, socket or device.
+
+    A missing file, or a folder, is an error when it is opened.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return
+    check_mode(mode, where)
+
+
+def check_mode(mode: int, where: Path | str) -> None:
+    """Raise SourceError as ``check_regular`` does, for who has asked for the file's mode already."""
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise SourceError("it is not a regular file", where)
+
+
+def read_regular(path: Path | str, where: Path | str) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        SourceError: As ``check_regular`` does.
+        OSError, ValueError: It cannot be read, or is too large; there is a NUL in the name.
+    """
+    try:
+        return regular.read_regular(path)
+    except regular.NotRegularError as error:
+        raise SourceError(str(error.strerror), where) from error
+
+
+def check_name(name: str, path: Path | str) -> None:
+    """Raise SourceError for a file name that is not text.
+
+    Keys are stored as UTF-8, and pyarrow opens nothing else.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        what = f"the name {name!r} is not UTF-8"
+        raise SourceError(what, ascii(str(path)), "Rename it (see 'convmv')") from None
