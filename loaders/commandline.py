@@ -61,15 +61,11 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parses one command: options may stand anywhere, none is shortened, and mistakes are one line.
-
-    Attributes:
-        summary: What the command does, in a line.
-    """
+    """Parses one command: options may stand anywhere, none is shortened, and mistakes are one line."""
 
     def __init__(self, summary: str = "", **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
-        self.summary = summary
+        self.summary = summary  # what the command does, in a line
         self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:

@@ -17,30 +17,19 @@ _LINE_EVERY_S = 5.0
 
 
 class Meter:
-    """Counts what is done, and shows it; threads may share one.
-
-    Args:
-        doing: What is done, as a word.
-        unit: What is counted; ``bytes`` are shown as sizes.
-        total: How many there are, if that is known.
-        stream: Where to show it; default: stderr.
-        lines: Print lines where that is no terminal.
-        delay_s: How long a bar waits, to stay away where it is soon done.
-        clock: Seconds.
-        every_s: Time between lines.
-    """
+    """Counts what is done, and shows it; threads may share one."""
 
     def __init__(
         self,
-        doing: str,
-        unit: str,
-        total: int | None = None,
+        doing: str,  # what is done, as a word
+        unit: str,  # what is counted; ``bytes`` are shown as sizes
+        total: int | None = None,  # how many there are, if that is known
         *,
-        stream: TextIO | None = None,
-        lines: bool = True,
-        delay_s: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-        every_s: float = _LINE_EVERY_S,
+        stream: TextIO | None = None,  # where to show it; default: stderr
+        lines: bool = True,  # print lines where that is no terminal
+        delay_s: float = 0.0,  # how long a bar waits, to stay away where it is soon done
+        clock: Callable[[], float] = time.monotonic,  # seconds
+        every_s: float = _LINE_EVERY_S,  # time between lines
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._doing, self._unit, self._lines, self._delay_s = doing, unit, lines, delay_s

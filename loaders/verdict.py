@@ -28,16 +28,11 @@ _WORTH = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something the user can do, tried beside what there is.
+    """Something the user can do, tried beside what there is."""
 
-    Attributes:
-        what: In a few words, as it would be typed.
-        gain: Times as many samples/s.
-        between: The least and the most that it may be, by the slowest and quickest of each one's runs.
-    """
-
-    what: str
-    gain: float
+    what: str  # in a few words, as it would be typed
+    gain: float  # times as many samples/s
+    # The least and the most that it may be, by the slowest and quickest of each one's runs.
     between: tuple[float, float]
 
     @property
@@ -53,64 +48,41 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was measured; costs are of one sample, where samples are made one after another.
+    """What was measured; costs are of one sample, where samples are made one after another."""
 
-    Attributes:
-        cores: Cores' worth of time that the process may use.
-        num_workers: Of the chosen configuration.
-        backend: Of the chosen configuration.
-        rate: Its samples/s: loading alone, or within a run.
-        cpu_s: CPU time of loading a sample.
-        wait_s: Time that reading a sample gives up its core, to sleep or to read.
-        gil_s: The part of ``cpu_s`` that holds the GIL.
-        sample_bytes: Bytes of a sample in the batch.
-        copy_bytes_per_s: What all cores together copy from memory to memory.
-        stages: CPU seconds by stage, to name the largest.
-        transfer_s: Copying a sample to the device, 0 without one.
-        finish_s: Its work on the device before the step.
-        step_s: The user's training step, 0 without one.
-        stall_share: Share of a real run's time that the step waited for data, if it was run.
-        available: Share of the cores that was free for this process while it was measured.
-        holds: What samples are of: advice is for these; ``"volumes"`` where they are read whole.
-        may_add_workers: No setting had a worker for each core, and further ones would not repeat a stream.
-    """
-
-    cores: float
-    num_workers: int
-    backend: str
-    rate: float
-    cpu_s: float
-    wait_s: float = 0.0
-    gil_s: float = 0.0
-    sample_bytes: float = 0.0
-    copy_bytes_per_s: float = 0.0
+    cores: float  # Cores' worth of time that the process may use
+    num_workers: int  # of the chosen configuration
+    backend: str  # of the chosen configuration
+    rate: float  # its samples/s: loading alone, or within a run
+    cpu_s: float  # CPU time of loading a sample
+    wait_s: float = 0.0  # time that reading a sample gives up its core, to sleep or to read
+    gil_s: float = 0.0  # the part of ``cpu_s`` that holds the GIL
+    sample_bytes: float = 0.0  # bytes of a sample in the batch
+    copy_bytes_per_s: float = 0.0  # what all cores together copy from memory to memory
+    # CPU seconds by stage, to name the largest.
     stages: dict[str, float] = field(default_factory=dict)
-    transfer_s: float = 0.0
-    finish_s: float = 0.0
-    step_s: float = 0.0
+    transfer_s: float = 0.0  # copying a sample to the device, 0 without one
+    finish_s: float = 0.0  # its work on the device before the step
+    step_s: float = 0.0  # the user's training step, 0 without one
+    # Share of a real run's time that the step waited for data, if it was run.
     stall_share: float | None = None
+    # Share of the cores that was free for this process while it was measured.
     available: float = 1.0
+    # What samples are of: advice is for these; ``"volumes"`` where they are read whole.
     holds: Holds = "other"
+    # No setting had a worker for each core, and further ones would not repeat a stream.
     may_add_workers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer.
+    """The answer."""
 
-    Attributes:
-        bound: What bounds the run.
-        sentence: The same in words.
-        advice: What to do.
-        limits: Samples/s that each part, run alone, would allow, the lowest first.
-        changes: What was tried and helps, the most helpful first.
-    """
-
-    bound: Bound
-    sentence: str
-    advice: str
-    limits: dict[str, float]
-    changes: list[Change]
+    bound: Bound  # what bounds the run
+    sentence: str  # the same in words
+    advice: str  # what to do
+    limits: dict[str, float]  # Samples/s that each part, run alone, would allow, the lowest first
+    changes: list[Change]  # what was tried and helps, the most helpful first
 
     def __str__(self) -> str:
         return f"verdict: {self.sentence}\nDo: {self.advice}"

@@ -57,18 +57,12 @@ _WIDE = _space(0.99, 135.0, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class _Strengths:
-    """What an op of a list does at a bin, for samples of given sizes.
+    """What an op of a list does at a bin, for samples of given sizes."""
 
-    Attributes:
-        space: The list.
-        num_bins: Of strengths.
-        bits: That Posterize leaves at the first and at the last bin.
-        shift: Of the last bin of the translations: a share of the side, and pixels.
-    """
-
-    space: _Space
-    num_bins: int
-    bits: tuple[int, int]
+    space: _Space  # the list
+    num_bins: int  # of strengths
+    bits: tuple[int, int]  # that Posterize leaves at the first and at the last bin
+    # Of the last bin of the translations: a share of the side, and pixels.
     shift: tuple[float, float]
 
     def edits(

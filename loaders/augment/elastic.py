@@ -18,21 +18,14 @@ if TYPE_CHECKING:
 
 
 class Ripple(NamedTuple):
-    """How the pixels of a sample are displaced.
+    """How the pixels of a sample are displaced."""
 
-    Attributes:
-        seed: Of the noise, below 2**24.
-        size: Height and width of the frame that it is displaced in.
-        alpha: Twice the most that a pixel moves along x and y, before the noise is smoothed.
-        sigma: Of the smoothing, along x and y, in pixels; zeros for none.
-        frame: ``(3, 3)``: from x, y of the result to those of that frame.
-    """
-
-    seed: int
-    size: tuple[int, int]
+    seed: int  # of the noise, below 2**24
+    size: tuple[int, int]  # height and width of the frame that it is displaced in
+    # Twice the most that a pixel moves along x and y, before the noise is smoothed.
     alpha: tuple[float, float]
-    sigma: tuple[float, float]
-    frame: Floats
+    sigma: tuple[float, float]  # of the smoothing, along x and y, in pixels; zeros for none
+    frame: Floats  # ``(3, 3)``: from x, y of the result to those of that frame
 
     def displacements(self) -> npt.NDArray[np.float32]:
         """Return by how much each pixel of the frame moves, ``(height, width, 2)``, x and y."""

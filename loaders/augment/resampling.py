@@ -103,23 +103,15 @@ def is_between_pixels(start: Any, extent: Any, size: int, length: int) -> Any:
 
 
 def resample(
-    image: Array,
-    region: Sequence[float],
-    flip: Sequence[bool],
-    out: Array,
+    image: Array,  # ``(H, W, C)`` or ``(H, W)``, of integers or floats
+    region: Sequence[float],  # y, x, height, width of the box in pixels; it may reach outside
+    flip: Sequence[bool],  # vertical, horizontal
+    out: Array,  # array of the result's shape and dtype; it must not overlap the image
     *,
-    interpolation: str,
-    fill: Any = 0,
+    interpolation: str,  # ``"bilinear"``, ``"bicubic"`` or ``"area"``
+    fill: Any = 0,  # what the result has where the box lies outside the image
 ) -> Array:
     """Resample a box of an image with one of Pillow's filters, straight into its place.
-
-    Args:
-        image: ``(H, W, C)`` or ``(H, W)``, of integers or floats.
-        region: y, x, height, width of the box in pixels; it may reach outside.
-        flip: Vertical, horizontal.
-        out: Array of the result's shape and dtype; it must not overlap the image.
-        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"area"``.
-        fill: What the result has where the box lies outside the image.
 
     Returns:
         ``out``.

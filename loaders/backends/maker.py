@@ -47,37 +47,28 @@ def _count_nothing(num: int) -> None:
 
 @dataclass(slots=True)
 class Maker:
-    """Makes batches of a dataset.
+    """Makes batches of a dataset."""
 
-    Attributes:
-        dataset: Any map-style dataset.
-        collate: Joins samples to a batch.
-        batch_size: Samples of a batch, or None where a batch sampler or single samples decide.
-        has_batches: False where each index stands for a sample that is handed over alone.
-        num_workers: How many threads share the work on a batch.
-        pin: Hand batches over in page-locked memory: torch's, which is used again only when a copy that it
-            has started is done, or that of slots.
-        locks_slots: Page-lock slots: for a loader that copies to a device, and holds each batch meanwhile.
-        slots: Where batches go.
-        count_replaced: Told how many samples another process's copy of the dataset replaced.
-        group_bytes: Of small batches, to hand over at once.
-        watched: Makes of a job one whose parts are timed, while a profile is on.
-        group_size: How many batches that is: handing over costs tens of microseconds or hundreds, whatever the size.
-        chunk_size: How many batches to plan at once: those that are handed over together, or some more.
-    """
-
-    dataset: Any
-    collate: Callable[[Any], Any]
+    dataset: Any  # any map-style dataset
+    collate: Callable[[Any], Any]  # joins samples to a batch
+    # Samples of a batch, or None where a batch sampler or single samples decide.
     batch_size: int | None
-    has_batches: bool
-    num_workers: int
+    has_batches: bool  # False where each index stands for a sample that is handed over alone
+    num_workers: int  # how many threads share the work on a batch
+    # Hand batches over in page-locked memory: torch's, which is used again only when a copy that it has started is
+    # done, or that of slots.
     pin: bool = False
+    # Page-lock slots: for a loader that copies to a device, and holds each batch meanwhile.
     locks_slots: bool = False
-    slots: Slots = field(default_factory=Slots)
+    slots: Slots = field(default_factory=Slots)  # where batches go
+    # Told how many samples another process's copy of the dataset replaced.
     count_replaced: Callable[[int], None] = _count_nothing
-    group_bytes: int = _GROUP_BYTES
+    group_bytes: int = _GROUP_BYTES  # of small batches, to hand over at once
+    # Makes of a job one whose parts are timed, while a profile is on.
     watched: Callable[[Job], Job] | None = None
+    # How many batches that is: handing over costs tens of microseconds or hundreds, whatever the size.
     group_size: int = field(init=False)
+    # How many batches to plan at once: those that are handed over together, or some more.
     chunk_size: int = field(init=False)
     _batched: BatchDataset | None = field(init=False)  # the dataset, if it reads whole batches
     _call: ReadPlan = field(init=False)  # how its samples are read, if it does not
@@ -218,15 +209,10 @@ class Group(SamplesReader):
 
 @dataclass(frozen=True)
 class CallReader(SamplesReader):
-    """Samples of any map-style dataset: ``dataset[i]`` for each index of a batch, or for a single one.
+    """Samples of any map-style dataset: ``dataset[i]`` for each index of a batch, or for a single one."""
 
-    Attributes:
-        dataset: Whose samples; a request has one item, what the sampler gave.
-        is_single: It is one index, where there are no batches (``batch_size=None``).
-    """
-
-    dataset: Any
-    is_single: bool
+    dataset: Any  # whose samples; a request has one item, what the sampler gave
+    is_single: bool  # it is one index, where there are no batches (``batch_size=None``)
 
     def make(self, request: Request, memory: Memory) -> Any:
         """Return the samples, for a collate function to join, or the single one."""

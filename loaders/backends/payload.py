@@ -39,17 +39,11 @@ _COUNTERS = (
 
 
 class Payload(NamedTuple):
-    """What the child gets.
+    """What the child gets."""
 
-    Attributes:
-        data: The pickle.
-        files: Memory files that it maps.
-        user_code: Names of what it runs that is the user's.
-    """
-
-    data: bytes
-    files: tuple[SealedFile, ...]
-    user_code: tuple[str, ...]
+    data: bytes  # the pickle
+    files: tuple[SealedFile, ...]  # memory files that it maps
+    user_code: tuple[str, ...]  # names of what it runs that is the user's
 
     @property
     def fds(self) -> tuple[int, ...]:

@@ -228,9 +228,6 @@ class MappedSlots:
     Args:
         fd: Of the memory file.
         lock: Page-locks a slot for as long as the array lives; if it cannot, slots stay as they are from then on.
-
-    Attributes:
-        nbytes: Bytes of all slots.
     """
 
     def __init__(self, fd: int, lock: Callable[[UInt8Array], None] | None = None) -> None:
@@ -238,7 +235,7 @@ class MappedSlots:
         self._leases: Leases[int] = Leases()
         self._slots: dict[int, UInt8Array] = {}
         self._left: set[int] = set()
-        self.nbytes = 0
+        self.nbytes = 0  # bytes of all slots
         _mapped.add(self)
 
     @property

@@ -41,16 +41,12 @@ _READS = (
 
 @dataclass(slots=True)
 class Analysis:
-    """The facts, and the stages that they come from.
+    """The facts, and the stages that they come from."""
 
-    Attributes:
-        facts: For ``verdict.judge``.
-        stages: Each alone, in the order of the pipeline.
-        step_samples_per_s: Of a real run: loading and the step together; None without a step.
-    """
-
-    facts: Facts
+    facts: Facts  # for ``verdict.judge``
+    # Each alone, in the order of the pipeline.
     stages: list[alone.Stage] = field(default_factory=list)
+    # Of a real run: loading and the step together; None without a step.
     step_samples_per_s: float | None = None
 
 

@@ -44,19 +44,12 @@ _SHARE_OF_CROP = 8 / 7  # 256 for a crop of 224, as is usual
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A dataset to measure in place of another.
+    """A dataset to measure in place of another."""
 
-    Attributes:
-        what: The change in a few words.
-        target: The same samples, after the change.
-        config: Its loader's settings.
-        is_in_memory: No files are read.
-    """
-
-    what: str
-    target: Target
-    config: Config
-    is_in_memory: bool = False
+    what: str  # the change in a few words
+    target: Target  # the same samples, after the change
+    config: Config  # its loader's settings
+    is_in_memory: bool = False  # no files are read
 
 
 def from_sweep(sweep: Sweep, usual: Config) -> list[Change]:

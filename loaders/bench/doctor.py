@@ -33,21 +33,14 @@ _NETWORK = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's.
+    """One line of the doctor's."""
 
-    Attributes:
-        name: What was looked at.
-        level: ``cost``: it makes things slower; ``risk``: it may break; ``unknown``: it could not be seen.
-        found: What there is.
-        cost: What it costs, where it costs.
-        remedy: What to do.
-    """
-
-    name: str
+    name: str  # what was looked at
+    # ``cost``: it makes things slower; ``risk``: it may break; ``unknown``: it could not be seen.
     level: Level
-    found: str
-    cost: str = ""
-    remedy: str = ""
+    found: str  # what there is
+    cost: str = ""  # what it costs, where it costs
+    remedy: str = ""  # what to do
 
     def __str__(self) -> str:
         line = f"{self.level:7} {self.name}: {self.found}"
@@ -59,21 +52,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to look.
+    """Where to look."""
 
-    Attributes:
-        path: A folder on the disk that the data is on.
-        proc: The root of /proc.
-        sys: The root of /sys.
-        shm: Shared memory.
-        environ: Environment variables.
-    """
-
-    path: Path = field(default_factory=Path)
-    proc: Path = Path("/proc")
-    sys: Path = Path("/sys")
-    shm: Path = Path("/dev/shm")
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    path: Path = field(default_factory=Path)  # a folder on the disk that the data is on
+    proc: Path = Path("/proc")  # the root of /proc
+    sys: Path = Path("/sys")  # the root of /sys
+    shm: Path = Path("/dev/shm")  # shared memory
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)  # environment variables
 
 
 def examine(

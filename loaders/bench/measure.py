@@ -31,18 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Settings of a loader.
+    """Settings of a loader."""
 
-    Attributes:
-        num_workers: Threads or processes.
-        batch_size: Samples per batch.
-        backend: As ``loaders.DataLoader`` takes it.
-        prefetch: Batches in flight (threads) or per worker (processes); None is the loader's default.
-    """
-
-    num_workers: int
-    batch_size: int
-    backend: str = "auto"
+    num_workers: int  # threads or processes
+    batch_size: int  # samples per batch
+    backend: str = "auto"  # as ``loaders.DataLoader`` takes it
+    # Batches in flight (threads) or per worker (processes); None is the loader's default.
     prefetch: int | None = None
 
     def arguments(self) -> dict[str, Any]:
@@ -62,27 +56,16 @@ class Config:
 
 @dataclass(slots=True)
 class Run:
-    """One timed pass over a loader.
+    """One timed pass over a loader."""
 
-    Attributes:
-        samples_per_s: From the end of the first round of workers on.
-        first_batch_s: From asking for an iterator to the first batch.
-        latencies_s: How long each later batch was waited for.
-        num_samples: Samples that the rate is of.
-        sample_bytes: Bytes of all tensors of a sample, on average over some batches.
-        cpu_s_per_1000: CPU seconds of all processes per 1,000 samples.
-        pss_bytes: Memory of all processes at the end of the run, see ``Memory``.
-        read_bytes: What the storage had to read, or None where that is not known.
-    """
-
-    samples_per_s: float
-    first_batch_s: float
-    latencies_s: list[float]
-    num_samples: int
-    sample_bytes: float
-    cpu_s_per_1000: float
-    pss_bytes: int = 0
-    read_bytes: int | None = None
+    samples_per_s: float  # from the end of the first round of workers on
+    first_batch_s: float  # from asking for an iterator to the first batch
+    latencies_s: list[float]  # how long each later batch was waited for
+    num_samples: int  # samples that the rate is of
+    sample_bytes: float  # bytes of all tensors of a sample, on average over some batches
+    cpu_s_per_1000: float  # CPU seconds of all processes per 1,000 samples
+    pss_bytes: int = 0  # memory of all processes at the end of the run, see ``Memory``
+    read_bytes: int | None = None  # what the storage had to read, or None where that is not known
 
 
 @dataclass(slots=True)

@@ -15,15 +15,10 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of some processes together; what they share counts once.
+    """Bytes of some processes together; what they share counts once."""
 
-    Attributes:
-        pss_bytes: All of it, mapped files included: what the machine would get back.
-        own_bytes: Without mapped files, which the kernel drops when it needs room.
-    """
-
-    pss_bytes: int = 0
-    own_bytes: int = 0
+    pss_bytes: int = 0  # all of it, mapped files included: what the machine would get back
+    own_bytes: int = 0  # without mapped files, which the kernel drops when it needs room
 
 
 def family(pid: int | None = None) -> list[int]:

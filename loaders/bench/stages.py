@@ -46,17 +46,11 @@ _QUOTA_PERIODS_S = 0.2  # two of 100 ms, as is usual: a part of one shows a burs
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one sample costs where samples are made one after another.
+    """What one sample costs where samples are made one after another."""
 
-    Attributes:
-        wall_s: Seconds until it is done.
-        cpu_s: Seconds on a core, of all threads and processes that work at it.
-        wait_s: Seconds that the thread gave up, to sleep or to read.
-    """
-
-    wall_s: float
-    cpu_s: float
-    wait_s: float = 0.0
+    wall_s: float  # seconds until it is done
+    cpu_s: float  # seconds on a core, of all threads and processes that work at it
+    wait_s: float = 0.0  # seconds that the thread gave up, to sleep or to read
 
     def minus(self, other: Cost) -> Cost:
         """Return what this costs beyond something that it contains."""

@@ -175,17 +175,11 @@ def _server_of(origin: Origin) -> SplitResult:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What an epoch downloads.
+    """What an epoch downloads."""
 
-    Attributes:
-        num_bytes: On all nodes.
-        num_requests: Of parts.
-        node_bytes: On the node that downloads most.
-    """
-
-    num_bytes: int
-    num_requests: int
-    node_bytes: int
+    num_bytes: int  # on all nodes
+    num_requests: int  # of parts
+    node_bytes: int  # on the node that downloads most
 
 
 def epochs(

@@ -65,22 +65,15 @@ class Limits:
 
 @dataclass(slots=True)
 class Sweep:
-    """What a sweep found.
+    """What a sweep found."""
 
-    Attributes:
-        target: The name of what was measured.
-        results: One per configuration.
-        cache: ``"warm"``, or ``"cold"`` where the files were dropped from the page cache before each run.
-        notes: What a reader of the figures should know.
-        tokens: Tokens of a sample; 0 where it has none.
-        is_repeated: Each worker gives the whole stream, so that samples come as often as there are workers.
-    """
-
-    target: str
-    results: list[Result]
+    target: str  # the name of what was measured
+    results: list[Result]  # one per configuration
+    # ``"warm"``, or ``"cold"`` where the files were dropped from the page cache before each run.
     cache: str = "warm"
-    notes: list[str] = field(default_factory=list)
-    tokens: int = 0
+    notes: list[str] = field(default_factory=list)  # what a reader of the figures should know
+    tokens: int = 0  # tokens of a sample; 0 where it has none
+    # Each worker gives the whole stream, so that samples come as often as there are workers.
     is_repeated: bool = False
 
     @property

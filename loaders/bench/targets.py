@@ -51,23 +51,15 @@ class TargetError(LoadersError, ValueError):
 
 @dataclass
 class Target:
-    """A dataset to measure.
+    """A dataset to measure."""
 
-    Attributes:
-        name: As it was given.
-        kind: What it is.
-        open: Makes the dataset, mapping its files anew.
-        files: The files that hold its bytes; empty where that is not known.
-        size: Height and width that images are cropped to, or 0.
-        window: Tokens of the windows that a packed stream of tokens is served in, or 0.
-    """
-
-    name: str
-    kind: Kind
-    open: Callable[[], Any]
+    name: str  # as it was given
+    kind: Kind  # what it is
+    open: Callable[[], Any]  # makes the dataset, mapping its files anew
+    # The files that hold its bytes; empty where that is not known.
     files: list[Path] = field(default_factory=list)
-    size: int = 0
-    window: int = 0
+    size: int = 0  # height and width that images are cropped to, or 0
+    window: int = 0  # tokens of the windows that a packed stream of tokens is served in, or 0
     _dataset: Any = None
 
     @property

@@ -110,15 +110,10 @@ def product(matrix: Floats, columns: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One plane of an image: its pixels, and its blocks.
+    """One plane of an image: its pixels, and its blocks."""
 
-    Attributes:
-        height: In pixels.
-        width: In pixels.
-    """
-
-    height: int
-    width: int
+    height: int  # in pixels
+    width: int  # in pixels
 
     @property
     def rows(self) -> int:
@@ -142,17 +137,11 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The blocks of every image of a field.
+    """The blocks of every image of a field."""
 
-    Attributes:
-        size: (height, width) of the image in pixels.
-        channels: 1 or 3.
-        subsampling: ``"420"`` or ``"444"``; of no meaning with one channel.
-    """
-
-    size: Size
-    channels: int
-    subsampling: str
+    size: Size  # (height, width) of the image in pixels
+    channels: int  # 1 or 3
+    subsampling: str  # ``"420"`` or ``"444"``; of no meaning with one channel
 
     @property
     def components(self) -> tuple[Component, ...]:

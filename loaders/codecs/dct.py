@@ -62,15 +62,10 @@ _local = threading.local()
 
 
 class Escapes(NamedTuple):
-    """Values beyond int8: what to add to some coefficients of some rows.
+    """Values beyond int8: what to add to some coefficients of some rows."""
 
-    Attributes:
-        positions: int64, counted through all rows.
-        adds: float32, multiples of 256.
-    """
-
-    positions: npt.NDArray[np.int64]
-    adds: FloatArray
+    positions: npt.NDArray[np.int64]  # int64, counted through all rows
+    adds: FloatArray  # float32, multiples of 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,59 +50,37 @@ MAX_PIXELS = pixels_within(MAX_PICTURE_MB)
 
 
 class Segments(NamedTuple):
-    """Parts of a sequential JPEG that decode alone, as restart markers divide its scan.
+    """Parts of a sequential JPEG that decode alone, as restart markers divide its scan."""
 
-    Attributes:
-        rows: Of segments.
-        columns: Of segments.
-        height: Of a segment, in pixels.
-        width: Of a segment, in pixels.
-    """
-
-    rows: int
-    columns: int
-    height: int
-    width: int
+    rows: int  # of segments
+    columns: int  # of segments
+    height: int  # of a segment, in pixels
+    width: int  # of a segment, in pixels
 
 
 class JpegLayout(NamedTuple):
-    """Where things are in a sequential Huffman JPEG.
+    """Where things are in a sequential Huffman JPEG."""
 
-    Attributes:
-        height_at: The height in the frame header; the width, and the number of components, come behind it.
-        tables_end: The scan's header, or an index of segments before it; 0 if it was not found.
-        segments: How the scan is divided, if it is.
-    """
-
+    # The height in the frame header; the width, and the number of components, come behind it.
     height_at: int
+    # The scan's header, or an index of segments before it; 0 if it was not found.
     tables_end: int = 0
-    segments: Segments | None = None
+    segments: Segments | None = None  # how the scan is divided, if it is
 
 
 class PictureHead(NamedTuple):
-    """What the header of an encoded picture says.
+    """What the header of an encoded picture says."""
 
-    Attributes:
-        height: In pixels.
-        width: In pixels.
-        jpeg: Of a JPEG that can be cut.
-    """
-
-    height: int
-    width: int
-    jpeg: JpegLayout | None = None
+    height: int  # in pixels
+    width: int  # in pixels
+    jpeg: JpegLayout | None = None  # of a JPEG that can be cut
 
 
 class PictureHeads(NamedTuple):
-    """What the headers of several pictures say.
+    """What the headers of several pictures say."""
 
-    Attributes:
-        sizes: ``(N, 2)`` int64: height and width, in pixels.
-        jpegs: Of each that is a JPEG and can be cut; else None.
-    """
-
-    sizes: npt.NDArray[np.int64]
-    jpegs: list[JpegLayout | None]
+    sizes: npt.NDArray[np.int64]  # ``(N, 2)`` int64: height and width, in pixels
+    jpegs: list[JpegLayout | None]  # of each that is a JPEG and can be cut; else None
 
 
 def picture_heads(records: Sequence[UInt8Array], max_pixels: int = MAX_PIXELS) -> PictureHeads:

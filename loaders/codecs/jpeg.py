@@ -51,59 +51,35 @@ _MAX_APP_BYTES = 65_535
 
 
 class PicturePart(NamedTuple):
-    """An encoded picture that is part of another, or all of it.
+    """An encoded picture that is part of another, or all of it."""
 
-    Attributes:
-        record: The file.
-        height: In pixels.
-        width: In pixels.
-        top: Where it begins in the whole picture.
-        left: The same.
-        ends_early: Data follow that the header does not tell of: a decoder must not mind.
-    """
-
-    record: UInt8Array
-    height: int
-    width: int
-    top: int = 0
-    left: int = 0
+    record: UInt8Array  # the file
+    height: int  # in pixels
+    width: int  # in pixels
+    top: int = 0  # where it begins in the whole picture
+    left: int = 0  # the same
+    # Data follow that the header does not tell of: a decoder must not mind.
     ends_early: bool = False
 
 
 class Block(NamedTuple):
-    """Some of the segments of a JPEG, side by side and below each other.
+    """Some of the segments of a JPEG, side by side and below each other."""
 
-    Attributes:
-        first_row: Of segments.
-        last_row: The one behind it.
-        first_column: Of segments.
-        last_column: The one behind it.
-        height: Of all of them, in pixels.
-        width: The same.
-        top: Where they begin in the whole picture.
-        left: The same.
-    """
-
-    first_row: int
-    last_row: int
-    first_column: int
-    last_column: int
-    height: int
-    width: int
-    top: int
-    left: int
+    first_row: int  # of segments
+    last_row: int  # the one behind it
+    first_column: int  # of segments
+    last_column: int  # the one behind it
+    height: int  # of all of them, in pixels
+    width: int  # the same
+    top: int  # where they begin in the whole picture
+    left: int  # the same
 
 
 class Blocks(NamedTuple):
-    """The blocks of some of several pictures, as numbers.
+    """The blocks of some of several pictures, as numbers."""
 
-    Attributes:
-        pictures: Which pictures have one, ascending.
-        rows: ``(M, 8)`` int64: of each what a ``Block`` says.
-    """
-
-    pictures: list[int]
-    rows: npt.NDArray[np.int64]
+    pictures: list[int]  # which pictures have one, ascending
+    rows: npt.NDArray[np.int64]  # ``(M, 8)`` int64: of each what a ``Block`` says
 
     def between(self, first: int, last: int) -> list[Block | None]:
         """Return the block of each picture from ``first`` to ``last``; None of those that have none."""

@@ -20,22 +20,14 @@ _NUM_COEFFICIENTS = 64
 
 
 class Frame(NamedTuple):
-    """What the frame header says.
+    """What the frame header says."""
 
-    Attributes:
-        mark: Its marker, which says how the picture is encoded.
-        depth: Bits a channel.
-        height: In pixels.
-        width: In pixels.
-        components: The number of each channel.
-        sampling: Of each how finely it is sampled, across in the upper and down in the lower 4 bits.
-    """
-
-    mark: int
-    depth: int
-    height: int
-    width: int
-    components: tuple[int, ...]
+    mark: int  # its marker, which says how the picture is encoded
+    depth: int  # bits a channel
+    height: int  # in pixels
+    width: int  # in pixels
+    components: tuple[int, ...]  # the number of each channel
+    # Of each how finely it is sampled, across in the upper and down in the lower 4 bits.
     sampling: bytes
 
     @property

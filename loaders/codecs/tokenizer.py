@@ -47,9 +47,6 @@ class JsonDecoder:
         data: The file.
         where: Its name, for messages.
 
-    Attributes:
-        vocab_size: Ids are below it.
-
     Raises:
         LoadersError: ``tokenizers`` is not installed.
         SourceError: It is not such a file.
@@ -65,7 +62,7 @@ class JsonDecoder:
         vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocab:
             raise SourceError("it has no vocabulary", where)
-        self.vocab_size = max(vocab.values()) + 1
+        self.vocab_size = max(vocab.values()) + 1  # ids are below it
 
     def decode(self, ids: npt.NDArray[Any]) -> str:
         """Return the text, special tokens included."""

@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FixedColumn:
-    """Rows of one size, one after the other.
+    """Rows of one size, one after the other."""
 
-    Attributes:
-        data: ``(N, nbytes)`` uint8, C-contiguous.
-    """
-
-    data: UInt8Array
+    data: UInt8Array  # ``(N, nbytes)`` uint8, C-contiguous
 
     def __len__(self) -> int:
         return len(self.data)
@@ -49,17 +45,11 @@ class FixedColumn:
 
 @dataclass(frozen=True, slots=True)
 class VarColumn:
-    """Rows of any size, anywhere in one buffer.
+    """Rows of any size, anywhere in one buffer."""
 
-    Attributes:
-        buffer: 1-D uint8: the mapped file or arena.
-        starts: ``(N,)`` int64 offsets into the buffer.
-        lengths: ``(N,)`` int64 sizes in bytes.
-    """
-
-    buffer: UInt8Array
-    starts: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
+    buffer: UInt8Array  # 1-D uint8: the mapped file or arena
+    starts: npt.NDArray[np.int64]  # ``(N,)`` int64 offsets into the buffer
+    lengths: npt.NDArray[np.int64]  # ``(N,)`` int64 sizes in bytes
 
     def __len__(self) -> int:
         return len(self.lengths)

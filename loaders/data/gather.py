@@ -140,17 +140,11 @@ def _starts_column(column: Column) -> FixedColumn:
 
 
 class Found(NamedTuple):
-    """Rows that are only to be copied.
+    """Rows that are only to be copied."""
 
-    Attributes:
-        window: What they are seen through.
-        offsets: Where they begin in it.
-        columns: Keeps what they lie in mapped.
-    """
-
-    window: Window
-    offsets: Indices
-    columns: object
+    window: Window  # what they are seen through
+    offsets: Indices  # where they begin in it
+    columns: object  # keeps what they lie in mapped
 
     def copy(self, out: UInt8Array, first: int = 0) -> None:
         """Copy as many rows as ``out`` has, from the ``first`` on."""

@@ -65,23 +65,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """One shard as the manifest knows it.
+    """One shard as the manifest knows it."""
 
-    Attributes:
-        file: Its name inside the dataset's folder; the suffix names the format.
-        num_samples: Rows of every column.
-        size_bytes: Size of the file.
-        xxh3_128: Hash of the whole file, hexadecimal.
-        places: Where each field's column lies.
-        checksums: Offset and size of the JSON text that holds the row checksums.
-    """
-
-    file: str
-    num_samples: int
-    size_bytes: int
-    xxh3_128: str
-    places: Mapping[str, Place]
-    checksums: tuple[int, int]
+    file: str  # its name inside the dataset's folder; the suffix names the format
+    num_samples: int  # rows of every column
+    size_bytes: int  # size of the file
+    xxh3_128: str  # hash of the whole file, hexadecimal
+    places: Mapping[str, Place]  # where each field's column lies
+    checksums: tuple[int, int]  # offset and size of the JSON text that holds the row checksums
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "places", MappingProxyType(dict(self.places)))
@@ -105,16 +96,11 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of one packed dataset.
+    """The contents of one packed dataset."""
 
-    Attributes:
-        schema: What a sample is made of.
-        shards: The shards, in sample order.
-        provenance: What it was packed from and with which options; for people, not for programs.
-    """
-
-    schema: Schema
-    shards: tuple[ShardInfo, ...]
+    schema: Schema  # what a sample is made of
+    shards: tuple[ShardInfo, ...]  # the shards, in sample order
+    # What it was packed from and with which options; for people, not for programs.
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -39,38 +39,23 @@ _HINT = "Run 'packdata verify', and restore the shard"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What will be read of one record.
+    """What will be read of one record."""
 
-    Attributes:
-        shard: The shard's number.
-        row: The record's row there.
-        record: The record, a view.
-        chunks: The numbers, in the shard, of the chunks to look at.
-    """
-
-    shard: int
-    row: int
-    record: UInt8Array
-    chunks: Indices
+    shard: int  # the shard's number
+    row: int  # the record's row there
+    record: UInt8Array  # the record, a view
+    chunks: Indices  # the numbers, in the shard, of the chunks to look at
 
 
 @dataclass(slots=True)
 class _Chunks:
-    """The chunks of a column in one shard.
+    """The chunks of a column in one shard."""
 
-    Attributes:
-        nbytes: Size of a chunk.
-        first: The number of each row's first chunk.
-        hashes: Of each chunk, or None if nothing is verified.
-        known: Which chunks were fetched, and verified where there are hashes.
-        all_known: True if all of them.
-    """
-
-    nbytes: int
-    first: Indices
-    hashes: npt.NDArray[np.uint64] | None
-    known: npt.NDArray[np.bool_]
-    all_known: bool = False
+    nbytes: int  # size of a chunk
+    first: Indices  # the number of each row's first chunk
+    hashes: npt.NDArray[np.uint64] | None  # of each chunk, or None if nothing is verified
+    known: npt.NDArray[np.bool_]  # which chunks were fetched, and verified where there are hashes
+    all_known: bool = False  # True if all of them
 
 
 class PartialRecords:
@@ -232,19 +217,12 @@ def _runs(part: Part, chunks: _Chunks) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Bytes of a record that lie apart by the strides of an array: those of a box in it.
+    """Bytes of a record that lie apart by the strides of an array: those of a box in it."""
 
-    Attributes:
-        start: The first byte.
-        lengths: How often each axis steps; the last one in bytes.
-        strides: The step of each axis in bytes, falling, 1 for the last.
-        header: How many bytes at the start of the record are read too.
-    """
-
-    start: int
-    lengths: Sequence[int]
-    strides: Sequence[int]
-    header: int = 0
+    start: int  # the first byte
+    lengths: Sequence[int]  # how often each axis steps; the last one in bytes
+    strides: Sequence[int]  # the step of each axis in bytes, falling, 1 for the last
+    header: int = 0  # how many bytes at the start of the record are read too
 
     def chunks(self, chunk_bytes: int) -> Indices:
         """Return the number of every chunk that is touched, some of them repeatedly."""

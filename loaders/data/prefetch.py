@@ -41,18 +41,12 @@ _UNKNOWN, _SMALL, _LARGE = -1, 0, 1  # records of a shard
 
 @dataclass(slots=True)
 class _Map:
-    """Where the records of one shard lie.
+    """Where the records of one shard lie."""
 
-    Attributes:
-        column: The records.
-        address: Of the first byte of what they lie in.
-        nbytes: How many follow.
-        asked: For each block of it, whether it was asked for; None where records are asked for alone.
-    """
-
-    column: Column
-    address: int
-    nbytes: int
+    column: Column  # the records
+    address: int  # of the first byte of what they lie in
+    nbytes: int  # how many follow
+    # For each block of it, whether it was asked for; None where records are asked for alone.
     asked: bytearray | None
 
     @classmethod

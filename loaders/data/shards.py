@@ -39,18 +39,12 @@ _MAX_EVICTIONS = 8  # of a shard, between being fetched and being mapped
 
 @dataclass(slots=True)
 class OpenShard:
-    """A shard in use.
+    """A shard in use."""
 
-    Attributes:
-        path: The file.
-        columns: Its columns, by field.
-        checksums: Their checksums, where they are to be verified.
-        damage: The blocks, by field, that differed when all of them were compared.
-    """
-
-    path: Path
-    columns: Mapping[str, Column]
-    checksums: Mapping[str, Checksums]
+    path: Path  # the file
+    columns: Mapping[str, Column]  # its columns, by field
+    checksums: Mapping[str, Checksums]  # their checksums, where they are to be verified
+    # The blocks, by field, that differed when all of them were compared.
     damage: Mapping[str, Indices] = field(default_factory=dict)
 
     def check_rows(self, rows: Indices) -> None:
@@ -75,21 +69,14 @@ class OpenShard:
 
 @dataclass(frozen=True, slots=True)
 class FileShard:
-    """A shard that is mapped when it is first touched, and fetched before where it lies at a URL.
+    """A shard that is mapped when it is first touched, and fetched before where it lies at a URL."""
 
-    Attributes:
-        folder: Where it lies, or the dataset's URL.
-        info: What the manifest says of it.
-        schema: The dataset's.
-        version: Which file that manifest was; None at a URL, where shards are known by their content.
-        origin: What fetches it; None: it is a file here.
-    """
-
-    folder: Path
-    info: ShardInfo
-    schema: Schema
+    folder: Path  # where it lies, or the dataset's URL
+    info: ShardInfo  # what the manifest says of it
+    schema: Schema  # the dataset's
+    # Which file that manifest was; None at a URL, where shards are known by their content.
     version: Version | None
-    origin: Origin | None = None
+    origin: Origin | None = None  # what fetches it; None: it is a file here
 
     @property
     def path(self) -> Path:

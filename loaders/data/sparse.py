@@ -57,19 +57,13 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class SparseShard(OpenShard):
-    """A shard in use, of which some blocks are here.
+    """A shard in use, of which some blocks are here."""
 
-    Attributes:
-        file: Which.
-        data: Memory of its size.
-        here: By field, which blocks have arrived and are right.
-        cost_bytes: What was fetched of it, with what each request costs.
-    """
-
-    file: FileShard = field(kw_only=True)
-    data: UInt8Array = field(kw_only=True)
+    file: FileShard = field(kw_only=True)  # which
+    data: UInt8Array = field(kw_only=True)  # memory of its size
+    # By field, which blocks have arrived and are right.
     here: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
-    cost_bytes: int = 0
+    cost_bytes: int = 0  # what was fetched of it, with what each request costs
     lock: ForkLock = field(default_factory=ForkLock)  # of what is written to the memory
 
     def missing(self, name: str, rows: Indices) -> list[int]:

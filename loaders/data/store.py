@@ -40,15 +40,10 @@ UInt8Array = npt.NDArray[np.uint8]
 
 
 class ShardRuns(NamedTuple):
-    """Which shard each sample was packed in, in runs: of a store that holds copies, those of another store.
+    """Which shard each sample was packed in, in runs: of a store that holds copies, those of another store."""
 
-    Attributes:
-        ends: The sample behind the last one of each run.
-        shards: The shard number of each run.
-    """
-
-    ends: Indices
-    shards: Indices
+    ends: Indices  # the sample behind the last one of each run
+    shards: Indices  # the shard number of each run
 
     @classmethod
     def of_samples(cls, shards: Indices) -> ShardRuns:

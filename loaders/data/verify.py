@@ -22,23 +22,14 @@ Indices = npt.NDArray[np.int64]
 
 
 class Unknown(NamedTuple):
-    """Samples whose blocks are not known to be right.
+    """Samples whose blocks are not known to be right."""
 
-    Attributes:
-        blocks: The block of each, as the verifier numbers them; no block comes twice.
-        at: Their positions among the samples that were asked for, ascending.
-        shards: The shard of each.
-        local: The block's number there.
-        sizes: The rows of such a block.
-        hashes: What they should have.
-    """
-
-    blocks: Indices
-    at: Indices
-    shards: list[int]
-    local: list[int]
-    sizes: list[int]
-    hashes: list[int]
+    blocks: Indices  # the block of each, as the verifier numbers them; no block comes twice
+    at: Indices  # their positions among the samples that were asked for, ascending
+    shards: list[int]  # the shard of each
+    local: list[int]  # the block's number there
+    sizes: list[int]  # the rows of such a block
+    hashes: list[int]  # what they should have
 
 
 class Verifier:

@@ -82,13 +82,9 @@ def _compressed(reader: Reader) -> Reader:
 
 @dataclass(frozen=True, slots=True)
 class CompressedReader(ReaderAround):
-    """Copies the bands of ``dct`` records into the slot, as they are.
+    """Copies the bands of ``dct`` records into the slot, as they are."""
 
-    Attributes:
-        reader: Of the same field, decompressed.
-    """
-
-    reader: CoefficientReader
+    reader: CoefficientReader  # of the same field, decompressed
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Keep what is read by its range of rows: how much it is, is known at the end."""

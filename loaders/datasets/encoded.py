@@ -28,29 +28,19 @@ _MOVED = Mask | Images  # beside images, by the host alone
 
 
 class SameSize(NamedTuple):
-    """The pictures of one size in a batch, and what augmentation does to them.
+    """The pictures of one size in a batch, and what augmentation does to them."""
 
-    Attributes:
-        rows: Their places in the batch; a list stays on the host.
-        moves: Of these.
-    """
-
-    rows: list[int]
-    moves: Moves
+    rows: list[int]  # their places in the batch; a list stays on the host
+    moves: Moves  # of these
 
 
 class EncodedBatch(NamedTuple):
-    """A batch whose images are encoded files.
+    """A batch whose images are encoded files."""
 
-    Attributes:
-        batch: With a list of bytes for each image field.
-        indices: The samples as the user counts them, for messages; a list stays on the host.
-        moves: By image field, where there is augmentation.
-    """
-
-    batch: Any
+    batch: Any  # with a list of bytes for each image field
+    # The samples as the user counts them, for messages; a list stays on the host.
     indices: list[int]
-    moves: dict[str, list[SameSize]]
+    moves: dict[str, list[SameSize]]  # by image field, where there is augmentation
 
 
 class JpegOnDevice(OnDevice):

@@ -40,13 +40,9 @@ _COPIED_AS = {
 
 @dataclass(frozen=True, slots=True)
 class SourcesReader:
-    """Reads the parts of a batch that are of several datasets, each as its own plan says; its rows are in their order.
+    """Reads the parts of a batch that are of several datasets, each by its own plan; its rows are in their order."""
 
-    Attributes:
-        min_rows: How many rows are worth a thread.
-    """
-
-    min_rows: int
+    min_rows: int  # how many rows are worth a thread
     names: ClassVar[tuple[str, ...]] = ()
     prefetched_field: ClassVar[None] = None
 

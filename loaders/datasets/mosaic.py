@@ -26,19 +26,12 @@ _TILES = 4
 
 
 class _Rows(NamedTuple):
-    """Where the rows of N mosaics come from.
+    """Where the rows of N mosaics come from."""
 
-    Attributes:
-        counts: Rows of each mosaic.
-        rows: int64 ``(total,)``: which row of all that the batch had, end to end.
-        shifts: float32 ``(total, 2)``: by how much it moves along x and y.
-        tiles: float32 ``(total, 4)``: x1, y1, x2, y2 of the part that its picture has.
-    """
-
-    counts: list[int]
-    rows: torch.Tensor
-    shifts: torch.Tensor
-    tiles: torch.Tensor
+    counts: list[int]  # rows of each mosaic
+    rows: torch.Tensor  # int64 ``(total,)``: which row of all that the batch had, end to end
+    shifts: torch.Tensor  # float32 ``(total, 2)``: by how much it moves along x and y
+    tiles: torch.Tensor  # float32 ``(total, 4)``: x1, y1, x2, y2 of the part that its picture has
 
 
 class Mosaic(nn.Module):

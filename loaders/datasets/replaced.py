@@ -14,14 +14,10 @@ _MAX_FEW = 10  # so many are allowed in a small dataset, too
 
 
 class BadSamples:
-    """The samples that were replaced so far, in any number of epochs.
-
-    Attributes:
-        num_replaced: How often one was.
-    """
+    """The samples that were replaced so far, in any number of epochs."""
 
     def __init__(self) -> None:
-        self.num_replaced = 0
+        self.num_replaced = 0  # how often one was
         self._indices: set[int] = set()
         self._causes: dict[str | int, int] = {}  # with the sample for which each was logged
 

@@ -21,15 +21,11 @@ _WITH_STREAMS = ("cuda", "xpu")  # cuda is ROCm's name, too
 
 
 class Accelerator(Protocol):
-    """Copies tensors to one device.
+    """Copies tensors to one device."""
 
-    Attributes:
-        device: Where to.
-        is_ahead: Whether copies run beside the caller; if not, there is nothing to gain from
-            starting them early, and the methods below have nothing to do.
-    """
-
-    device: torch.device
+    device: torch.device  # where to
+    # Whether copies run beside the caller; if not, there is nothing to gain from starting them early, and the methods
+    # below have nothing to do.
     is_ahead: bool
 
     def copying(self) -> AbstractContextManager[Any]:

@@ -49,36 +49,25 @@ _PIXELS = {torch.uint8: 255, torch.uint16: 65535}
 
 
 class Moves(NamedTuple):
-    """What happens to each sample of a batch, K being its spatial axes.
+    """What happens to each sample of a batch, K being its spatial axes."""
 
-    Attributes:
-        table: ``(N, 3, K)`` int64: corner and lengths of the box, and which axes are mirrored.
-        size: The K lengths of every result.
-        num_taps: Per axis, how many source rows the widest average needs.
-        is_copy: Nothing is resampled: all boxes have the result's size.
-        fill_mask: What lies outside of masks.
-        fill: What lies outside of images: one number, or one for each channel.
-        resampling: How, as ``augment.Geometry`` says.
-        edits: What happens to the pixels of images then.
-        warped: Samples that are turned, sheared and the like: int64 ``(n,)``; None: none.
-        matrices: Of these ``(n, 3, 3)`` float64, as ``augment.Geometry`` says.
-        ripples: How they are displaced; None: not at all.
-        regions: Where images are filtered ``(N, 2, 2)`` float64: corner and lengths of the exact boxes. ``table`` then
-            has the boxes of all that is read.
-    """
-
+    # ``(N, 3, K)`` int64: corner and lengths of the box, and which axes are mirrored.
     table: torch.Tensor
-    size: tuple[int, ...]
-    num_taps: tuple[int, ...]
-    is_copy: bool
-    fill_mask: int = 0
-    fill: Any = 0
-    resampling: Resampling = FAST
+    size: tuple[int, ...]  # the K lengths of every result
+    num_taps: tuple[int, ...]  # per axis, how many source rows the widest average needs
+    is_copy: bool  # nothing is resampled: all boxes have the result's size
+    fill_mask: int = 0  # what lies outside of masks
+    fill: Any = 0  # what lies outside of images: one number, or one for each channel
+    resampling: Resampling = FAST  # how, as ``augment.Geometry`` says
+    # Where images are filtered ``(N, 2, 2)`` float64: corner and lengths of the exact boxes. ``table`` then has the
+    # boxes of all that is read.
     regions: torch.Tensor | None = None
-    edits: tuple[Group, ...] = ()
+    edits: tuple[Group, ...] = ()  # what happens to the pixels of images then
+    # Samples that are turned, sheared and the like: int64 ``(n,)``; None: none.
     warped: torch.Tensor | None = None
+    # Of these ``(n, 3, 3)`` float64, as ``augment.Geometry`` says.
     matrices: torch.Tensor | None = None
-    ripples: Ripples | None = None
+    ripples: Ripples | None = None  # how they are displaced; None: not at all
 
 
 def draw_moves(

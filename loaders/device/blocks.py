@@ -22,15 +22,10 @@ _WORTH = 0.75
 
 
 class Cut(NamedTuple):
-    """Which part of each image of a batch is made, in units of a few pixels: its blocks.
+    """Which part of each image of a batch is made, in units of a few pixels: its blocks."""
 
-    Attributes:
-        corners: int64 ``(N, 2)``: row and column of each window's first unit.
-        size: Rows and columns of every window.
-    """
-
-    corners: torch.Tensor
-    size: tuple[int, int]
+    corners: torch.Tensor  # int64 ``(N, 2)``: row and column of each window's first unit
+    size: tuple[int, int]  # rows and columns of every window
 
 
 def cut_around(moves: Moves, size: Sequence[int], unit: int) -> tuple[Cut, Moves] | None:
@@ -81,19 +76,12 @@ def cut_around(moves: Moves, size: Sequence[int], unit: int) -> tuple[Cut, Moves
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A part of one plane of each image.
+    """A part of one plane of each image."""
 
-    Attributes:
-        row: int64 ``(N,)``: its first row of blocks.
-        column: Its first column.
-        num_rows: Rows of blocks.
-        num_columns: Columns of blocks.
-    """
-
-    row: torch.Tensor
-    column: torch.Tensor
-    num_rows: int
-    num_columns: int
+    row: torch.Tensor  # int64 ``(N,)``: its first row of blocks
+    column: torch.Tensor  # its first column
+    num_rows: int  # rows of blocks
+    num_columns: int  # columns of blocks
 
     @property
     def num_blocks(self) -> int:

@@ -32,17 +32,11 @@ _DEVICE_VALUES = (
 
 
 class Coefficients(NamedTuple):
-    """A batch of ``dct`` images as the host hands it over.
+    """A batch of ``dct`` images as the host hands it over."""
 
-    Attributes:
-        planes: uint8 ``(N, n * n * blocks)``: int8 coefficients, coefficient-major.
-        positions: int64 ``(M,)``: which of all of them are beyond int8.
-        adds: float32 ``(M,)``: what these lack.
-    """
-
-    planes: torch.Tensor
-    positions: torch.Tensor
-    adds: torch.Tensor
+    planes: torch.Tensor  # uint8 ``(N, n * n * blocks)``: int8 coefficients, coefficient-major
+    positions: torch.Tensor  # int64 ``(M,)``: which of all of them are beyond int8
+    adds: torch.Tensor  # float32 ``(M,)``: what these lack
 
 
 class Yuv420Finish(nn.Module):

@@ -24,19 +24,13 @@ if TYPE_CHECKING:
 
 
 class Group(NamedTuple):
-    """Samples of a batch that get the same kind of edit at the same time.
+    """Samples of a batch that get the same kind of edit at the same time."""
 
-    Attributes:
-        kind: Of ``Kind``.
-        rows: int64 ``(n,)``: which samples; None: all.
-        values: float32 ``(n, NUM_VALUES)``: how, of each.
-        most: Of a blur, width and height of the largest kernel; of a warp, whether any is by the nearest pixel, and any
-            between pixels; of a mix, whether it is the last.
-    """
-
-    kind: int
-    rows: torch.Tensor | None
-    values: torch.Tensor
+    kind: int  # of ``Kind``
+    rows: torch.Tensor | None  # int64 ``(n,)``: which samples; None: all
+    values: torch.Tensor  # float32 ``(n, NUM_VALUES)``: how, of each
+    # Of a blur, width and height of the largest kernel; of a warp, whether any is by the nearest pixel, and any
+    # between pixels; of a mix, whether it is the last.
     most: tuple[int, int] = (1, 1)
 
 

@@ -28,32 +28,20 @@ ALIGNMENT = 16  # what nvCOMP's documentation says fits every format
 
 
 class Compressed(NamedTuple):
-    """A batch of ``dct`` images as the host reads it.
+    """A batch of ``dct`` images as the host reads it."""
 
-    Attributes:
-        data: uint8 ``(n,)``: the bands that a scale needs, image by image, each from the next multiple
-            of ``ALIGNMENT`` on.
-        sizes: Of the bands, in bytes; a list stays on the host.
-        positions: As in ``Coefficients``.
-        adds: As in ``Coefficients``.
-    """
-
+    # uint8 ``(n,)``: the bands that a scale needs, image by image, each from the next multiple of ``ALIGNMENT`` on.
     data: torch.Tensor
-    sizes: list[int]
-    positions: torch.Tensor
-    adds: torch.Tensor
+    sizes: list[int]  # of the bands, in bytes; a list stays on the host
+    positions: torch.Tensor  # as in ``Coefficients``
+    adds: torch.Tensor  # as in ``Coefficients``
 
 
 class Places(NamedTuple):
-    """Where parts lie in a buffer.
+    """Where parts lie in a buffer."""
 
-    Attributes:
-        offsets: Where each begins, in bytes.
-        sizes: Their bytes.
-    """
-
-    offsets: list[int]
-    sizes: list[int]
+    offsets: list[int]  # where each begins, in bytes
+    sizes: list[int]  # their bytes
 
 
 class Decompress(Protocol):

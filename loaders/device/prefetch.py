@@ -36,22 +36,15 @@ if TYPE_CHECKING:
 
 
 class Prefetcher:
-    """Yields what a source yields, with every tensor on the device.
-
-    Args:
-        source: Yields batches in host memory, of any nesting.
-        accelerator: Copies them.
-        ahead: How many batches may lie on the device before they are asked for.
-        is_ready: Tells whether the source has its next batch now.
-    """
+    """Yields what a source yields, with every tensor on the device."""
 
     def __init__(
         self,
-        source: Iterator[Any],
-        accelerator: Accelerator,
+        source: Iterator[Any],  # yields batches in host memory, of any nesting
+        accelerator: Accelerator,  # copies them
         *,
-        ahead: int,
-        is_ready: Callable[[], bool],
+        ahead: int,  # how many batches may lie on the device before they are asked for
+        is_ready: Callable[[], bool],  # tells whether the source has its next batch now
     ) -> None:
         self._source, self._accelerator, self._is_ready = source, accelerator, is_ready
         self._ahead = ahead if accelerator.is_ahead else 0

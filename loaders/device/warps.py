@@ -21,21 +21,13 @@ SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: to
 
 
 class Ripples(NamedTuple):
-    """``augment.Ripple`` of n samples.
+    """``augment.Ripple`` of n samples."""
 
-    Attributes:
-        seeds: int64 ``(n,)``.
-        frames: ``(n, 3, 3)`` float64.
-        size: Of all frames.
-        alpha: Of all.
-        sigma: Of all.
-    """
-
-    seeds: torch.Tensor
-    frames: torch.Tensor
-    size: tuple[int, int]
-    alpha: tuple[float, float]
-    sigma: tuple[float, float]
+    seeds: torch.Tensor  # int64 ``(n,)``
+    frames: torch.Tensor  # ``(n, 3, 3)`` float64
+    size: tuple[int, int]  # of all frames
+    alpha: tuple[float, float]  # of all
+    sigma: tuple[float, float]  # of all
 
     def displacements(self) -> torch.Tensor:
         """Return by how much each pixel of the frames moves: x and y, float32 ``(n, 2, height, width)``."""

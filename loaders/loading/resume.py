@@ -83,19 +83,12 @@ class Progress:
 
 
 class Tagged(NamedTuple):
-    """A batch, and the state behind it.
+    """A batch, and the state behind it."""
 
-    Attributes:
-        batch: As ``collate_fn`` made it.
-        worker: That made it.
-        state: Of its dataset, or of the sampler.
-        is_last: Whether the first worker is next.
-    """
-
-    batch: Any
-    worker: int
-    state: Any
-    is_last: bool
+    batch: Any  # as ``collate_fn`` made it
+    worker: int  # that made it
+    state: Any  # of its dataset, or of the sampler
+    is_last: bool  # whether the first worker is next
 
 
 class ThirdParty:

@@ -142,19 +142,12 @@ class Lanes(Computed):
 
 
 class Deal(NamedTuple):
-    """Pieces of shards, lane by lane: a shard is one, or cut in several at the borders of lanes.
+    """Pieces of shards, lane by lane: a shard is one, or cut in several at the borders of lanes."""
 
-    Attributes:
-        lanes: The lane of each piece, ascending.
-        shards: The shard that it is of, counted as they were given.
-        firsts: Its first sample, counted shard by shard.
-        sizes: Its samples.
-    """
-
-    lanes: Int64s
-    shards: Int64s
-    firsts: Int64s
-    sizes: Int64s
+    lanes: Int64s  # the lane of each piece, ascending
+    shards: Int64s  # the shard that it is of, counted as they were given
+    firsts: Int64s  # its first sample, counted shard by shard
+    sizes: Int64s  # its samples
 
 
 class _Layout(NamedTuple):

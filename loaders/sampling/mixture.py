@@ -299,18 +299,12 @@ class _Schedule(NamedTuple):
     ``(j + u) / q``, with ``u`` random in [0, 1). So the number that came before any time is known
     without looking at them, and the windows between two times can be worked out each on its own.
     Their number has no influence on the order.
-
-    Attributes:
-        turns: Of each source.
-        num_turns: Of all of them.
-        num_windows: Equal parts of the epoch that are computed each on its own.
-        key: Of the random numbers.
     """
 
-    turns: Int64s
-    num_turns: int
-    num_windows: int
-    key: int
+    turns: Int64s  # of each source
+    num_turns: int  # of all of them
+    num_windows: int  # equal parts of the epoch that are computed each on its own
+    key: int  # of the random numbers
 
     @classmethod
     def of(cls, turns: Int64s, key: int) -> _Schedule:

@@ -29,19 +29,12 @@ class Phase(NamedTuple):
 
 
 class History(NamedTuple):
-    """What was served by other weights before.
+    """What was served by other weights before."""
 
-    Attributes:
-        epoch: The epoch in which these weights begin.
-        position: Where in it.
-        total: Samples of all epochs before.
-        given: Samples that each source has given of them.
-    """
-
-    epoch: int
-    position: int
-    total: int
-    given: tuple[int, ...]
+    epoch: int  # the epoch in which these weights begin
+    position: int  # where in it
+    total: int  # samples of all epochs before
+    given: tuple[int, ...]  # samples that each source has given of them
 
     @classmethod
     def parse(cls, text: str) -> History:
@@ -54,19 +47,12 @@ class History(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Turns that are laid out by one set of weights: a part of an epoch, or whole epochs that are alike.
+    """Turns that are laid out by one set of weights: a part of an epoch, or whole epochs that are alike."""
 
-    Attributes:
-        begin: Its first turn: in the epoch, or since the beginning of epoch 0.
-        turns: How many each source has.
-        given: Samples that each source gave before, since the beginning.
-        repeats: How many such epochs follow each other.
-    """
-
-    begin: int
-    turns: Int64s
-    given: tuple[int, ...]
-    repeats: int = 1
+    begin: int  # its first turn: in the epoch, or since the beginning of epoch 0
+    turns: Int64s  # how many each source has
+    given: tuple[int, ...]  # samples that each source gave before, since the beginning
+    repeats: int = 1  # how many such epochs follow each other
 
     def given_after(self, repeats: int, block_size: int) -> tuple[int, ...]:
         """Return what each source has given after some of them."""

@@ -32,18 +32,14 @@ _MAX_ROWS = (1 << 63) - 1  # row numbers are int64
 
 @dataclass(frozen=True, slots=True)
 class Checksums:
-    """The hashes of one column.
+    """The hashes of one column."""
 
-    Attributes:
-        rows_per_block: Rows hashed together; block ``b`` is rows ``b * rows_per_block`` and up.
-        hashes: xxh3-64 of each block: of its rows' bytes, one after the other.
-        chunk_bytes: Size of the chunks of each row, of which the last one may be shorter; 0: none.
-        chunks: xxh3-64 of the chunks of the first row, then of the second, and so on.
-    """
-
-    rows_per_block: int
+    rows_per_block: int  # rows hashed together; block ``b`` is rows ``b * rows_per_block`` and up
+    # xxh3-64 of each block: of its rows' bytes, one after the other.
     hashes: npt.NDArray[np.uint64]
+    # Size of the chunks of each row, of which the last one may be shorter; 0: none.
     chunk_bytes: int = 0
+    # xxh3-64 of the chunks of the first row, then of the second, and so on.
     chunks: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
 
     def first_mismatch(self, column: Column, blocks: npt.NDArray[np.int64]) -> int | None:

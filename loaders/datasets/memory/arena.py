@@ -57,9 +57,6 @@ class Arena:
         identity: Says what it will hold.
         plans: Its columns, by name.
         meta: JSON to be stored with them.
-
-    Attributes:
-        columns: To be filled; not to be kept beyond ``seal``.
     """
 
     def __init__(
@@ -82,7 +79,7 @@ class Arena:
         head = _PREAMBLE.pack(_MAGIC, len(layout), xxhash.xxh3_128_digest(layout)) + layout
         data[: len(head)] = np.frombuffer(head, np.uint8)
         data = data[begin:]
-        self.columns = {}
+        self.columns = {}  # to be filled; not to be kept beyond ``seal``
         for name, plan in plans.items():
             arrays = [data[first : first + size] for size, first in places[name]["arrays"]]
             self.columns[name] = plan.column(arrays)

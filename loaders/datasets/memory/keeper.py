@@ -42,15 +42,10 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Where processes that share a copy meet.
+    """Where processes that share a copy meet."""
 
-    Attributes:
-        identity: Says what the copy holds.
-        all_users: Whether everyone may share it, or one user.
-    """
-
-    identity: str
-    all_users: bool = False
+    identity: str  # says what the copy holds
+    all_users: bool = False  # whether everyone may share it, or one user
 
     @property
     def address(self) -> str:

@@ -49,16 +49,11 @@ _SPARE_SHARE = 0.9  # of the memory that is available: the rest of the machine n
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """One column that is to be in memory.
+    """One column that is to be in memory."""
 
-    Attributes:
-        field: What its records will be.
-        lengths: ``(N,)`` int64, the bytes of each record.
-        fill: Writes the records into a column of that shape, and reports bytes.
-    """
-
-    field: Field
-    lengths: Lengths
+    field: Field  # what its records will be
+    lengths: Lengths  # ``(N,)`` int64, the bytes of each record
+    # Writes the records into a column of that shape, and reports bytes.
     fill: Callable[[Column, Report], None]
 
     @property
@@ -208,27 +203,16 @@ def _lengths(store: Store, name: str, rows: Rows) -> Lengths:
 
 
 def plan_pixels(
-    field: Image | Mask,
-    num_rows: int,
-    records: Records,
-    blame: Blame,
-    progress: bool,
-    scale: float = 1,
-    num_threads: int | None = None,
-    max_picture_mb: int = MAX_PICTURE_MB,
+    field: Image | Mask,  # what the pictures are
+    num_rows: int,  # how many
+    records: Records,  # returns some of them, encoded; called on several threads
+    blame: Blame,  # makes an error of a picture that cannot be decoded
+    progress: bool,  # show a bar where reading their sizes takes long
+    scale: float = 1,  # of the pixels, where the codec is ``dct``
+    num_threads: int | None = None,  # that decode; default: as many as this rank has cores
+    max_picture_mb: int = MAX_PICTURE_MB,  # memory of the largest, decoded
 ) -> ColumnPlan:
-    """Plan to turn encoded pictures into pixels; the field's size becomes known if they share one.
-
-    Args:
-        field: What the pictures are.
-        num_rows: How many.
-        records: Returns some of them, encoded; called on several threads.
-        blame: Makes an error of a picture that cannot be decoded.
-        progress: Show a bar where reading their sizes takes long.
-        scale: Of the pixels, where the codec is ``dct``.
-        num_threads: That decode; default: as many as this rank has cores.
-        max_picture_mb: Memory of the largest, decoded.
-    """
+    """Plan to turn encoded pictures into pixels; the field's size becomes known if they share one."""
     codec: Any = codec_for(field)
     if isinstance(codec, PictureCodec):
         codec = codec.limited(max_picture_mb)

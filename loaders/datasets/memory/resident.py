@@ -40,17 +40,11 @@ _WORDS = (torch.int64, torch.int32, torch.int16)
 
 
 class RowNumbers(NamedTuple):
-    """A batch before it is gathered.
+    """A batch before it is gathered."""
 
-    Attributes:
-        rows: int64 ``(N,)``: where the samples lie.
-        indices: int64 ``(N,)``: the samples as the user counts them.
-        moves: What augmentation does to pictures of each size.
-    """
-
-    rows: torch.Tensor
-    indices: torch.Tensor
-    moves: MovesBySize
+    rows: torch.Tensor  # int64 ``(N,)``: where the samples lie
+    indices: torch.Tensor  # int64 ``(N,)``: the samples as the user counts them
+    moves: MovesBySize  # what augmentation does to pictures of each size
 
 
 class Resident:

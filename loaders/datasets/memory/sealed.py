@@ -35,12 +35,9 @@ class SealedFile:
 
 @dataclass(frozen=True, slots=True)
 class HeldShard(MemoryShard):
-    """Columns of this process; ``file`` has them for its child.
+    """Columns of this process; ``file`` has them for its child."""
 
-    Attributes:
-        files: None until somebody asked for it, or one.
-    """
-
+    # None until somebody asked for it, or one.
     files: list[SealedFile] = field(default_factory=list, compare=False)
 
     def file(self) -> SealedFile:

@@ -148,17 +148,11 @@ class PrefixRecords:
 
 
 class Moved(NamedTuple):
-    """A host half, and how its images are to be cropped and flipped.
+    """A host half, and how its images are to be cropped and flipped."""
 
-    Attributes:
-        half: ``Coefficients``, or planes.
-        moves: For each sample, drawn as the host would have drawn it.
-        cut: Which part of the images is needed; ``moves`` are then as seen from there.
-    """
-
-    half: Any
-    moves: Moves
-    cut: Cut | None
+    half: Any  # ``Coefficients``, or planes
+    moves: Moves  # for each sample, drawn as the host would have drawn it
+    cut: Cut | None  # which part of the images is needed; ``moves`` are then as seen from there
 
 
 def put_range(parts: dict[int, Any], first: int, last: int, value: Any) -> None:

@@ -24,15 +24,10 @@ MovesBySize = dict[Size, Moves]
 
 
 class MovingBatch(NamedTuple):
-    """A batch before augmentation.
+    """A batch before augmentation."""
 
-    Attributes:
-        batch: With pictures as they are stored.
-        moves: What happens to pictures of each size.
-    """
-
-    batch: Any
-    moves: MovesBySize
+    batch: Any  # with pictures as they are stored
+    moves: MovesBySize  # what happens to pictures of each size
 
 
 def moving_halves(dataset: PackedDataset) -> Halves:

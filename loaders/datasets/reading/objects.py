@@ -79,21 +79,14 @@ def sanitizer_of(
 
 @dataclass(frozen=True, slots=True)
 class ShapeReader(ReaderAround):
-    """Values that follow the crops of a picture, in each of its views.
+    """Values that follow the crops of a picture, in each of its views."""
 
-    Attributes:
-        reader: Of the values as they are stored.
-        picture: Whose crops they follow.
-        sanitizers: Of each view what drops rows; None: nothing.
-        is_guess: It is the first of several images.
-        is_leader: It is the field of boxes that ops look at.
-    """
-
-    reader: ObjectReader
-    picture: PictureReader
+    reader: ObjectReader  # of the values as they are stored
+    picture: PictureReader  # whose crops they follow
+    # Of each view what drops rows; None: nothing.
     sanitizers: tuple[augment.SanitizeBoundingBoxes | None, ...]
-    is_guess: bool
-    is_leader: bool
+    is_guess: bool  # it is the first of several images
+    is_leader: bool  # it is the field of boxes that ops look at
 
     @property
     def name(self) -> str:

@@ -40,36 +40,23 @@ _FEW = 4  # pictures: preparing takes as long as looking at so many one by one
 
 @dataclass(slots=True)
 class Wanted:
-    """What is wanted of N pictures: a list of each number, as one of each picture would be looked through for garbage.
+    """What is wanted of N pictures: lists of numbers, as an object a picture would be looked through for garbage."""
 
-    Attributes:
-        records: The files.
-        heads: Their headers.
-        plans: Boxes, sizes and flips of each view.
-        blocks: Which segments are enough, of those that have some.
-        ends: How many rows are enough of each of the others; 0: all.
-        reductions: By how much each may be reduced.
-        steps: What happens to each that is ready: of each view 8 lists, of the numbers of a ``Step``.
-        are_ready: Whether it is a JPEG whose boxes are all inside, with results of the batch's size: others are
-            looked at one by one.
-        heights: Of each, in pixels.
-        widths: The same.
-        most_pixels: Of the largest.
-        is_edited: Whether pixels are edited in any of the views.
-    """
-
-    records: list[UInt8Array]
-    heads: PictureHeads
-    plans: list[augment.Geometry]
-    blocks: Blocks
-    ends: list[int]
-    reductions: list[int]
+    records: list[UInt8Array]  # the files
+    heads: PictureHeads  # their headers
+    plans: list[augment.Geometry]  # boxes, sizes and flips of each view
+    blocks: Blocks  # which segments are enough, of those that have some
+    ends: list[int]  # how many rows are enough of each of the others; 0: all
+    reductions: list[int]  # by how much each may be reduced
+    # What happens to each that is ready: of each view 8 lists, of the numbers of a ``Step``.
     steps: list[list[list[int]]]
+    # Whether it is a JPEG whose boxes are all inside, with results of the batch's size: others are looked at one by
+    # one.
     are_ready: list[bool]
-    heights: list[int] = dataclass_field(init=False)
-    widths: list[int] = dataclass_field(init=False)
-    most_pixels: int = dataclass_field(init=False)
-    is_edited: bool = dataclass_field(init=False)
+    heights: list[int] = dataclass_field(init=False)  # of each, in pixels
+    widths: list[int] = dataclass_field(init=False)  # the same
+    most_pixels: int = dataclass_field(init=False)  # of the largest
+    is_edited: bool = dataclass_field(init=False)  # whether pixels are edited in any of the views
 
     def __post_init__(self) -> None:
         self.heights, self.widths = self.heads.sizes.T.tolist()

@@ -50,50 +50,35 @@ class Records(Protocol):
 
 
 class SourcePart(NamedTuple):
-    """What of a batch is of one source of a mixture.
+    """What of a batch is of one source of a mixture."""
 
-    Attributes:
-        request: Its samples.
-        rows: Their places in the batch.
-        first: What is added to their ``sample_id``.
-    """
-
-    request: Request
-    rows: npt.NDArray[np.int64]
-    first: int
+    request: Request  # its samples
+    rows: npt.NDArray[np.int64]  # their places in the batch
+    first: int  # what is added to their ``sample_id``
 
 
 @dataclass(slots=True)
 class Request:
-    """The samples of one batch.
+    """The samples of one batch."""
 
-    Attributes:
-        plan: How they are read.
-        indices: int64 sample numbers as the user counts them; of a third-party dataset what the sampler gave.
-        rows: The same in the store, where a view has other numbers.
-        epoch: The epoch, for augmentation.
-        draws: Of each sample a number that tells repeats of an index within the epoch apart, or None for none; not a
-            count, and not ascending with position.
-        seed: For augmentation.
-        num_workers: How many threads share the work.
-        known: What was made once for all parts, by a name; None where one of the samples was in the way.
-        lock: While something is made; what is made may need something else.
-        whole: The samples of several batches, of which these are some; None: nothing is shared with others.
-        start: Where in the whole they begin.
-        parts: The samples by their source, where a mixture reads its sources one by one.
-    """
-
-    plan: ReadPlan
+    plan: ReadPlan  # how they are read
+    # int64 sample numbers as the user counts them; of a third-party dataset what the sampler gave.
     indices: Any
-    rows: Rows = _NO_ROWS
-    epoch: int = 0
+    rows: Rows = _NO_ROWS  # the same in the store, where a view has other numbers
+    epoch: int = 0  # the epoch, for augmentation
+    # Of each sample a number that tells repeats of an index within the epoch apart, or None for none; not a count,
+    # and not ascending with position.
     draws: npt.NDArray[np.int64] | None = None
-    seed: int = 0
-    num_workers: int = 1
+    seed: int = 0  # for augmentation
+    num_workers: int = 1  # how many threads share the work
+    # What was made once for all parts, by a name; None where one of the samples was in the way.
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    # While something is made; what is made may need something else.
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False, repr=False)
+    # The samples of several batches, of which these are some; None: nothing is shared with others.
     whole: Request | None = field(default=None, compare=False, repr=False)
-    start: int = 0
+    start: int = 0  # where in the whole they begin
+    # The samples by their source, where a mixture reads its sources one by one.
     parts: Sequence[SourcePart] = ()
 
     def __len__(self) -> int:
@@ -197,13 +182,9 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReaderAround:
-    """A reader of the same field as another one, which does part of the work.
+    """A reader of the same field as another one, which does part of the work."""
 
-    Attributes:
-        reader: The other.
-    """
-
-    reader: Reader
+    reader: Reader  # the other
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -220,29 +201,23 @@ class ReaderAround:
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """How the samples of a view become batches. It never changes; what it counts is beside it.
+    """How the samples of a view become batches. It never changes; what it counts is beside it."""
 
-    Attributes:
-        view: The samples, where they are of packed columns: one that cannot be read is named, or replaced.
-        readers: Of each field; or one that returns samples. Without a view the first says what it reads.
-        forms: By the names of a sample, how arrays of varying length are joined that a transform made.
-        transforming: The user's function of samples.
-        is_replacing: Whether another sample stands for one that cannot be read; else it is an error.
-        part_ends: The sample behind the last one of each part, where samples are replaced by those of their own.
-        bad: The samples that were replaced.
-        unfinished: Makes of a batch, and the request it came of, what a device finishes; None leaves the batch.
-        fields: Names of the fields that are read of the view.
-    """
-
+    # The samples, where they are of packed columns: one that cannot be read is named, or replaced.
     view: View | None
+    # Of each field; or one that returns samples. Without a view the first says what it reads.
     readers: tuple[Reader, ...]
+    # By the names of a sample, how arrays of varying length are joined that a transform made.
     forms: Mapping[str, Form] = field(default_factory=dict)
-    transforming: Transforming | None = None
+    transforming: Transforming | None = None  # the user's function of samples
+    # Whether another sample stands for one that cannot be read; else it is an error.
     is_replacing: bool = False
+    # The sample behind the last one of each part, where samples are replaced by those of their own.
     part_ends: Indices | None = None
-    bad: BadSamples = field(default_factory=BadSamples)
+    bad: BadSamples = field(default_factory=BadSamples)  # the samples that were replaced
+    # Makes of a batch, and the request it came of, what a device finishes; None leaves the batch.
     unfinished: Callable[[Any, Request], Any] | None = None
-    fields: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()  # names of the fields that are read of the view
 
     @cached_property
     def names(self) -> tuple[str, ...]:

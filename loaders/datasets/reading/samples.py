@@ -16,20 +16,15 @@ from loaders.errors import BatchError
 
 
 class Form(NamedTuple):
-    """How a batch has arrays of different lengths.
+    """How a batch has arrays of different lengths."""
 
-    Attributes:
-        kind: ``"list"``; ``"pad"``: one tensor and the lengths; ``"offsets"``: end to end; ``"equal"``: one tensor
-            where all of a batch have one shape, else a list.
-        value: That padding has.
-        axis: Of each array, along which they differ; None: the first one that is not of length 1.
-        num_axes: Of arrays for which ``axis`` holds; None: of all.
-    """
-
+    # ``"list"``; ``"pad"``: one tensor and the lengths; ``"offsets"``: end to end; ``"equal"``: one tensor where all
+    # of a batch have one shape, else a list.
     kind: str = "list"
-    value: float = 0
+    value: float = 0  # that padding has
+    # Of each array, along which they differ; None: the first one that is not of length 1.
     axis: int | None = None
-    num_axes: int | None = None
+    num_axes: int | None = None  # of arrays for which ``axis`` holds; None: of all
 
     def axis_of(self, tensors: list[torch.Tensor]) -> int:
         """Return the axis along which arrays are joined, which may be none that they have."""
@@ -368,15 +363,11 @@ def _holds(dtype: torch.dtype, value: float) -> bool:
 
 
 class TransformedSamples(list[Any]):
-    """What a transform made of the samples of a batch, and how arrays of varying length are joined.
-
-    Attributes:
-        forms: The form by name, of the fields that hold such arrays.
-    """
+    """What a transform made of the samples of a batch, and how arrays of varying length are joined."""
 
     def __init__(self, samples: Sequence[Any], forms: dict[str, Form]) -> None:
         super().__init__(samples)
-        self.forms = forms
+        self.forms = forms  # the form by name, of the fields that hold such arrays
 
 
 def collate(samples: Any) -> Any:

@@ -38,19 +38,12 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class ImagesReader:
-    """Pictures of samples: of each a list, or a tensor where all leave with one size.
+    """Pictures of samples: of each a list, or a tensor where all leave with one size."""
 
-    Attributes:
-        store: Where the records lie.
-        name: Of the field.
-        pictures: Reads single pictures from their places.
-        batching: What a batch has.
-    """
-
-    store: Store
-    name: str
-    pictures: PictureReader
-    batching: Form = LIST
+    store: Store  # where the records lie
+    name: str  # of the field
+    pictures: PictureReader  # reads single pictures from their places
+    batching: Form = LIST  # what a batch has
     min_rows: int = 1
 
     @property

@@ -66,21 +66,13 @@ class DocumentPlan:
 
 @dataclass(frozen=True)
 class DocumentReader(SamplesReader):
-    """Windows of documents, with what attention needs to keep these apart.
+    """Windows of documents, with what attention needs to keep these apart."""
 
-    Attributes:
-        stream: Where the tokens are.
-        plan: Which of them lie together.
-        length: Tokens of a window.
-        dtype: int64 or int32, of tokens and targets.
-        labels: Where targets are that are not the tokens themselves.
-    """
-
-    stream: TokenStream
-    plan: DocumentPlan
-    length: int
-    dtype: np.dtype[Any]
-    labels: TokenStream | None = None
+    stream: TokenStream  # where the tokens are
+    plan: DocumentPlan  # which of them lie together
+    length: int  # tokens of a window
+    dtype: np.dtype[Any]  # int64 or int32, of tokens and targets
+    labels: TokenStream | None = None  # where targets are that are not the tokens themselves
 
     def make(self, request: Request, memory: Memory) -> DocumentBatch:
         """Read and lay out all windows of a batch."""

@@ -26,27 +26,16 @@ _PART_BYTES = 2 << 20  # less is not worth another thread
 
 @dataclass(frozen=True, slots=True)
 class WindowReader:
-    """Windows of one length over a stream.
+    """Windows of one length over a stream."""
 
-    Attributes:
-        stream: Where the tokens are.
-        labels: Where targets are that are not the tokens that follow.
-        span: First position and the one behind the last.
-        length: Tokens of a window.
-        stride: Tokens from one window to the next.
-        num_whole: Windows before the first that is short.
-        dtype: Of tokens and targets: int64, int32, or ``stored``.
-        is_half: Leave tokens and targets in one, as they are stored.
-    """
-
-    stream: TokenStream
-    labels: TokenStream | None
-    span: tuple[int, int]
-    length: int
-    stride: int
-    num_whole: int
-    dtype: str
-    is_half: bool = False
+    stream: TokenStream  # where the tokens are
+    labels: TokenStream | None  # where targets are that are not the tokens that follow
+    span: tuple[int, int]  # first position and the one behind the last
+    length: int  # tokens of a window
+    stride: int  # tokens from one window to the next
+    num_whole: int  # windows before the first that is short
+    dtype: str  # of tokens and targets: int64, int32, or ``stored``
+    is_half: bool = False  # leave tokens and targets in one, as they are stored
     prefetched_field: ClassVar[None] = None
 
     @property
