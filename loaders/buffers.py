@@ -117,10 +117,7 @@ class SlotPool:
         return len(self._leases)
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Lease ``nbytes`` bytes of undefined content.
-
-        They return when the last tensor over the lease dies.
-        """
+        """Lease ``nbytes`` bytes of undefined content. They return when the last tensor over the lease dies."""
         with self._lock.plain:
             buffer = self._reuse(nbytes)
         lease = buffer[:nbytes]
@@ -144,11 +141,7 @@ class SlotPool:
 
 
 class Slots:
-    """One pool per name: what a loader keeps between batches.
-
-    Args:
-        allocate: Returns a new buffer: 1-D uint8, of any memory.
-    """
+    """One pool per name: what a loader keeps between batches."""
 
     def __init__(self, allocate: Allocate | None = None) -> None:
         self._allocate = allocate

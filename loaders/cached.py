@@ -15,11 +15,7 @@ ValueT = TypeVar("ValueT")
 
 
 class cached_property(Generic[ValueT]):
-    """As ``functools.cached_property``; threads that ask at the same time may each compute it.
-
-    Args:
-        function: Computes it, of an instance that has a ``__dict__``.
-    """
+    """As ``functools.cached_property``; threads that ask at the same time may each compute it."""
 
     def __init__(self, function: Callable[[Any], ValueT]) -> None:
         self._function, self.__doc__ = function, function.__doc__

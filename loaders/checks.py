@@ -116,15 +116,9 @@ def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
 
 
 def as_list(name: str, value: Any, like: str) -> list[Any]:
-    """Return several values as a list; a text, a path, a mapping or a single value is not that.
+    """Return several values as a list; TypeError if it is a text, a path, a mapping or a single value.
 
-    Args:
-        name: Of the argument.
-        value: What was given.
-        like: What would be right, such as ``"shares, such as [0.9, 0.1]"``.
-
-    Raises:
-        TypeError: It is not a list, or anything else to iterate over.
+    ``like`` is what would be right, such as ``"shares, such as [0.9, 0.1]"``.
     """
     single = isinstance(value, (str, bytes, os.PathLike, Mapping, type))
     if single or not isinstance(value, Iterable) or getattr(value, "shape", None) == ():
@@ -133,16 +127,7 @@ def as_list(name: str, value: Any, like: str) -> list[Any]:
 
 
 def as_path(name: str, value: Any, what: str) -> Path:
-    """Return a path.
-
-    Args:
-        name: Of the argument.
-        value: What was given.
-        what: What must be at the path, and what to do with other things.
-
-    Raises:
-        TypeError: It is neither a path nor a text.
-    """
+    """Return a path; TypeError if it is neither a path nor a text. ``what`` must be at it, for the message."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name} must be {what}, got {shown(value)}")
     return Path(value)

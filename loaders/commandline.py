@@ -102,16 +102,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class Commands:
-    """The parsers of all commands, in groups.
+    """The parsers of all commands, in groups: ``{what they have in common: their names}``.
 
-    Args:
-        prog: What the user types before a command.
-        description: What it is for.
-        groups: The names of the commands by what they have in common.
-        examples: Printed below.
-        version: Printed for ``--version``.
-        default: The command that is meant where none is named.
-        script: What shells complete, where that is not ``prog``.
+    ``default`` is the command that is meant where none is named; ``script`` what shells complete, if that is not
+    ``prog``.
     """
 
     def __init__(

@@ -48,12 +48,7 @@ def divide_by_key(
 ) -> list[Int64s]:
     """Return the positions of each part's samples, sorted; shares are met on average.
 
-    Which part a sample goes to follows from its key alone, so it stays when others are added or removed.
-
-    Args:
-        key_hashes: ``(N,)``, xxh3_64 of each key.
-        shares: As for ``divide``.
-        seed: Likewise.
+    Which part a sample goes to follows from its key's xxh3_64 alone, so it stays when others are added or removed.
     """
     places = hash64(key64(seed, _PURPOSE), key_hashes) * 2.0**-64
     part = np.searchsorted(np.cumsum(shares), places, side="right")

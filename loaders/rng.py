@@ -70,22 +70,14 @@ def hash64(key: int | npt.NDArray[np.uint64], *words: npt.NDArray[Any]) -> npt.N
 
 
 def uniform(key: int, *words: npt.NDArray[Any], num: int) -> npt.NDArray[np.float64]:
-    """Draw ``num`` uniform numbers in [0, 1) for each row of words.
-
-    Returns:
-        ``(rows, num)`` float64, 53 random bits each.
-    """
+    """Draw ``num`` uniform numbers in [0, 1) for each row of words: ``(rows, num)`` float64, 53 random bits each."""
     return uniforms((key,), *words, nums=(num,))[0]
 
 
 def uniforms(
     keys: Sequence[int], *words: npt.NDArray[Any], nums: Sequence[int]
 ) -> list[npt.NDArray[np.float64]]:
-    """Draw what ``uniform`` draws under each of several keys, at once: each numpy call takes microseconds.
-
-    Returns:
-        ``(rows, num)`` float64 for each key and number of ``nums``.
-    """
+    """Draw what ``uniform`` draws under each of several keys, at once: each numpy call takes microseconds."""
     base = hash64(np.array(keys, np.uint64)[:, None], *words)
     key_of_column, steps, ends = _columns(tuple(nums))
     bits = mix64(base.T[:, key_of_column] + steps) >> np.uint64(11)

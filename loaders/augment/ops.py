@@ -519,14 +519,7 @@ class ScaleJitter(SizedBySample):
 
 @dataclass(frozen=True, slots=True)
 class _RandomFlip(Op):
-    """Mirror with probability ``p``.
-
-    Args:
-        p: Probability, from 0 to 1.
-
-    Raises:
-        ValueError: At construction, ``p`` is not a probability.
-    """
+    """Mirror with probability ``p``."""
 
     p: float = 0.5
 

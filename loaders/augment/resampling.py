@@ -111,11 +111,7 @@ def resample(
     interpolation: str,  # ``"bilinear"``, ``"bicubic"`` or ``"area"``
     fill: Any = 0,  # what the result has where the box lies outside the image
 ) -> Array:
-    """Resample a box of an image with one of Pillow's filters, straight into its place.
-
-    Returns:
-        ``out``.
-    """
+    """Resample a box of an image with one of Pillow's filters, straight into its place; return that."""
     target = out[:: -1 if flip[0] else 1, :: -1 if flip[1] else 1]
     spans = [inner_span(region[i], region[i + 2], out.shape[i], image.shape[i]) for i in (0, 1)]
     (top, bottom), (left, right) = spans

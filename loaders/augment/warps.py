@@ -41,14 +41,8 @@ def affine_matrices(
 ) -> Floats:
     """Return the inverses of rotation, shear, scale and translation around a centre, ``(N, 3, 3)``.
 
-    Coordinates are x, y in pixels from the upper left corner of the first pixel.
-
-    Args:
-        angle: ``(N,)`` degrees, clockwise.
-        translate: Along x and y, in pixels: numbers or ``(N,)`` each, as what follows.
-        scale: Of both axes.
-        shear: Along x and y, in degrees.
-        centre: That stays where it is, but for ``translate``.
+    Coordinates are x, y in pixels from the upper left corner of the first pixel; angles ``(N,)`` degrees, clockwise,
+    shear in degrees, the others numbers or ``(N,)`` each. The centre stays where it is, but for ``translate``.
 
     Source:
         ``_get_inverse_affine_matrix`` of torchvision says in which order they act.

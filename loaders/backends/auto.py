@@ -43,10 +43,7 @@ def can_watch() -> bool:
 
 
 class StepWatch:
-    """Tells from what the kernel counts whether the trainer's steps wait for the interpreter.
-
-    The owner says when the trainer's thread goes back to its step, and when it comes again.
-    """
+    """Tells from what the kernel counts whether the trainer's steps wait for the interpreter."""
 
     def __init__(self) -> None:
         self._left: Usage | None = None
@@ -83,14 +80,7 @@ class StepWatch:
 
 
 def waits_for_interpreter(wall_s: float, cpu_s: float, others_s: float, num_waits: float) -> bool:
-    """Judge a stretch of training steps.
-
-    Args:
-        wall_s: How long it was.
-        cpu_s: Seconds of processor that the trainer's thread took.
-        others_s: And the workers.
-        num_waits: How often the trainer's thread waited.
-    """
+    """Judge a stretch of steps, by CPU time (the trainer's and the workers') and how often the trainer waited."""
     lost_s = wall_s - cpu_s
     is_often = num_waits > _WAITS_PER_S * wall_s
     return is_often and lost_s > _LOST_SHARE * wall_s and others_s > _BUSY_SHARE * lost_s
@@ -107,10 +97,8 @@ def _usage(pool: Pool) -> Usage:
 class Successor:
     """The child process that a loader of threads goes over to: started once its steps wait, in use once it is up.
 
-    It is not started where it would run code of the user, which may keep something from batch to batch; that is logged.
-
-    Args:
-        watch: Says when it is time.
+    It is not started where it would run code of the user, which may keep something from batch to batch; that is
+    logged.
     """
 
     def __init__(self, watch: StepWatch) -> None:
@@ -155,10 +143,8 @@ class Successor:
 class AutoPool:
     """A pool of threads that becomes a child process when the training step waits for the GIL.
 
-    Args:
-        maker: Makes the batches.
-        successor: Of the loader: an epoch may be shorter than it takes to decide and to start.
-        to_pool: Returns the pool of a child that is up; called once.
+    The successor is the loader's: an epoch may be shorter than it takes to decide and to start. ``to_pool`` returns
+    the pool of a child that is up.
     """
 
     def __init__(

@@ -41,14 +41,7 @@ def _packets(data: bytes) -> Iterator[Packet]:
 
 
 class Channel:
-    """One end.
-
-    Args:
-        end: Of a ``pair``.
-
-    Attributes:
-        unsent: Packets of messages that were posted, and for which there was no room yet.
-    """
+    """One end of a ``pair``; ``unsent`` has the packets that were posted, and for which there was no room yet."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -80,10 +73,7 @@ class Channel:
             self.unsent.popleft()
 
     def is_ready(self, timeout_s: float = 0, *, or_has_room: bool = False) -> bool:
-        """Wait until something came, or the other end was closed.
-
-        With ``or_has_room`` it is enough that there is room for what is unsent.
-        """
+        """Wait until something came, the other end was closed, or there is room for what is unsent."""
         events = select.POLLIN | (select.POLLOUT if or_has_room and self.unsent else 0)
         if events != self._events:
             self._poll.modify(self.socket, events)

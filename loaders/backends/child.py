@@ -23,13 +23,9 @@ MASKED = (*IGNORED, signal.SIGUSR1, signal.SIGUSR2)  # until the child has its h
 
 
 def main(payload: BinaryIO, sock: int, slots: int, owner: int) -> None:
-    """Serve batches until the trainer closes its end, or is gone.
+    """Serve batches until the trainer, process ``owner``, closes its end, or is gone.
 
-    Args:
-        payload: A pickle of ``sys.path`` was read from it already; the rest is a ``Payload``'s data.
-        sock: Descriptor of our end of a ``Channel``.
-        slots: Descriptor of the memory file for slots.
-        owner: The trainer's process.
+    Of ``payload``, the data of a ``Payload`` are left; ``sock`` and ``slots`` are descriptors.
     """
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)

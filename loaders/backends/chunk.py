@@ -20,9 +20,7 @@ _FIRST_TOGETHER = 8  # batches: the first one should not wait for many others
 class Chunk:
     """1 to 64 consecutive batches; one thread at a time asks for their jobs.
 
-    Args:
-        batches: The indices of each.
-        is_together: All are made and handed over at once, in one turn; else each has a turn.
+    With ``is_together`` all are made and handed over at once, in one turn; else each has a turn.
     """
 
     def __init__(self, batches: Sequence[Any], *, is_together: bool = False) -> None:
@@ -48,12 +46,7 @@ class Chunk:
 
 
 class Chunks:
-    """Takes the indices of several batches at a time, of the first ones fewer.
-
-    Args:
-        batches: The indices of each batch.
-        size: How many to take at once, at most.
-        is_together: See ``Chunk``.
+    """Takes the indices of up to ``size`` batches at a time, of the first ones fewer.
 
     An error of the indices comes behind the batches before it.
     """

@@ -90,11 +90,7 @@ class Maker:
         return getattr(self.dataset, "num_replaced", 0)
 
     def job(self, batches: Sequence[Any]) -> Job:
-        """Return the work of making batches, one or several small ones; it ends with a list of them.
-
-        Args:
-            batches: The indices of each, or what ``plan`` returned for it.
-        """
+        """Return the work of making batches of indices, or of what ``plan`` returned; it ends with a list of them."""
         if len(batches) > 1:
             return BatchJob(Request(ReadPlan(None, (Group(self),)), batches), self.slots)
         return BatchJob(self._request(batches[0]), self.slots, self._collated)

@@ -13,18 +13,9 @@ if TYPE_CHECKING:
 
 
 class TorchBatches:
-    """The batches of one epoch of torch's iterator, whose attributes are also found here.
+    """The batches of one epoch of torch's iterator, whose attributes are also found here: torch tells of nothing else.
 
-    Args:
-        batches: What ``torch.utils.data.DataLoader.__iter__`` returned.
-        num_workers: Its worker processes; 0: batches are made here when they are asked for.
-
-    Attributes:
-        is_ready: False: torch does not tell.
-        num_ready: 0, as above.
-        slot_bytes: 0: its batches lie in memory of their own.
-        num_taken: Batches that were returned, or whose error was raised.
-        ends_once: False: a ``StopIteration`` of the dataset looks like the end.
+    ``ends_once`` is False: a ``StopIteration`` of the dataset looks like the end.
     """
 
     is_ready = ends_once = False

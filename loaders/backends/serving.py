@@ -51,13 +51,7 @@ def serve(payload: BinaryIO, sock: int, slots: int) -> None:
 
 
 class Serving:
-    """Does what the trainer asks for.
-
-    Args:
-        maker: Makes batches.
-        channel: Our end.
-        slots: Where they go.
-    """
+    """Does what the trainer asks for."""
 
     def __init__(self, maker: Maker, channel: Channel, slots: SharedSlots) -> None:
         self._channel, self._slots = channel, slots

@@ -74,11 +74,7 @@ class _Memory:
 
 
 class SharedSlots(Slots):
-    """The child's slots.
-
-    Args:
-        fd: Of the memory file.
-    """
+    """The child's slots, in the memory file."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(self._share)
@@ -223,12 +219,7 @@ def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 class MappedSlots:
-    """The trainer's view of the slots.
-
-    Args:
-        fd: Of the memory file.
-        lock: Page-locks a slot for as long as the array lives; if it cannot, slots stay as they are from then on.
-    """
+    """The trainer's view of the slots; ``lock`` page-locks one while its array lives, until it cannot."""
 
     def __init__(self, fd: int, lock: Callable[[UInt8Array], None] | None = None) -> None:
         self._memory, self._lock = _Memory(fd), lock

@@ -129,12 +129,7 @@ class Child:
         return self._slots.num_leased
 
     def follow(self, maker: Maker, epoch: int | None) -> bool:
-        """Have it make batches by another maker from here on, if that differs; False if it cannot, without a new start.
-
-        Args:
-            maker: Of the same loader: what the user changed in the dataset since may be in it.
-            epoch: What the dataset's epoch was set to, if it was.
-        """
+        """Have it make batches by another maker of the same loader; False if it cannot without a new start."""
         payload = pack(maker)
         if payload.files != self._files:
             return False
@@ -299,12 +294,9 @@ class _Uninterrupted:
 
 
 class ChildPool:
-    """Batches made by a child process, for the time of one epoch.
+    """Batches made by a child process, for the time of one epoch; what it owes to an earlier pool is dropped.
 
-    Args:
-        maker: What the child makes them by; the number of replaced samples is reported to it.
-        child: What it still owes to an earlier pool is dropped.
-        leave: What becomes of the child when this pool is closed or dropped; None ends it.
+    ``leave`` is called with the child when this pool is closed or dropped; None ends it.
     """
 
     def __init__(
@@ -469,13 +461,7 @@ class KeptChildren:
         return sum(child.slot_bytes for child in tuple(self._idle))
 
     def pool(self, maker: Maker, epoch: int | None, child: Child | None = None) -> ChildPool:
-        """Return a pool of the child that waits, or of a new one; it is kept afterwards.
-
-        Args:
-            maker: As for ``Child.follow``.
-            epoch: As for ``Child.follow``.
-            child: One that was started already.
-        """
+        """Return a pool of the child that was started, the one that waits, or a new one; it is kept afterwards."""
         child = child or self._take() or Child(maker)
         if not child.follow(maker, epoch):
             child.end()

@@ -77,12 +77,7 @@ class InlinePool:
 
 
 class ThreadPool:
-    """Makes batches on threads; the ``num_workers`` of the maker says on how many.
-
-    Args:
-        maker: Makes them.
-        **calls: ``on_done``, as for ``Workers``.
-    """
+    """Makes batches on as many threads as the maker's ``num_workers``; ``calls`` are those of ``Workers``."""
 
     def __init__(self, maker: Maker, **calls: Callable[[], None]) -> None:
         self._maker = maker

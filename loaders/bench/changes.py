@@ -84,13 +84,8 @@ def tried(
 ) -> list[Change]:
     """Try what could help this kind of dataset; each gain is over the same samples served as they are now.
 
-    Args:
-        target: What is measured.
-        config: The chosen settings.
-        seconds: For all of it, about.
-        waits: Samples give their core up for part of their time.
-        cold: Drop the files from the page cache before each run.
-        told: Called with what takes long, and with what cannot be tried, and why.
+    With ``waits``, samples give their core up for part of their time. ``told`` is called with what takes long, and
+    with what cannot be tried, and why.
     """
     with tempfile.TemporaryDirectory(prefix="loaders-bench-") as folder:
         trials = [Trial("the dataset as it is", target, config)]

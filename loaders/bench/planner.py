@@ -125,14 +125,9 @@ def _process_bytes() -> int:
 
 
 def sample_bytes_of(dataset: Any, *, as_trained: bool = False, count: int = 8) -> float:
-    """Return the bytes of a sample in a batch.
+    """Return the bytes of a sample in a batch, or of what training makes of it: float32 for uint8, and int64 for masks.
 
     Samples are made one by one, at most ``count``, and no more once they had 64 MB together: of volumes, one.
-
-    Args:
-        dataset: Any dataset.
-        as_trained: What training makes of it: float32 for uint8, and int64 for masks.
-        count: Samples to look at.
     """
     sizes: list[float] = []
     for sample in _some_samples(dataset, count):

@@ -55,9 +55,7 @@ print(1 / (time.perf_counter() - began))
 def direct_reads(path: Path) -> tuple[float, float] | None:
     """Read the largest file found in a folder past the page cache, for about two seconds.
 
-    Returns:
-        Bytes/s of it from the start, and the median seconds of a read of 4 KiB at random places; None if that
-        cannot be done.
+    Return bytes/s from its start, and the median seconds of 4 KiB at random places; None if that cannot be done.
     """
     file = _largest(path)
     if file is None or not hasattr(os, "O_DIRECT"):

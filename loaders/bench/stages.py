@@ -74,13 +74,9 @@ class Stage:
 def time_alone(
     work: Callable[[], int], *, seconds: float, min_calls: int = 3, warm_up: bool = True
 ) -> Cost:
-    """Call something for some time; return the median cost of a sample.
+    """Call something for some time, at least ``min_calls`` times; return the median cost of a sample.
 
-    Args:
-        work: Does a batch of work; returns how many samples it was.
-        seconds: Stop after so long.
-        min_calls: Calls at least.
-        warm_up: Call it once before the first that counts.
+    It does a batch of work, and returns how many samples it was; with ``warm_up`` a first call does not count.
     """
     if warm_up:
         work()

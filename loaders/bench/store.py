@@ -39,14 +39,9 @@ _HOSTS = {"s3": "s3.amazonaws.com", "s3a": "s3.amazonaws.com", "gs": "storage.go
 
 
 class StoreProbe:
-    """Asks a store for bytes of a dataset, through the fetcher as loaders do.
+    """Asks the store of a URL for bytes of a dataset, through the fetcher as loaders do; LoadersError if it cannot.
 
-    Args:
-        place: The URL.
-        write: Whether an object may be put there, and deleted.
-
-    Raises:
-        LoadersError: There is no dataset, or it cannot be reached.
+    With ``write`` an object is put there, and deleted.
     """
 
     def __init__(self, place: Path | str, *, write: bool = False) -> None:
@@ -185,15 +180,7 @@ class Epoch:
 def epochs(
     dataset: PackedDataset[Any], *, shuffle: Any, batch_size: int, nodes: int, cache_bytes: int
 ) -> tuple[Epoch, Epoch]:
-    """Return what the first epoch downloads from empty caches, and the next one.
-
-    Args:
-        dataset: At one URL.
-        shuffle: As ``DataLoader`` takes it.
-        batch_size: Samples per node and step.
-        nodes: Each with a cache of its own.
-        cache_bytes: Of a cache.
-    """
+    """Return what the first epoch of a dataset at a URL downloads into empty caches, one a node, and the next one."""
     (origin,) = dataset.store.remotes
     loader = DataLoader(dataset, batch_size, shuffle=shuffle, rank=0, world_size=nodes)
     assert isinstance(loader.sampler, EpochSampler)

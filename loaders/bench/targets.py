@@ -102,15 +102,10 @@ def is_map_style(dataset: Any) -> bool:
 
 
 def load(spec: str, *, size: int = CROP) -> Target:
-    """Find what a name means.
+    """Find what a folder or ``module:object`` (a Dataset, or a function or class that makes one) means.
 
-    Args:
-        spec: A folder, or ``module:object`` (a Dataset, or a function or class that makes one).
-        size: Images that differ in size, and loose ones, are cropped to this at random and flipped, as in training;
-            0 leaves them.
-
-    Raises:
-        TargetError: It is none of these; the message says what was found.
+    Images that differ in size, and loose ones, are cropped to ``size`` at random and flipped, as in training; 0 leaves
+    them. TargetError says what was found instead.
     """
     path = Path(spec)
     if path.is_dir():
@@ -246,12 +241,7 @@ def ops_for(size: int) -> list[Any]:
 
 
 class ImageFiles(torch.utils.data.Dataset[Any]):
-    """Loose files as many projects read them: one file per sample, OpenCV, a random crop, a flip.
-
-    Args:
-        files: The images; the folder that a file lies in is its class.
-        size: Height and width of the crop; 0: whole images, as they are.
-    """
+    """Loose files as many projects read them: the folder is the class, OpenCV, a random crop (0: none), a flip."""
 
     def __init__(self, files: list[Path], size: int) -> None:
         self.files, self.size = files, size
@@ -289,12 +279,7 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
 
 @dataclass(frozen=True, repr=False)
 class Endless(Computed):
-    """Every sample again and again, in one shuffle of many copies: a measurement never reaches the end of its epoch.
-
-    Args:
-        n: Number of samples.
-        seed: Selects the shuffle.
-    """
+    """Every sample again and again, in one shuffle of many copies: a measurement never reaches the end of its epoch."""
 
     n: int
     seed: int = 0

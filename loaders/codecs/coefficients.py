@@ -78,14 +78,9 @@ def _forward() -> Floats:
 
 @lru_cache(maxsize=64)
 def inverse(quality: int, side: int, *, chroma: bool) -> Floats:
-    """Return what turns stored coefficients into pixels: ``(side * side, side * side)``.
+    """Return what turns stored coefficients into pixels, blocks of ``side`` pixels: ``(side * side, side * side)``.
 
     Entries are whole numbers, ``INVERSE_UNITS`` times those meant; dequantizing is part of them.
-
-    Args:
-        quality: Of the quantization.
-        side: What a block of 8 x 8 becomes: 1, 2, 4 or 8 pixels a side.
-        chroma: Which of the two tables.
     """
     basis = cosines(side) * np.sqrt(side / 8)
     both = np.kron(basis, basis).T.reshape(side * side, side, side)
@@ -169,13 +164,7 @@ class Grid:
 
 
 def transform(planes: Sequence[Plane], grid: Grid, quality: int) -> Ints:
-    """Return the quantized coefficients of an image, ``(64, num_blocks)``; row 0 as differences.
-
-    Args:
-        planes: Of each component, all around 0.
-        grid: Where the blocks lie.
-        quality: Of the quantization.
-    """
+    """Return the quantized coefficients of planes around 0, ``(64, num_blocks)``; row 0 as differences."""
     tables = quantization(quality)
     parts = []
     for number, (plane, component) in enumerate(zip(planes, grid.components, strict=True)):
@@ -216,12 +205,8 @@ def restore(
 ) -> UInt8Array:
     """Return the image of stored coefficients as H x W x C, at the scale of their number.
 
-    Args:
-        coefficients: ``(side * side, num_blocks)`` for a side of 1, 2, 4 or 8; row 0 as
-            differences.
-        grid: Where the blocks lie.
-        quality: Of the quantization.
-        multiply: What makes the matrix product, of whole numbers that it keeps exact.
+    They are ``(side * side, num_blocks)`` for a side of 1, 2, 4 or 8, row 0 as differences. ``multiply`` makes the
+    product, of whole numbers that it keeps exact.
     """
     side = round(len(coefficients) ** 0.5)
     planes = [

@@ -78,14 +78,8 @@ class _Head:
 class DctCodec:
     """RGB or gray images of one size as quantized coefficients; one instance serves all threads.
 
-    Attributes:
-        grid: Where the blocks lie.
-        quality: Of the quantization, as in JPEG.
-        compression: Of the bands.
-        band_nbytes: Bytes of each band, decompressed: one for each coefficient.
-
-    Raises:
-        CodecError: At construction, the field holds something else.
+    ``band_nbytes`` has the bytes of each band, decompressed: one for each coefficient. CodecError at construction if
+    the field holds something else.
     """
 
     def __init__(self, field: Field) -> None:
@@ -115,11 +109,7 @@ class DctCodec:
     # -- encoding ----------------------------------------------------------------------------------
 
     def encode(self, value: Any) -> bytes:
-        """Return the record of H x W x C uint8.
-
-        Raises:
-            CodecError: It is something else, or not of the field's size.
-        """
+        """Return the record of H x W x C uint8; CodecError if it is something else, or not of the field's size."""
         pixels = as_pixels(value, self.grid.channels, self.grid.size)
         if self.grid.channels == 1:
             return self._encode([Plane(pixels[:, :, 0].astype(np.int64) - 128, 1)])
@@ -161,15 +151,10 @@ class DctCodec:
     # -- decoding ----------------------------------------------------------------------------------
 
     def decode(self, record: UInt8Array, side: int = 8, multiply: Product = product) -> UInt8Array:
-        """Return H x W x C pixels.
+        """Return H x W x C pixels of a record, or of as much of it as the scale needs.
 
-        Args:
-            record: The record, or as much of it as the scale needs.
-            side: 8 for full scale; 4, 2 or 1 for 1/2, 1/4 or 1/8, sides rounded up.
-            multiply: What makes the matrix product.
-
-        Raises:
-            CodecError: The record is damaged, or of other settings than the field's.
+        ``side`` is 8 for full scale; 4, 2 or 1 for 1/2, 1/4 or 1/8, sides rounded up. CodecError if the record is
+        damaged, or of other settings than the field's.
         """
         return restore(self.unpack(record, side), self.grid, self.quality, multiply)
 
@@ -234,17 +219,10 @@ class DctCodec:
         return _Head(num_escapes, values[7:11], values[11:15])
 
     def fill(self, records: Sequence[UInt8Array], out: UInt8Array) -> Escapes:
-        """Decompress records into rows: the part of serving that is left for the CPU.
+        """Decompress N records into rows ``(N, row_nbytes(side))``: the part of serving that is left for the CPU.
 
-        Args:
-            records: N records that were checked, here or by the checksums of their shard.
-            out: ``(N, row_nbytes(side))``; how wide it is says what scale is wanted.
-
-        Returns:
-            What is missing in ``out``.
-
-        Raises:
-            CodecError: A record cannot be decompressed.
+        They were checked, here or by the checksums of their shard. What is missing in ``out`` is returned; CodecError
+        if one cannot be decompressed.
         """
         places = self._places[out.shape[1]]
         decompress = _FILLERS[self.compression]
@@ -264,17 +242,9 @@ class DctCodec:
     def split(
         self, records: Sequence[UInt8Array], side: int = 8
     ) -> tuple[list[memoryview], Escapes]:
-        """Return the bands of records as they are stored: what ``fill`` decompresses, for someone else to do.
+        """Return the bands of a scale of N records as they are stored, record by record, and what will be missing.
 
-        Args:
-            records: N records that were checked, here or by the checksums of their shard.
-            side: What scale is wanted.
-
-        Returns:
-            The compressed bands that the scale has, record by record; and what will be missing.
-
-        Raises:
-            CodecError: A record is cut.
+        They are what ``fill`` decompresses, for someone else to do. CodecError if a record is cut.
         """
         lists, parts = [], []
         for record in records:

@@ -92,16 +92,10 @@ class Blocks(NamedTuple):
 
 
 def part_of(record: UInt8Array, head: PictureHead, end: int, block: Block | None) -> PicturePart:
-    """Make a picture of what a crop needs: its pixels are those of the whole, at any reduction.
+    """Make a picture of what a crop needs, by ``ends_of`` and ``blocks_of``: its pixels are those of the whole.
 
-    Other formats, progressive and cut files, and what is not worth it, stay as they are. Damage in what is left
-    out goes unnoticed.
-
-    Args:
-        record: The file.
-        head: Its header.
-        end: How many rows are enough, as ``ends_of`` says.
-        block: Which segments are, as ``blocks_of`` says.
+    Other formats, progressive and cut files, and what is not worth it, stay as they are. Damage in what is left out
+    goes unnoticed.
     """
     height, width, jpeg = head
     part = _cut_out(record, jpeg, block) if jpeg and block else None
@@ -119,11 +113,8 @@ def blocks_of(
 ) -> Blocks:
     """Return which segments are enough of each picture that has some, and of which enough pixels are saved.
 
-    Args:
-        sizes: ``(N, 2)``: height and width in pixels.
-        jpegs: How each is laid out that is a JPEG.
-        boxes: ``(N, 4)``: y, x, height, width in pixels; they may reach outside.
-        num_threads: How many share the interpreter: the more they are, the more must be saved.
+    Sizes are ``(N, 2)`` in pixels, boxes ``(N, 4)``: y, x, height, width, which may reach outside. The more threads
+    share the interpreter, the more must be saved.
     """
     grids = {i: jpeg.segments for i, jpeg in enumerate(jpegs) if jpeg and jpeg.segments}
     if not grids:
@@ -144,12 +135,7 @@ def blocks_of(
 
 
 def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return how many rows are enough of each JPEG of which no block is, ``(N,)``; 0: all. Of others it says nothing.
-
-    Args:
-        sizes: ``(N, 2)``: height and width in pixels.
-        boxes: ``(N, 4)``: y, x, height, width in pixels; they may reach outside.
-    """
+    """Return how many rows are enough of each JPEG of which no block is, ``(N,)``; 0: all."""
     ends: npt.NDArray[np.int64] = (boxes[:, 0] + boxes[:, 2]).clip(0) + _MARGIN
     ends[ends * 16 > sizes[:, 0] * 15] = 0  # saves too little to be worth a copy of the file
     return ends

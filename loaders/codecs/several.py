@@ -21,12 +21,7 @@ _NUMBER = np.dtype("<u4")
 
 
 class ImagesCodec:
-    """Pictures that are all of one kind, any number of them.
-
-    Attributes:
-        field: What a record is.
-        one: The codec of each picture.
-    """
+    """Pictures that are all of one kind, any number of them; ``one`` is the codec of each."""
 
     def __init__(self, field: Images) -> None:
         self.field, self.one = field, PictureCodec(field.one)

@@ -41,16 +41,7 @@ class BytesDecoder:
 
 
 class JsonDecoder:
-    """A ``tokenizer.json``.
-
-    Args:
-        data: The file.
-        where: Its name, for messages.
-
-    Raises:
-        LoadersError: ``tokenizers`` is not installed.
-        SourceError: It is not such a file.
-    """
+    """A ``tokenizer.json``; SourceError if it is none, LoadersError if ``tokenizers`` is not installed."""
 
     def __init__(self, data: bytes, where: Path | str) -> None:
         tokenizers = import_tokenizers()

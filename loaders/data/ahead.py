@@ -35,12 +35,7 @@ def files_at(store: Store, origin: Origin) -> tuple[list[File], Indices]:
 
 @contextmanager
 def in_order(store: Store, shards: Indices) -> Iterator[None]:
-    """Have shards at URLs fetched ahead while they are read.
-
-    Args:
-        store: Whose.
-        shards: Their numbers, in the order in which they are read for the first time.
-    """
+    """Have shards at URLs fetched ahead while they are read: numbers in the order in which they are read first."""
     place_of = {number: n for n, number in enumerate(shards.tolist())}
 
     def needs_at(origin: Origin) -> Needs:

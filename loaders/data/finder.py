@@ -34,9 +34,6 @@ class ShardFinder:
 
     That takes an eighth of the time of a binary search (4,096 samples in 23 shards: 17 us instead of 145). Where one
     shard is so small that the table would become large, a binary search it is.
-
-    Args:
-        ends: For each shard the number of the first sample behind it, ascending.
     """
 
     def __init__(self, ends: Indices) -> None:

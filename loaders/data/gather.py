@@ -201,15 +201,9 @@ def copy_each(addresses: Indices, out: UInt8Array) -> None:
 
 
 def rows_at(low: int, high: int, nbytes: int) -> UInt8Array:
-    """View memory as rows of ``nbytes`` bytes from every address in it; the caller keeps the memory alive.
+    """View memory as rows of ``nbytes`` bytes from every address in it: row ``i`` is what lies at ``low + i``.
 
-    Args:
-        low: Address of the first byte.
-        high: Address behind the last byte.
-        nbytes: Of a row, at most ``high - low``.
-
-    Returns:
-        ``(high - low - nbytes + 1, nbytes)`` uint8: row ``i`` is what lies at ``low + i``.
+    ``(high - low - nbytes + 1, nbytes)`` uint8; the caller keeps the memory alive.
     """
     return np.asarray(_Memory(low, high - low - nbytes + 1, nbytes))
 

@@ -83,14 +83,9 @@ def wait_for(spans: Sequence[Span]) -> int | None:
 
 
 def copy(spans: Sequence[Span], out: npt.NDArray[np.uint8]) -> int | None:
-    """Have the kernel copy spans to the rows of an array: what cannot be read does not end the process.
+    """Have the kernel copy N spans to the rows of ``(N, nbytes)`` uint8: what cannot be read does not end the process.
 
-    Args:
-        spans: N of them, each as long as a row.
-        out: ``(N, nbytes)`` uint8, C-contiguous.
-
-    Returns:
-        How many were copied before one that cannot be read; None where the system copies none.
+    Return how many were copied before one that cannot be read; None where the system copies none.
     """
     starts, sizes = np.array(spans, np.int64).T
     pieces, owners = _pieces(starts, sizes, _PIECE_BYTES)

@@ -59,11 +59,7 @@ class _Chunks:
 
 
 class PartialRecords:
-    """The records of one field, for readers of parts.
-
-    Args:
-        store: Whose records.
-        field: Which.
+    """The records of one field of a store, for readers of parts.
 
     Thread-safe, as the store is: two threads may verify the same chunk, and find the same.
     """
@@ -123,17 +119,7 @@ class PartialRecords:
         return column.nbytes < CHUNKED_ROW_BYTES * len(column)
 
     def part(self, number: int, row: int, record: UInt8Array, spans: Spans) -> Part:
-        """Name a part of a record, and have the kernel fetch what may not be in memory.
-
-        Args:
-            number: The shard.
-            row: The record's row there.
-            record: What ``find`` returned.
-            spans: The bytes that will be read.
-
-        Raises:
-            ShardError: The shard's checksums are not of its records.
-        """
+        """Name a part of a record that ``find`` returned, and have the kernel fetch what may not be in memory."""
         if number not in self._chunks:
             self._chunks[number] = self._open(number)
         chunks = self._chunks[number]

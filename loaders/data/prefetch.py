@@ -105,11 +105,7 @@ class Shards(Protocol):
 
 
 class Pages:
-    """What is known of the pages of one field's records.
-
-    Args:
-        store: Whose records.
-        field: Which.
+    """What is known of the pages of one field's records in a store.
 
     Thread-safe: two threads may ask for the same, and get it.
     """
@@ -142,11 +138,7 @@ class Pages:
                 self._asked[new.indices] = True
 
     def wait(self, rows: Rows) -> None:
-        """Wait until some records are in memory.
-
-        Raises:
-            ShardError: One of them cannot be read.
-        """
+        """Wait until some records are in memory; ShardError if one of them cannot be read."""
         self._wait(rows, self._arrived if self._keeps else None)
 
     def wait_once(self, rows: Rows, unknown: Unknown | None) -> None:
@@ -168,15 +160,9 @@ class Pages:
         return not self._may_be_large or (self._keeps and self.are_here(rows))
 
     def copy_once(self, rows: Rows, out: npt.NDArray[np.uint8], unknown: Unknown | None) -> bool:
-        """Copy records of one size to the rows of ``out`` if one of them was never in memory.
+        """Copy records of one size to ``out`` if one of them was never in memory, else return False.
 
-        And wait for all that will be verified with them.
-
-        Returns:
-            False if nothing was copied.
-
-        Raises:
-            ShardError: One of them cannot be read.
+        And wait for all that will be verified with them; ShardError if one of them cannot be read.
         """
         is_copied = False
         if self._new(rows, self._arrived):
@@ -194,11 +180,7 @@ class Pages:
         return is_copied
 
     def wait_for_small(self, rows: Rows) -> None:
-        """Wait for some records, whatever their size.
-
-        Raises:
-            ShardError: One of them cannot be read.
-        """
+        """Wait for some records, whatever their size; ShardError if one of them cannot be read."""
         self._wait_for(self._places(rows))
 
     def _wait(self, rows: Rows, known: npt.NDArray[np.bool_] | None) -> None:

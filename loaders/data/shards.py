@@ -206,12 +206,9 @@ def _read(folder: Path, version: Version) -> Manifest | None:
 def open_manifest(
     folder: Path | str, cache: Any = None, storage: Mapping[str, Any] | None = None
 ) -> tuple[Manifest, list[FileShard], Path]:
-    """Read the manifest of a folder, or at a URL; return it with its shards, which are not opened yet, and the place.
+    """Read the manifest of a folder or URL; return it with its shards, which are not opened yet, and the place.
 
-    Args:
-        folder: Where.
-        cache: Of a URL: where downloads go, and how many; see ``ShardDataset``.
-        storage: Of a URL: how its store is reached.
+    Of a URL: ``cache`` and ``storage`` as ``ShardDataset`` takes them.
     """
     if is_url(folder):
         from loaders.remote.origin import origin_of

@@ -365,12 +365,7 @@ class Store:
         return [as_rows(column, nbytes) for column in columns]
 
     def gather(self, field: str, rows: Rows, out: UInt8Array) -> None:
-        """Copy records of one size, verified, to the rows of ``out``.
-
-        Args:
-            field: A field whose records all have the size of a row of ``out``.
-            rows: N samples.
-            out: ``(N, nbytes)`` uint8, C-contiguous.
+        """Copy records of one size, verified, to the rows of ``out``, ``(N, nbytes)`` uint8, C-contiguous.
 
         Raises:
             ShardError: One of them cannot be read.
@@ -393,13 +388,7 @@ class Store:
         self.check_damage(rows)
 
     def find(self, field: str, rows: Rows, nbytes: int) -> Found | None:
-        """Return where records of one size lie, if nothing but copying is left to do: no waiting, and no check.
-
-        Args:
-            field: A field whose records all have ``nbytes`` bytes.
-            rows: Of which samples.
-            nbytes: Of a record.
-        """
+        """Return where records of one size lie, if nothing but copying is left to do: no waiting, and no check."""
         if self.ranges.are_used:
             return None
         if not self._is_verified(field, rows) or not self._pages_of(field).are_here(rows):

@@ -104,11 +104,7 @@ class Verifier:
         self._rows_per_block[number] = size  # last: who sees it takes the rest for granted
 
     def verify(self, found: Unknown, copies: UInt8Array | None = None) -> None:
-        """Hash the blocks; those of one row where they were copied to, if they were: there they are in the cache.
-
-        Args:
-            found: Which blocks.
-            copies: The records of all samples that were asked for, ``(N, nbytes)``.
+        """Hash the blocks; those of one row in ``copies``, ``(N, nbytes)``, if they were copied: it is in the cache.
 
         Raises:
             ChecksumError: One of them is damaged.

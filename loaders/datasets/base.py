@@ -288,11 +288,7 @@ Whole = TypeVar("Whole", bound=BatchDataset[Any])
 
 
 class SamplesOf(BatchDataset[Fields], Generic[Whole]):
-    """The samples of another dataset in another form: the host's half of them, for example.
-
-    Args:
-        dataset: What is read.
-    """
+    """The samples of another dataset in another form: the host's half of them, for example."""
 
     def __init__(self, dataset: Whole) -> None:
         self.dataset, self.device, self.plan = dataset, dataset.device, dataset.plan

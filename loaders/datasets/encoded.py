@@ -110,12 +110,7 @@ def _draw(ops: Any, sizes: list[tuple[int, int]], request: Request) -> list[Same
 
 
 class EncodedFinisher:
-    """Makes batches of images out of batches of files.
-
-    Args:
-        dataset: Whose samples.
-        modules: What decodes each field.
-    """
+    """Makes batches of images out of batches of files."""
 
     def __init__(self, dataset: PackedDataset[Any], modules: dict[str, JpegFinish]) -> None:
         self.modules, self._dataset = modules, dataset

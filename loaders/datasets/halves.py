@@ -11,12 +11,7 @@ if TYPE_CHECKING:
 
 
 class HostHalf(SamplesOf[BatchDataset[Any]]):
-    """The samples of a dataset, in batches that a device finishes.
-
-    Args:
-        dataset: Whose samples.
-        plan: How they are read instead.
-    """
+    """The samples of a dataset, in batches that a device finishes."""
 
     def __init__(self, dataset: BatchDataset[Any], plan: ReadPlan) -> None:
         super().__init__(dataset)

@@ -89,12 +89,7 @@ def _within(
 
 
 class _Interleaving:
-    """Puts together what several sources have read of a batch.
-
-    Args:
-        parts: What is of each.
-        memory: Where the batch goes.
-    """
+    """Puts together what several sources have read of a batch."""
 
     def __init__(self, parts: Sequence[SourcePart], memory: Memory) -> None:
         self._rows = [part.rows for part in parts]

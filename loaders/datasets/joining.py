@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 
 def joined(kind: type[Any], given: Any, unlisted: Sequence[Any]) -> tuple[View, dict[str, Any]]:
-    """Return the samples of several datasets as one view, and the settings that all of them have.
-
-    Args:
-        kind: What they have to be: datasets of packed samples.
-        given: A list of them.
-        unlisted: What was given beside it.
-    """
+    """Return the samples of several datasets of packed samples as one view, and the settings that all of them have."""
     if isinstance(given, kind) or unlisted:
         raise TypeError(f"datasets must be a list, got {shown(given)}: write concat([a, b])")
     datasets = as_list("datasets", given, "datasets")

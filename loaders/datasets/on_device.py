@@ -15,15 +15,7 @@ if TYPE_CHECKING:
 class OnDevice(SamplesOf[PackedDataset[Any]]):
     """The samples of a packed dataset, their order and their crops; who decodes them is another.
 
-    Without a device, and where nothing was given that does the work instead, it serves what the
-    dataset serves.
-
-    Args:
-        dataset: Whose samples.
-        finishes_late: See ``BatchDataset``.
-
-    Raises:
-        TypeError: It is no packed dataset.
+    Without a device, and where nothing was given that does the work instead, it serves what the dataset serves.
     """
 
     has_own_samples = False

@@ -48,11 +48,7 @@ class Accelerator(Protocol):
 
 
 class PlainCopies:
-    """Devices without streams of their own, and the CPU: a copy is done when ``copy`` returns.
-
-    Args:
-        device: A tensor that lies there already is not copied.
-    """
+    """Devices without streams of their own, and the CPU: a copy is done when ``copy`` returns."""
 
     is_ahead = False
 
@@ -82,13 +78,10 @@ class PlainCopies:
 
 
 class StreamCopies:
-    """CUDA, ROCm and XPU: copies on a stream of their own.
+    """CUDA, ROCm and XPU: copies on a stream of their own; without an index, of the current device.
 
-    ``torch.cuda`` and ``torch.xpu`` have the same streams and events, in every release this
-    project supports; ``torch.accelerator`` is younger than these.
-
-    Args:
-        device: With or without an index; without, the current device's.
+    ``torch.cuda`` and ``torch.xpu`` have the same streams and events, in every release this project supports;
+    ``torch.accelerator`` is younger than these.
     """
 
     is_ahead = True
@@ -135,11 +128,7 @@ class StreamCopies:
 
 
 def as_device(device: torch.device | str | int, option: str = "device") -> torch.device:
-    """Return the device that was asked for.
-
-    Args:
-        device: Of torch, or its name or number.
-        option: What to leave out if there is none.
+    """Return the device that was asked for; ``option`` is what to leave out if there is none.
 
     Raises:
         TypeError: It is neither a device nor a name.

@@ -107,16 +107,9 @@ def _around(first: torch.Tensor, num: int, limit: int) -> tuple[torch.Tensor, in
 def gather(
     values: torch.Tensor, window: Patch, first: int, rows: int, columns: int
 ) -> torch.Tensor:
-    """Return a window of a plane, ``(N, K, blocks of the window)``.
+    """Return a window of a plane, which begins at ``first`` of values ``(N, K, B)``: ``(N, K, blocks of the window)``.
 
     A window may be one block wider and taller than its plane, where chroma is: there lie any values.
-
-    Args:
-        values: ``(N, K, B)``, contiguous.
-        window: The part.
-        first: Of the B, where the plane begins.
-        rows: Of the plane.
-        columns: Of the plane.
     """
     num, kinds, blocks = values.shape
     device, width = values.device, window.num_columns
@@ -134,14 +127,10 @@ def gather(
 def take_rows(
     planes: torch.Tensor, first: torch.Tensor, num: int, limit: int, begin: torch.Tensor
 ) -> torch.Tensor:
-    """Return ``num`` rows of each plane from ``first`` on, and one more before and behind them.
+    """Return ``num`` rows of each plane from ``first``, counted in whole planes, on; one more before and behind.
 
-    Args:
-        planes: ``(N, rows, columns)``, a part of planes of ``limit`` rows.
-        first: int64 ``(N,)``: counted in whole planes.
-        num: How many.
-        limit: Beyond the first and last row of whole planes, these go on.
-        begin: int64 ``(N,)``: which row of its plane each part begins with.
+    ``planes`` are parts ``(N, rows, columns)``, from row ``begin`` on, of planes of ``limit`` rows, beyond which these
+    go on.
     """
     around = torch.arange(-1, num + 1, device=planes.device)
     at = (first.unsqueeze(1) + around).clamp_(0, limit - 1) - begin.unsqueeze(1)

@@ -57,15 +57,7 @@ def group_edits(edits: Edits | None) -> tuple[Group, ...]:
 
 
 def edit_images(images: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
-    """Carry out edits on images, which may be changed in place; return them.
-
-    Args:
-        images: uint8 ``(N, C, H, W)``, C = 1 or 3.
-        groups: On the same device.
-
-    Raises:
-        BatchError: The images are of another kind.
-    """
+    """Carry out edits on images, uint8 ``(N, 1 or 3, H, W)``, which may be changed in place; return them."""
     if not groups or not images.numel():
         return images
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3):

@@ -56,16 +56,9 @@ def can_fuse(tensor: torch.Tensor) -> bool:
 def normalized(
     images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor | None:
-    """Write ``(images - mean) / std``, float32 and rounded once, to ``out``.
+    """Write ``(images - mean) / std``, float32 and rounded once, to ``out``; None if no kernel takes dtypes or layouts.
 
-    Args:
-        images: ``(N, C, ...)`` of integers, on the device.
-        mean: ``(C,)`` float32, on the device.
-        std: The same.
-        out: ``(N, C, ...)`` floats, on the device.
-
-    Returns:
-        ``out``; None if no kernel takes these dtypes or layouts.
+    Images are ``(N, C, ...)`` of integers, statistics ``(C,)`` float32, ``out`` floats: all on the device.
     """
     source, target = strides(images), strides(out)
     module, (channels, pixels) = kernels(), (images.shape[1], images.shape[2:].numel())
@@ -92,13 +85,7 @@ def normalized(
 
 
 def gathered(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Copy rows of ``x``, ``(N, n)`` in page-locked host memory or on the device, to ``out``, ``(M, n)``.
-
-    Args:
-        x: Rows, each contiguous.
-        rows: ``(M,)`` int64, on the device; all in range.
-        out: Contiguous, of the same dtype, on the device.
-    """
+    """Copy rows of ``x``, in page-locked host memory or on the device, to ``out``, contiguous and on the device."""
     module, num_values = kernels(), x.shape[1]
     num_blocks = -(-num_values // module.BLOCK)
     if out.numel():

@@ -54,16 +54,9 @@ class Decompress(Protocol):
 
 
 class InflateFinish(nn.Module):
-    """Turn compressed ``dct`` images into pixels: decompress, then ``DctFinish``.
+    """Turn ``Compressed`` of N images into pixels: decompress, then ``finish``.
 
-    Args:
-        codec: Of the images.
-        finish: What makes pixels of the coefficients.
-        device: Where it happens.
-        decompress: Does it there; default: nvCOMP on CUDA, the CPU's decompressor on the CPU.
-
-    Shape:
-        ``Compressed`` of N images in, what ``finish`` makes of N images out.
+    By default nvCOMP does it on CUDA, the CPU's decompressor on the CPU.
 
     Raises:
         LoadersError: At construction, there is nothing that decompresses on this device.
@@ -127,11 +120,7 @@ def _bands_of(codec: DctCodec, side: int) -> list[int]:
 
 
 class HostInflate:
-    """The CPU's decompressor, part by part.
-
-    Args:
-        codec: Of the images.
-    """
+    """The CPU's decompressor, part by part."""
 
     def __init__(self, codec: DctCodec) -> None:
         self._codec = codec
@@ -149,12 +138,7 @@ class HostInflate:
 class NvcompInflate:
     """nvCOMP, all parts in one call on a stream of its own. It trusts its input: see that records are checked.
 
-    Args:
-        codec: Of the images.
-        device: A CUDA device.
-
-    Raises:
-        LoadersError: nvCOMP is not installed, or the device is of another kind.
+    LoadersError if it is not installed, or the device is no CUDA device.
     """
 
     def __init__(self, codec: DctCodec, device: torch.device) -> None:

@@ -24,13 +24,7 @@ _NUM_QUANTILES = 4096
 
 
 class _Mix(nn.Module):
-    """A batch mixed with the same one, shifted by one sample, and its labels likewise.
-
-    Args:
-        num_classes: Of labels ``(N,)`` of integers; not needed for soft ones ``(N, num_classes)``.
-        alpha: Both parameters of the Beta distribution that shares are drawn from.
-        seed: Of the run.
-    """
+    """A batch mixed with the same one, shifted by one sample, and its labels likewise."""
 
     def __init__(
         self, num_classes: int | None = None, *, alpha: float = 1.0, seed: int = 0

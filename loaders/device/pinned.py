@@ -46,15 +46,9 @@ def _runtime(what: str) -> Any:
 
 
 def page_lock(array: UInt8Array, what: str, runtime: Any = None) -> None:
-    """Page-lock memory that exists already, until the array dies; once, however often it is called.
+    """Page-lock memory that exists already, until the array dies (views keep it); once, however often it is called.
 
-    Args:
-        array: Its memory, which must outlive it; views of the array keep it.
-        what: Says what it is, for messages.
-        runtime: The CUDA runtime, as ``torch.cuda.cudart()`` returns it.
-
-    Raises:
-        LoadersError: The runtime refuses; the message has size and code.
+    LoadersError if the runtime (``torch.cuda.cudart()``) refuses: it has ``what`` it is, size and code.
     """
     if not array.nbytes:
         return

@@ -60,12 +60,8 @@ def double_part(
 ) -> torch.Tensor:
     """Double the sides of a part of each plane, to what ``double`` makes of whole ones there.
 
-    Args:
-        plane: ``(N, rows, columns)``: the part and what lies around it.
-        part: What is doubled, in blocks.
-        wide: What ``plane`` holds, in blocks.
-        side: Of a block, in pixels.
-        size: Of the whole plane, in pixels.
+    ``plane`` is ``(N, rows, columns)``: the part and what lies around it, in blocks of ``side`` pixels; ``size`` is of
+    the whole plane, in pixels.
     """
     first, begin, num = part.row * side, wide.row * side, part.num_rows * side
     tall = _double_rows(take_rows(plane, first, num, size[0], begin)).transpose(1, 2)

@@ -51,11 +51,7 @@ def row_of(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
 
 
 def ripples_of(ripples: Sequence[Ripple]) -> Ripples:
-    """Return those of several samples together.
-
-    Raises:
-        BatchError: Their frames are of different sizes.
-    """
+    """Return those of several samples together; BatchError if their frames are of different sizes."""
     one = ripples[0]
     if any(each.size != one.size for each in ripples):
         raise BatchError("frames of different sizes are displaced on the host")
@@ -68,10 +64,7 @@ def sources(
 ) -> torch.Tensor:
     """Return where the pixels of results come from: x, y in pixels from the corner, float32 ``(n, H, W, 2)``.
 
-    Args:
-        matrices: ``(n, 2, 3)`` or ``(n, 3, 3)``: from x, y of a result, or of the frames of ripples, to its source's.
-        size: Height and width of the results.
-        ripples: What displaces pixels before.
+    Matrices are ``(n, 2, 3)`` or ``(n, 3, 3)``: from x, y of a result, or of the frames of ripples, to its source's.
     """
     y, x = (
         torch.arange(n, device=matrices.device, dtype=torch.float32) + 0.5

@@ -40,15 +40,7 @@ _LINK_BYTES_PER_S = 1.25e8  # 1 Gbit/s, for a message where no rate is known
 
 
 class Reading:
-    """What a loader reads in one pass, and at its next one, of the datasets at one URL.
-
-    Args:
-        dataset: Whose shards.
-        origin: The URL.
-        order: The order of the samples.
-        plan: What of an epoch.
-        epoch: Which.
-    """
+    """What a loader reads in one pass, and at its next one, of the datasets at one URL."""
 
     def __init__(
         self, dataset: BatchDataset[Any], origin: Origin, order: Order, plan: Plan, epoch: int
@@ -128,15 +120,7 @@ class Reading:
         return sum(away), ranges
 
     def check(self, order_name: str, num_workers: int) -> None:
-        """Let readers give room where not all of it fits, and refuse what cannot work.
-
-        Args:
-            order_name: What messages call the order.
-            num_workers: That read at a time.
-
-        Raises:
-            CacheError: The cache is smaller than what is read at a time.
-        """
+        """Let readers give room where not all of it fits; CacheError if less fits than what is read at a time."""
         budget, size = self.origin.budget(), self.size_bytes
         if size <= budget:
             self._pin(None)

@@ -238,11 +238,7 @@ class LoaderOptions:
         return _choose_workers(self.num_workers, self.dataset)
 
     def for_torch(self, sampler: EpochSampler | None) -> dict[str, Any]:
-        """Return what torch's own loader is made with.
-
-        Args:
-            sampler: Of an order of loaders.
-        """
+        """Return what torch's own loader is made with; the sampler is of an order of loaders."""
         # Threads are lenient: num_workers=0 is for debugging, and shall not need other arguments removed.
         is_process = self.chosen_backend == "process"
         has_workers = self.chosen_workers > 0 or (is_process and self.num_workers != "auto")

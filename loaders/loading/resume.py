@@ -92,11 +92,7 @@ class Tagged(NamedTuple):
 
 
 class ThirdParty:
-    """The position of a loader whose order is not its own.
-
-    Args:
-        loader: Has a third-party sampler or batch sampler, or an iterable dataset.
-    """
+    """The position of a loader that has a third-party sampler or batch sampler, or an iterable dataset."""
 
     def __init__(self, loader: Any) -> None:
         batch_sampler = loader.batch_sampler
@@ -220,11 +216,7 @@ class ThirdParty:
     # -- samplers ----------------------------------------------------------------------------------
 
     def take(self, number: Callable[[int], Iterable[Any]]) -> Iterator[Any]:
-        """Yield the batches of the current pass: all from the first ``next`` on.
-
-        Args:
-            number: Returns what the sampler yields, for an epoch.
-        """
+        """Yield the batches of the current pass, which ``number`` returns for an epoch."""
         current = self._current
         assert current is not None
         resumed = current.resumed

@@ -61,11 +61,7 @@ def read_workers(dataset: Any, num_cores: int) -> int | None:
 
 
 def write_workers(dataset: Any, num_cores: int, num_workers: int) -> Path | None:
-    """Keep a measured count; None if the dataset has no identity, else the file.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Keep a measured count; None if the dataset has no identity, else the file; OSError if it cannot be written."""
     key = dataset_key(dataset)
     if key is None:
         return None

@@ -101,14 +101,7 @@ class IndexBatch(Sequence[int]):
 
 
 class IndexList(list[Any]):
-    """The indices of one batch as a list, for third-party datasets: those of loaders below them find the rest.
-
-    Args:
-        items: The indices, as a sampler yields them.
-        epoch: As in ``IndexBatch``, like the rest.
-        draws: The same.
-        seed: The same.
-    """
+    """The indices of one batch as a list, for third-party datasets: those of loaders below them find the rest."""
 
     def __init__(self, items: list[Any], epoch: int, draws: Int64s | None, seed: int) -> None:
         super().__init__(items)

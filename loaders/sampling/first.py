@@ -25,12 +25,7 @@ VARIABLE = "LOADERS_SAMPLE"
 
 @dataclass(frozen=True, eq=False)
 class FirstSamples:
-    """The first samples of each epoch of an order; whatever else it says holds here, too.
-
-    Args:
-        order: Of any kind.
-        num: Samples of an epoch, at most.
-    """
+    """The first ``num`` samples of each epoch of an order; whatever else it says holds here, too."""
 
     order: Order
     num: int

@@ -69,14 +69,10 @@ def permute(positions: npt.NDArray[np.int64], n: int, key: int) -> npt.NDArray[n
 
 
 class Permutations:
-    """Many keyed permutations, of a range each, that are evaluated together: of the windows of an order.
+    """Many keyed permutations, of ranges below 2**53, that are evaluated together: of the windows of an order.
 
     Up to ``SORTED_MAX`` elements one is that of ``permute``; above, it is the Feistel network at once: tables of many
     ranges would be much to make before the first position of each is known.
-
-    Args:
-        sizes: ``(K,)`` elements of each range, below 2**53.
-        keys: ``(K,)`` uint64, one each.
     """
 
     def __init__(self, sizes: Int64s, keys: npt.NDArray[np.uint64]) -> None:

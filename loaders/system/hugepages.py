@@ -30,11 +30,7 @@ _MAP_FIXED, _MAP_NORESERVE, _MADV_COLLAPSE = (
 def lay(fd: int, nbytes: int, *, is_writable: bool = True) -> tuple[mmap.mmap, int]:
     """Map a memory file; for reading alone, privately: so a kernel before 6.7 maps one that is sealed, too.
 
-    Returns:
-        A map, and where in it the file begins. It keeps no descriptor; the file stays mapped until it is closed.
-
-    Raises:
-        OSError: It cannot be mapped.
+    Return a map, and where in it the file begins. It keeps no descriptor; the file stays mapped until it is closed.
     """
     prot = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
     spare = HUGE if nbytes >= HUGE else 0
@@ -57,11 +53,7 @@ def map_shared(fd: int, nbytes: int) -> UInt8Array:
 
 
 def collapse(array: UInt8Array) -> bool:
-    """Have huge pages in a part of a memory file, from a multiple of ``HUGE`` on, before it is filled.
-
-    Returns:
-        False where there are none: small pages come as they are written.
-    """
+    """Have huge pages in part of a file, from a multiple of ``HUGE``, before it is filled; False if there are none."""
     whole = len(array) // HUGE * HUGE
     if not whole:
         return False

@@ -20,13 +20,7 @@ _NO_LIMIT = 1 << 60  # version 1 writes its largest number
 
 
 def usable_cores(proc: Path = _PROC, sys: Path = _SYS, affinity: int | None = None) -> int:
-    """Return how many cores to use: those of the affinity, or as many as the quota of time keeps busy, rounded up.
-
-    Args:
-        proc: Where /proc is.
-        sys: Where /sys is.
-        affinity: How many cores the affinity allows; default: this process's.
-    """
+    """Return how many cores to use: those of the affinity, or as many as the quota of time keeps busy, rounded up."""
     cores = _affinity_cores() if affinity is None else affinity
     quota = cpu_quota(proc, sys)
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))

@@ -45,14 +45,8 @@ def write_shard(
 ) -> ShardInfo:
     """Write columns as one shard, fsync it, and prove that what can be mapped is what its library reads.
 
-    Args:
-        path: Where; the suffix chooses the format.
-        columns: Column by field name, of equal length, at least one row.
-        fields: The field of each column.
-
-    Raises:
-        ShardError: What was read back differs from what was written.
-        ValueError: The columns are not such a shard's, or too large for the format.
+    The suffix chooses the format; columns are of equal length, at least one row. ShardError if what was read back
+    differs, ValueError if the columns are not such a shard's, or too large.
     """
     from loaders.data.formats import lmdb, parquet  # here, so that serving imports neither library
 
@@ -119,15 +113,9 @@ def hash_file(path: Path) -> str:
 
 
 def map_shard(path: Path, info: ShardInfo, *, pin: bool = False) -> npt.NDArray[np.uint8]:
-    """Map a shard read-only, after checking its size: a read past its end would be fatal.
+    """Map a shard read-only; ShardError if it is missing, or of another size: a read past its end would be fatal.
 
-    Args:
-        path: The file.
-        info: What the manifest says of it.
-        pin: Hold a shared lock on the file as long as it is mapped: a cache does not evict it.
-
-    Raises:
-        ShardError: The file is missing or has another size.
+    With ``pin`` a shared lock on the file is held as long as it is mapped: a cache does not evict it.
     """
     try:
         return _map(path, info, pin=pin)
@@ -211,16 +199,7 @@ def _pin(descriptor: int, path: Path) -> None:
 
 
 def open_columns(path: Path, info: ShardInfo, *, pin: bool = False) -> dict[str, Column]:
-    """Map a shard and return its columns, without copying rows.
-
-    Args:
-        path: The file.
-        info: What the manifest says of it.
-        pin: See ``map_shard``.
-
-    Raises:
-        ShardError: The file is missing, has another size, or rows would lie outside of it.
-    """
+    """Map a shard (``map_shard``) and return its columns, without copying rows; ShardError if they lie outside."""
     return columns_in(map_shard(path, info, pin=pin), info, path, is_file=True)
 
 
@@ -292,11 +271,7 @@ def _numbers(
 
 
 def open_checksums(path: Path, info: ShardInfo) -> dict[str, Checksums]:
-    """Read the row checksums that a shard keeps of each column.
-
-    Raises:
-        ShardError: They cannot be read.
-    """
+    """Read the row checksums that a shard keeps of each column; ShardError if they cannot be read."""
     offset, nbytes = info.checksums
     try:
         with open(path, "rb", opener=regular) as file:

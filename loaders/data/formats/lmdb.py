@@ -50,13 +50,9 @@ def _row_keys(field: str, num_rows: int) -> list[bytes]:
 def write(
     path: Path, columns: Mapping[str, Column], checksums: bytes, fields: Mapping[str, Field]
 ) -> tuple[dict[str, Place], tuple[int, int]]:
-    """Write columns as an LMDB file, in place of any file of that name; fsync is the caller's.
+    """Write columns as an LMDB file, in place of any of that name; fsync is the caller's.
 
-    Returns:
-        The place of each column, and of the checksums' text.
-
-    Raises:
-        ValueError: A value would be larger than LMDB's 4 GiB.
+    Return the place of each column, and of the checksums' text; ValueError if a value is larger than LMDB's 4 GiB.
     """
     joined = {name for name, column in columns.items() if _is_one_value(column, fields[name])}
     items = dict(_items(columns, joined)) | {CHECKSUMS_KEY: checksums}

@@ -45,12 +45,8 @@ def write(
 ) -> tuple[dict[str, Place], tuple[int, int]]:
     """Write columns as a Parquet file; fsync is the caller's.
 
-    Returns:
-        The place of each column, and of the checksums' text.
-
-    Raises:
-        ShardError: The file cannot be mapped: this version of pyarrow lays it out differently.
-        ValueError: A column has more than 1 GiB.
+    Return the place of each column, and of the checksums' text. ShardError if this pyarrow lays the file out so that
+    it cannot be mapped, ValueError if a column has more than 1 GiB.
     """
     table = _table(columns, fields)
     with (
@@ -219,11 +215,7 @@ def _find_checksums(path: Path, checksums: bytes) -> tuple[int, int]:
 
 
 def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
-    """Compare the file, as pyarrow sees it, with columns.
-
-    Returns:
-        The first difference in words, or None.
-    """
+    """Compare the file, as pyarrow sees it, with columns; return the first difference in words, or None."""
     with (
         _for_arrow(path, "rb") as source,
         pq.ParquetFile(source, memory_map=False, page_checksum_verification=True) as file,

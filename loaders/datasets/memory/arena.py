@@ -51,13 +51,7 @@ class SealedColumns(NamedTuple):
 
 
 class Arena:
-    """An arena that this process fills.
-
-    Args:
-        identity: Says what it will hold.
-        plans: Its columns, by name.
-        meta: JSON to be stored with them.
-    """
+    """An arena that this process fills; ``meta`` is JSON to be stored with its columns."""
 
     def __init__(
         self, identity: str, plans: Mapping[str, ColumnPlan | CopyPlan], meta: Any

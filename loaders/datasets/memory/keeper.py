@@ -147,14 +147,8 @@ def _is_news(message: dict[str, Any]) -> bool:
 class Keeper:
     """Shares a copy until it is closed.
 
-    Args:
-        name: Where.
-        listener: The bound socket of a process that is about to load.
-        connection: The connection over which a process received its copy instead.
-        fd: That copy. It is the keeper's from now on.
-
-    Attributes:
-        fd: The descriptor of the copy, once there is one.
+    It has the bound socket of a process that is about to load, or the connection over which a copy came instead. The
+    copy's descriptor is the keeper's, once there is one.
     """
 
     def __init__(

@@ -125,12 +125,8 @@ def plan_columns(
 ) -> dict[str, ColumnPlan]:
     """Plan to load the fields of a dataset's samples, and their keys.
 
-    Args:
-        dataset: Whose samples.
-        decode: Whether pictures become pixels. Their sizes are then read, and so all of them are
-            verified, unless the schema has the size.
-        progress: Show a bar where that takes long.
-        num_threads: That decode; default: as many as this rank has cores.
+    With ``decode`` pictures become pixels: their sizes are then read, and so all of them are verified, unless the
+    schema has the size. ``num_threads`` decode; default: as many as this rank has cores.
     """
     rows = dataset.rows_of(np.arange(len(dataset)))
     plans = {}
@@ -285,16 +281,7 @@ def parts(length: int, size: int) -> Iterator[slice]:
 
 
 def check_fits(nbytes: int, progress: bool, what: str = "") -> None:
-    """Say what so many bytes take of the available memory, or refuse them with the figures.
-
-    Args:
-        nbytes: What will be loaded.
-        progress: Show it on stderr, if it is much.
-        what: More to say about it.
-
-    Raises:
-        LoadersError: It does not fit.
-    """
+    """Say what so many bytes take of the available memory (on stderr, if it is much); LoadersError if too much."""
     available = available_memory()
     if nbytes > _SPARE_SHARE * available:
         need, have = nbytes / 1e9, available / 1e9

@@ -48,16 +48,9 @@ class RowNumbers(NamedTuple):
 
 
 class Resident:
-    """The columns of a dataset where a device reads them.
+    """The columns of a dataset where a device reads them: of records of one size, pictures as pixels.
 
-    Args:
-        dataset: Whose samples; all fields shown have records of one size, pictures as pixels.
-        device: Where batches are made.
-        is_pinned: The columns stay in host memory, which is page-locked and read from the device.
-
-    Raises:
-        SchemaError: A field or setting is not for this; the message says which.
-        LoadersError: It does not fit; the message has the figures.
+    With ``is_pinned`` they stay in host memory, page-locked. LoadersError, with figures, if they do not fit.
     """
 
     def __init__(
@@ -190,11 +183,7 @@ class ResidentDataset(PackedDataset[SampleT]):
 
 
 def check_resident(dataset: PackedDataset[Any]) -> None:
-    """Check that a dataset's fields and settings are for a device.
-
-    Raises:
-        SchemaError: They are not; the message says which, and what to do.
-    """
+    """Raise SchemaError, with what to do, if a dataset's fields or settings are not for a device."""
     hint = "; take RAMDataset without device and pin, or other fields=[...]"
     dataset.check_splits(hint)
     fields = dataset.stored_fields

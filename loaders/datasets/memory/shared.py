@@ -54,15 +54,7 @@ def share_columns(
 ) -> tuple[MemoryShard, dict[str, Field]]:
     """Load the fields of a dataset for all processes of this machine, or attach to what one loaded.
 
-    Args:
-        dataset: Whose samples.
-        origin: Where they come from, for messages.
-        decode: Whether pictures become pixels.
-        progress: Show a bar, of one's own loading or of the other process's.
-        all_users: Share with everyone who says the same.
-
-    Returns:
-        The columns, and what their records are.
+    Return the columns, and what their records are. ``origin`` is for messages.
     """
     _check_platform()
 
@@ -116,12 +108,7 @@ def _attach_shard(path: Path, name: Name) -> SharedShard:
 
 
 class SharedColumns:
-    """This process's hold on a shared copy; it lets go when it is collected.
-
-    Attributes:
-        name: Where others find the copy.
-        sealed: The columns, and what was stored with them.
-    """
+    """This process's hold on a shared copy, which others find by its name; it lets go when it is collected."""
 
     def __init__(self, name: Name, sealed: SealedColumns, keeper: Keeper) -> None:
         self.name, self.sealed = name, sealed

@@ -69,11 +69,7 @@ def check_scale(fields: Mapping[str, Field | None], scale: float) -> None:
 
 
 class WholeImages:
-    """Both halves on the host: what a ``PictureReader`` takes for the codec of raw pixels.
-
-    Attributes:
-        served: What comes out, as the field of raw pixels.
-    """
+    """Both halves on the host: what a ``PictureReader`` takes for the codec of raw pixels, which are ``served``."""
 
     def __init__(self, field: Image, scale: float) -> None:
         self._codec: Any = codec_for(field)
@@ -168,14 +164,7 @@ def put_range(parts: dict[int, Any], first: int, last: int, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MovingReader(ReaderAround):
-    """The host half of a field whose images are augmented on the device.
-
-    Attributes:
-        reader: Of the half itself.
-        ops: Crops and flips.
-        size: (height, width) of the images that they act on.
-        unit: Pixels a side of the smallest part that can be made of the half.
-    """
+    """The host half of a field whose images, of ``size``, are augmented on the device in units of pixels."""
 
     ops: tuple[Any, ...]
     size: Size
@@ -285,12 +274,7 @@ def records_at(store: Store, field: Image, scale: float) -> Store | PrefixRecord
 
 
 class Finisher:
-    """The device half of a batch.
-
-    Args:
-        modules: What makes images of a field, by its name.
-        ops: Crops and flips of these images.
-    """
+    """The device half of a batch: makes images of each field, crops and flips them."""
 
     def __init__(self, modules: Mapping[str, torch.nn.Module], ops: tuple[Any, ...] = ()) -> None:
         self.modules, self.ops = dict(modules), ops

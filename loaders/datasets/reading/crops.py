@@ -57,10 +57,7 @@ def spatial_axes(fields: Iterable[Field | None]) -> dict[int, int]:
 
 
 def _check_said(fields: Mapping[str, Field | None]) -> None:
-    """Raise SchemaError for an array that does not declare whether it moves, though it looks as if it should.
-
-    It has the lengths of something that does, or is all that could.
-    """
+    """Raise SchemaError for an array that does not say whether it moves, and has the lengths of what does."""
     moved = [lengths for field in fields.values() if (lengths := _moved_lengths(field))]
     for name, field in fields.items():
         if not isinstance(field, Array) or field.spatial is not None:

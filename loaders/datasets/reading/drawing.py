@@ -32,13 +32,7 @@ _SYNONYMS = {"ranf": "random_sample", "sample": "random_sample", "seed": "seed"}
 
 
 class _Here(threading.local):
-    """What a thread works on.
-
-    Attributes:
-        seed: Of the sample; None: of none.
-        used: The generators that were asked for since, by module.
-        spare: Generators of earlier samples, seeded again: making one takes longer.
-    """
+    """What a thread works on: the seed of a sample, the generators asked for since, and spare ones of earlier."""
 
     seed: int | None = None
 

@@ -36,16 +36,7 @@ _KEY_TIMEOUT_S = 1.0
 
 
 class BatchJob:
-    """Reads the samples of a request into memory.
-
-    Args:
-        request: Which samples, and how they are read.
-        memory: Where the batch goes.
-        collate: What is made of the samples at the end; None leaves them.
-
-    Attributes:
-        needs_prefetch: Whether some of them were not prefetched yet.
-    """
+    """Reads the samples of a request into memory; ``collate`` (None: nothing) says what is made of them at the end."""
 
     def __init__(
         self, request: Request, memory: Memory, collate: Callable[[Any], Any] | None = None

@@ -98,13 +98,7 @@ def geometry_of(
 ) -> augment.Geometry:
     """Draw the crops and flips of a range of the samples: the same for every field that has these sizes.
 
-    Args:
-        request: The samples.
-        ops: What is drawn for.
-        view: Its number: each view has draws of its own.
-        sizes: int64 lengths of the spatial axes, a row for each sample of the range.
-        first: Where the range begins.
-        last: The sample behind its end.
+    Sizes are int64 lengths of the spatial axes, a row a sample of the range; each view has draws of its own.
     """
     return augment.plan(
         ops,

@@ -31,14 +31,7 @@ class MovingBatch(NamedTuple):
 
 
 def moving_halves(dataset: PackedDataset) -> Halves:
-    """Return the host's half of a dataset of pixels, whole pictures and the moves drawn for them, and what moves them.
-
-    Args:
-        dataset: Its pictures are stored as pixels, of one size in each field.
-
-    Raises:
-        SchemaError: It has something else; the message says what.
-    """
+    """Return the host's half of a dataset of pixels of one size, and the moves drawn for them, and what moves them."""
     check_movable(dataset)
     half = HostHalf(dataset, dataset.plan_half(partial(_with_moves, dataset)))
     return half, partial(_moved, dataset)
@@ -58,11 +51,7 @@ def _moved(dataset: PackedDataset, value: MovingBatch) -> Any:
 
 
 def check_movable(dataset: PackedDataset) -> None:
-    """Check that a device can carry out a dataset's augmentation.
-
-    Raises:
-        SchemaError: It cannot; the message says why.
-    """
+    """Raise SchemaError if a device cannot carry out a dataset's augmentation."""
     hint = "; leave augment_on='auto'"
     dataset.check_splits(hint)
     fields = dataset.stored_fields

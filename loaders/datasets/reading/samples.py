@@ -202,13 +202,7 @@ class SplitBatches:
     """Several batches whose fields were read at once: these pickle once, and are cut where the batches are used.
 
     Each batch has storages of its own, since torch saves and resizes whole ones. They lie in one memory, which is free
-    again when the last of the batches is dropped; or in memory of their own, at the cost of a copy.
-
-    Attributes:
-        names: Of the fields.
-        tensors: The fields, of all batches.
-        sizes: Samples of each batch.
-        is_copied: Whether the memory of each batch is its own.
+    again when the last of the batches is dropped; or (``is_copied``) in memory of their own, at the cost of a copy.
     """
 
     __slots__ = ("is_copied", "names", "sizes", "tensors")

@@ -25,21 +25,10 @@ BATCH_FIELDS = (*SAMPLE_FIELDS, "cu_seqlens", "max_seqlen")
 
 
 class DocumentPlan:
-    """Which parts of which documents lie in which window.
+    """Which parts of which documents lie in which window; longer documents than a window are split into several parts.
 
-    Args:
-        ends: Positions behind each document, ascending.
-        start: Where the first one begins.
-        length: Tokens of a window; a longer document is split into several parts.
-        fit: How parts are put together.
-
-    Attributes:
-        num_windows: How many windows there are.
-        num_tokens: Tokens in all of them.
-        starts: Position of each part, in the order of the windows.
-        lengths: Its tokens.
-        goes_on: True where its document goes on behind it.
-        bounds: Window ``i`` has the parts ``bounds[i]`` to ``bounds[i + 1]``.
+    Documents end at ``ends``, ascending; the first begins at ``start``. Window ``i`` has the parts ``bounds[i]`` to
+    ``bounds[i + 1]``: of each its position, its tokens, and whether its document goes on behind it.
     """
 
     def __init__(self, ends: Indices, start: int, length: int, fit: Fit) -> None:

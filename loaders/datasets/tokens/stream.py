@@ -29,13 +29,7 @@ LABELS = "labels"
 
 
 class _Maps:
-    """Where the tokens of shards lie that are mapped, and stay so for those who copy from there.
-
-    Args:
-        closings: How often the store had closed its shards: after one more they are opened anew.
-        num_runs: How many runs there are.
-        verified: Which rows were compared with their checksums.
-    """
+    """Where tokens of mapped shards lie, and which rows are verified; valid until the store closes its shards."""
 
     def __init__(self, closings: int, num_runs: int, verified: npt.NDArray[np.bool_]) -> None:
         self.closings, self.verified = closings, verified
@@ -47,18 +41,7 @@ class _Maps:
 
 
 class TokenStream:
-    """The valid tokens of a dataset, by position.
-
-    Thread-safe.
-
-    Args:
-        dataset: What ``packdata tokens`` made, mapped or in memory; all of it, in its own order.
-        column: ``tokens``, or ``labels``, which lie beside them in the same way.
-
-    Attributes:
-        field: What is known of the tokens.
-        dtype: The numpy type of the column.
-        num_tokens: How many there are.
+    """The valid tokens, or ``labels`` beside them, of a dataset in its own order, by position. Thread-safe.
 
     Raises:
         SchemaError: The dataset holds no tokens, or is a view of some of its rows.
@@ -168,13 +151,7 @@ class TokenStream:
         return values
 
     def gather(self, starts: Indices, length: int, out: npt.NDArray[np.uint8]) -> None:
-        """Copy ``length`` tokens from each of some positions.
-
-        Args:
-            starts: ``(N,)`` positions, at least 0 and at most ``num_tokens - length``.
-            length: At least 1.
-            out: ``(N, length * itemsize)`` uint8, C-contiguous.
-        """
+        """Copy ``length`` tokens from each of ``(N,)`` positions to ``(N, length * itemsize)`` uint8, C-contiguous."""
         if not len(starts):
             return
         runs, maps = self._prepare(starts, starts + length)
@@ -190,13 +167,7 @@ class TokenStream:
             self._join(maps, int(starts[i]), out[i])
 
     def gather_ranges(self, starts: Indices, lengths: Indices, out: npt.NDArray[np.uint8]) -> None:
-        """Copy ranges of different lengths, one behind the other.
-
-        Args:
-            starts: ``(N,)`` positions.
-            lengths: ``(N,)``, each at least 1 and within the stream.
-            out: ``(lengths.sum() * itemsize,)`` uint8.
-        """
+        """Copy ranges of different lengths, each within the stream, one behind the other."""
         item = self.dtype.itemsize
         runs, maps = self._prepare(starts, starts + lengths)
         addresses = self._addresses_of(maps, starts, runs)

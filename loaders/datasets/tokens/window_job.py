@@ -126,11 +126,7 @@ class WindowReader:
 
 
 class Widen:
-    """Makes tokens and targets of narrow windows, in the wider type that models take.
-
-    Args:
-        dtype: int64 or int32.
-    """
+    """Makes tokens and targets of narrow windows, in int64 or int32, which models take."""
 
     def __init__(self, dtype: str) -> None:
         self._dtype, self._wide = dtype, np.dtype(dtype)
