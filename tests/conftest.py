@@ -5,12 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 # Before torch, which reads it once: its threads would spin on cores that other tests have work for.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Whatever the shell says: hundreds of processes would compile the same modules again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
