@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 import tracemalloc
@@ -650,18 +651,16 @@ def tolerance(dtype: str) -> float:
     return {"uint8": 1.0, "uint16": 1.0, "int16": 1.0}.get(dtype, 1e-3)
 
 
-SHAPES = [(), (1,), (3,), (4,), (5,), (7,), (130,)]
+SHAPES: list[tuple[int, ...]] = [(), (1,), (3,), (4,), (5,), (7,), (130,)]
+FLIPS = list(itertools.product([False, True], repeat=2))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32", "float64"])
-@pytest.mark.parametrize("channels", SHAPES, ids=str)
-@pytest.mark.parametrize("size", [(17, 29), (40, 33), (9, 8), (20, 8), (13, 15)], ids=str)
-def test_apply_equals_a_float64_reference(
-    dtype: str, channels: tuple[int, ...], size: tuple[int, int]
-) -> None:
-    image, box = noise((40, 50, *channels), dtype), (3, 5, 26, 30)
+def test_apply_equals_a_float64_reference(dtype: str) -> None:
+    sizes = [(17, 29), (40, 33), (9, 8), (20, 8), (13, 15)]
+    for channels, size, flip in itertools.product(SHAPES, sizes, FLIPS):
+        image, box = noise((40, 50, *channels), dtype), (3, 5, 26, 30)
 
-    for flip in [(False, False), (False, True), (True, False), (True, True)]:
         result = apply(image, box, size, flip)
 
         assert result.dtype == image.dtype
@@ -701,44 +700,37 @@ def test_apply_equals_the_reference_anywhere(
     assert (slot[[0, 2]] == 77).all()
 
 
-@pytest.mark.parametrize("flip", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("dtype", ["uint8", "bool", "int64", "uint32", "float16", "float32"])
-@pytest.mark.parametrize("channels", SHAPES, ids=str)
-def test_equal_sizes_are_copied_exactly(
-    flip: tuple[bool, bool], dtype: str, channels: tuple[int, ...]
-) -> None:
-    image = noise((20, 21, *channels), dtype)
-    image.flags.writeable = False
+def test_equal_sizes_are_copied_exactly(dtype: str) -> None:
+    for channels, flip in itertools.product(SHAPES, FLIPS):
+        image = noise((20, 21, *channels), dtype)
+        image.flags.writeable = False
 
-    result = apply(image, (4, 5, 11, 12), (11, 12), flip)
+        result = apply(image, (4, 5, 11, 12), (11, 12), flip)
 
-    expected = image[4:15, 5:17][:: -1 if flip[0] else 1, :: -1 if flip[1] else 1]
-    np.testing.assert_array_equal(result, expected)
-    assert result.dtype == image.dtype
-    assert not np.shares_memory(result, image)
+        expected = image[4:15, 5:17][:: -1 if flip[0] else 1, :: -1 if flip[1] else 1]
+        np.testing.assert_array_equal(result, expected)
+        assert result.dtype == image.dtype
+        assert not np.shares_memory(result, image)
 
 
 MASK_DTYPES = ["bool", "int8", "uint8", "uint16", "int16", "int32", "uint32", "int64", "uint64"]
 
 
 @pytest.mark.parametrize("dtype", [*MASK_DTYPES, "float16", "float32", "float64"])
-@pytest.mark.parametrize("channels", [(), (1,), (3,), (7,), (130,)], ids=str)
-@pytest.mark.parametrize("size", [(7, 9), (31, 26), (64, 70)], ids=str)
-@pytest.mark.parametrize(
-    ("height", "width"), [(33, 35), (28, 36)]
-)  # of even ones, centres lie between pixels
-def test_masks_are_picked_from_pixel_centres(
-    dtype: str, channels: tuple[int, ...], size: tuple[int, int], height: int, width: int
-) -> None:
-    mask, box = noise((37, 41, *channels), dtype), (2, -3, height, width)
-    padded = np.pad(mask, [(0, 0), (3, 0), *[(0, 0)] * len(channels)])[2 : 2 + height, :width]
+def test_masks_are_picked_from_pixel_centres(dtype: str) -> None:
+    boxes = [(33, 35), (28, 36)]  # of even ones, centres lie between pixels
+    sizes = [(7, 9), (31, 26), (64, 70)]
+    for channels, size, (height, width) in itertools.product(SHAPES, sizes, boxes):
+        mask, box = noise((37, 41, *channels), dtype), (2, -3, height, width)
+        padded = np.pad(mask, [(0, 0), (3, 0), *[(0, 0)] * len(channels)])[2 : 2 + height, :width]
 
-    result = apply(mask, box, size, HORIZONTAL, nearest=True)[:, ::-1]
+        result = apply(mask, box, size, HORIZONTAL, nearest=True)[:, ::-1]
 
-    assert result.dtype == mask.dtype
-    rows = [int((i + 0.5) * height / size[0]) for i in range(size[0])]
-    cols = [int((i + 0.5) * width / size[1]) for i in range(size[1])]
-    np.testing.assert_array_equal(result, padded[np.array(rows)[:, None], np.array(cols)])
+        assert result.dtype == mask.dtype
+        rows = [int((i + 0.5) * height / size[0]) for i in range(size[0])]
+        cols = [int((i + 0.5) * width / size[1]) for i in range(size[1])]
+        np.testing.assert_array_equal(result, padded[np.array(rows)[:, None], np.array(cols)])
 
 
 @pytest.mark.parametrize("length", [32_768, 70_001])

@@ -6,6 +6,7 @@ Nothing of ``loaders`` is used here: what the fast paths give is compared with t
 from __future__ import annotations
 
 import struct
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -47,13 +48,19 @@ def idct(block: Floats, side: int) -> Floats:
     return pixels
 
 
+@cache
+def basis_of(side: int) -> Floats:
+    """Return the pixels of each of the 64 coefficients alone."""
+    return np.stack([idct(np.eye(64)[i].reshape(8, 8), side) for i in range(64)])
+
+
 def plane(
     blocks: Floats, table: list[list[int]], quality: int, size: tuple[int, int], side: int
 ) -> Floats:
     """Return a plane of (rows, columns, 8, 8) quantized coefficients, cut to size."""
     rows, columns = blocks.shape[:2]
     table_now = np.array([[divisor(table, u, v, quality) for v in range(8)] for u in range(8)])
-    basis = np.stack([idct(np.eye(64)[i].reshape(8, 8), side) for i in range(64)])
+    basis = basis_of(side)
     result = np.zeros((rows * side, columns * side))
     for row in range(rows):
         for column in range(columns):

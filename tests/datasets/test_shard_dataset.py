@@ -982,19 +982,23 @@ def of_pictures_and_arrays(folder: Path, damaged: dict[str, tuple[int, ...]]) ->
 MANY = {"image": tuple(range(1, 84, 2)), "x": (5, 26, 70)}
 
 
-@pytest.mark.parametrize("batch_size", [10, 42])  # of which the arrays are small, and are not
 @pytest.mark.parametrize(
     "damaged", [{}, {"image": (30, 51)}, {"x": (5,)}, {"image": (9,), "x": (70,)}, MANY]
 )
 def test_threads_serve_what_one_serves_also_of_samples_that_are_replaced(
-    tmp_path: Path,
-    damaged: dict[str, tuple[int, ...]],
-    batch_size: int,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, damaged: dict[str, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small fields are read when all parts of a batch are done: by then some samples are others."""
     monkeypatch.setattr(replaced, "_MAX_FEW", 100)
-    data = [of_pictures_and_arrays(tmp_path / str(n), damaged) for n in (0, 3)]
+    packed = of_pictures_and_arrays(tmp_path / "a", damaged)
+    for batch_size in (10, 42):  # of which the arrays are small, and are not
+        assert_threads_serve_what_one_serves(packed, damaged, batch_size)
+
+
+def assert_threads_serve_what_one_serves(
+    packed: ShardDataset, damaged: dict[str, tuple[int, ...]], batch_size: int
+) -> None:
+    data = [pickle.loads(pickle.dumps(packed)) for _ in range(2)]
     of_one, of_many = (
         list(DataLoader(each, batch_size, num_workers=n))
         for each, n in zip(data, (0, 3), strict=True)

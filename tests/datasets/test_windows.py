@@ -200,12 +200,13 @@ def test_shards_that_a_store_closes_are_read_where_they_are_mapped_next(tmp_path
 
 
 def test_a_child_process_serves_the_same_windows(folder: Path) -> None:
-    for windows in (TokenWindows(folder, 20), TokenWindows(folder, 20, by="document")):
-        child = DataLoader(windows, 4, backend="subprocess", num_workers=2)
-        for one, other in zip(child, DataLoader(windows, 4), strict=True):
-            assert one._fields == other._fields
-            assert torch.equal(one.tokens, other.tokens)
-            assert torch.equal(one.targets, other.targets)
+    both = [TokenWindows(folder, 20), TokenWindows(folder, 20, by="document")]
+    windows: Any = Mixture(both, [1, 1])
+    child = DataLoader(windows, 4, shuffle=True, backend="subprocess", num_workers=2)
+    for one, other in zip(child, DataLoader(windows, 4, shuffle=True), strict=True):
+        assert one._fields == other._fields
+        assert torch.equal(one.tokens, other.tokens)
+        assert torch.equal(one.targets, other.targets)
 
 
 def test_other_loaders_and_collate_functions_see_the_same(folder: Path) -> None:
