@@ -117,6 +117,7 @@ def in_a_bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """An empty bucket of a server, as the environment says."""
     (folder / "store/bucket").mkdir(parents=True)
     shutil.copytree(folder / "photos", folder / "store/bucket/raw/photos")
+    shutil.copy(folder / "diamonds.csv", folder / "store/bucket/raw")
     with servers.bucket(folder / "store") as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
         monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")

@@ -236,18 +236,14 @@ def test_secrets_of_a_url_are_in_no_plan(raw: Path, store: Store) -> None:
         assert plan.is_unchanged()
 
 
-def test_what_is_not_read_from_urls_says_so(raw: Path, store: Store, tmp_path: Path) -> None:
+def test_what_is_no_source_is_refused(raw: Path, store: Store, tmp_path: Path) -> None:
     (raw.parent / "tars").mkdir()
     (raw.parent / "tars" / "a.tar").write_bytes(b"")
-    (raw.parent / "ids").mkdir()
-    np.save(raw.parent / "ids" / "a.npy", np.arange(9))
     for line in (
         "images s3://raw/tars DST",
         "images s3://raw/none DST",
-        "tokens s3://raw/ids DST",
         f"images {RAW} {RAW}/packed",
         f"images {RAW} s3://raw",
-        f"images {RAW} DST --masks {RAW}",
     ):
         argv = [word.replace("DST", str(tmp_path / "dst")) for word in line.split()]
         with suppress(SystemExit):

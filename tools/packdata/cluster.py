@@ -29,6 +29,7 @@ from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.target import PARTS_NAME, missing_folders
 from packdata.parts.local import digest_of_parts, finish, pack_part
 from packdata.parts.part import Part, in_order, versions
+from packdata.sources.fetched import drop_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -143,7 +144,10 @@ def _pack_one(jobs: list[Any], part: Part) -> tuple[int, int]:
     os.chdir(folder)  # of the driver: sources may be relative to it
     if get_defaults() != remote:
         set_defaults(**remote)
-    summary = pack_part(recipes, dst, part, format=format, **settings)
+    try:
+        summary = pack_part(recipes, dst, part, format=format, **settings)
+    finally:
+        drop_copies()
     return summary.samples, len(summary.rejected)
 
 

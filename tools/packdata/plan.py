@@ -10,6 +10,7 @@ from packdata.packing.engine import Summary, pack_recipes
 from packdata.packing.outside import check_outside
 from packdata.parts.local import pack_part, pack_whole
 from packdata.parts.part import Part, in_order
+from packdata.sources.fetched import drop_copies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +56,13 @@ def pack_plan(plan: Plan, dst: Path | str, **settings: Unpack[PackSettings]) -> 
     Raises:
         PackError: What ``pack_recipes`` raises, or the destination and a source hold one another.
     """
+    try:
+        return _pack_plan(plan, dst, settings)
+    finally:
+        drop_copies()
+
+
+def _pack_plan(plan: Plan, dst: Path | str, settings: PackSettings) -> Summary:
     check_outside(dst, plan.sources)
     part = settings.pop("part", None)
     recipes = in_order(plan.parts, settings.pop("shuffle", None))

@@ -18,6 +18,7 @@ from packdata.sources.npy import ArrayHeader, read_array, read_header
 if TYPE_CHECKING:
     from packdata.sources.base import Item, Source
     from packdata.sources.folders import MaskFolder
+    from packdata.sources.listed import RemoteFile
 
 Channels = Literal["first", "last", "none"]
 _VOLUME_AXES = 3
@@ -161,7 +162,9 @@ class ArrayFiles:
     def mask_header(self, item: Item) -> ArrayHeader:
         """Read the header of an item's mask; SourceError if there is none or it holds no integers."""
         path, where = self._mask_of(item)
-        if path == item.path and not zipfile.is_zipfile(path):
+        if path is item.file and not zipfile.is_zipfile(
+            path if isinstance(path, str) else path.open()
+        ):
             hint = "--mask-array names the mask of an .npz; --masks is for masks in files of their own"
             raise SourceError("it is one array, with no mask beside it", where, hint)
         header = read_header(path, where, self.options.mask_array)
@@ -179,12 +182,13 @@ class ArrayFiles:
             raise SourceError(what, where)
         return read_array(path, where, self.options.mask_array).reshape(shape)
 
-    def _mask_of(self, item: Item) -> tuple[str, str]:
-        """Return the path of an item's mask, and what to call it."""
+    def _mask_of(self, item: Item) -> tuple[str | RemoteFile, str]:
+        """Return the file of an item's mask, and what to call it."""
+        path: str | RemoteFile
         if self.masks is not None:
             path, name = self.masks.find(item.key, item.where), self.masks.name(item.key)
-        elif item.mask_path is not None:
-            path, name = item.mask_path, item.mask_name
+        elif item.mask_file is not None:
+            path, name = item.mask_file, item.mask_name
         elif self.options.mask_array is None or self.source.has_masks:
             raise SourceError("it has no mask, others have", item.where)
         else:
@@ -192,7 +196,7 @@ class ArrayFiles:
         return path, item.place_of_mask(name)
 
 
-def _path_of(item: Item) -> str:
-    if item.path is None:
+def _path_of(item: Item) -> str | RemoteFile:
+    if item.file is None:
         raise SourceError("it is not a file", item.where)
-    return item.path
+    return item.file

@@ -14,6 +14,7 @@ from packdata.files.splits import SourceOptions, listed_sources
 from packdata.packing.settings import PackSettings, check_options, take
 from packdata.packing.shards import MAX_RECORD_BYTES, Format
 from packdata.plan import pack_plan
+from packdata.sources.listed import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +87,8 @@ def plan_arrays(
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
     for _, recipe in parts:
         recipe.files.max_nbytes = MAX_RECORD_BYTES[chosen]
-    return ArraysPlan(listed_sources(src), parts, chosen, list_again)
+    shown = without_secrets(listed_sources(src))
+    return ArraysPlan(shown, parts, chosen, list_again)
 
 
 def pack_arrays(

@@ -7,6 +7,9 @@ included, unless ``dtype`` converts them, and then each has to fit.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +30,10 @@ if TYPE_CHECKING:
 
     from packdata.files.splits import SourceOptions, Split
     from packdata.sources.base import Item
+    from packdata.sources.npy import ArrayHeader
 
 ARRAY, MASK = "array", "mask"
+_LOOKS, _LOOKS_AT_ONCE = 256, 16  # at headers: of a store, each is a request
 
 
 def array_recipes(
@@ -113,6 +118,16 @@ def _range(array: npt.NDArray[Any]) -> str:
     return f"values of {array.dtype.name} from {array.min()} to {array.max()}, some"
 
 
+def _headers(
+    files: ArrayFiles, item: Item
+) -> tuple[ArrayHeader, ArrayHeader | None] | SourceError:
+    """Return the header of an item's array, and of its mask if there are masks; or why there is none."""
+    try:
+        return files.array_header(item), files.mask_header(item) if files.has_masks else None
+    except SourceError as error:
+        return error
+
+
 class _Listing:
     """What the headers of all files say together."""
 
@@ -122,18 +137,21 @@ class _Listing:
         self._dtypes: dict[str, dict[str, str]] = {ARRAY: {}, MASK: {}}  # where each was first met
         self.num_bytes = 0
         error: SourceError | None = None
-        for item in files.source.items():
-            try:
-                self._add(item, files)
-            except SourceError as bad:  # it is rejected in its turn
-                error = error or bad
+        items = files.source.items()
+        with ThreadPoolExecutor(_LOOKS_AT_ONCE, "headers") as pool:
+            while some := [*islice(items, _LOOKS)]:
+                for item, found in zip(
+                    some, pool.map(partial(_headers, files), some), strict=True
+                ):
+                    if isinstance(found, SourceError):  # it is rejected in its turn
+                        error = error or found
+                    else:
+                        self._add(item, *found)
         if not self._shapes:
             raise error or SourceError("it holds no arrays", files.source.name)
         self.axes = Axes(len(next(iter(self._shapes))), self._options.channels)
 
-    def _add(self, item: Item, files: ArrayFiles) -> None:
-        header = files.array_header(item)
-        mask = files.mask_header(item) if files.has_masks else None
+    def _add(self, item: Item, header: ArrayHeader, mask: ArrayHeader | None) -> None:
         self._shapes[header.shape] = None
         self.num_bytes = max(self.num_bytes, header.nbytes)
         self._dtypes[ARRAY].setdefault(header.dtype.name, item.where)

@@ -38,7 +38,7 @@ examples:
 def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "pack volumes and other arrays (.npy, .npz) with their labels and masks"
-    src = "folder of .npy and .npz files, or a list; several become one dataset, in order"
+    src = "folder of .npy and .npz files, or a list, or the URL of one; several become one dataset, in order"
     parser = new_packing_parser(commands, "arrays", summary, _ABOUT, _EXAMPLES, src=src)
     _add_array_options(parser.add_argument_group("arrays"))
     add_source_options(parser.add_argument_group("source"), files="array")

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from loaders.remote.options import add_remote
 from loaders.remote.url import is_url, split_secrets
 from loaders.text import describe_size, printable, printable_json
 from packdata.describe import counted
+from packdata.packing.progress import progress_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
 from packdata.wording import in_shell
 
@@ -76,12 +77,13 @@ def new_joining_parser(
 ) -> Parser:
     """Add a command that makes the shards of SRC... a part of DST, which the caller gives ``join``."""
     parser = new_parser(commands, name, summary, example, _LINKS)
-    parser.add_argument("src", type=parse_path, nargs="+", metavar="SRC", help=src)
-    parser.add_argument("dst", type=parse_path, metavar="DST", help=dst)
+    parser.add_argument("src", type=parse_source, nargs="+", metavar="SRC", help=src)
+    parser.add_argument("dst", type=parse_source, metavar="DST", help=dst)
     parser.add_argument(
         "--no-link", action="store_true", help="copy and verify the shards, even where links work"
     )
     add_json(parser)
+    add_remote(parser)
     parser.set_defaults(run=_join, options=())
     return parser
 
@@ -91,16 +93,22 @@ def _join(args: argparse.Namespace) -> int:
     notes: list[str] = []
     options = {name: getattr(args, name) for name in args.options}
     try:
-        manifest: Manifest = args.join(
-            args.dst,
-            args.src,
-            link=not args.no_link,
-            on_link=linked.append,
-            note=notes.append,
-            **options,
-        )
+        with (
+            progress_of("sending", None, unit="bytes")
+            if is_url(args.dst)
+            else nullcontext(int) as tick
+        ):
+            manifest: Manifest = args.join(
+                args.dst,
+                args.src,
+                link=not args.no_link,
+                on_link=linked.append,
+                note=notes.append,
+                tick=tick,
+                **options,
+            )
     except ManifestError as error:
-        if not os.path.lexists(args.src[0]):
+        if not is_url(args.src[0]) and not os.path.lexists(args.src[0]):
             error.add_note(f"the target comes last, and is {args.dst} here")
         raise
     if args.json:
@@ -291,7 +299,8 @@ def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest) -> Non
 _LINKS = (
     "Shards become hard links where the file system has them: nothing is copied or verified. You\n"
     "cannot repair a dataset from a link, as damage to a shard damages both. --no-link copies the\n"
-    "shards, and verifies what it copies."
+    "shards, and verifies what it copies. To a URL, shards are sent, those that are not there, and\n"
+    "the manifest last; no shard is deleted there."
 )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.schema import PICTURE_CODECS
-from packdata.commands.common import parse_count, parse_place, parse_quality
+from packdata.commands.common import parse_count, parse_place, parse_quality, parse_target
 from packdata.commands.packing import (
     add_packing_options,
     add_source_options,
@@ -44,10 +44,8 @@ examples:
 def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "pack pictures with their labels and masks"
-    src = "folder (also a URL), list, tar, Parquet or IDX file, or pattern; several become one dataset, in order"
-    parser = new_packing_parser(
-        commands, "images", summary, _ABOUT, _EXAMPLES, src=src, reads_urls=True
-    )
+    src = "folder, list, tar, Parquet or IDX file, or its URL, or a pattern; several become one dataset, in order"
+    parser = new_packing_parser(commands, "images", summary, _ABOUT, _EXAMPLES, src=src)
     _add_picture_options(parser.add_argument_group("pictures"))
     source = parser.add_argument_group("source")
     add_source_options(source, files="picture")
@@ -166,7 +164,7 @@ def _add_shape_options(group: Any) -> None:
     )
     add(
         "--annotations",
-        type=parse_place,
+        type=parse_target,
         metavar="FILE|FOLDER",
         help="COCO JSON, or a folder of YOLO labels or VOC XML; gives the fields boxes, box_labels and whatever else "
         "it holds",

@@ -39,12 +39,10 @@ def new_packing_parser(
     examples: str,
     *,
     src: str,
-    reads_urls: bool = False,
 ) -> Parser:
     """Add a command that packs SRC... to DST, with help and examples."""
-    kind = parse_target if reads_urls else parse_place
     parser = commands.add_parser(name, help=summary, description=about, epilog=examples)
-    parser.add_argument("src", type=kind, metavar="SRC", nargs="+", help=src)
+    parser.add_argument("src", type=parse_target, metavar="SRC", nargs="+", help=src)
     target = "folder or URL to pack into: new or empty"
     parser.add_argument("dst", type=parse_target, metavar="DST", help=target)
     return parser
@@ -130,7 +128,7 @@ def add_source_options(group: Any, *, files: str) -> None:
     )
     add(
         "--masks",
-        type=parse_place,
+        type=parse_target,
         metavar="FOLDER",
         help=f"folder with a mask for each {files}, under the same relative name, with any suffix",
     )
@@ -163,6 +161,7 @@ def run_packing(
     """Make a plan and carry it out, or only show it; return the exit status."""
     from packdata.packing.outside import check_outside
     from packdata.parts.lists import kept_lists
+    from packdata.sources.fetched import drop_copies
     from packdata.sources.listed import given
 
     check_outside(args.dst, args.src)
@@ -170,9 +169,14 @@ def run_packing(
         args.parser.error("--engine packs all parts: give --parts N, or --part without it")
     if args.engine is None and (args.address is not None or args.parts is not None):
         args.parser.error("--address and --parts go with --engine ray")
-    lists = {} if args.part is None else kept_lists(args.src, args.dst)
-    with given(lists):
-        return _run(args, make_plan, unit)
+    beside = [getattr(args, name, None) for name in ("masks", "annotations")]
+    read = [*args.src, *filter(None, beside)]
+    lists = {} if args.part is None else kept_lists(read, args.dst, overwrite=args.overwrite)
+    try:
+        with given(lists):
+            return _run(args, make_plan, unit)
+    finally:
+        drop_copies()
 
 
 def _run(args: argparse.Namespace, make_plan: Callable[[], Plan], unit: str) -> int:

@@ -39,7 +39,10 @@ examples:
 
 def add_parser(commands: Commands) -> None:
     """Add the command."""
-    summary, src = "pack rows of numbers and categories", "files, patterns, folders"
+    summary, src = (
+        "pack rows of numbers and categories",
+        "files, folders, or URLs of such, or patterns",
+    )
     parser = new_packing_parser(commands, "tables", summary, _ABOUT, _EXAMPLES, src=src)
     names = "separated by commas; quote a name that holds a comma: '\"income, EUR\",age'"
     _add_column_options(parser.add_argument_group("columns", f"NAMES: {names}"))

@@ -34,10 +34,8 @@ _EXAMPLES = r"""examples:
 def add_parser(commands: Commands) -> None:
     """Add the command."""
     summary = "pack text, conversations or token ids as a stream of tokens"
-    src = "files, folders or patterns; URLs of text and JSON lines"
-    parser = new_packing_parser(
-        commands, "tokens", summary, _ABOUT, _EXAMPLES, src=src, reads_urls=True
-    )
+    src = "files, folders, or URLs of such, or patterns"
+    parser = new_packing_parser(commands, "tokens", summary, _ABOUT, _EXAMPLES, src=src)
     _add_text_options(parser.add_argument_group("text"))
     tokens = parser.add_argument_group("tokens")
     _add_tokenizer_options(tokens)

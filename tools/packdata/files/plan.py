@@ -11,7 +11,7 @@ from packdata.describe import counted, describe_field
 from packdata.files.splits import contents, source_notes
 from packdata.packing.engine import target_folders
 from packdata.sources.base import files_identity
-from packdata.sources.listed import are_given
+from packdata.sources.listed import are_given, list_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,6 +111,7 @@ class FilesPlan(Generic[_R]):
             return False
 
     def _identities(self) -> list[Mapping[str, Any]]:
+        list_sources(self.sources)
         paths: list[list[Path]] = [getattr(r.source, "paths", []) for r in self.recipes]
         if all(paths) and not any(recipe.masks for recipe in self.recipes):  # a few large files
             return [

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
+from loaders.remote.url import place_of
 from loaders.schema import Array, Label
 from packdata.describe import counted
 from packdata.files.labels import LABEL, LabelField, label_fields
@@ -56,7 +57,7 @@ class SourceOptions:
 
     def absolute(self) -> SourceOptions:
         """Return the same for whatever folder is the working folder."""
-        masks = None if self.masks is None else Path(self.masks).absolute()
+        masks = None if self.masks is None else place_of(self.masks).absolute()
         classes = self.classes
         if isinstance(classes, Path | str):
             classes = Path(classes).absolute()
@@ -133,7 +134,7 @@ def _open_all(
     given = listed_sources(src)
     list_sources(given)
     if len(given) > 1 and are_of_one_archive(given):  # as a pattern of them is read
-        one = {"": [Path(path) for path in given]}
+        one = {"": [*map(place_of_source, given)]}
         return {"": _open(one, options, kind, has_annotations)[""]}
     opened: list[dict[str, Source]] = []
     for path in given:
@@ -186,9 +187,10 @@ def _masks_of(
         return MaskFolder(root, kind, suffix)
     if masks is None:
         return None
-    inside = Path(masks) / split
+    list_sources([masks])
+    inside = place_of_source(masks) / split
     has_own = is_folder(inside, "--masks takes a folder that you may read")
-    return MaskFolder(inside if has_own else Path(masks), kind, suffix)
+    return MaskFolder(inside if has_own else place_of_source(masks), kind, suffix)
 
 
 def _check_masks_apart(splits: Sequence[Split]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.augment import move_boxes, move_keypoints
 from loaders.errors import CodecError, SchemaError, SourceError
+from loaders.remote.url import place_of
 from loaders.schema import Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.sources.annotations import annotated, open_annotations
@@ -17,6 +17,7 @@ from packdata.sources.readers import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from loaders.schema import Field
     from packdata.files.labels import LabelField
@@ -51,7 +52,7 @@ class ShapeOptions:
 
     def absolute(self) -> ShapeOptions:
         """Return the same for whatever folder is the working folder."""
-        there = None if self.annotations is None else Path(self.annotations).absolute()
+        there = None if self.annotations is None else place_of(self.annotations).absolute()
         return replace(self, annotations=there)
 
     def extend(self, source: Source, split: str) -> Source:
@@ -61,9 +62,8 @@ class ShapeOptions:
             SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
         """
         if self.annotations is not None:
-            source = annotated(
-                source, open_annotations(Path(self.annotations), split or source.name)
-            )
+            found = open_annotations(self.annotations, split or source.name)
+            source = annotated(source, found)
         declared: list[tuple[str, str, Field]]
         declared = [(*_split_format(text), Boxes()) for text in self.boxes]
         declared += [(text, _KEYPOINTS, Keypoints()) for text in self.keypoints]

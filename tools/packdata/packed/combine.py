@@ -11,18 +11,22 @@ import numpy as np
 from loaders.data.manifest import read_manifest
 from loaders.data.view import join_views, open_view
 from loaders.errors import PackError, SchemaError
+from loaders.remote.origin import origin_of as origin_at
+from loaders.remote.url import URL, place_of
 from packdata.describe import counted
 from packdata.inspect.compare import schema_differences
 from packdata.packed.content import ViewContent
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_dataset
+from packdata.packed.sent import Sending
 from packdata.packing.journal import JOURNAL_NAME, read_journal
 from packdata.packing.outside import check_outside
 from packdata.packing.provenance import extended, origin_of
 from packdata.packing.publish import Packing
 from packdata.packing.target import PACKING_NAME, find_datasets
+from packdata.packing.upload import manifest_at, staging, upload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from loaders.data.manifest import Manifest
     from loaders.data.view import View
@@ -49,29 +53,43 @@ def merge(
     shard_bytes: int | None = None,
     on_link: OnLink = str,
     note: Note = str,
+    tick: Callable[[int], object] = int,
 ) -> Manifest:
     """Make one dataset of several with the same fields and classes; the sources stay as they are.
 
     Args:
-        dst: Folder of the new dataset.
-        sources: Folders of the datasets, in the order in which their samples follow.
+        dst: Folder of the new dataset, or its URL.
+        sources: Folders or URLs of the datasets, in the order in which their samples follow.
         link: Use hard links where the file system has them, as ``packdata.packing.links.stage_whole`` does.
         overwrite: Replace a dataset at ``dst`` that ``merge`` has made.
         shard_bytes: Write shards anew, each up to the sample that reaches this size: few of many small ones. None: they
             stay as they are.
         on_link: Called with each shard that was linked.
         note: Called with what is no error and deserves a look: it was made before.
+        tick: Called with the bytes of each shard that is sent to a URL.
 
     Raises:
         SchemaError: The sources differ in fields or classes, or share a key.
         PackError: The target is taken or cannot be written, is a source, lies inside one or holds one.
     """
     check_outside(dst, sources)
+    dst = place_of(dst)
+    if isinstance(dst, URL) and shard_bytes is not None:
+        made = " ".join(
+            map(str, ["merge", dst, *map(Path.absolute, map(place_of, sources)), shard_bytes])
+        )
+        with staging(made) as folder:
+            merge(folder, sources, shard_bytes=shard_bytes, note=note)
+            _check_merged_before(dst)
+            return upload(folder, dst, overwrite=overwrite, tick=tick, note=note)
     views = [open_view(path, "never") for path in sources]
-    _check_merged_before(Path(dst))
+    _check_merged_before(dst)
     _check_alike(views)
     joined = join_views(views)
     provenance = {"command": "merge", "sources": list(map(origin_of, views))}
+    if isinstance(dst, URL):
+        sending = Sending(dst, views, plan_of("merge", views), tick, note)
+        return sending.merge(provenance, overwrite=overwrite)
     options = WriteOptions(overwrite=overwrite, link=link, on_link=on_link, note=note)
     if shard_bytes is None:
         content = ViewContent(joined, joined.schema)
@@ -90,26 +108,32 @@ def extend(
     link: bool = True,
     on_link: OnLink = str,
     note: Note = str,
+    tick: Callable[[int], object] = int,
 ) -> Manifest:
     """Add the samples of other datasets to one; readers see the old one or the new one whole.
 
     Args:
-        dst: Folder of the dataset that grows.
-        sources: Folders of the datasets to add; they stay as they are.
+        dst: Folder or URL of the dataset that grows.
+        sources: Folders or URLs of the datasets to add; they stay as they are.
         link: As for ``merge``.
         on_link: As for ``merge``.
         note: As for ``merge``.
+        tick: As for ``merge``.
 
     Raises:
         SchemaError: They differ in fields or classes, or share a key.
         PackError: The target is a source, lies inside one or holds one, or cannot be written.
     """
     check_outside(dst, sources)
+    dst = place_of(dst)
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [open_view(path, "never") for path in sources]
-    with Packing(
-        Path(dst), [""], plan_of("extend", added), kind="command", extend=True
-    ) as packing:
+    if isinstance(dst, URL):
+        return Sending(dst, added, plan_of("extend", added), tick, note).extend(
+            lambda grown: _check_alike([grown, *added]),
+            lambda before: extended(before.provenance, list(map(origin_of, added))),
+        )
+    with Packing(dst, [""], plan_of("extend", added), kind="command", extend=True) as packing:
         if packing.is_published:
             note(f"{dst}: {packing.why_finished}")
             return packing.manifests()[""]
@@ -126,12 +150,15 @@ def extend(
 def _check_merged_before(folder: Path) -> None:
     """Raise PackError for a target that ``merge`` did not make: it may be meant as one more source."""
     hint = "The target comes last: choose a folder that is new or empty"
-    there = find_datasets(folder, [""]).get("")
+    is_sent = isinstance(folder, URL)
+    there = manifest_at(origin_at(folder), "") if is_sent else find_datasets(folder, [""]).get("")
     if there is not None and there.provenance.get("command") != "merge":
         what = (
             "a packed dataset is there, which 'packdata merge' did not make and does not replace"
         )
         raise PackError(what, folder, hint)
+    if is_sent:
+        return
     begun = read_journal(folder / PACKING_NAME / JOURNAL_NAME)
     is_dropped = begun is None or begun[0].kind == "command"  # what that has brought is taken back
     if begun is not None and not is_dropped and (begun[0].kind == "packing" or begun[1].done):

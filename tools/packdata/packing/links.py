@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from loaders.data.formats import hash_file
 from loaders.errors import ShardError
+from loaders.remote.origin import origin_of
+from loaders.remote.url import is_url
 from packdata.packing.disk import explained
 from packdata.packing.shards import shard_format, shard_name
 
@@ -106,6 +108,11 @@ def size_fault(path: Path, info: ShardInfo) -> str | None:
         return None
     how = "was cut" if size < info.size_bytes else "has grown"
     return f"it has {size} bytes, the manifest says {info.size_bytes}: it {how}"
+
+
+def file_beside(folder: Path, name: str) -> Path:
+    """Return a file that lies beside the manifest of a dataset; of one at a URL, what the cache has of it."""
+    return origin_of(folder).small_file(name) if is_url(folder) else folder / name
 
 
 def file_fault(path: Path, expected: str) -> str | None:

@@ -35,7 +35,7 @@ from loaders.system.regular import read_regular
 from loaders.text import printable_json
 from packdata.packing.disk import GO_ON, explained, write_staged
 from packdata.packing.journal import JOURNAL_NAME, Header, Journal, Kind, Reject, State
-from packdata.packing.links import file_fault, stage_whole
+from packdata.packing.links import file_beside, file_fault, stage_whole
 from packdata.packing.lock import LOCK_NAME, TargetLock, lock_owner
 from packdata.packing.provenance import PLAN
 from packdata.packing.settings import OVERWRITE
@@ -403,10 +403,11 @@ class Packing:
         for name, digest in schema.files.items():
             if file_fault(self._place / folder / name, digest) is None:
                 continue
-            what = "no source has it" if source is None else file_fault(source / name, digest)
-            if what is not None or source is None:
+            file = None if source is None else file_beside(source, name)
+            what = "no source has it" if file is None else file_fault(file, digest)
+            if what is not None or file is None:
                 raise PackError(f"its file {name} cannot be copied: {what}", source or self.dst)
-            self.stage_files(folder, {name: read_regular(source / name)})
+            self.stage_files(folder, {name: read_regular(file)})
 
     def wait(self) -> None:
         """Return once the shard under way is on disk; PackError if it cannot be written."""

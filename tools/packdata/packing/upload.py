@@ -9,24 +9,25 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
-from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, read_manifest
+from loaders.data.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    manifest_bytes,
+    parse_manifest,
+    read_manifest,
+)
 from loaders.errors import PackError, RemoteError
 from loaders.remote.origin import origin_of
-from packdata.packing.disk import explained
-from packdata.packing.lock import LOCK_NAME, TargetLock
+from packdata.claimed import staging_folder
 from packdata.packing.settings import OVERWRITE
 
 if TYPE_CHECKING:
@@ -120,6 +121,12 @@ def name_at(below: str, name: str) -> str:
     return f"{below}/{name}".lstrip("/")
 
 
+def manifest_at(origin: Origin, below: str) -> Manifest | None:
+    """Return the manifest in a folder of a target, as it is by now; None if there is none."""
+    data, _ = origin.read(name_at(below, MANIFEST_NAME))
+    return None if data is None else parse_manifest(data, origin.url / below / MANIFEST_NAME)
+
+
 def seen_at(
     origin: Origin, below: str, manifest: Manifest, *, overwrite: bool
 ) -> dict[str, Any] | None:
@@ -141,7 +148,12 @@ def seen_at(
 
 
 def publish_at(
-    origin: Origin, below: str, manifest: Manifest, seen: dict[str, Any], note: Note
+    origin: Origin,
+    below: str,
+    manifest: Manifest,
+    seen: dict[str, Any],
+    note: Note,
+    hint: str = f"Look at it; {OVERWRITE} replaces it",
 ) -> None:
     """Put a manifest in place of what was ``seen_at`` there, when all that it names is: then it is a dataset.
 
@@ -163,7 +175,7 @@ def publish_at(
             if is_written is False
             else "what was written is not there"
         )
-        raise PackError(what, place, f"Look at it; {OVERWRITE} replaces it")
+        raise PackError(what, place, hint)
 
 
 def keeps_conditions(origin: Origin, seen: dict[str, Any]) -> bool:
@@ -192,44 +204,3 @@ def staging(what: str) -> Iterator[Path]:
     folder = staging_folder(what)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def staging_folder(what: str) -> Path:
-    """Return the folder in which something for a URL is made on this machine, the same one for the same.
-
-    Raises:
-        PackError: The folder for temporary files is of no use for that.
-    """
-    above = Path(tempfile.gettempdir()) / f"packdata-{os.getuid()}"
-    above.mkdir(mode=0o700, exist_ok=True)
-    if above.is_symlink() or above.stat().st_uid != os.getuid():
-        raise PackError("it belongs to another user", above, "Set TMPDIR to a folder of yours")
-    return above / xxhash.xxh3_64_hexdigest(what.encode())
-
-
-@contextmanager
-def claimed_folder(what: str) -> Iterator[Path]:
-    """Yield a place in which something for a URL is made: the same one for the same, unless somebody is at it there.
-
-    Raises:
-        PackError: The folder for temporary files is of no use for that.
-    """
-    for number in count():
-        above = staging_folder(f"{what} {number}")
-        with explained(above):
-            lock = _claim(above / LOCK_NAME)
-        if lock is None:
-            continue
-        try:
-            yield above / "made"
-        finally:
-            if not (above / "made").exists():
-                shutil.rmtree(above, ignore_errors=True)
-            lock.release()
-        return
-
-
-def _claim(path: Path) -> TargetLock | None:
-    with suppress(PackError):  # another process of this machine does the same
-        return TargetLock(path)
-    return None

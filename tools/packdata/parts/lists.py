@@ -16,7 +16,10 @@ from loaders.remote.wire import Entry
 from packdata.packing.disk import explained
 from packdata.packing.settings import OVERWRITE
 from packdata.packing.target import PARTS_NAME
+from packdata.parts.local import holds_datasets
+from packdata.sources.base import suffix_of
 from packdata.sources.listed import list_origin
+from packdata.sources.lists import LIST_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,24 +50,40 @@ def keep_list(source: Path | str, dst: Path | str, *, overwrite: bool = False) -
     tree = list_origin(origin)
     entries = list(tree)
     if tree.origin.url != origin.url:  # one object, which has no name below itself
+        if _is_list(origin.url):  # the pictures that it names lie beside it, and below
+            beside = list(list_origin(origin_of(origin.url.parent)))
+            _keep(place, _name(origin.url.parent), beside)
         entries = [entries[0]._replace(name="")]
+    _keep(place, name, entries)
+    return len(entries), sum(entry.size for entry in entries)
+
+
+def _is_list(url: URL) -> bool:
+    return suffix_of(url.name) in LIST_SUFFIXES
+
+
+def _keep(place: Path, name: str, entries: Sequence[Entry]) -> None:
     data = _packed(entries)
     if isinstance(place, URL):
         from packdata.packing.upload import as_file
 
         with as_file(data) as path:
             origin_of(place).put(name, path)
-    else:
-        with explained(place):
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            beside = place / f"{name}.{os.getpid()}"
-            beside.write_bytes(data)
-            os.replace(beside, place / name)
-    return len(entries), sum(entry.size for entry in entries)
+        return
+    with explained(place):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        beside = place / f"{name}.{os.getpid()}"
+        beside.write_bytes(data)
+        os.replace(beside, place / name)
 
 
-def kept_lists(sources: Sequence[Path | str], dst: Path | str) -> dict[URL, Iterator[Entry]]:
+def kept_lists(
+    sources: Sequence[Path | str], dst: Path | str, *, overwrite: bool = False
+) -> dict[URL, Iterator[Entry]]:
     """Return the lists beside a target of those sources that are URLs.
+
+    Where all parts were joined, the lists are gone: there are none then. Who lists the sources anew finds out
+    whether what is there was made of them, and packs nothing.
 
     Raises:
         PackError: There is none of one.
@@ -73,11 +92,14 @@ def kept_lists(sources: Sequence[Path | str], dst: Path | str) -> dict[URL, Iter
     for source in filter(is_url, sources):
         data = _read(place_of(dst), _name(source))
         url = origin_of(source).url
+        if data is None and not overwrite and holds_datasets(place_of(dst)):
+            return {}
         if data is None:
-            what = f"no list of {url} is there, or all parts were joined"
             hint = f"'packdata plan {url} {place_of(dst)}' makes it, once for all parts"
-            raise PackError(what, place_of(dst), hint)
+            raise PackError(f"no list of {url} is there", place_of(dst), hint)
         lists[url] = _unpacked(data)
+        if _is_list(url) and (data := _read(place_of(dst), _name(url.parent))):
+            lists[origin_of(url.parent).url] = _unpacked(data)
     return lists
 
 

@@ -30,8 +30,10 @@ from typing import TYPE_CHECKING, Any
 from loaders.data.manifest import MANIFEST_NAME, read_manifest, sync_folder
 from loaders.data.shards import FileShard
 from loaders.errors import ManifestError, PackError
+from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, place_of
 from loaders.schema import Schema
+from packdata.claimed import claimed_folder
 from packdata.describe import counted
 from packdata.packing.disk import GO_ON, explained
 from packdata.packing.engine import (
@@ -55,7 +57,6 @@ from packdata.packing.target import (
     rejects_at,
     size_of,
 )
-from packdata.packing.upload import claimed_folder
 from packdata.parts.joining import (
     Complete,
     Found,
@@ -70,7 +71,7 @@ from packdata.parts.joining import (
     whole,
 )
 from packdata.parts.part import Part, versions
-from packdata.parts.stored import StoredPart, finish_stored
+from packdata.parts.stored import StoredPart, finish_stored, manifests_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -308,15 +309,21 @@ def _finish_earlier(dst: Path, began: float, digest: str) -> Summary:
     """End what was killed once the parts had been joined; PackError if there is nothing to join."""
     found = read_journal(dst / PACKING_NAME / JOURNAL_NAME)
     if found is None or found[0].kind != "finish" or found[1].done is None:
-        there = [
-            path for below in ("", "*/", "*/*/") for path in dst.glob(f"{below}{MANIFEST_NAME}")
-        ]
-        return nothing_left(dst, map(_provenance, there), rejects_at(dst), digest)
+        return nothing_left(dst, map(_provenance, _manifests(dst)), rejects_at(dst), digest)
     header = found[0]
     with Packing(dst, [*header.first], header.plan, overwrite=True, kind="finish") as packing:
         return summarize(
             packing, packing.folders, time.monotonic() - began, 0, [packing.why_finished]
         )
+
+
+def holds_datasets(dst: Path) -> bool:
+    """Tell whether a dataset is at a place, or those of splits, of sizes or of both below it."""
+    return bool(manifests_below(origin_of(dst)) if isinstance(dst, URL) else _manifests(dst))
+
+
+def _manifests(dst: Path) -> list[Path]:
+    return [path for below in ("", "*/", "*/*/") for path in dst.glob(f"{below}{MANIFEST_NAME}")]
 
 
 def _provenance(manifest: Path) -> Mapping[str, Any]:

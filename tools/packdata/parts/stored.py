@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from loaders.data.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from loaders.data.manifest import Manifest
 from loaders.errors import PackError, RemoteError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL
@@ -33,6 +33,7 @@ from packdata.packing.settings import OVERWRITE
 from packdata.packing.target import PACKING_NAME, PARTS_NAME, REJECTED_NAME, parse_rejects
 from packdata.packing.upload import (
     as_file,
+    manifest_at,
     name_at,
     publish_at,
     put_shards,
@@ -92,9 +93,7 @@ class StoredPart(PartPlace[URL]):
 
     def make_room(self, folders: Sequence[str]) -> None:
         """Make room for the part; PackError if something else is there."""
-        there = [
-            below for below in {"", *folders} if _manifest_at(self._origin, below) is not None
-        ]
+        there = [below for below in {"", *folders} if manifest_at(self._origin, below) is not None]
         for below in there:
             if below not in folders:
                 raise PackError(
@@ -150,18 +149,13 @@ def _found(origin: Origin) -> list[Found]:
     return found_parts(origin.url / PARTS_NAME, names)
 
 
-def _manifest_at(origin: Origin, below: str) -> Manifest | None:
-    data, _ = origin.read(name_at(below, MANIFEST_NAME))
-    return None if data is None else parse_manifest(data, origin.url / below / MANIFEST_NAME)
-
-
-def _manifests_below(origin: Origin) -> dict[str, Manifest]:
+def manifests_below(origin: Origin) -> dict[str, Manifest]:
     """Return the dataset at a URL, or those of splits, of sizes or of both below it."""
     found: dict[str, Manifest] = {}
     level = [""]
     for _ in range(3):
         for below in level:
-            if (there := _manifest_at(origin, below)) is not None:
+            if (there := manifest_at(origin, below)) is not None:
                 found[below] = there
         if found:
             break
@@ -172,7 +166,7 @@ def _manifests_below(origin: Origin) -> dict[str, Manifest]:
 
 def _is_made(origin: Origin, folders: Iterable[str], digest: str) -> bool:
     for folder in folders:
-        there = _manifest_at(origin, folder)
+        there = manifest_at(origin, folder)
         if there is None or there.provenance.get(PLAN) != digest:
             return False
         if _lost(origin, folder, there):
@@ -224,7 +218,7 @@ def finish_stored(dst: URL, *, overwrite: bool, delete_old: bool, digest: str = 
         except _Gone:  # another finishes at the same time, and deletes what was listed
             if tries == _TRIES:
                 raise
-    there = _manifests_below(origin)
+    there = manifests_below(origin)
     rejects = parse_rejects(origin.read(REJECTED_NAME)[0] or b"")
     if delete_old and there:
         return _note_deleted(origin, nothing_done(dst, "no part lies there", rejects))
@@ -234,7 +228,7 @@ def finish_stored(dst: URL, *, overwrite: bool, delete_old: bool, digest: str = 
 def _note_deleted(origin: Origin, summary: Summary) -> Summary:
     """Delete the shards beside datasets that they do not have, end uploads, and tell of it."""
     old: list[str] = []
-    for folder, manifest in _manifests_below(origin).items():
+    for folder, manifest in manifests_below(origin).items():
         named = {name_at(folder, shard.file) for shard in manifest.shards}
         names = [entry.name for entry in origin.in_folder(folder)[0]]
         shards = [name for name in names if _SHARD.fullmatch(name.rpartition("/")[2])]
@@ -292,16 +286,16 @@ def _join(origin: Origin, parts: Sequence[Complete], began: float, *, overwrite:
             )
             raise PackError(what, origin.url / folder, f"Pack the parts again, with {OVERWRITE}")
         _put_files(origin, folder, manifest.schema.files)
-    if joined.rejects:
-        with as_file(rejects_bytes(joined.rejects)) as path:
-            origin.put(REJECTED_NAME, path)
-    elif any(seen.values()):
-        origin.delete(REJECTED_NAME)
     is_there = all(there is None for there in seen.values())
     notes = ["the parts were joined earlier"] if is_there else []
     for folder, manifest in joined.datasets.items():
         if (there := seen[folder]) is not None:
             publish_at(origin, folder, manifest, there, notes.append)
+    if joined.rejects:  # behind the manifests: one of them may be refused
+        with as_file(rejects_bytes(joined.rejects)) as path:
+            origin.put(REJECTED_NAME, path)
+    elif origin.read(REJECTED_NAME)[0] is not None:  # of what was replaced
+        origin.delete(REJECTED_NAME)
     _clear(origin)
     firsts = first_folders([*joined.datasets], parts[0].header.plan)
     return summarize(joined, firsts, time.monotonic() - began, 0, notes)
@@ -338,8 +332,11 @@ def _put_files(origin: Origin, folder: str, files: Mapping[str, str]) -> None:
 
 
 def _clear(origin: Origin) -> None:
-    """Delete all that is kept of parts."""
-    _delete(origin, [entry.name for some in origin.below(PARTS_NAME) for entry in some])
+    """Delete all that is kept of parts; the parts last, by which the same command finds out what it has done."""
+    names = [entry.name for some in origin.below(PARTS_NAME) for entry in some]
+    parts = {f"{PARTS_NAME}/{found.path.name}" for found in _found(origin)}
+    _delete(origin, [name for name in names if name not in parts])
+    _delete(origin, parts)
 
 
 def _delete(origin: Origin, names: Iterable[str]) -> None:

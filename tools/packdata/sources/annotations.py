@@ -27,6 +27,7 @@ from packdata.sources.base import (
 from packdata.sources.extended import ExtendedSource
 from packdata.sources.folders import files_below
 from packdata.sources.layouts import SPLIT_NAMES
+from packdata.sources.listed import ListedURL, RemoteFile, list_sources, place_of_source
 from packdata.sources.readers import parse_json
 from packdata.sources.regular import nothing_at
 
@@ -82,7 +83,8 @@ class Annotations:
 
     def name_of(self, item: Item) -> str | None:
         """Return what a picture is called here, None if it is not: of names that fit its path, the longest counts."""
-        path = PurePath(item.path or item.key)
+        file = item.file
+        path = PurePath(file.url if isinstance(file, RemoteFile) else file or item.key)
         parts = (path if self.kind == "COCO" else path.with_suffix("")).parts
         names = ("/".join(parts[i:]) for i in range(len(parts)))
         return next((name for name in names if name in self.by_name), None)
@@ -127,12 +129,14 @@ def annotated(source: Source, found: Annotations) -> Source:
     return ExtendedSource(source, labels | found.columns, identity, extend, notes)
 
 
-def open_annotations(path: Path, split: str = "") -> Annotations:
+def open_annotations(path: Path | str, split: str = "") -> Annotations:
     """Read the annotations from a file or folder: of COCO's files, those that are of a split, or a folder so called.
 
     Raises:
         SourceError: There are none, or of several kinds, or they cannot be read.
     """
+    list_sources([path])
+    path = place_of_source(path)
     files = _files(path)
     kinds = {suffix for file in files if (suffix := suffix_of(file.name)) in _READERS}
     if ".txt" in kinds and len(kinds) > 1:
@@ -144,6 +148,8 @@ def open_annotations(path: Path, split: str = "") -> Annotations:
             what, path, "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
         )
     (kind,) = kinds
+    if isinstance(path, ListedURL) and kind != ".json":
+        raise SourceError("of URLs COCO's .json files are read", path, "Copy it here first")
     chosen = [file for file in files if suffix_of(file.name) == kind]
     try:
         found = _READERS[kind](path, chosen, split)

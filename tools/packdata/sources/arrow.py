@@ -8,6 +8,7 @@ Source:
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def open_arrow(path: Path) -> pa.Table:
     check_regular(path, path)
     check_name(str(path), path)
     try:
-        source = pa.memory_map(str(path))
+        source = pa.memory_map(os.fspath(path))
         try:
             return pa.ipc.open_file(source).read_all()
         except pa.ArrowInvalid:

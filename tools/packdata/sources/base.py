@@ -18,6 +18,7 @@ import xxhash
 
 from loaders.errors import SourceError
 from loaders.system.regular import regular
+from packdata.sources.listed import ListedURL, RemoteFile, fetched_ahead
 from packdata.sources.names import twice
 from packdata.sources.regular import read_regular
 
@@ -56,6 +57,7 @@ FFCV_HINT = (
 OWN_KEYS = "Give each row a key of its own, in a column 'key', or remove one"
 _RENAME = "Keys are names, mostly without suffix: rename or remove one"
 HEAD_NBYTES = 26  # of a PNG: up to its depth and color type
+_PNG = b"\x89PNG"
 _FLOAT32_WHOLE, FLOAT64_WHOLE = 1 << 24, 1 << 53  # up to here they hold every whole number
 
 ColumnKind = Literal["class", "int", "float", "text", "json", "bytes", "array"]
@@ -151,6 +153,16 @@ class Item:
         """Return what messages about the item's mask begin with; they begin as those of the item."""
         return f"{self.where} (mask {name})" if name else self.where
 
+    @property
+    def file(self) -> str | RemoteFile | None:
+        """The file itself, also where it is an object of a store; None where it is none of its own."""
+        return self.read if isinstance(self.read, RemoteFile) else self.path
+
+    @property
+    def mask_file(self) -> str | RemoteFile | None:
+        """The mask's file, as ``file`` is that of the picture."""
+        return self.read_mask if isinstance(self.read_mask, RemoteFile) else self.mask_path
+
 
 def has_several(source: Source) -> bool:
     """Tell whether items have any number of pictures each: such a source has an attribute of this name."""
@@ -219,6 +231,8 @@ def is_folder(path: Path, hint: str = "") -> bool:
 def read_file(path: Path | str, where: str) -> bytes:
     """Return the bytes of a file; SourceError that names ``where`` if that fails."""
     try:
+        if isinstance(path, ListedURL) and (stored := path.stored) is not None:
+            return stored.reader()()
         return read_regular(path, where)
     except SourceError:
         raise
@@ -229,17 +243,34 @@ def read_file(path: Path | str, where: str) -> bytes:
         raise SourceError(f"it cannot be read ({reason})", where) from error
 
 
-def read_head(path: Path | str) -> bytes:
+def read_head(file: Path | str | RemoteFile) -> bytes:
     """Return what tells the depth of a mask: the first bytes of a PNG, all of another file.
 
     What cannot be read gives b"": it is rejected when it is packed.
     """
     try:
-        with open(path, "rb", opener=regular) as file:
-            head = file.read(HEAD_NBYTES)
-            return head if head.startswith(b"\x89PNG") else head + file.read()
-    except (OSError, ValueError):  # ValueError: a NUL in the name, or no regular file
+        if isinstance(file, RemoteFile):
+            head = file()
+            return head if head.startswith(_PNG) or file.is_whole else file.whole()()
+        with open(file, "rb", opener=regular) as opened:
+            head = opened.read(HEAD_NBYTES)
+            return head if head.startswith(_PNG) else head + opened.read()
+    except (
+        OSError,
+        ValueError,
+    ):  # ValueError: a NUL in the name, no regular file, or another object
         return b""
+
+
+def read_heads(files: Iterable[str | RemoteFile]) -> Iterator[bytes]:
+    """Yield the ``read_head`` of each mask; of a store some are fetched ahead."""
+    some = (
+        file.whole(HEAD_NBYTES)
+        if isinstance(file, RemoteFile) and file.where.endswith(".png")
+        else file
+        for file in files
+    )
+    return map(read_head, fetched_ahead(some))
 
 
 def is_hidden(name: str) -> bool:
@@ -295,8 +326,8 @@ def files_identity(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
 
 def relative_names(paths: Sequence[Path]) -> list[str]:
     """Return the paths of files from the last folder on that holds all of them."""
-    folder = os.path.commonpath([os.path.abspath(path.parent) for path in paths])
-    return [os.path.relpath(path, folder) for path in paths]
+    folder = os.path.commonpath([os.path.abspath(str(path.parent)) for path in paths])
+    return [os.path.relpath(str(path), folder) for path in paths]  # of a URL no file is fetched
 
 
 def check_unique(

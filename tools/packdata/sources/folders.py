@@ -24,12 +24,12 @@ from packdata.sources.base import (
     is_hidden,
     key_of,
     read_file,
-    read_head,
+    read_heads,
     shared_keys,
     suffix_of,
 )
 from packdata.sources.idx import IDX_IMAGES
-from packdata.sources.listed import ListedEntry, ListedURL, StoredFiles
+from packdata.sources.listed import ListedEntry, ListedURL, RemoteFile, StoredFiles
 from packdata.sources.names import Names
 from packdata.sources.regular import check_name
 
@@ -224,10 +224,10 @@ class FolderSource:
 
     def items(self, start: int = 0) -> Iterator[Item]:
         """Yield the files from number ``start`` on."""
-        labelled = self.kind == "classes"
+        labelled, root = self.kind == "classes", str(self.root)
         for i in range(start, len(self._files)):
             file = self._files[i]
-            path, where = os.path.join(self._place, file), os.path.join(self.root, file)
+            path, where = os.path.join(self._place, file), os.path.join(root, file)
             labels = {"label": file.split("/", 1)[0]} if labelled else {}
             key = key_of(file, self._shared)
             if self._stored is not None:
@@ -300,10 +300,6 @@ class MaskFolder:
     """
 
     def __init__(self, root: Path, kind: FileKind = PICTURES, suffix: str = "") -> None:
-        if isinstance(root, ListedURL):
-            raise SourceError(
-                "masks are read from a folder of this machine", root, "Copy them here"
-            )
         listing = Listing(root, kind)
         for folder in listing.add_top():
             listing.add_below(folder)
@@ -317,6 +313,8 @@ class MaskFolder:
             raise SourceError(what, root, "Check --mask-suffix")
         check_unique(lambda: masks, root)
         self.root, self._place, self._kind = root, root.absolute(), kind
+        self._stored = listing.stored
+        self._numbers = {file: i for i, file in enumerate(listing.files)} if self._stored else {}
         self.identity: dict[str, Any] = {"num_files": len(listing.files), "files": listing.digest}
         if suffix:
             self.identity["suffix"] = suffix
@@ -326,8 +324,8 @@ class MaskFolder:
         """Return the key of the picture that a mask is of."""
         return key[: len(key) - len(self._new)] + self._old if self._new or self._old else key
 
-    def find(self, key: str, where: str) -> str:
-        """Return the path of the mask for a picture; SourceError if there is none."""
+    def find(self, key: str, where: str) -> str | RemoteFile:
+        """Return the mask for a picture; SourceError if there is none."""
         file = self.files.get(key)
         if file is None:
             suffix = ".png" if self._kind is PICTURES else min(self._kind.suffixes)
@@ -337,7 +335,13 @@ class MaskFolder:
             )
             hint += "" if self._new or self._old else "; --mask-suffix says how else names end"
             raise SourceError("it has no mask", where, hint)
-        return os.path.join(self._place, file)
+        return self._mask(file)
+
+    def _mask(self, file: str) -> str | RemoteFile:
+        """Return the path of a mask, or what reads it, where it is an object of a store."""
+        if self._stored is None:
+            return os.path.join(self._place, file)
+        return self._stored.reader(self._numbers[file], file, f"{self.root}/{file}")
 
     def name(self, key: str) -> str | None:
         """Return the path of the mask for a picture, beginning as the folder's was given."""
@@ -346,10 +350,11 @@ class MaskFolder:
 
     def heads(self, keys: Iterable[str]) -> Iterator[bytes]:
         """Yield the ``read_head`` of each mask that one of the keys has."""
-        files = filter(None, map(self.files.get, keys))
-        return (read_head(os.path.join(self._place, file)) for file in files)
+        return read_heads(map(self._mask, filter(None, map(self.files.get, keys))))
 
     def read(self, item: Item) -> bytes:
         """Return the bytes of the mask for a picture; SourceError if there is none."""
-        path = self.find(item.key, item.where)
-        return read_file(path, item.place_of_mask(self.name(item.key)))
+        mask = self.find(item.key, item.where)
+        if isinstance(mask, RemoteFile):
+            return mask()
+        return read_file(mask, item.place_of_mask(self.name(item.key)))

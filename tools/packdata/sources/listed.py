@@ -1,7 +1,8 @@
 """Sources at URLs: listed once, so that they are looked at as folders are; read object by object, ahead of need.
 
 A listing is kept by this process under its URL. A path below is a ``ListedURL``, which asks the listing what the file
-system is asked of other paths. What is read is compared with what was listed.
+system is asked of other paths; opened as a file, it is fetched as one first (``packdata.sources.fetched``). What is
+read is compared with what was listed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import has_magic
 from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +28,7 @@ from loaders.errors import SourceError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, is_url, split_secrets
 from loaders.remote.wire import Entry
+from packdata.sources.fetched import local_path
 from packdata.sources.names import Names
 
 if TYPE_CHECKING:
@@ -133,48 +136,64 @@ class Tree:
 
 _trees: dict[str, Tree] = {}
 _given: set[str] = set()  # of which the list was made elsewhere
+_sent: dict[str, StoredFile] = {}  # objects that another process has listed
 
 
 class ListedURL(URL):
     """A folder or object of a source that was listed."""
 
-    def _found(self) -> tuple[Tree, str]:
+    def _found(self) -> tuple[Tree | None, str]:
         text = str(self)
         roots = [root for root in _trees if text == root or text.startswith(f"{root}/")]
         if not roots:
-            raise SourceError("it was not listed", text)
+            return None, ""
         tree = _trees[max(roots, key=len)]
         return tree, text[len(str(tree.origin.url)) + 1 :]
 
     @property
-    def entry(self) -> Entry | None:
-        """The object, as it was listed."""
-        tree, path = self._found()
-        return tree.find(path)
-
-    @property
     def origin(self) -> Origin:
         """What reads it; names of objects begin at the URL that was listed."""
-        return self._found()[0].origin
+        tree, _ = self._found()
+        if tree is None:
+            raise SourceError("it was not listed", self)
+        return tree.origin
 
     @property
     def stored(self) -> StoredFile | None:
-        """The object, for whoever reads it."""
-        entry = self.entry
-        return None if entry is None else StoredFile(self.origin, entry, str(self))
+        """The object, for whoever reads it; None if it is none."""
+        tree, path = self._found()
+        if tree is None:
+            return _sent.get(str(self))
+        entry = tree.find(path)
+        return None if entry is None else StoredFile(tree.origin, entry, str(self))
+
+    def __fspath__(self) -> str:
+        """Return the path of the object as a file of this machine, as which it is fetched now; else the URL."""
+        stored = self.stored
+        if stored is None or self.is_dir():
+            return str(self)
+        return local_path(stored)
+
+    def __reduce__(self) -> Any:
+        return _sent_url, (str(self), self.stored)
+
+    def iterdir(self) -> Generator[ListedURL]:
+        """Yield what is directly inside."""
+        files, folders = self.scan()
+        yield from (self / name for name in [*(file.name for file in files), *folders])
 
     def is_dir(self) -> bool:
         """Tell whether something lies below it."""
         tree, path = self._found()
-        return tree.is_folder(path)
+        return tree is not None and tree.is_folder(path)
 
     def is_file(self) -> bool:
         """Tell whether it is an object."""
-        return not self.is_dir() and self.entry is not None
+        return not self.is_dir() and self.stored is not None
 
     def exists(self) -> bool:
         """Tell whether it is there."""
-        return self.is_dir() or self.entry is not None
+        return self.is_dir() or self.stored is not None
 
     def resolve(self, strict: bool = False) -> ListedURL:
         """Return it as it is."""
@@ -189,19 +208,26 @@ class ListedURL(URL):
         ino = xxhash.xxh3_64_intdigest(str(self).encode())
         if self.is_dir():
             return SimpleNamespace(st_mode=stat.S_IFDIR, st_dev=-1, st_ino=ino)
-        if (entry := self.entry) is None:
+        if (stored := self.stored) is None:
             raise FileNotFoundError(2, "there is no such object", str(self))
-        return _stat(entry, ino)
+        return stat_of(stored.entry, ino)
 
     def scan(self) -> tuple[list[ListedEntry], list[str]]:
         """Return what is directly inside, by name: objects, and names of folders."""
         tree, path = self._found()
-        files, folders = tree.inside(path)
+        files, folders = ([], []) if tree is None else tree.inside(path)
         start = len(path) + 1 if path else 0
         return [ListedEntry(entry.name[start:], entry, self) for entry in files], folders
 
 
-def _stat(entry: Entry, ino: int = 0) -> Any:
+def _sent_url(text: str, stored: StoredFile | None) -> ListedURL:
+    if stored is not None:
+        _sent[text] = stored
+    return ListedURL(text)
+
+
+def stat_of(entry: Entry, ino: int = 0) -> Any:
+    """Tell of an object what a file system tells of a file: its size, and what changes with it."""
     about = {"st_size": entry.size, "st_mtime_ns": entry.mark}
     return SimpleNamespace(st_mode=stat.S_IFREG, st_dev=-1, st_ino=ino, **about)
 
@@ -220,7 +246,7 @@ class ListedEntry(NamedTuple):
 
     def stat(self) -> Any:
         """Tell its size and what changes with it."""
-        return _stat(self.entry)
+        return stat_of(self.entry)
 
 
 def place_of_source(path: Path | str) -> Path:
@@ -228,6 +254,12 @@ def place_of_source(path: Path | str) -> Path:
     if isinstance(path, ListedURL):
         return path
     return ListedURL(str(split_secrets(path)[0])) if is_url(path) else Path(path)
+
+
+def real_path(path: Path | str) -> str:
+    """Return what all names of a file have in common; of a URL, itself."""
+    place = place_of_source(path)
+    return str(place) if isinstance(place, ListedURL) else os.path.realpath(place)
 
 
 def without_secrets(sources: Iterable[Path | str]) -> list[Path | str]:
@@ -252,6 +284,16 @@ def list_sources(sources: Iterable[Path | str]) -> None:
         if str(origin.url) in _given:
             continue
         _trees[str(origin.url)] = list_origin(origin)
+        for root in [root for root in _trees if root.startswith(f"{origin.url}/")]:
+            if root not in _given:  # what was listed below it may be another by now
+                del _trees[root]
+
+
+def objects_beside(file: ListedURL, names: Iterable[str]) -> Tree:
+    """Return of the objects beside one, and in folders there, those with some names, which are relative to it."""
+    list_sources([file.parent])
+    tree = _trees[str(file.parent)]
+    return Tree(tree.origin, filter(None, map(tree.find, dict.fromkeys(names))))
 
 
 def list_origin(origin: Origin) -> Tree:
@@ -264,7 +306,10 @@ def list_origin(origin: Origin) -> Tree:
         above = origin_of(str(origin.url.parent))
         if (one := above.look(origin.url.name)) is not None:
             return Tree(above, [one])
-    raise SourceError("there is no such object, and none below it", origin.url, "Check the URL")
+    hint = "Check the URL"
+    if has_magic(str(origin.url)):
+        hint = "Patterns are for files of this machine: give the folder, or each object"
+    raise SourceError("there is no such object, and none below it", origin.url, hint)
 
 
 def _given_tree(url: URL, entries: Iterable[Entry]) -> Tree:
@@ -311,6 +356,27 @@ class RemoteFile:
         if isinstance(got, str):
             raise SourceError(got, self.where, "Was the source changed? Then list it again")
         return bytes(got)
+
+    @property
+    def url(self) -> str:
+        """Of the object."""
+        return f"{self.origin.url}/{self.entry.name}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the object."""
+        return (self.start, self.end) == (0, self.entry.size)
+
+    def whole(self, most: int | None = None) -> RemoteFile:
+        """Return what reads all of the object, or its first bytes."""
+        return RemoteFile(self.origin, self.entry, self.where, 0, most)
+
+    def open(self) -> BinaryIO:
+        """Open it: what was fetched ahead, or else the object, to be read by ranges."""
+        if self._some is not None:
+            return io.BytesIO(self())
+        reading: Any = _Reading(self.origin, self.entry, self.where)
+        return reading  # type: ignore[no-any-return]
 
     def expect(self, some: Future[list[memoryview | str]], number: int) -> None:
         """Take its bytes from what is being fetched."""
@@ -395,16 +461,15 @@ class StoredFile:
 
     def open(self) -> BinaryIO:
         """Open it, to be read by ranges: SourceError where that fails."""
-        reading: Any = _Reading(self.origin, self.entry, self.where)
-        return reading  # type: ignore[no-any-return]
+        return self.reader(0, self.entry.size).open()
 
-    def reader(self, start: int, end: int) -> RemoteFile:
-        """Return what reads a range."""
+    def reader(self, start: int = 0, end: int | None = None) -> RemoteFile:
+        """Return what reads it, or a range."""
         return RemoteFile(self.origin, self.entry, self.where, start, end)
 
 
 def fetched_ahead(items: Iterator[T]) -> Generator[T]:
-    """Yield items; the objects that they ``read``, or name as ``reads``, are fetched meanwhile, some ahead."""
+    """Yield items; the objects that they are, ``read``, or name as ``reads``, are fetched meanwhile, some ahead."""
     first = list(islice(items, 1))
     if not any(map(_files, first)):
         yield from first
@@ -414,7 +479,9 @@ def fetched_ahead(items: Iterator[T]) -> Generator[T]:
     ahead: deque[list[T]] = deque()
     try:
         while True:
-            while len(ahead) < _ASKS and (some := _some(first, items)):
+            while len(ahead) < _ASKS and sum(map(_nbytes, ahead)) < _ASKS * _ASK_BYTES:
+                if not (some := _some(first, items)):
+                    break
                 first = []
                 _expect(pool, some)
                 ahead.append(some)
@@ -430,13 +497,19 @@ def _some(first: list[T], items: Iterator[T]) -> list[T]:
     some, nbytes = [*first], 0
     for item in items:
         some.append(item)
-        nbytes += sum(file.end - file.start for file in _files(item))
+        nbytes += _nbytes([item])
         if len(some) >= _ASK_ITEMS or nbytes >= _ASK_BYTES:
             break
     return some
 
 
+def _nbytes(items: Iterable[object]) -> int:
+    return sum(file.end - file.start for item in items for file in _files(item))
+
+
 def _files(item: Any) -> list[RemoteFile]:
+    if isinstance(item, RemoteFile):
+        return [item]
     read = getattr(item, "read", None)
     reads: list[RemoteFile] = getattr(item, "reads", [])
     return [read] if isinstance(read, RemoteFile) else reads

@@ -30,13 +30,14 @@ from packdata.sources.base import (
     key_of,
     read_each,
     read_file,
-    read_head,
+    read_heads,
     shared_keys,
 )
+from packdata.sources.listed import ListedURL, RemoteFile, objects_beside, stat_of
 from packdata.sources.readers import csv_rows, encoding_hint, json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
@@ -73,7 +74,7 @@ class ListSource:
         label_column: str | None = None,
     ) -> None:
         self.path, self.name = path, path.name
-        self._folder = path.parent.absolute()  # files are read when they are packed
+        self._folder = str(path.parent.absolute())  # files are read when they are packed
         columns, self._rows = _read_rows(path)
         self._image = _find_column(columns, image_column, path, kind)
         self._mask = _find_mask(columns, mask_column, path)
@@ -93,6 +94,7 @@ class ListSource:
             for name, field in self._fields.items()
         }
         self.has_masks = self._mask is not None
+        self._beside = objects_beside(path, self._cells()) if isinstance(path, ListedURL) else None
         self.ignored: Mapping[str, int] = {}
         self._has_keys = "key" in columns
         has_names = not self._has_keys and not self.has_several
@@ -125,9 +127,27 @@ class ListSource:
         where = f"{self.path}, line {line}"
         if not isinstance(cell, list):
             place, path = f"{where} ({cell})", self._path_of(cell)
-            return place, path, partial(_read_listed, path, place)
-        reads = [partial(_read_listed, self._path_of(each), f"{where} ({each})") for each in cell]
+            return place, path if self._beside is None else None, self._reader(cell, place)
+        reads = [self._reader(each, f"{where} ({each})") for each in cell]
         return where, None, partial(read_each, reads)
+
+    def _reader(self, cell: str, where: str) -> Callable[[], bytes]:
+        """Return what reads the file of a cell."""
+        entry = None if self._beside is None else self._beside.find(self._name(cell))
+        if self._beside is None or entry is None:
+            return partial(_read_listed, self._path_of(cell), where)
+        return RemoteFile(self._beside.origin, entry, where)
+
+    def _name(self, cell: str) -> str:
+        """Return what a cell calls an object, from the list's folder on."""
+        return cell.removeprefix(f"{self._folder}/")
+
+    def _cells(self) -> Iterator[str]:
+        """Yield what all cells call objects."""
+        for _, values in self._rows:
+            for name in filter(None, (self._image, self._mask)):
+                cell = values.get(name)
+                yield from map(self._name, cell if isinstance(cell, list) else [str(cell)])
 
     def keys(self) -> Iterator[str]:
         """Yield the keys: of rows without one, what stands for it."""
@@ -141,7 +161,11 @@ class ListSource:
     def mask_heads(self) -> Iterator[bytes]:
         """Yield what tells the depth of each mask in the list."""
         cells = (values.get(self._mask) for _, values in self._rows if self._mask is not None)
-        return (read_head(self._path_of(str(cell))) for cell in cells if cell is not None)
+        masks = (str(cell) for cell in cells if cell is not None)
+        readers = ((mask, self._reader(mask, mask)) for mask in masks)
+        return read_heads(
+            read if isinstance(read, RemoteFile) else self._path_of(mask) for mask, read in readers
+        )
 
     def _mask_of(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return what an item says of its mask; ``where`` is the place of its picture."""
@@ -150,8 +174,9 @@ class ListSource:
         cell = values.get(self._mask)
         if cell is None:
             return {"read_mask": partial(_no_mask, self._mask, where)}
-        path, name = self._path_of(str(cell)), str(cell)
-        read = partial(_read_listed, path, f"{where} (mask {name})")
+        name = str(cell)
+        path = None if self._beside is not None else self._path_of(name)
+        read = self._reader(name, f"{where} (mask {name})")
         return {"read_mask": read, "mask_path": path, "mask_name": name}
 
     def _value(self, field: str, value: Any) -> Any:
@@ -171,7 +196,7 @@ class ListSource:
 
     def _inside(self, values: Mapping[str, Any]) -> str:
         """Return the path in a row, from the list's folder on."""
-        cell: str = values[self._image]
+        cell: str = self._name(values[self._image])
         return os.path.relpath(cell, self._folder) if os.path.isabs(cell) else cell
 
     def _path_of(self, cell: str) -> str:
@@ -184,10 +209,16 @@ class ListSource:
             cells = [values.get(name) for name in names]
             cells[:1] = cells[0] if isinstance(cells[0], list) else cells[:1]
             for cell in cells:
-                files.add(str(cell), None if cell is None else _stat(self._path_of(str(cell))))
+                files.add(str(cell), None if cell is None else self._stat(str(cell)))
         text = xxhash.xxh3_128_hexdigest(read_file(self.path, str(self.path)))
         columns = [self._image, self._mask]
         return {"kind": self.kind, "list": text, "columns": columns, "files": files.hexdigest()}
+
+    def _stat(self, cell: str) -> os.stat_result | None:
+        if self._beside is None:
+            return _stat(self._path_of(cell))
+        entry = self._beside.find(self._name(cell))
+        return None if entry is None else stat_of(entry)
 
 
 def _no_mask(column: str, where: str) -> bytes:
@@ -197,7 +228,8 @@ def _no_mask(column: str, where: str) -> bytes:
 
 def _read_listed(path: str, where: str) -> bytes:
     if re.search(r"[a-z0-9]{2,}:/+", path):
-        raise SourceError("it is an address, not a file", where, "Download it first")
+        what = "it is an address, and no object in the folder of a list at a URL"
+        raise SourceError(what, where, "Download it first")
     return read_file(path, where)
 
 

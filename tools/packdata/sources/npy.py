@@ -24,6 +24,8 @@ from packdata.sources.regular import check_regular
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from packdata.sources.listed import RemoteFile
+
 _ZIP_MAGIC = b"PK"
 # NumPy parses a header with ``ast``, which in Python 3.11 fails at random where two threads do so
 # at once (CPython issue 106905); and what warnings are shown is the process's, not the thread's.
@@ -53,11 +55,11 @@ class ArrayHeader:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(path: str, where: str, name: str | None = None) -> ArrayHeader:
+def read_header(path: str | RemoteFile, where: str, name: str | None = None) -> ArrayHeader:
     """Read what an array is, without its numbers.
 
     Args:
-        path: A ``.npy`` or ``.npz`` file.
+        path: A ``.npy`` or ``.npz`` file, or what reads one.
         where: What to call it in errors.
         name: The array in an ``.npz`` that holds several.
 
@@ -68,7 +70,7 @@ def read_header(path: str, where: str, name: str | None = None) -> ArrayHeader:
         return _read_header(file, size, where)
 
 
-def read_array(path: str, where: str, name: str | None = None) -> npt.NDArray[Any]:
+def read_array(path: str | RemoteFile, where: str, name: str | None = None) -> npt.NDArray[Any]:
     """Read an array as it is stored: any byte order, any order of axes in memory.
 
     Raises:
@@ -77,10 +79,10 @@ def read_array(path: str, where: str, name: str | None = None) -> npt.NDArray[An
     with _opened(path, where, name) as (file, size):
         header = _read_header(file, size, where)
         count = math.prod(header.shape)
-        if isinstance(file, zipfile.ZipExtFile):
-            flat: npt.NDArray[Any] = np.frombuffer(file.read(), header.dtype)
+        if isinstance(path, str) and not isinstance(file, zipfile.ZipExtFile):
+            flat: npt.NDArray[Any] = np.fromfile(file, header.dtype, count)
         else:
-            flat = np.fromfile(file, header.dtype, count)
+            flat = np.frombuffer(file.read(), header.dtype)
         if len(flat) != count:
             raise SourceError("it changed while it was read", where)
         if not header.is_fortran:
@@ -89,11 +91,14 @@ def read_array(path: str, where: str, name: str | None = None) -> npt.NDArray[An
 
 
 @contextmanager
-def _opened(path: str, where: str, name: str | None) -> Iterator[tuple[IO[bytes], int]]:
+def _opened(
+    path: str | RemoteFile, where: str, name: str | None
+) -> Iterator[tuple[IO[bytes], int]]:
     """Open the ``.npy`` that is the file, or inside it; give it and its size."""
-    check_regular(path, where)
+    if isinstance(path, str):
+        check_regular(path, where)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb") if isinstance(path, str) else path.open() as file:
             is_zip = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
             size = file.seek(0, 2)
             file.seek(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -24,7 +23,7 @@ from packdata.sources.base import (
 from packdata.sources.folders import FolderSource, Listing, files_below, scan
 from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
 from packdata.sources.layouts import SPLIT_NAMES, split_commands
-from packdata.sources.listed import ListedURL, place_of_source
+from packdata.sources.listed import place_of_source
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.litdata import is_litdata
 from packdata.sources.regular import check_regular, nothing_at
@@ -82,9 +81,6 @@ def open_source(
     if files is None:
         _check_columns_unused(path, columns)
         return FolderSource(path, PICTURES, without)
-    if isinstance(path, ListedURL):
-        what = f"of URLs folders of {kind.names} are read, and not {files[0].name}"
-        raise SourceError(what, path, "Copy it here first")
     for file in files:
         check_regular(file, file)
     _check_one_kind(path, files)
@@ -110,8 +106,6 @@ def _open_files(
     path: Path, kind: FileKind, columns: Mapping[str, str | None], without: str
 ) -> Source:
     """Open a folder or list of files that are no pictures."""
-    if isinstance(path, ListedURL):
-        raise nothing_at(path)
     if path.is_dir():
         if (path / "manifest.json").exists():
             raise SourceError("it is a packed dataset already", path)
@@ -295,8 +289,9 @@ def _archive_kind(name: str) -> str:
 
 def are_of_one_archive(paths: Sequence[Path | str]) -> bool:
     """Tell whether files are tars, or files of rows of one kind, all of them."""
-    kinds = {_archive_kind(os.fspath(path)) for path in paths if os.path.isfile(path)}
-    return len(kinds) == 1 and kinds <= ROW_KINDS and all(map(os.path.isfile, paths))
+    places = [*map(place_of_source, paths)]
+    kinds = {_archive_kind(place.name) for place in places if place.is_file()}
+    return len(kinds) == 1 and kinds <= ROW_KINDS and all(place.is_file() for place in places)
 
 
 def _files_at(path: Path) -> list[Path] | None:

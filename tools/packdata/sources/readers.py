@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.errors import SourceError
+from packdata.sources.listed import ListedURL
 from packdata.sources.regular import check_name
 
 if TYPE_CHECKING:
@@ -152,7 +153,11 @@ def open_parquet(path: Path, metadata: Any = None) -> pq.ParquetFile:
     import pyarrow.parquet as pq
 
     check_name(str(path), path)
+    stored = path.stored if isinstance(path, ListedURL) else None
     try:
-        return pq.ParquetFile(path, metadata=metadata, coerce_int96_timestamp_unit="us")
+        file = (
+            path if stored is None else stored.open()
+        )  # of a store, what is read of it is fetched
+        return pq.ParquetFile(file, metadata=metadata, coerce_int96_timestamp_unit="us")
     except (OSError, ValueError, pa.ArrowException) as error:
         raise SourceError(f"it cannot be read as Parquet ({error})", path) from error

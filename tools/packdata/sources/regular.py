@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from loaders.errors import SourceError
 from loaders.system import regular
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/+")  # a Path has one slash
 
@@ -32,7 +28,7 @@ def check_regular(path: Path | str, where: Path | str) -> None:
     A missing file, or a folder, is an error when it is opened.
     """
     try:
-        mode = os.stat(path).st_mode
+        mode = (path.stat() if isinstance(path, Path) else os.stat(path)).st_mode
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return
     check_mode(mode, where)

@@ -239,12 +239,12 @@ def _reader(value: Any, folder: Path, where: str, what: str) -> Any:
     return partial(_given, data, where, what)
 
 
-def _content(value: Any, folder: Path) -> tuple[bytes | None, str | None]:
+def _content(value: Any, folder: Path) -> tuple[bytes | None, Path | None]:
     """Return the bytes of a picture or mask, and the path of its file."""
     if not isinstance(value, Mapping):
         return value, None
     path = value.get("path")
-    return value.get("bytes"), path and os.path.join(folder, path)
+    return value.get("bytes"), folder / path if path else None
 
 
 def _given(data: bytes | None, where: str, what: str) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from urllib.parse import unquote
 
 from loaders.errors import SchemaError, SourceError
 from packdata.sources.base import FFCV_HINT, is_hidden, suffix_of
+from packdata.sources.listed import list_sources, place_of_source, real_path
 from packdata.sources.litdata import is_litdata
 from packdata.sources.regular import check_regular
 from packdata.sources.rowfiles import listed_files, row_kind
@@ -54,18 +54,17 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]
     """
     paths: dict[str, Path] = {}
     others: dict[str, str] = {}
+    list_sources(sources)
     for source in sources:
         for path, other in _expand(source):
-            real = os.path.realpath(
-                path
-            )  # unlike Path.resolve(), at peace with links to themselves
+            real = real_path(path)  # unlike Path.resolve(), at peace with links to themselves
             if other is None:
                 paths.setdefault(real, path)
             else:
                 others[real] = other
     if not paths:
         raise SourceError("there is no table to pack", ", ".join(map(str, sources)))
-    taken = {*paths, *map(os.path.realpath, sources)}
+    taken = {*paths, *map(real_path, sources)}
     ignored = Counter(other for real, other in others.items() if real not in taken)
     return list(paths.values()), ignored
 
@@ -104,7 +103,7 @@ def _partitioned(file: TableFile) -> TableFile:
 
 def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
     """Return what a source names: tables, and of a folder what else is there, with its suffix or ``FOLDER``."""
-    path = Path(source)
+    path = place_of_source(source)
     if (path / "manifest.json").exists():
         hint = "'packdata split', 'merge' and 'extend' work on packed datasets"
         raise SourceError("it is a packed dataset already", path, hint)

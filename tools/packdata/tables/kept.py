@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.ipc
 
+from loaders.remote.url import is_url
 from packdata.tables.parts import Rows
 from packdata.tables.values import is_text
 
@@ -45,7 +46,8 @@ class TableReader:
         size = sum(file.path.stat().st_size for file in files if file.is_text)
         if beside is None or not size:
             return
-        folder = next(path for path in Path(beside).absolute().parents if path.is_dir())
+        above = tempfile.gettempdir() if is_url(beside) else os.path.dirname(beside)
+        folder = next(path for path in Path(above, "_").absolute().parents if path.is_dir())
         with suppress(OSError):  # of a folder without rights, packing says so itself
             if shutil.disk_usage(folder).free > _SPARE * size:
                 with tempfile.TemporaryFile(dir=folder) as file:

@@ -22,6 +22,7 @@ from packdata.packing.settings import PackSettings, check_options, take
 from packdata.packing.shards import TABLE_SHARD_BYTES, Format
 from packdata.plan import pack_plan
 from packdata.sources.base import files_identity
+from packdata.sources.listed import list_sources, without_secrets
 from packdata.sources.opening import joined_splits
 from packdata.tables.columns import (
     CATEGORIES,
@@ -131,6 +132,7 @@ class TablesPlan:
     def is_unchanged(self) -> bool:
         """Tell whether the files are still as they were read first."""
         try:
+            list_sources(self.sources)
             return bool(_identity(self.files) == self.recipe.identity["source"])
         except SourceError:
             return False
@@ -182,10 +184,11 @@ def plan_tables(
         chosen = replace(chosen, missing_values=missing_values)
     if is_frame(sources):
         files: list[TableFile] = [FrameTable(sources, chosen.missing_values)]
-        given, ignored = (), Counter[str]()
+        given, ignored = tuple[Path | str, ...](), Counter[str]()
     else:
         paths, ignored = list_tables(sources)
-        files, given = open_tables(paths, csv, chosen.missing_values), tuple(sources)
+        files = open_tables(paths, csv, chosen.missing_values)
+        given = tuple(without_secrets(sources))
     before = _identity(files)
     reader = TableReader(files, beside if like is None else None)
     first_pass = FirstPass() if first_pass is None else first_pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -132,7 +133,7 @@ def arrow_table(path: Path, missing: Sequence[str] = ()) -> TypedTable:
 
 
 def _open_arrow(path: Path, is_file: bool) -> Any:
-    source = pa.memory_map(str(path))
+    source = pa.memory_map(os.fspath(path))
     return pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
 
 
@@ -144,7 +145,7 @@ def _sizes_of_file(path: Path) -> Iterator[tuple[int, int]]:
 
 def _sizes_of_stream(path: Path) -> Iterator[tuple[int, int]]:
     """Yield the offset of each batch, and its rows."""
-    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+    with pa.memory_map(os.fspath(path)) as source, pa.ipc.open_stream(source) as reader:
         while True:
             offset = source.tell()
             try:
@@ -158,7 +159,7 @@ def _arrow_batch(path: Path, start: int, schema: pa.Schema | None) -> pa.RecordB
     if schema is None:
         with _open_arrow(path, True) as reader:
             return reader.get_batch(start)
-    with pa.memory_map(str(path)) as source:
+    with pa.memory_map(os.fspath(path)) as source:
         source.seek(start)
         return pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
 

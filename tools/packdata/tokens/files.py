@@ -200,8 +200,6 @@ def _source_file(path: Path, name: str) -> SourceFile:
         raise SourceError(f"it cannot be read ({error.strerror})", path) from error
     check_mode(found.st_mode, path)
     stored = path.stored if isinstance(path, ListedURL) else None
-    if stored is not None and kind not in ("text", "jsonl"):
-        raise SourceError("of URLs text and JSON lines are read", path, "Copy it here first")
     file = SourceFile(path, name, kind, compression, found.st_size, stored)
     if suffix == ".json":
         _check_lines(file)

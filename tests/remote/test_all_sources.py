@@ -1,0 +1,450 @@
+"""Every kind of source, from URLs and to them: the shards of the same files in a folder, whoever is killed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loaders.data.manifest import read_manifest
+from loaders.errors import PackError, SourceError
+from packdata.arrays.plan import pack_arrays, plan_arrays
+from packdata.cli import main
+from packdata.images.plan import pack_images, plan_images
+from packdata.packing.engine import pack_recipes
+from packdata.parts import stored
+from packdata.parts.local import finish
+from packdata.sources import fetched, listed
+from packdata.sources.fetched import drop_copies, local_path
+from packdata.sources.listed import ListedURL, list_sources
+from packdata.tables.plan import pack_tables, plan_tables
+from packdata.tokens.plan import TokenOptions, pack_tokens
+from tests.packdata.recipes import contents
+from tests.remote.conftest import storage
+from tests.remote.test_packing import killed_before_asking, shards_at, staging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.remote.conftest import Store
+
+__all__ = ["staging"]  # a fixture: nothing of what is fetched stays
+RAW = "s3://raw"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source of each kind."""
+    root, rng = tmp_path_factory.mktemp("raw"), np.random.default_rng(0)
+    for name in (
+        "photos/a",
+        "photos/b",
+        "masks/a",
+        "masks/b",
+        "arrays",
+        "segs",
+        "t/year=2024",
+        "t/year=2025",
+        "tars",
+    ):
+        (root / name).mkdir(parents=True)
+    names = [f"{'ab'[i % 2]}/{i:02}.png" for i in range(20)]
+    for name in names:
+        cv2.imwrite(str(root / "photos" / name), rng.integers(0, 256, (9, 7, 3), np.uint8))
+        cv2.imwrite(str(root / "masks" / name), rng.integers(0, 3, (9, 7), np.uint8))
+    rows = "".join(f"{name},../masks/{name},{i % 3}\n" for i, name in enumerate(names))
+    (root / "photos" / "list.csv").write_text(
+        "image,label\n" + "".join(f"{n},{i % 3}\n" for i, n in enumerate(names))
+    )
+    (root / "masked.csv").write_text(
+        "image,mask,label\n" + rows.replace("../", "").replace("a/", "photos/a/", 0)
+    )
+    lines = [{"images": [f"photos/{a}", f"photos/{b}"]} for a, b in pairwise(names)]
+    (root / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    images = [
+        {"id": i, "file_name": name, "height": 9, "width": 7} for i, name in enumerate(names)
+    ]
+    boxes = [
+        {"id": i, "image_id": i, "category_id": 1 + i % 2, "bbox": [1, 1, 3, 4]} for i in range(20)
+    ]
+    coco = {
+        "images": images,
+        "annotations": boxes,
+        "categories": [{"id": 1, "name": "x"}, {"id": 2, "name": "y"}],
+    }
+    (root / "coco.json").write_text(json.dumps(coco))
+    for half in ("a", "b"):
+        below = ["-C", str(root / "photos"), *(name for name in names if name[0] == half)]
+        subprocess.run(["tar", "cf", str(root / "tars" / f"{half}.tar"), *below], check=True)
+    subprocess.run(
+        ["tar", "czf", str(root / "a.tar.gz"), "-C", str(root / "photos"), *names], check=True
+    )
+    data = [{"bytes": (root / "photos" / name).read_bytes(), "path": name} for name in names]
+    pq.write_table(
+        pa.table({"image": data, "label": list(range(20))}), root / "hf.parquet", row_group_size=6
+    )
+    for i in range(12):
+        array = rng.normal(size=(3, 4 + i % 2, 5)).astype(np.float32)
+        np.save(root / "arrays" / f"{i:02}.npy", array)
+        np.save(root / "segs" / f"{i:02}.npy", rng.integers(0, 3, array.shape, np.uint8))
+        np.savez(root / "arrays" / f"z{i:02}.npz", array)
+        np.savez(root / "segs" / f"z{i:02}.npz", rng.integers(0, 3, array.shape, np.uint8))
+    (root / "arrays.csv").write_text(
+        "array,score\n" + "".join(f"arrays/{i:02}.npy,{i / 4}\n" for i in range(12))
+    )
+    for year in (2024, 2025):
+        text = "".join(f"{i},{i * year / 7:.3f},{'xyz'[i % 3]}\n" for i in range(900))
+        (root / "t" / f"year={year}" / "part.csv").write_text("number,price,kind\n" + text)
+    (root / "rows.jsonl").write_text(
+        "".join(json.dumps({"a": i, "b": f"w{i % 5}"}) + "\n" for i in range(500))
+    )
+    pq.write_table(
+        pa.table({"a": range(5_000), "b": ["x", "y"] * 2_500}),
+        root / "rows.parquet",
+        row_group_size=700,
+    )
+    with pa.ipc.new_file(str(root / "rows.arrow"), pa.schema({"a": pa.int64()})) as writer:
+        writer.write_table(pa.table({"a": list(range(3_000))}), max_chunksize=500)
+    np.save(root / "ids.npy", rng.integers(0, 9_000, 40_000, np.uint16))
+    pq.write_table(
+        pa.table({"text": [f"row {i} é" for i in range(300)]}),
+        root / "texts.parquet",
+        row_group_size=90,
+    )
+    (root / "train-images-idx3-ubyte.gz").write_bytes(
+        gzip.compress(bytes([0, 0, 8, 3, 0, 0, 0, 5, 0, 0, 0, 4, 0, 0, 0, 4]) + bytes(range(80)))
+    )
+    return root
+
+
+CASES: dict[str, tuple[Callable[..., Any], str | list[str], dict[str, Any]]] = {
+    "masks": (pack_images, "photos", {"masks": "masks"}),
+    "coco": (pack_images, "photos", {"annotations": "coco.json"}),
+    "list": (pack_images, "photos/list.csv", {}),
+    "list of several": (pack_images, "pairs.jsonl", {}),
+    "tars": (pack_images, "tars", {}),
+    "two tars": (pack_images, ["tars/b.tar", "tars/a.tar"], {}),
+    "tar.gz": (pack_images, "a.tar.gz", {}),
+    "parquet of pictures": (pack_images, "hf.parquet", {}),
+    "idx": (pack_images, "train-images-idx3-ubyte.gz", {}),
+    "arrays": (pack_arrays, "arrays", {"masks": "segs"}),
+    "list of arrays": (pack_arrays, "arrays.csv", {}),
+    "csv": (pack_tables, "t", {"target": ["price"]}),
+    "json lines": (pack_tables, "rows.jsonl", {}),
+    "parquet": (pack_tables, "rows.parquet", {}),
+    "arrow": (pack_tables, "rows.arrow", {}),
+    "ids": (pack_tokens, "ids.npy", {}),
+    "texts in parquet": (pack_tokens, "texts.parquet", {}),
+}
+PLACES = ("masks", "annotations")
+JOURNALS = {f".parts/part-0000{i}-of-00002" for i in range(2)}  # which hold times
+
+
+@pytest.fixture(autouse=True)
+def _no_copies(staging: Path) -> Iterator[None]:
+    """Let every test begin without what another has fetched."""
+    drop_copies()
+    yield
+    drop_copies()
+
+
+@pytest.fixture
+def raw(files: Path, store: Store) -> Path:
+    """The folder that is served as ``RAW``."""
+    shutil.copytree(files, store.root / "raw")
+    return store.root / "raw"
+
+
+def sources(case: str, above: Path | str) -> tuple[Any, dict[str, Any]]:
+    """Return the source of a case, and its options, below a place."""
+    _, names, options = CASES[case]
+    found = [f"{above}/{name}" for name in ([names] if isinstance(names, str) else names)]
+    given = {n: f"{above}/{value}" if n in PLACES else value for n, value in options.items()}
+    return found if len(found) > 1 else found[0], given
+
+
+def pack(case: str, above: Path | str, dst: Path | str, **settings: Any) -> Any:
+    src, given = sources(case, above)
+    if CASES[case][0] is pack_tokens:
+        return pack_tokens(src, dst, TokenOptions(**given), **settings)
+    return CASES[case][0](src, dst, shard_bytes=2_000, **given, **settings)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_of_every_source_a_url_gets_what_a_folder_gets(
+    case: str, files: Path, raw: Path, store: Store, tmp_path: Path
+) -> None:
+    local = pack(case, files, tmp_path / "local")
+
+    there = pack(case, RAW, "s3://out/packed")
+    mixed = pack(case, files, "s3://out/mixed")
+
+    at, out = tmp_path / "local", store.root / "out"
+    assert shards_at(out / "packed") == shards_at(out / "mixed") == shards_at(at)
+    one, two, three = (read_manifest(folder) for folder in (out / "packed", out / "mixed", at))
+    assert one.schema == two.schema == three.schema
+    assert two.provenance == three.provenance
+    differs = {name for name in one.provenance if one.provenance[name] != three.provenance[name]}
+    assert differs == {"plan_xxh3_128"}
+    assert (
+        (there.samples, there.shards)
+        == (mixed.samples, mixed.shards)
+        == (local.samples, local.shards)
+    )
+    assert {*there.notes} == {*mixed.notes}
+    assert not pack(case, RAW, "s3://out/packed").datasets
+
+
+def words(case: str, above: Path | str, dst: Path | str, store: Store, *more: str) -> list[str]:
+    """Return the command of a case."""
+    src, given = sources(case, above)
+    command = CASES[case][0].__name__.removeprefix("pack_")
+    options = [
+        word
+        for n, value in given.items()
+        for word in (f"--{n}", str(*value) if n == "target" else value)
+    ]
+    size = [] if command == "tokens" else ["--shard-size", "2kB"]
+    return [
+        command,
+        *([src] if isinstance(src, str) else src),
+        str(dst),
+        *options,
+        *size,
+        *more,
+        *store.options,
+    ]
+
+
+def lists_of(case: str) -> list[str]:
+    """Return the URLs that a case reads."""
+    src, given = sources(case, RAW)
+    return [
+        *([src] if isinstance(src, str) else src),
+        *(v for n, v in given.items() if n in PLACES),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", ["masks", "list", "two tars", "arrays", "csv", "texts in parquet"]
+)
+def test_parts_of_every_source_are_joined_to_what_parts_of_a_folder_are(
+    case: str,
+    files: Path,
+    raw: Path,
+    store: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plans: list[list[str]] = [[], []]
+    if case == "csv":
+        for i, above in enumerate((RAW, str(files))):
+            assert main(words(case, above, "s3://out/packed", store, "--dry-run", "--json")) == 0
+            (tmp_path / f"plan{i}").write_text(capsys.readouterr().out)
+            plans[i] = ["--plan", str(tmp_path / f"plan{i}")]
+    assert main(["plan", *lists_of(case), "s3://out/packed", *store.options]) == 0
+    for i in (1, 0, 2):
+        assert main(words(case, RAW, "s3://out/packed", store, "--part", f"{i}/3", *plans[0])) == 0
+        assert (
+            main(words(case, files, tmp_path / "local", store, "--part", f"{i}/3", *plans[1])) == 0
+        )
+    finish("s3://out/packed")
+    finish(tmp_path / "local")
+
+    assert shards_at(store.root / "out" / "packed") == shards_at(tmp_path / "local")
+    capsys.readouterr()
+    assert main(words(case, RAW, "s3://out/packed", store, "--part", "1/3", *plans[0])) == 0
+    assert "part 1/3" in capsys.readouterr().out
+    (raw / "photos" / "a" / "new.png").write_bytes((raw / "photos" / "a" / "00.png").read_bytes())
+    if case == "masks":  # of another list: what is there is not made of it
+        assert main(words(case, RAW, "s3://out/packed", store, "--part", "1/3")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["csv", "two tars", "arrays"])
+@pytest.mark.parametrize("what", ["plain", "part", "finish"])
+def test_killed_before_any_change_the_same_command_makes_the_same(
+    case: str, what: str, raw: Path, store: Store, tmp_path: Path
+) -> None:
+    there, start, plan = store.root / "out" / "packed", tmp_path / "start", list[str]()
+    argv = words(case, RAW, "s3://out/packed", store)
+    if what != "plain":
+        listed = lists_of(case)
+        assert main(["plan", *listed, "s3://out/packed", *store.options]) == 0
+        if case == "csv":
+            command = [sys.executable, "-m", "packdata", *argv, "--dry-run", "--json"]
+            found = subprocess.run(command, capture_output=True, check=True)
+            (tmp_path / "plan").write_bytes(found.stdout)
+            plan = ["--plan", str(tmp_path / "plan")]
+        for i in range(1 if what == "part" else 2):
+            assert main([*argv, "--part", f"{i}/2", *plan]) == 0
+        shutil.copytree(there, start)
+        argv = (
+            ["finish", "s3://out/packed", *store.options]
+            if what == "finish"
+            else [*argv, "--part", "1/2", *plan]
+        )
+    assert main(argv) == 0
+    whole = contents(there)
+    for nth in range(100):
+        shutil.rmtree(there)
+        if start.exists():
+            shutil.copytree(start, there)
+
+        was_killed = killed_before_asking(nth, argv)
+
+        assert main(argv) == 0, nth
+        made = contents(there)
+        assert {n: d for n, d in made.items() if n not in JOURNALS} == {
+            n: d for n, d in whole.items() if n not in JOURNALS
+        }, nth
+        assert made.keys() == whole.keys()
+        if not was_killed:
+            break
+    assert nth > 1
+
+
+def test_what_is_fetched_goes_when_room_ends_and_when_it_was_read(
+    files: Path, raw: Path, store: Store, staging: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(6):
+        (raw / f"{i}.bin").write_bytes(bytes([i]) * 1_000)
+    list_sources([RAW])
+    objects = [each for i in range(6) if (each := ListedURL(f"{RAW}/{i}.bin").stored)]
+    monkeypatch.setattr(fetched, "_SAFE_S", -1.0)
+    copies = fetched._Copies(limit=2_500)
+    opened = open(copies.path(objects[0]), "rb")  # noqa: SIM115
+    store.proxy.set()
+    for number in (1, 2, 2, 3, 2, 5):
+        assert copies.path(objects[number]).read_bytes() == bytes([number]) * 1_000
+        assert sum(path.stat().st_size for path in copies.folder.iterdir()) <= 2_500
+
+    assert opened.read() == bytes(1_000)
+    opened.close()
+    assert len(store.proxy.requests(".bin")) == 4
+    folder = copies.folder
+    copies.close()
+    assert not folder.exists()
+    assert local_path(objects[0])
+
+
+def test_what_is_listed_again_is_not_what_was_listed_below_it_before(raw: Path) -> None:
+    list_sources([f"{RAW}/tars/a.tar"])
+    (raw / "tars" / "a.tar").write_bytes(b"")
+
+    list_sources([f"{RAW}/tars"])
+
+    assert ListedURL(f"{RAW}/tars/a.tar").stat().st_size == 0
+
+
+def test_an_object_that_was_replaced_is_not_read_as_what_was_listed(
+    raw: Path, store: Store, tmp_path: Path
+) -> None:
+    list_sources([f"{RAW}/ids.npy"])
+    data = (raw / "ids.npy").read_bytes()
+    (raw / "ids.npy").write_bytes(data[:-1] + b"x")
+
+    with pytest.raises(SourceError) as caught, open(ListedURL(f"{RAW}/ids.npy"), "rb"):
+        pass
+
+    assert str(caught.value.path) == f"{RAW}/ids.npy"
+
+
+def test_what_is_left_of_a_killed_process_is_used_and_removed(
+    raw: Path, store: Store, staging: Path
+) -> None:
+    code = (
+        "import os, signal, sys; from loaders.remote import origin; from packdata.sources.listed import *\n"
+        "origin.set_defaults(sys.argv[1], eval(sys.argv[2])); list_sources([sys.argv[3]])\n"
+        "open(ListedURL(sys.argv[3])); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    about = [str(store.cache), repr(storage(store.proxy.endpoint)), f"{RAW}/ids.npy"]
+    subprocess.run([sys.executable, "-c", code, *about], check=False)
+    assert [path.stat().st_size for path in staging.rglob("made/*")] == [
+        (raw / "ids.npy").stat().st_size
+    ]
+    list_sources([f"{RAW}/ids.npy"])
+    store.proxy.set()
+
+    assert np.load(ListedURL(f"{RAW}/ids.npy")).size == 40_000
+
+    assert not [each for each in store.proxy.requests("ids.npy") if each["method"] == "GET"]
+
+
+def test_what_is_not_read_from_urls_says_so(raw: Path, store: Store, tmp_path: Path) -> None:
+    (raw / "yolo").mkdir()
+    (raw / "yolo" / "00.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    for line in (
+        "tables s3://raw/t/*.csv DST",
+        "images s3://raw/photos DST --classes s3://raw/masked.csv",
+        "images s3://raw/photos DST --annotations s3://raw/yolo",
+        "images s3://raw/photos DST --masks s3://raw/none",
+    ):
+        argv = [word.replace("DST", str(tmp_path / "dst")) for word in line.split()]
+        with suppress(SystemExit):
+            assert main([*argv, *store.options]) == 1
+    assert not (tmp_path / "dst").exists()
+
+
+@pytest.mark.parametrize("case", ["masks", "list", "two tars", "arrays", "csv"])
+def test_a_plan_that_is_sent_to_another_process_reads_what_was_listed(
+    case: str,
+    files: Path,
+    raw: Path,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the tasks of Ray get it."""
+    src, given = sources(case, RAW)
+    makes: dict[Any, Any] = {
+        pack_images: plan_images,
+        pack_arrays: plan_arrays,
+        pack_tables: plan_tables,
+    }
+    plan = makes[CASES[case][0]]([src] if isinstance(src, str) else src, **given)
+    sent = pickle.dumps(plan.parts)
+    monkeypatch.setattr(listed, "_trees", {})
+    drop_copies()
+
+    pack_recipes(pickle.loads(sent), tmp_path / "there", format=plan.format, shard_bytes=2_000)
+
+    pack(case, files, tmp_path / "local")
+    assert shards_at(tmp_path / "there") == shards_at(tmp_path / "local")
+
+
+def test_what_was_left_out_is_told_when_the_manifests_are_there(
+    raw: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (raw / "photos" / "a" / "00.png").write_bytes(b"no picture")
+    there = store.root / "out" / "packed"
+
+    def refused(*_: Any) -> None:
+        raise PackError("another dataset was published there", "s3://out/packed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stored, "publish_at", refused)
+        with pytest.raises(PackError):
+            pack_images(f"{RAW}/photos", "s3://out/packed", on_error="skip")
+    assert not (there / "rejected.jsonl").exists()
+    assert pack_images(f"{RAW}/photos", "s3://out/packed", on_error="skip").rejected
+    assert (there / "rejected.jsonl").exists()
+    (raw / "photos" / "a" / "00.png").unlink()
+
+    pack_images(f"{RAW}/photos", "s3://out/packed", overwrite=True)
+
+    assert not (there / "rejected.jsonl").exists()

@@ -1,0 +1,210 @@
+"""Datasets merged and extended in a store: what is there is not sent again, nothing is deleted, none is added twice."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import packdata
+from loaders import ShardDataset
+from loaders.data.manifest import read_manifest
+from loaders.errors import ManifestError, PackError, SchemaError
+from loaders.schema import Array, Text
+from packdata.cli import main
+from packdata.packed import sent
+from packdata.packed.combine import extend, merge
+from packdata.packing.upload import put_shards, upload
+from packdata.tokens.plan import TokenOptions, pack_tokens
+from tests.packdata.recipes import contents
+from tests.remote.test_packing import killed_before_asking, shards_at
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.remote.conftest import Store
+
+OUT = "s3://out/all"
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Datasets of 40 samples in some shards each, with keys."""
+    above, rng = tmp_path_factory.mktemp("three"), np.random.default_rng(0)
+    fields = {"values": Array(dtype="int32", dims=(300,)), "key": Text()}
+    for name in "abc":
+        samples = (
+            {"values": rng.integers(0, 2**31, 300, np.int32), "key": f"{name}{i}"}
+            for i in range(40)
+        )
+        packdata.pack(samples, above / name, fields, shard_bytes=16_000)
+    return [above / name for name in "abc"]
+
+
+def puts(store: Store) -> list[str]:
+    return [r["path"] for r in store.proxy.requests() if r["method"] == "PUT"]
+
+
+def test_what_is_merged_into_a_bucket_is_what_a_folder_gets(
+    three: list[Path], store: Store, tmp_path: Path
+) -> None:
+    merge(tmp_path / "local", three)
+    upload(three[2], "s3://out/c")
+    notes: list[str] = []
+
+    merge(OUT, [*three[:2], "s3://out/c"])
+
+    there = store.root / "out" / "all"
+    assert shards_at(there) == shards_at(tmp_path / "local")
+    one, other = read_manifest(there), read_manifest(tmp_path / "local")
+    assert (one.fingerprint, one.schema, one.provenance) == (
+        other.fingerprint,
+        other.schema,
+        other.provenance,
+    )
+    assert [str(sample.key) for sample in ShardDataset(OUT, fields=["key"])][::40] == [
+        "a0",
+        "b0",
+        "c0",
+    ]
+    store.proxy.set()
+    merge(OUT, [*three[:2], "s3://out/c"], note=notes.append)
+    assert len(notes) == 1
+    assert not puts(store)
+
+
+def test_a_folder_is_made_of_datasets_at_urls_with_what_lies_beside_them(
+    store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be\n" * 50)
+    made = TokenOptions(documents="line", train_bpe=270)
+    pack_tokens(tmp_path / "a.txt", "s3://out/a", made)
+
+    merge(tmp_path / "all", ["s3://out/a"])
+    merge(OUT, ["s3://out/a"])
+    extend(tmp_path / "all", ["s3://out/a"])
+
+    assert (
+        read_manifest(tmp_path / "all").num_samples == 2 * read_manifest("s3://out/a").num_samples
+    )
+    for folder in (tmp_path / "all", store.root / "out" / "all"):
+        names = [*read_manifest(folder).schema.files]
+        assert names
+        assert all(
+            (folder / n).read_bytes() == (store.root / "out" / "a" / n).read_bytes() for n in names
+        )
+
+
+def test_few_shards_are_made_of_many_and_a_target_of_merge_alone_is_replaced(
+    three: list[Path], store: Store, tmp_path: Path
+) -> None:
+    there = store.root / "out" / "all"
+    merge(OUT, three)
+    before = contents(there)
+    with pytest.raises(PackError):
+        merge(OUT, three[:2])
+
+    merge(OUT, three, shard_bytes=1 << 20, overwrite=True)
+
+    merge(tmp_path / "local", three, shard_bytes=1 << 20)
+    assert shards_at(there) == shards_at(tmp_path / "local")
+    assert len(read_manifest(there).shards) == 1
+    assert before.keys() <= contents(there).keys()
+    upload(three[0], "s3://out/a")
+    with pytest.raises(PackError):
+        merge("s3://out/a", three[1:], overwrite=True)
+    assert read_manifest(store.root / "out" / "a").num_samples == 40
+
+
+def test_a_dataset_in_a_bucket_grows_and_sends_what_is_new_alone(
+    three: list[Path], store: Store, tmp_path: Path
+) -> None:
+    merge(tmp_path / "local", three[:1])
+    merge(OUT, three[:1])
+    before = contents(store.root / "out" / "all")
+    store.proxy.set()
+
+    assert main(["extend", str(three[1]), str(three[2]), OUT, *store.options]) == 0
+
+    extend(tmp_path / "local", three[1:])
+    there = store.root / "out" / "all"
+    assert shards_at(there) == shards_at(tmp_path / "local")
+    assert read_manifest(there).provenance == read_manifest(tmp_path / "local").provenance
+    assert not {path.rpartition("/")[2] for path in puts(store)} & (
+        before.keys() - {"manifest.json"}
+    )
+    assert before.keys() <= contents(there).keys()
+    assert not any(name.startswith(".parts") for name in contents(there))
+    with pytest.raises(SchemaError):  # keys stand there already
+        extend(OUT, three[1:])
+
+
+def test_what_cannot_be_joined_changes_nothing(
+    three: list[Path], store: Store, tmp_path: Path
+) -> None:
+    fields = {"values": Array(dtype="int16", dims=(2,))}
+    packdata.pack(
+        ({"values": np.zeros(2, np.int16)} for _ in range(3)), tmp_path / "other", fields
+    )
+    merge(OUT, three[:1])
+    before = contents(store.root / "out" / "all")
+
+    with pytest.raises(SchemaError):
+        extend(OUT, [tmp_path / "other"])
+    with pytest.raises(PackError):
+        extend(OUT, [OUT])
+    with pytest.raises(ManifestError):
+        extend("s3://out/none", three)
+
+    assert contents(store.root / "out" / "all") == before
+    assert {path.name for path in (store.root / "out").iterdir()} == {"all"}
+
+
+def test_who_is_overtaken_by_another_is_refused_and_adds_nothing(
+    three: list[Path], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge(OUT, three[:1])
+
+    def late(*about: Any) -> None:
+        monkeypatch.setattr(sent, "put_shards", put_shards)
+        extend(OUT, three[1:2])
+        put_shards(*about)
+
+    monkeypatch.setattr(sent, "put_shards", late)
+    with pytest.raises(PackError) as caught:
+        extend(OUT, three[2:])
+
+    assert str(caught.value.path) == OUT
+    assert read_manifest(store.root / "out" / "all").num_samples == 80
+    extend(OUT, three[2:])
+    assert read_manifest(store.root / "out" / "all").num_samples == 120
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["merge", "extend", "few"])
+def test_killed_before_any_change_the_same_command_makes_one_of_each(
+    three: list[Path], store: Store, tmp_path: Path, what: str
+) -> None:
+    there, start = store.root / "out" / "all", tmp_path / "start"
+    if what == "extend":
+        merge(OUT, three[:1])
+        shutil.copytree(there, start)
+    argv = ["extend" if what == "extend" else "merge", *map(str, three[1:]), OUT, *store.options]
+    argv += ["--shard-size", "40kB"] if what == "few" else []
+    assert main(argv) == 0
+    whole = contents(there)
+    for nth in range(100):
+        shutil.rmtree(there)
+        if start.exists():
+            shutil.copytree(start, there)
+
+        was_killed = killed_before_asking(nth, argv)
+
+        if was_killed:
+            assert main(argv) == 0, nth
+        assert contents(there) == whole, nth
+        if not was_killed:
+            break
+    assert nth > 2

@@ -1,0 +1,135 @@
+"""Datasets put together at a URL, without reading records: shards are sent as they are, and listed anew.
+
+1. Shards that the manifest there lists stay and are not sent again; nor are those that a killed command has sent.
+   None is deleted: an older manifest may name it.
+2. The manifest is put last, in place of the one that was seen.
+3. ``extend`` first puts what it is about to publish beside the dataset: killed, the same command finds out by that
+   whether it was published, and does not add the same twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
+from loaders.data.view import open_view
+from loaders.errors import PackError
+from loaders.remote.origin import origin_of
+from packdata.packed.remote import as_folder
+from packdata.packing.links import file_beside, file_fault
+from packdata.packing.provenance import PLAN
+from packdata.packing.publish import digest_of
+from packdata.packing.shards import shard_format, shard_name
+from packdata.packing.target import PARTS_NAME
+from packdata.packing.upload import as_file, publish_at, put_shards, seen_at, stored_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from loaders.data.manifest import ShardInfo
+    from loaders.data.view import View
+    from loaders.remote.origin import Origin
+
+MADE = "the same command made it earlier; nothing was written"
+FINISHED = "the same command was killed when it had made it; it was finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """Whole datasets on their way to another one at a URL.
+
+    Attributes:
+        url: Of the other one.
+        views: The datasets.
+        plan: What tells the command from others.
+        tick: Called with the bytes of each shard when it is there, on another thread.
+        note: Called with what deserves a look.
+    """
+
+    url: Path
+    views: Sequence[View]
+    plan: Mapping[str, str]
+    tick: Callable[[int], object] = int
+    note: Callable[[str], object] = str
+
+    @property
+    def _origin(self) -> Origin:
+        return origin_of(self.url)
+
+    def merge(self, provenance: Mapping[str, Any], *, overwrite: bool) -> Manifest:
+        """Make the datasets one at the URL.
+
+        Raises:
+            PackError: Another dataset is there, or was put there meanwhile.
+            RemoteError: The store does not answer, or refuses.
+        """
+        about = {**provenance, PLAN: digest_of(self.plan)}
+        schema = self.views[0].schema
+        manifest = Manifest(schema, tuple(self._infos(0)), about)
+        seen = seen_at(self._origin, "", manifest, overwrite=overwrite)
+        if seen is None:
+            self.note(f"{self.url}: {MADE}")
+            return manifest
+        self._send(manifest.shards)
+        for name, digest in schema.files.items():
+            file = file_beside(self.views[0].path, name)
+            if (what := file_fault(file, digest)) is not None:
+                raise PackError(f"its file {name} cannot be sent: {what}", self.views[0].path)
+            self._origin.put(name, file)
+        publish_at(self._origin, "", manifest, seen, self.note)
+        return manifest
+
+    def extend(
+        self, check: Callable[[View], object], about: Callable[[Manifest], Any]
+    ) -> Manifest:
+        """Add the datasets to the one at the URL.
+
+        Args:
+            check: Called with that one before anything is sent.
+            about: Returns the provenance of what becomes of it.
+
+        Raises:
+            PackError: It was replaced meanwhile.
+            RemoteError: The store does not answer, or refuses.
+        """
+        origin = self._origin
+        origin.manifest(anew=True)
+        grown = open_view(self.url, "never")
+        data, seen = origin.read(MANIFEST_NAME)
+        before = parse_manifest(data or b"", self.url / MANIFEST_NAME)
+        if before.fingerprint != grown.fingerprint:
+            raise PackError("it was replaced meanwhile", self.url, "Run the same command again")
+        record = f"{PARTS_NAME}/extend-{digest_of(self.plan)}.json"
+        if origin.read(record)[0] == data:
+            origin.delete(record)
+            self.note(f"{self.url}: {FINISHED}")
+            return before
+        check(grown)
+        added = self._infos(len(before.shards))
+        manifest = Manifest(grown.schema, (*before.shards, *added), about(before))
+        self._send(added)
+        with as_file(manifest_bytes(manifest)) as path:
+            origin.put(record, path)
+        publish_at(origin, "", manifest, seen, self.note, "Run the same command again")
+        origin.delete(record)
+        return manifest
+
+    def _infos(self, first: int) -> list[ShardInfo]:
+        """Return the shards under their names at the URL, numbered from one on."""
+        shards = [shard.info for view in self.views for shard in view.whole_shards or ()]
+        names = (shard_name(i, shard_format(each.file)) for i, each in enumerate(shards, first))
+        return [
+            stored_info(replace(each, file=name)) for each, name in zip(shards, names, strict=True)
+        ]
+
+    def _send(self, infos: Sequence[ShardInfo]) -> None:
+        left = iter(infos)
+        for view in self.views:
+            with as_folder(view.path) as folder:
+                places = [folder / shard.info.file for shard in view.whole_shards or ()]
+                named = [(place, next(left)) for place in places]
+                if named:
+                    put_shards(self._origin, "", named, self.tick)
