@@ -183,8 +183,8 @@ BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-s
            ("images", "--mask-suffix"), ("arrays", "--mask-suffix"), ("images", "--palette"),
            ("images", "--label-map"), ("images", "--icc"), ("images", "--segments"), ("preview", "--augment"),
            ("cache", "--clear"), ("cache", "--verify"),
-           *((name, option) for name in ("arrays", "copy", "diff", "fetch", "finish", "images", "info", "plan",
-                                         "preview", "stats", "tables", "tokens", "verify")
+           *((name, option) for name in ("arrays", "copy", "diff", "extend", "fetch", "finish", "images", "info",
+                                         "merge", "plan", "preview", "stats", "tables", "tokens", "verify")
              for option in ("--storage", "--cache"))}  # fmt: skip
 
 
