@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 # Before torch, which reads it once: its threads would spin on cores that other tests have work for.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -16,6 +17,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Whatever the shell says: hundreds of processes would compile the same modules again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+settings.register_profile("any machine", settings.default, deadline=None)
+settings.load_profile("any machine")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -65,7 +65,7 @@ def test_it_equals_the_formula(dtype: torch.dtype, shape: tuple[int, ...]) -> No
     )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     channels=st.integers(1, 6),
     seed=st.integers(0, 99),

@@ -101,7 +101,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 # -- 1. normal end -----------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     parts=st.lists(st.integers(1, 6), min_size=1, max_size=12),
     num_workers=st.integers(1, 5),

@@ -212,7 +212,7 @@ def cuts(draw: st.DrawFn) -> tuple[Array, list[int], list[bool]]:
     return array, corner + lengths, draw(st.lists(st.booleans(), min_size=num, max_size=num))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(cuts())
 def test_cut_equals_looking_each_place_up(case: tuple[Array, list[int], list[bool]]) -> None:
     """Inside, across an edge and wholly outside; mirrored or not; into memory that was used before."""

@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.backends.channel import Channel, pair
@@ -35,7 +35,6 @@ def received(channel: Channel) -> bytes:
     return bytes(message)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 300_000), max_size=8))
 def test_messages_of_any_size_come_whole_and_in_order(sizes: list[int]) -> None:
     """Larger ones than the socket holds: the sender waits for the reader."""

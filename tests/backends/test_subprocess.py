@@ -86,16 +86,21 @@ def assert_same(one: Any, other: Any) -> None:
 # -- the same batches -------------------------------------------------------------------------------
 
 
-def test_batches_are_those_of_the_plain_path(folder: Path) -> None:
+@pytest.mark.parametrize("kept", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_one_child_serves_all_epochs_as_threads_would(folder: Path, kept: bool) -> None:
     data = dataset(folder, augment=[augment.RandomResizedCrop(12)])
     settings: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 3}
     plain = DataLoader(data, num_workers=0, **settings)
-    loader = child_loader(data, **settings)
+    loader = child_loader(data, persistent_workers=kept, **settings)
+    pids = []
 
-    for _ in range(2):
+    for _ in range(3):
         for one, other in zip(plain, loader, strict=True):
             assert_same(one, other)
+        pids += children()
 
+    assert len(pids) == 3
+    assert len(set(pids)) == 1
     del loader
     assert not children()
 
@@ -506,24 +511,6 @@ def test_two_iterators_run_side_by_side(folder: Path) -> None:
 
 def kept_loader(data: Any, *args: Any, **settings: Any) -> DataLoader:
     return child_loader(data, *args, persistent_workers=True, **settings)
-
-
-def test_one_child_serves_all_epochs_as_threads_would(folder: Path) -> None:
-    data = dataset(folder, augment=[augment.RandomResizedCrop(12)])
-    settings: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 3}
-    plain = DataLoader(data, num_workers=0, **settings)
-    loader = kept_loader(data, **settings)
-    pids = []
-
-    for _ in range(3):
-        for one, other in zip(plain, loader, strict=True):
-            assert_same(one, other)
-        pids += children()
-
-    assert len(pids) == 3
-    assert len(set(pids)) == 1
-    del loader
-    assert not children()
 
 
 class Slow(Dataset[int]):

@@ -741,7 +741,7 @@ def test_decoding_into_a_buffer_gives_the_same_pixels(subsampling: str) -> None:
         codec.decode(data, out=np.empty(nbytes - 1, np.uint8))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 70), st.integers(1, 70), st.sampled_from(SUBSAMPLINGS))
 def test_a_reduced_picture_has_its_sides_divided_and_rounded_up(
     height: int, width: int, subsampling: str

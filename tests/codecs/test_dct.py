@@ -154,7 +154,7 @@ def test_a_prefix_of_the_record_is_enough(compression: str) -> None:
     assert lengths[-1] == len(packed)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.dictionaries(
         st.integers(0, 320 * 320 - 1), st.sampled_from([1, -1, 127, -128, 128, -129, 2047, -2048])
@@ -288,7 +288,7 @@ def test_damage_is_an_error(compression: str) -> None:
         codec.decode(record(packed + b"\0"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_serving_damaged_records_raises_or_returns(data: st.DataObject) -> None:
     """Without the checks, as behind those of a shard: wrong pixels at worst, an error of ours at best."""

@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 Columns = dict[str, Column]
 SHARED = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    deadline=None,
     max_examples=40,
 )
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.data import finder
 from loaders.data.finder import ShardFinder
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.booleans())
 def test_every_sample_is_found_in_its_shard(sizes: list[int], is_small: bool) -> None:
     ends = np.cumsum(sizes, dtype=np.int64)

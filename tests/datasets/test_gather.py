@@ -47,7 +47,7 @@ def shards(draw: st.DrawFn) -> tuple[int, list[Column]]:
     return nbytes, columns
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(shards(), st.integers(0, 99), st.sampled_from([1 << 63, 1 << 30, 0]))
 def test_gather_equals_reading_row_by_row(
     case: tuple[int, list[Column]], seed: int, most: int
@@ -103,7 +103,7 @@ def test_large_rows_may_lie_further_apart_than_an_array_can_count() -> None:
     assert not out[:, 4:].any()
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["lmdb", "parquet"]), st.integers(1, 7)), min_size=1, max_size=3

@@ -140,7 +140,7 @@ def clear_centres(box: np.ndarray, size: np.ndarray, flip: np.ndarray) -> np.nda
     return np.asarray(lines[0][:, None] & lines[1][None, :])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     out=st.tuples(st.integers(1, 40), st.integers(1, 40)),

@@ -92,7 +92,7 @@ def test_crops_of_planes_are_those_of_whole_images(size: tuple[int, int]) -> Non
     assert_crops_equal(Yuv420Finish(size), planes(size, 6), boxes(corners, small))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 999), height=st.integers(1, 40), width=st.integers(1, 50))
 def test_random_crops_are_those_of_whole_images(seed: int, height: int, width: int) -> None:
     field = Image(size=(70, 83), codec="dct")
@@ -183,7 +183,7 @@ def test_an_empty_batch_has_no_window() -> None:
     assert cut_around(moves, (64, 64), 16) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     size=st.tuples(st.integers(1, 200), st.integers(1, 200)),
     unit=st.sampled_from([1, 2, 4, 8, 16]),

@@ -88,7 +88,7 @@ def test_all_of_them_with_keys(tmp_path: Path) -> None:
     assert verify(tmp_path / "columns").ok
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(cuts=st.lists(st.integers(0, NUM), max_size=6), shard=st.integers(1, 900), data=st.data())
 def test_any_mixture_of_rows_and_batches_is_the_same(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], shard: int, data: st.DataObject

@@ -230,7 +230,18 @@ def test_standardized_numbers_have_mean_0_and_deviation_1(tmp_path: Path) -> Non
     np.testing.assert_allclose(features_of(reader).mean, table[["carat", "depth", "same"]].mean())
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.fixture(scope="module", params=["float16", "float32", "float64"])
+def standardized(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, pd.DataFrame]:
+    table = frame().assign(same=7, kind_number=lambda t: t.price % 60).drop(columns=["when"])
+    table = table.round({"carat": 1})
+    options = {"features": ("carat", "depth", "sold", "same"), "dtype": request.param}
+    folder = tmp_path_factory.mktemp("standardized")
+    reader = pack(table, folder, target=("price", "kind_number"), standardize=True, **options)
+    return reader.path, table
+
+
 @pytest.mark.parametrize(
     ("where", "query"),
     [
@@ -251,16 +262,13 @@ def test_standardized_numbers_have_mean_0_and_deviation_1(tmp_path: Path) -> Non
     ],
 )
 def test_conditions_on_standardized_columns_mean_the_numbers_of_the_source(
-    tmp_path: Path, where: str, query: str, dtype: str
+    standardized: tuple[Path, pd.DataFrame], tmp_path: Path, where: str, query: str
 ) -> None:
-    table = frame().assign(same=7, kind_number=lambda t: t.price % 60).drop(columns=["when"])
-    features = ("carat", "depth", "sold", "same")
-    options: dict[str, Any] = {"features": features, "dtype": dtype, "standardize": True}
-    pack(table.round({"carat": 1}), tmp_path, target=("price", "kind_number"), **options)
+    folder, table = standardized
 
-    copy_dataset(tmp_path / "t.csv-packed", tmp_path / "b", CopyOptions(where=where))
+    copy_dataset(folder, tmp_path / "b", CopyOptions(where=where))
 
-    expected = table.round({"carat": 1}).query(query).price.tolist()
+    expected = table.query(query).price.tolist()
     assert PackedReader(tmp_path / "b").column("price").tolist() == expected
 
 

@@ -31,7 +31,6 @@ def ends_of_rows(rows: list[list[str]]) -> list[int]:
     return list(itertools.accumulate(len(written([row])) for row in rows))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=8), st.data())
 def test_text_cut_anywhere_ends_with_its_last_whole_row(
     rows: list[tuple[str, str]], data: st.DataObject
@@ -74,7 +73,7 @@ def _num_rows(text: bytes) -> bool:
     return len(more) == len(rows) + 1
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(-99, 99), TEXT), min_size=1, max_size=12),
     st.integers(1, 40),
@@ -127,7 +126,7 @@ def test_a_row_without_end_is_not_read_into_memory(
 NUMBERS = st.from_regex(r"\A ?[+-]?[0-9]{1,3}(\.[0-9]{1,2})?(e-?[0-9]{1,2})?\Z")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=9),
     st.sampled_from([",", "\t", ";", "|"]),
@@ -160,7 +159,7 @@ def test_numbers_are_numbers_unless_one_of_the_column_begins_with_zeros(
             assert reader.column("features").tolist() == [[float(a), float(b)] for a, b in rows]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(-99, 99), TEXT), min_size=1, max_size=30),
     st.integers(1, 60),

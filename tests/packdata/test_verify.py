@@ -584,9 +584,7 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return pack_samples(folder, 4, format=request.param, per_shard=2)
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_manifests_raise_only_manifest_errors(packed: Path, data: st.DataObject) -> None:
     """And what is accepted names no file outside, and maps no byte that is not there."""
@@ -613,9 +611,7 @@ def test_mutated_manifests_raise_only_manifest_errors(packed: Path, data: st.Dat
                 pass
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flips=st.lists(
         st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=8

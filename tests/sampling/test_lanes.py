@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.rng import key64
@@ -44,7 +44,6 @@ def shards_of(order: Lanes, indices: Int64s) -> Int64s:
 # -- one epoch -------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(SIZES, LANES, st.integers(1, 4), st.integers(0, 5), st.integers(0, 3), st.data())
 def test_each_sample_comes_once_wherever_one_asks(
     sizes: list[int], num_lanes: int, window: int, seed: int, epoch: int, data: st.DataObject
@@ -61,7 +60,6 @@ def test_each_sample_comes_once_wherever_one_asks(
         assert np.array_equal(order.at(epoch, some)[0], indices[some])
 
 
-@settings(deadline=None)
 @given(SIZES, LANES, st.integers(0, 5))
 def test_after_n_samples_lane_c_has_given_a_share_of_n_and_c_alone(
     sizes: list[int], num_lanes: int, seed: int
@@ -107,7 +105,7 @@ def test_the_number_of_lanes_leaves_each_some_shards_of_those_that_are_not_empty
 # -- nodes -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_lanes", "num_nodes"), [(4, 2), (8, 4), (16, 2), (16, 16), (64, 8)])
+@pytest.mark.parametrize(("num_lanes", "num_nodes"), [(4, 2), (16, 2), (16, 16), (64, 8)])
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
 def test_nodes_that_divide_the_lanes_read_their_share_and_the_same_in_every_epoch(
     num_lanes: int, num_nodes: int, ranks_per_node: int
@@ -116,7 +114,7 @@ def test_nodes_that_divide_the_lanes_read_their_share_and_the_same_in_every_epoc
     order = Lanes(sizes, 7, num_lanes)
     world_size, batch_size = num_nodes * ranks_per_node, 2 * num_lanes
     read: list[set[int]] = [set() for _ in range(num_nodes)]
-    for epoch, rank in product(range(3), range(world_size)):
+    for epoch, rank in product(range(2), range(world_size)):
         start = 0 if epoch else 37  # also from the middle of a global batch of another world
         plan = plan_of(
             order, batch_size // world_size or 1, rank, world_size, drop_last=True, start=start
@@ -130,7 +128,6 @@ def test_nodes_that_divide_the_lanes_read_their_share_and_the_same_in_every_epoc
     assert sum(map(len, shards)) <= len(sizes) + num_nodes  # a shard at a border is on two
 
 
-@settings(deadline=None)
 @given(SIZES, LANES, st.integers(1, 6), st.sampled_from([True, False, "mark"]), st.integers(0, 40))
 def test_a_global_batch_is_the_same_on_every_world_size(
     sizes: list[int], num_lanes: int, batch_size: int, pad: Any, start: int
@@ -286,7 +283,6 @@ def test_neighbours_come_from_as_many_shards_as_in_blocks() -> None:
 # -- permutations of many windows ------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 700), min_size=1, max_size=6),
     st.integers(0, 2**64 - 1),
