@@ -144,7 +144,7 @@ class ListedURL(URL):
 
     def _found(self) -> tuple[Tree | None, str]:
         text = str(self)
-        roots = [root for root in _trees if text == root or text.startswith(f"{root}/")]
+        roots = [root for root in tuple(_trees) if text == root or text.startswith(f"{root}/")]
         if not roots:
             return None, ""
         tree = _trees[max(roots, key=len)]
@@ -284,7 +284,7 @@ def list_sources(sources: Iterable[Path | str]) -> None:
         if str(origin.url) in _given:
             continue
         _trees[str(origin.url)] = list_origin(origin)
-        for root in [root for root in _trees if root.startswith(f"{origin.url}/")]:
+        for root in [root for root in tuple(_trees) if root.startswith(f"{origin.url}/")]:
             if root not in _given:  # what was listed below it may be another by now
                 del _trees[root]
 

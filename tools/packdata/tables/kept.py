@@ -46,8 +46,8 @@ class TableReader:
         size = sum(file.path.stat().st_size for file in files if file.is_text)
         if beside is None or not size:
             return
-        above = tempfile.gettempdir() if is_url(beside) else os.path.dirname(beside)
-        folder = next(path for path in Path(above, "_").absolute().parents if path.is_dir())
+        place = Path(tempfile.gettempdir(), "kept") if is_url(beside) else Path(beside)
+        folder = next(path for path in place.absolute().parents if path.is_dir())
         with suppress(OSError):  # of a folder without rights, packing says so itself
             if shutil.disk_usage(folder).free > _SPARE * size:
                 with tempfile.TemporaryFile(dir=folder) as file:
