@@ -112,9 +112,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "".join(json.dumps({"a": i, "b": f"w{i % 5}"}) + "\n" for i in range(500))
     )
     pq.write_table(
-        pa.table({"a": range(5_000), "b": ["x", "y"] * 2_500}),
+        pa.table({"a": range(1_200), "b": ["x", "y"] * 600}),
         root / "rows.parquet",
-        row_group_size=700,
+        row_group_size=250,
     )
     with pa.ipc.new_file(str(root / "rows.arrow"), pa.schema({"a": pa.int64()})) as writer:
         writer.write_table(pa.table({"a": list(range(3_000))}), max_chunksize=500)
