@@ -63,39 +63,6 @@ class Pool(Protocol):
         """End the workers."""
 
 
-class Batches(Protocol):
-    """The batches of one epoch, the same for every backend."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the next batch could be had without waiting for it."""
-
-    @property
-    def num_ready(self) -> int:
-        """Batches, or chunks of small ones, that are done and wait to be taken."""
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of slots that belong to the backend."""
-
-    @property
-    def num_taken(self) -> int:
-        """Batches that were returned, or whose error was raised."""
-
-    @property
-    def ends_once(self) -> bool:
-        """Whether ``StopIteration`` is the end, and never what a dataset raised."""
-
-    def __next__(self) -> Any:
-        """Return the next batch, or raise its error; ``TimedOut`` and ``Interrupted`` stand for none."""
-
-    def describe(self) -> str:
-        """Say what each worker is doing, also from a signal handler, or while the trainer waits."""
-
-    def close(self) -> None:
-        """End the workers, unless they are kept."""
-
-
 class OrderedBatches:
     """The batches of one epoch.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,33 +16,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.data.finder import Rows
-    from loaders.data.store import Store
-    from loaders.schema import Schema
+    from loaders.datasets.packed import PackedDataset
 
 
-class Columns(Protocol):
-    """A dataset of packed samples, as far as it is asked here."""
-
-    fields: tuple[str, ...]
-
-    def __len__(self) -> int: ...
-    @property
-    def schema(self) -> Schema:
-        """All that is stored of a sample."""
-
-    @property
-    def store(self) -> Store:
-        """Where the records lie."""
-
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """Return the values of a field of all samples."""
-
-    def rows_of(self, indices: npt.NDArray[np.int64]) -> Rows:
-        """Find samples in the store."""
-
-
-def to_pandas(dataset: Columns, fields: Sequence[str] | None) -> Any:
+def to_pandas(dataset: PackedDataset[Any], fields: Sequence[str] | None) -> Any:
     """Return a DataFrame; see ``PackedDataset.to_pandas``."""
     try:
         import pandas as pd
@@ -60,7 +37,7 @@ def to_pandas(dataset: Columns, fields: Sequence[str] | None) -> Any:
     return pd.DataFrame(columns)
 
 
-def _names_served(dataset: Columns) -> list[str]:
+def _names_served(dataset: PackedDataset[Any]) -> list[str]:
     """Return what samples have, as far as it has a place; SchemaError if that is nothing."""
     known = dataset.schema.fields
     names = [name for name in dataset.fields if name not in known or has_place(known[name])]
@@ -77,7 +54,9 @@ def has_place(field: Field) -> bool:
     return is_scalar or isinstance(field, Features | Categories | Text | Json)
 
 
-def _columns(dataset: Columns, name: str, field: Field | None) -> Iterator[tuple[str, Any]]:
+def _columns(
+    dataset: PackedDataset[Any], name: str, field: Field | None
+) -> Iterator[tuple[str, Any]]:
     """Yield the columns that a field becomes; None is the position of each sample."""
     if field is not None and not has_place(field):
         usable = [n for n, f in dataset.schema.fields.items() if has_place(f)]
@@ -97,7 +76,7 @@ def _columns(dataset: Columns, name: str, field: Field | None) -> Iterator[tuple
         yield name, decoded(dataset, name, field)
 
 
-def decoded(dataset: Columns, name: str, field: Field) -> list[Any]:
+def decoded(dataset: PackedDataset[Any], name: str, field: Field) -> list[Any]:
     """Return the values of a field of all samples, each decoded on its own."""
     records = dataset.store.records(name, dataset.rows_of(np.arange(len(dataset))))
     decode = codec_for(field).decode

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,19 +20,22 @@ if TYPE_CHECKING:
 _WITH_STREAMS = ("cuda", "xpu")  # cuda is ROCm's name, too
 
 
-class Accelerator(Protocol):
-    """Copies tensors to one device."""
+class Accelerator:
+    """Copies tensors to one device; here to one without streams, or the CPU: a copy is done when ``copy`` returns."""
 
-    device: torch.device  # where to
-    # Whether copies run beside the caller; if not, there is nothing to gain from starting them early, and the methods
-    # below have nothing to do.
-    is_ahead: bool
+    # Whether copies run beside the caller; if not, there is nothing to gain from starting them early.
+    is_ahead = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def copying(self) -> AbstractContextManager[Any]:
         """Return the context in which ``copy`` is called."""
+        return nullcontext()
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Start a copy. The source must stay as it is until an event recorded later is done."""
+        return tensor.to(self.device)
 
     def record(self) -> Any:
         """Return an event that is done when all copies started so far are."""
@@ -42,42 +45,13 @@ class Accelerator(Protocol):
 
     def done(self, event: Any) -> bool:
         """Tell whether an event has happened, without waiting."""
+        return True
 
     def synchronize(self, event: Any) -> None:
         """Wait until it has."""
 
 
-class PlainCopies:
-    """Devices without streams of their own, and the CPU: a copy is done when ``copy`` returns."""
-
-    is_ahead = False
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def copying(self) -> AbstractContextManager[Any]:
-        """Nothing to prepare."""
-        return nullcontext()
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor on the device."""
-        return tensor.to(self.device)
-
-    def record(self) -> None:
-        """All is done."""
-
-    def wait(self, event: Any, tensors: list[torch.Tensor]) -> None:
-        """All is done."""
-
-    def done(self, event: Any) -> bool:
-        """All is done."""
-        return True
-
-    def synchronize(self, event: Any) -> None:
-        """All is done."""
-
-
-class StreamCopies:
+class StreamCopies(Accelerator):
     """CUDA, ROCm and XPU: copies on a stream of their own; without an index, of the current device.
 
     ``torch.cuda`` and ``torch.xpu`` have the same streams and events, in every release this project supports;
@@ -90,7 +64,7 @@ class StreamCopies:
         self._module: Any = getattr(torch, device.type)
         given: int | None = device.index
         index = self._module.current_device() if given is None else given
-        self.device = torch.device(device.type, index)
+        super().__init__(torch.device(device.type, index))
         self._stream = self._module.Stream(self.device)
 
     def copying(self) -> AbstractContextManager[Any]:
@@ -169,7 +143,7 @@ def as_device(device: torch.device | str | int, option: str = "device") -> torch
 
 def accelerator_for(device: torch.device) -> Accelerator:
     """Return the way of copying to a device."""
-    return StreamCopies(device) if device.type in _WITH_STREAMS else PlainCopies(device)
+    return StreamCopies(device) if device.type in _WITH_STREAMS else Accelerator(device)
 
 
 def pins(device: torch.device | None) -> bool:

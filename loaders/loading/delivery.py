@@ -22,7 +22,8 @@ from loaders.loading.frameworks import tell_accelerate
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loaders.backends.ordered import Batches
+    from loaders.backends.ordered import OrderedBatches
+    from loaders.backends.process import TorchBatches
     from loaders.device.accelerator import Accelerator
     from loaders.loading.resume import Progress
     from loaders.sampling.cursor import Cursor
@@ -36,7 +37,7 @@ class LoaderStats:
     """Counters of a loader since it was made.
 
     Attributes:
-        num_batches: Batches handed to the trainer.
+        num_batches: OrderedBatches | TorchBatches handed to the trainer.
         wait_s: Seconds that the trainer waited for them.
         num_replaced: Samples that ``on_error="replace"`` replaced; with ``backend="process"`` the workers
             log them, but count for themselves.
@@ -78,13 +79,13 @@ class Delivery(Generic[BatchT]):
 
     def __init__(
         self,
-        batches: Batches,
+        batches: OrderedBatches | TorchBatches,
         current: Cursor | None,
         finish: Callable[[Any], Any],
         stats: LoaderStats,
         length: Callable[[], int],
         *,
-        again: Callable[[], tuple[Cursor | None, Batches]],
+        again: Callable[[], tuple[Cursor | None, OrderedBatches | TorchBatches]],
         others: Progress | None = None,
         accelerator: Accelerator | None = None,
         ahead: int = 0,
@@ -108,7 +109,7 @@ class Delivery(Generic[BatchT]):
             tell_accelerate(self)
         self._take_from(current, batches)
 
-    def _take_from(self, current: Cursor | None, batches: Batches) -> None:
+    def _take_from(self, current: Cursor | None, batches: OrderedBatches | TorchBatches) -> None:
         self._pass, self._batches = current, batches
         self._num_failed = 0
         self._is_told = False  # an error said why batches are missing, if any are
@@ -265,7 +266,9 @@ class _Marked:
 
     num_waiting = 0  # batches that were taken and not yielded
 
-    def __init__(self, batches: Batches, plan: Plan | None, *, pin: bool) -> None:
+    def __init__(
+        self, batches: OrderedBatches | TorchBatches, plan: Plan | None, *, pin: bool
+    ) -> None:
         self._batches, self._pin = batches, pin
         self._plan = plan if plan is not None and plan.pad == "mark" else None
         self._step = 0

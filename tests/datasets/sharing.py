@@ -103,15 +103,15 @@ class _Waiting(logging.Handler):
 
 
 def _pause_loading(pipe: Connection) -> None:
-    load_arena = shared._load_arena
+    filled = shared.filled
 
-    def load(name: Any, plans: Any, keeper: Any, progress: bool) -> int:
-        keeper.report(1, 2)
+    def load(*args: Any, told: Callable[[int, int], object], **options: Any) -> int:
+        told(1, 2)
         pipe.send("loading")
         pipe.recv()
-        return load_arena(name, plans, keeper, progress)
+        return filled(*args, told=told, **options)
 
-    shared._load_arena = load
+    shared.filled = load
 
 
 def pss() -> dict[str, int]:

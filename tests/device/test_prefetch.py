@@ -15,7 +15,7 @@ import torch
 from loaders import DataLoader, RAMDataset
 from loaders.buffers import SlotPool
 from loaders.datasets.reading.samples import Padded, batch_type
-from loaders.device.accelerator import PlainCopies, accelerator_for
+from loaders.device.accelerator import Accelerator, accelerator_for
 from loaders.device.nested import map_tensors, tensors_of
 from loaders.device.prefetch import Prefetcher
 from tests.device.copies import ManualCopies
@@ -225,7 +225,7 @@ def test_ending_early_gives_slots_back_after_their_copies(how: str) -> None:
 
 def test_without_background_copies_nothing_is_held_or_fetched_ahead() -> None:
     source = Batches(5)
-    batches = prefetcher(source, PlainCopies(torch.device("cpu")))
+    batches = prefetcher(source, Accelerator(torch.device("cpu")))
 
     first = next(batches)
 

@@ -12,7 +12,7 @@ from loaders.buffers import FreshMemory
 from loaders.datasets.memory import resident as resident_module
 from loaders.datasets.memory.resident import Resident, _check_room
 from loaders.device import fused
-from loaders.device.accelerator import PlainCopies
+from loaders.device.accelerator import Accelerator
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import page_lock
 from loaders.errors import LoadersError, SchemaError
@@ -194,7 +194,7 @@ def test_batches_go_to_where_the_samples_lie_whatever_gpu_is_current_then(
     dataset = on_second_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     loader = DataLoader(dataset, device="cuda")
-    monkeypatch.setattr("loaders.loading.loader.accelerator_for", PlainCopies)
+    monkeypatch.setattr("loaders.loading.loader.accelerator_for", Accelerator)
 
     accelerator = loader._accelerator
 

@@ -24,13 +24,14 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.data.columns import Column, FixedColumn, VarColumn
+from loaders.datasets.memory.loading import meter
 from loaders.errors import LoadersError
 from loaders.system.hugepages import collapse, lay
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from loaders.datasets.memory.loading import ColumnPlan, CopyPlan
+    from loaders.datasets.memory.loading import ColumnPlan
 
 UInt8Array = npt.NDArray[np.uint8]
 _MAGIC = b"loaders1"
@@ -53,9 +54,7 @@ class SealedColumns(NamedTuple):
 class Arena:
     """An arena that this process fills; ``meta`` is JSON to be stored with its columns."""
 
-    def __init__(
-        self, identity: str, plans: Mapping[str, ColumnPlan | CopyPlan], meta: Any
-    ) -> None:
+    def __init__(self, identity: str, plans: Mapping[str, ColumnPlan], meta: Any) -> None:
         places, nbytes = _places(plans)
         layout = json.dumps({"identity": identity, "meta": meta, "columns": places}).encode()
         begin = _whole_pages(_PREAMBLE.size + len(layout))
@@ -108,7 +107,35 @@ class Arena:
         os.close(self.fd)
 
 
-def _places(plans: Mapping[str, ColumnPlan | CopyPlan]) -> tuple[dict[str, Any], int]:
+def filled(
+    identity: str,
+    plans: Mapping[str, ColumnPlan],
+    progress: bool,
+    *,
+    meta: Any = None,
+    what: str = "loading into RAM",
+    told: Callable[[int, int], object] = lambda done, total: None,
+) -> int:
+    """Fill an arena and seal it; return its descriptor. ``told`` of the bytes that are done, and of all."""
+    total = sum(plan.data_nbytes for plan in plans.values())
+    arena = Arena(identity, plans, meta)
+    try:
+        with meter(total, progress, what) as bar:
+
+            def report(nbytes: int) -> None:
+                arena.filled(nbytes)
+                bar.tick(nbytes)
+                told(bar.done, total)
+
+            for name, plan in plans.items():
+                plan.fill(arena.columns[name], report)
+        return arena.seal()
+    except BaseException:
+        arena.discard()
+        raise
+
+
+def _places(plans: Mapping[str, ColumnPlan]) -> tuple[dict[str, Any], int]:
     """Give each array of each column its place: (bytes, where it begins); and say where all end."""
     end = 0
     places: dict[str, Any] = {}

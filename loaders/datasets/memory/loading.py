@@ -23,7 +23,7 @@ from loaders.data.columns import Column, FixedColumn, VarColumn, ends
 from loaders.datasets.reading.coefficients import WholeImages, has_halves
 from loaders.errors import CodecError, LoadersError
 from loaders.progress import Meter
-from loaders.schema import Field, Image, Mask
+from loaders.schema import Array, Bytes, Field, Image, Mask
 from loaders.system.limits import available_memory, cores_of_rank
 
 if TYPE_CHECKING:
@@ -74,50 +74,17 @@ class ColumnPlan:
     @property
     def array_nbytes(self) -> tuple[int, ...]:
         """Bytes of each array: the records, and where they vary in size, their starts and lengths."""
-        places = () if self.row_nbytes else (self.lengths.nbytes, self.lengths.nbytes)
+        places = () if self.row_nbytes is not None else (self.lengths.nbytes, self.lengths.nbytes)
         return self.data_nbytes, *places
 
     def column(self, arrays: Sequence[UInt8Array]) -> Column:
         """Lay the column out over arrays of these sizes; its records are yet to be filled in."""
-        if self.row_nbytes:
+        if self.row_nbytes is not None:
             return FixedColumn(arrays[0].reshape(len(self.lengths), self.row_nbytes))
         starts, lengths = (array.view(np.int64) for array in arrays[1:])
         lengths[:] = self.lengths
         starts[:] = ends(self.lengths) - self.lengths
         return VarColumn(arrays[0], starts, lengths)
-
-
-class CopyPlan:
-    """Fills a column with another one; what ``ColumnPlan`` is for records that are to be read."""
-
-    def __init__(self, column: Column) -> None:
-        self._column = column
-        self.lengths = column.lengths
-        self.data_nbytes = column.nbytes
-        self.row_nbytes = column.data.shape[1] if isinstance(column, FixedColumn) else None
-        is_fixed = self.row_nbytes is not None
-        places = () if is_fixed else (self.lengths.nbytes, self.lengths.nbytes)
-        self.array_nbytes: tuple[int, ...] = (self.data_nbytes, *places)
-
-    def column(self, arrays: Sequence[UInt8Array]) -> Column:
-        """Lay the column out over arrays of these sizes."""
-        if self.row_nbytes is not None:
-            return FixedColumn(arrays[0].reshape(len(self.lengths), self.row_nbytes))
-        starts, lengths = (array.view(np.int64) for array in arrays[1:])
-        lengths[:] = self.lengths
-        starts[:] = np.cumsum(self.lengths) - self.lengths
-        return VarColumn(arrays[0], starts, lengths)
-
-    def fill(self, out: Column, report: Report) -> None:
-        """Copy the records."""
-        for first in range(0, len(out), _COPIED_ROWS):
-            rows = slice(first, first + _COPIED_ROWS)
-            if isinstance(out, FixedColumn) and isinstance(self._column, FixedColumn):
-                out.data[rows] = self._column.data[rows]
-            else:
-                for i in range(len(out))[rows]:
-                    out.row(i)[:] = self._column.row(i)
-            report(int(out.lengths[rows].sum()))
 
 
 def plan_columns(
@@ -148,6 +115,24 @@ def plan_columns(
         else:
             plans[name] = _plan_copy(dataset.store, name, field, rows)
     return plans
+
+
+def copy_plan(column: Column) -> ColumnPlan:
+    """Plan to copy a column, whose records are bytes here."""
+    field: Field = Bytes()
+    if isinstance(column, FixedColumn):
+        field = Array(dtype="uint8", dims=(column.data.shape[1],))
+
+    def fill(out: Column, report: Report) -> None:
+        for part in parts(len(out), _COPIED_ROWS):
+            if isinstance(out, FixedColumn) and isinstance(column, FixedColumn):
+                out.data[part] = column.data[part]
+            else:
+                for i in range(part.start, part.stop):
+                    out.row(i)[:] = column.row(i)
+            report(int(column.lengths[part].sum()))
+
+    return ColumnPlan(field, column.lengths, fill)
 
 
 def names_to_load(dataset: PackedDataset[Any]) -> list[str]:

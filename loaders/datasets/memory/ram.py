@@ -23,8 +23,8 @@ from loaders.data.view import View
 from loaders.datasets.base import SampleT, check_stored
 from loaders.datasets.memory.loading import (
     ColumnPlan,
-    CopyPlan,
     check_fits,
+    copy_plan,
     meter,
     on_threads,
     parts,
@@ -208,13 +208,13 @@ class RAMDataset(ResidentDataset[SampleT]):
                 max_picture_mb=max_mb,
             )
             check_fits(plan.nbytes, progress)
-        plans: dict[str, ColumnPlan | CopyPlan] = {"image": plan}
+        plans: dict[str, ColumnPlan] = {"image": plan}
         fields: dict[str, Field] = {"image": plan.field}
         if targets is not None:
             fields["label"], labels = _label_column(targets, len(files))
-            plans["label"] = CopyPlan(labels)
+            plans["label"] = copy_plan(labels)
         fields["key"] = Text()
-        plans["key"] = CopyPlan(var_column([_key_of(file) for file in files]))
+        plans["key"] = copy_plan(var_column([_key_of(file) for file in files]))
         dataset, shard = cls.__new__(cls), load_shard(Path("files"), plans, progress)
         dataset._init_from(shard, fields, None, _fingerprint(shard.columns), **settings)
         return dataset

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.data.shards import MemoryShard
-from loaders.datasets.memory.arena import Arena, open_sealed
-from loaders.datasets.memory.loading import CopyPlan, check_fits, meter
+from loaders.datasets.memory.arena import filled, open_sealed
+from loaders.datasets.memory.loading import check_fits, copy_plan, meter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,19 +47,17 @@ class HeldShard(MemoryShard):
             LoadersError: There is no room for a copy; the message has the figures.
         """
         if not self.files:
-            plans = {name: CopyPlan(column) for name, column in self.columns.items()}
-            nbytes = sum(sum(plan.array_nbytes) for plan in plans.values())
+            plans = {name: copy_plan(column) for name, column in self.columns.items()}
+            nbytes = sum(plan.nbytes for plan in plans.values())
             check_fits(nbytes, False, " copied for a child process")
-            self.files.append(_filled(plans, progress=False))
+            self.files.append(SealedFile(filled(_IDENTITY, plans, False)))
         return self.files[0]
 
     def __reduce__(self) -> Any:
         return HeldShard, (self.path, dict(self.columns))
 
 
-def load_shard(
-    path: Path, plans: Mapping[str, ColumnPlan | CopyPlan], progress: bool
-) -> MemoryShard:
+def load_shard(path: Path, plans: Mapping[str, ColumnPlan], progress: bool) -> MemoryShard:
     """Load columns: into a memory file, where the system has such."""
     if sys.platform != "linux":
         columns = {
@@ -70,23 +68,5 @@ def load_shard(
             for name, plan in plans.items():
                 plan.fill(columns[name], bar.tick)
         return MemoryShard(path, columns)
-    file = _filled(plans, progress)
+    file = SealedFile(filled(_IDENTITY, plans, progress))
     return HeldShard(path, file.columns, [file])
-
-
-def _filled(plans: Mapping[str, ColumnPlan | CopyPlan], progress: bool) -> SealedFile:
-    arena = Arena(_IDENTITY, plans, None)
-    try:
-        with meter(sum(plan.data_nbytes for plan in plans.values()), progress) as bar:
-
-            def report(nbytes: int) -> None:
-                arena.filled(nbytes)
-                bar.tick(nbytes)
-
-            for name, plan in plans.items():
-                plan.fill(arena.columns[name], report)
-        fd = arena.seal()
-    except BaseException:
-        arena.discard()
-        raise
-    return SealedFile(fd)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loaders.data.shards import MemoryShard
-from loaders.datasets.memory.arena import Arena, SealedColumns, open_sealed
+from loaders.datasets.memory.arena import SealedColumns, filled, open_sealed
 from loaders.datasets.memory.keeper import Keeper, Name, Peer, receive
 from loaders.datasets.memory.loading import check_fits, meter, names_to_load, plan_columns
 from loaders.errors import LoadersError
@@ -151,7 +151,10 @@ def _fill(name: Name, listener: socket.socket, plan: Plan, progress: bool) -> Sh
     """Load the copy, and share it from then on."""
     keeper = Keeper(name, listener=listener)
     try:
-        fd = _load_arena(name, plan(), keeper, progress)
+        plans = plan()
+        meta = {name: plan.field.to_json() for name, plan in plans.items()}
+        what = "loading one copy for all"
+        fd = filled(name.identity, plans, progress, meta=meta, what=what, told=keeper.report)
         shared = SharedColumns(name, _open(name, fd), keeper)
     except BaseException as error:  # whatever it is: others must not wait any longer
         keeper.fail(f"{type(error).__name__}: {error}")
@@ -166,28 +169,6 @@ def _open(name: Name, fd: int) -> SealedColumns:
         return open_sealed(fd, name.identity)
     except BaseException:
         os.close(fd)
-        raise
-
-
-def _load_arena(
-    name: Name, plans: Mapping[str, ColumnPlan], keeper: Keeper, progress: bool
-) -> int:
-    total = sum(plan.data_nbytes for plan in plans.values())
-    meta = {name: plan.field.to_json() for name, plan in plans.items()}
-    arena = Arena(name.identity, plans, meta)
-    try:
-        with meter(total, progress, "loading one copy for all") as bar:
-
-            def report(nbytes: int) -> None:
-                arena.filled(nbytes)
-                bar.tick(nbytes)
-                keeper.report(bar.done, total)
-
-            for name_, plan in plans.items():
-                plan.fill(arena.columns[name_], report)
-        return arena.seal()
-    except BaseException:
-        arena.discard()
         raise
 
 
