@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
@@ -234,3 +235,28 @@ def test_every_public_name_is_in_the_reference() -> None:
     named |= {*sampling.__all__, *vars(errors)}
 
     assert not set(loaders.__all__) - named
+
+
+def test_public_classes_say_what_each_method_does() -> None:
+    """A method that overrides one may leave it to that one to say."""
+    homes = (loaders, loaders.augment, loaders.sampling, loaders.schema)
+    kinds = {kind for home in homes for kind in vars(home).values() if inspect.isclass(kind)}
+
+    silent = [
+        f"{kind.__name__}.{name}"
+        for kind in kinds
+        for name in dir(kind)
+        if not name.startswith("_")
+        and _is_ours(kind, name)
+        and not inspect.getdoc(getattr(kind, name))
+    ]
+
+    assert silent == []
+
+
+def _is_ours(kind: type[Any], name: str) -> bool:
+    """Tell whether a method or property comes from this package."""
+    owner = next(each for each in kind.__mro__ if name in vars(each))
+    found = vars(owner)[name]
+    is_method = callable(found) or isinstance(found, property | classmethod | staticmethod)
+    return is_method and owner.__module__.startswith("loaders.")

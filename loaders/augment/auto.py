@@ -141,7 +141,6 @@ class RandAugment(PixelOp):
         object.__setattr__(self, "num_draws", 2 * self.num_ops)
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
-        """Return the edits of N samples, as every op of pixels does."""
         strengths = _Strengths(_RAND, self.num_magnitude_bins, (8, 4), (150 / 331, 0.0))
         bins = np.full(len(draws), self.magnitude)
         how = (sizes, self.interpolation, self.fill)
@@ -175,7 +174,6 @@ class TrivialAugmentWide(PixelOp):
         object.__setattr__(self, "fill", as_fill(self.fill or 0))
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
-        """Return the edits of N samples, as every op of pixels does."""
         bins = pick(draws[:, 1], self.num_magnitude_bins)
         strengths = _Strengths(_WIDE, self.num_magnitude_bins, (8, 2), (0.0, 32.0))
         which, signs = pick(draws[:, 0], len(_WIDE)), _sign(draws[:, 2])
@@ -233,7 +231,6 @@ class AugMix(PixelOp):
         return self.chain_depth if self.chain_depth > 0 else _LONGEST
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
-        """Return the edits of N samples, as every op of pixels does."""
         num, width = len(draws), self.mixture_width
         first, last = np.split(draws, [(2 + width) * _GAMMA_DRAWS], axis=1)
         logs = _log_gammas(self.alpha, first.reshape(num, 2 + width, -1))

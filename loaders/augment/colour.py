@@ -96,7 +96,6 @@ class ColorJitter(PixelOp):
         object.__setattr__(self, "hue", hue)
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
-        """Return the edits of N samples, as every op of pixels does."""
         parts: tuple[Any, ...] = (self.brightness, self.contrast, self.saturation, self.hue)
         kinds = (Kind.BRIGHTNESS, Kind.CONTRAST, Kind.SATURATION, Kind.HUE)
         ordered = [
@@ -131,7 +130,6 @@ class _RandomPixelOp(PixelOp):
         return {name: getattr(self, name) for name in names if name != "p"}
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
-        """Return the edits of N samples, as every op of pixels does."""
         edits = Edits.of(np.full(len(draws), self.kind), *self._values().values())
         return edits.where(draws[:, 0] < self.p)  # type: ignore[attr-defined]
 
@@ -229,7 +227,6 @@ class GaussianBlur(PixelOp):
         object.__setattr__(self, "sigma", (float(low), float(high)))
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
-        """Return the edits of N samples, as every op of pixels does."""
         size: Any = self.kernel_size
         sigma: Any = self.sigma
         return Edits.of(np.full(len(draws), Kind.BLUR), between(sigma, draws[:, 0]), *size)
@@ -275,7 +272,6 @@ class RandomErasing(PixelOp):
             real_number("value", number, at_least=0, at_most=255)
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
-        """Return the edits of N samples, as every op of pixels does."""
         area = between(self.scale, draws[:, :_NUM_TRIES]) * sizes.prod(axis=1, keepdims=True)
         logs = [math.log(max(ratio, 1e-9)) for ratio in self.ratio]
         ratio = np.exp(between(logs, draws[:, _NUM_TRIES : 2 * _NUM_TRIES]))
@@ -326,7 +322,6 @@ class RandomApply(PixelOp):
         return any(op.edits_places for op in self.transforms)
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
-        """Return the edits of N samples, as every op of pixels does."""
         parts, at = [], 1
         for op in self.transforms:
             parts.append(op.edit(draws[:, at : at + op.num_draws], sizes))

@@ -58,7 +58,6 @@ class RandomZoomOut(SizedBySample):
         whole_number("fill_mask", self.fill_mask)
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         scale = np.where(draws[:, 3] < self.p, between(self.side_range, draws[:, 0]), 1.0)
         size = (window.size * scale[:, None]).astype(np.int64)
         corner = ((size - window.size) * draws[:, 1:3]).astype(np.int64)
@@ -113,7 +112,6 @@ class RandomIoUCrop(SizedBySample):
         object.__setattr__(self, "sampler_options", numbers)
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         if window.boxes is None:
             raise BatchError(f"{self} needs boxes: it is for augment= of a dataset that has some")
         boxes, counts = window.frame_boxes()

@@ -154,7 +154,6 @@ class RandomResizedCrop(Op):
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         _check_plane(self, window)
         extent, found = self._try(window.size, draws[:, :-2])
         missed = np.flatnonzero(~found)
@@ -168,7 +167,6 @@ class RandomResizedCrop(Op):
         window.resize(_array(self.size))
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        """Tell the frame's size afterwards."""
         return _pair(self.size)
 
     def _try(self, size: Ints, draws: Floats) -> tuple[Ints, npt.NDArray[np.bool_]]:
@@ -253,7 +251,6 @@ class RandomCrop(Op):
         real_number("p", self.p, at_least=0, at_most=1)
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         size = np.array(crop_lengths(self, window.size.shape[1]), np.int64)
         padding = np.full(window.size.shape, int(self.padding))
         if self.pad_if_needed:
@@ -268,7 +265,6 @@ class RandomCrop(Op):
         window.crop(corner, size)
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        """Tell the frame's size afterwards."""
         height, width = crop_lengths(self, 2)
         return height, width
 
@@ -315,14 +311,12 @@ class CenterCrop(Op):
         whole_number("fill_mask", self.fill_mask)
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         size = np.array(crop_lengths(self, window.size.shape[1]), np.int64)
         room = window.size - size
         corner = np.where(room >= 0, np.rint(room / 2), -(-room // 2))
         window.crop(corner.astype(np.int64), size)
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        """Tell the frame's size afterwards."""
         height, width = crop_lengths(self, 2)
         return height, width
 
@@ -378,7 +372,6 @@ class Resize(Op):
                 )
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         _check_plane(self, window)
         if isinstance(self.size, int):
             window.resize(fitted(window.size, self.size, self.max_size))
@@ -392,7 +385,6 @@ class Resize(Op):
             window.resize(_array(self.size))
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Tell the frame's size afterwards."""
         if not isinstance(self.size, int):
             return self.size
         if size is None:
@@ -431,7 +423,6 @@ class RandomResize(SizedBySample):
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         _check_plane(self, window)
         length = self.min_size + pick(draws, self.max_size - self.min_size)
         window.resize(fitted(window.size, length, None))
@@ -472,7 +463,6 @@ class RandomShortestSize(SizedBySample):
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         _check_plane(self, window)
         lengths = np.array(self.min_size)
         chosen = lengths[pick(draws, len(lengths))]
@@ -510,7 +500,6 @@ class ScaleJitter(SizedBySample):
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         _check_plane(self, window)
         fit = (np.array(self.target_size) / window.size).min(axis=1, keepdims=True)
         sides = window.size * fit * between(self.scale_range, draws)
@@ -530,7 +519,6 @@ class _RandomFlip(Op):
         real_number("p", self.p, at_least=0, at_most=1)
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         if window.size.shape[1] < -self.axis:
             raise BatchError(f"{self} needs {-self.axis} axes, the samples have one")
         window.mirror(self.axis, draws[:, 0] < self.p)
@@ -579,7 +567,6 @@ class RandomFlip(Op):
         object.__setattr__(self, "axes", tuple(axes))
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         num_axes = window.size.shape[1]
         axes = range(num_axes) if self.axes is None else self.axes
         if any(not -num_axes <= axis < num_axes for axis in axes):

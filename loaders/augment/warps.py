@@ -135,7 +135,6 @@ class RandomAffine(Op):
         object.__setattr__(self, "shear", (*x, *y))
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         height, width = window.size.T.astype(np.float64)
         shares: Any = self.translate or (0.0, 0.0)
         shift = [
@@ -184,7 +183,6 @@ class RandomRotation(Op):
         object.__setattr__(self, "degrees", _as_pair("degrees", self.degrees))
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         height, width = window.size.T.astype(np.float64)
         degrees: Any = self.degrees
         centre = self.center or (width / 2, height / 2)
@@ -198,7 +196,6 @@ class RandomRotation(Op):
         window.warp(matrices, np.ones(len(draws), bool), size)
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Tell the frame's size afterwards."""
         return None if self.expand else size
 
 
@@ -242,7 +239,6 @@ class RandomPerspective(Op):
         real_number("p", self.p, at_least=0, at_most=1)
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         sides = window.size[:, ::-1].astype(np.float64)  # x, y
         most = np.floor(self.distortion_scale * (sides // 2)) + 1
         inward = np.floor(draws[:, :8].reshape(-1, 4, 2) * most[:, None])
@@ -297,7 +293,6 @@ class ElasticTransform(Op):
             raise ValueError(f"sigma must be above 0 along both axes, or 0, got {sigma}")
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window, as every op does."""
         alpha: Any = self.alpha
         sigma: Any = self.sigma
         window.displace((draws[:, 0] * 2**24).astype(np.int64), alpha, sigma)

@@ -162,12 +162,10 @@ class AutoPool:
 
     @property
     def num_ready(self) -> int:
-        """How often something could be taken without waiting."""
         return self._pool.num_ready
 
     @property
     def is_ready(self) -> bool:
-        """Whether the oldest could be taken without waiting."""
         return self._pool.is_ready
 
     @property
@@ -197,7 +195,6 @@ class AutoPool:
             self._pool.put(*self._waiting.pop(0))
 
     def take(self, timeout_s: float | None = None) -> Made:
-        """Return the batches that were put in first, or raise their error."""
         self._watch.enter(self._pool)
         made: Made = []
         try:
@@ -209,9 +206,7 @@ class AutoPool:
             self._watch.leave(self._pool, len(made))
 
     def describe(self) -> str:
-        """Say what each worker is doing, also while the pool is in use."""
         return self._pool.describe()
 
     def close(self) -> None:
-        """End the workers."""
         self._pool.close()

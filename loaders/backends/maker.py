@@ -197,7 +197,6 @@ class Group(SamplesReader):
             return Raised(error)
 
     def describe(self, values: Any, request: Request, first: int, last: int) -> str:
-        """Say what is being made."""
         at = max(self._at, 1)
         what = self._maker.job([request.indices[at - 1]]).describe(0)
         return f"making batch {at} of {len(request)} small ones: {what}"
@@ -220,7 +219,6 @@ class CallReader(SamplesReader):
             return fetch(numbers) if fetch else [self.dataset[i] for i in numbers]
 
     def describe(self, values: Any, request: Request, first: int, last: int) -> str:
-        """Say what is fetched."""
         (indices,) = request.indices
         what = f"sample {indices}" if self.is_single else f"{len(indices)} samples"
         return f"fetching {what} of {type(self.dataset).__name__}"
@@ -234,5 +232,4 @@ class Raising(SamplesReader):
         raise request.indices.pop()
 
     def describe(self, *what: Any) -> str:
-        """Say what it is."""
         return "raising an error"

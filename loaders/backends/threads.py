@@ -88,12 +88,10 @@ class ThreadPool:
 
     @property
     def num_ready(self) -> int:
-        """How often something could be taken without waiting."""
         return self._workers.num_ready
 
     @property
     def is_ready(self) -> bool:
-        """Whether the oldest could be taken without waiting."""
         return self._workers.is_ready
 
     @property
@@ -102,7 +100,6 @@ class ThreadPool:
         return self._workers.cpu_s
 
     def put(self, chunk: Chunk, turn: int) -> None:
-        """Begin a turn of a chunk."""
         try:
             job = chunk.job(turn, self._maker)
         except Exception as error:  # an index out of range, say
@@ -110,16 +107,13 @@ class ThreadPool:
         self._workers.put(job)
 
     def take(self, timeout_s: float | None = None) -> Made:
-        """Return the batches that were put in first, or raise their error."""
         made: Made = self._workers.take(timeout_s=timeout_s)
         return made
 
     def describe(self) -> str:
-        """Say what each thread is doing and for how long."""
         return self._workers.describe()
 
     def close(self) -> None:
-        """End the threads."""
         self._workers.close()
 
 

@@ -287,11 +287,9 @@ class Endless(Computed):
 
     @property
     def length(self) -> int:
-        """Positions in one epoch."""
         return self.n * max(1, _ENDLESS // self.n)
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the indices at these positions of an epoch, and their draws."""
         drawn = Shuffled(self.length, self.seed).at(epoch, positions)[0]
         copies = drawn // self.n
         return drawn - copies * self.n, copies  # np.divmod takes several times as long

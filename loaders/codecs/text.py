@@ -36,7 +36,6 @@ class TextCodec:
             raise CodecError(f"the string is not Unicode text ({error})") from error
 
     def decode(self, record: npt.NDArray[np.uint8]) -> str:
-        """Return the string."""
         try:
             return record.tobytes().decode()
         except UnicodeDecodeError as error:
@@ -50,7 +49,6 @@ class JsonCodec:
         self.field = _check_kind(field, "json")
 
     def encode(self, value: Any) -> bytes:
-        """Return the JSON text."""
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
             return text.encode()
@@ -58,7 +56,6 @@ class JsonCodec:
             raise CodecError(f"the value is not JSON ({error})") from error
 
     def decode(self, record: npt.NDArray[np.uint8]) -> Any:
-        """Return the value."""
         try:
             return json.loads(record.tobytes())
         except (ValueError, RecursionError) as error:
@@ -72,11 +69,9 @@ class BytesCodec:
         self.field = _check_kind(field, "bytes")
 
     def encode(self, value: Any) -> bytes:
-        """Return the bytes."""
         if not isinstance(value, bytes | bytearray | memoryview):
             raise CodecError(f"a bytes field takes bytes, got {type(value).__name__}")
         return bytes(value)
 
     def decode(self, record: npt.NDArray[np.uint8]) -> bytes:
-        """Return the bytes."""
         return record.tobytes()

@@ -299,35 +299,28 @@ class SamplesOf(BatchDataset[Fields], Generic[Whole]):
 
     @property
     def fingerprint(self) -> str:
-        """The dataset's."""
         return self.dataset.fingerprint
 
     @property
     def is_random(self) -> bool:
-        """The dataset's."""
         return self.dataset.is_random
 
     @property
     def may_draw(self) -> bool:
-        """The dataset's."""
         return self.dataset.may_draw
 
     @property
     def sample_nbytes(self) -> int | None:
-        """The dataset's."""
         return self.dataset.sample_nbytes
 
     def by_shard(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-        """The dataset's."""
         return self.dataset.by_shard()
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
-        """The dataset's."""
         return self.dataset.request(indices, num_workers)
 
     @property
     def num_replaced(self) -> int:  # type: ignore[override]  # counted where samples are read
-        """The dataset's."""
         return self.dataset.num_replaced
 
     def set_epoch(self, epoch: int) -> None:

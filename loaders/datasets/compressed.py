@@ -92,7 +92,6 @@ class CompressedReader(ReaderAround):
         return [parts, memory]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        """Find the bands of a range of samples."""
         reader = self.reader
         records = request.records(reader.source, reader.name, first, last)
         put_range(values[0], first, last, reader.codec.split(records, reader.side))

@@ -19,11 +19,9 @@ class HostHalf(SamplesOf[BatchDataset[Any]]):
 
     @property
     def sample_nbytes(self) -> int | None:
-        """Bytes of a sample whose fields are all copied as they are, else None."""
         return self.plan.sample_nbytes
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
-        """Return what is to be read of a batch."""
         request = self.dataset.request(indices, num_workers)
         request.plan = self.plan
         return request

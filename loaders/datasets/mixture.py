@@ -134,7 +134,6 @@ class Mixture(Settled, BatchDataset):
         self.plan = ReadPlan(None, (reader,))
 
     def order(self, seed: int, batch_size: int) -> MixtureOrder:
-        """Return the order in which a loader serves the samples."""
         sizes = [len(source) for source in self.sources]
         block_size = batch_size if self.batch_from == "one" else 1
         try:
@@ -153,12 +152,10 @@ class Mixture(Settled, BatchDataset):
 
     @property
     def stores(self) -> tuple[Store, ...]:
-        """Where samples are read from."""
         sources = self.sources if self.joined is None else (self.joined,)
         return tuple(store for source in sources for store in source.stores)
 
     def shards_read(self, indices: Int64s) -> tuple[Int64s, ...]:
-        """Return which shards some samples lie in, of each store."""
         if self.joined is not None:
             return self.joined.shards_read(indices)
         found: tuple[Int64s, ...] = ()
@@ -173,7 +170,6 @@ class Mixture(Settled, BatchDataset):
         return int(self._ends[-1])
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
-        """Return what is to be read of a batch."""
         if self.joined is not None:
             return self.joined.request(indices, num_workers)
         batch = self._batch_of(indices)
@@ -206,12 +202,10 @@ class Mixture(Settled, BatchDataset):
 
     @property
     def is_random(self) -> bool:
-        """Whether samples of a source differ from epoch to epoch."""
         return any(source.is_random for source in self.sources)
 
     @property
     def may_draw(self) -> bool:
-        """Whether samples of a source may differ from one reading to the next."""
         return any(source.may_draw for source in self.sources)
 
     # -- what a loader wants to know ---------------------------------------------------------------
@@ -224,7 +218,6 @@ class Mixture(Settled, BatchDataset):
 
     @property
     def num_replaced(self) -> int:  # type: ignore[override]  # counted by the sources
-        """Samples that ``on_error="replace"`` replaced so far."""
         parts = self.sources if self.joined is None else [self.joined]
         return sum(part.num_replaced for part in parts)
 
@@ -238,7 +231,6 @@ class Mixture(Settled, BatchDataset):
 
     @property
     def sample_nbytes(self) -> int | None:
-        """Bytes of a sample whose fields are all copied as they are, else None."""
         if self.joined is not None:
             return self.plan.sample_nbytes
         sizes = [source.sample_nbytes for source in self.sources]

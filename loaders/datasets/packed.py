@@ -302,11 +302,9 @@ class PackedDataset(BatchDataset[SampleT]):
 
     @property
     def stores(self) -> tuple[Store, ...]:
-        """Where samples are read from."""
         return (self.store,)
 
     def shards_read(self, indices: Indices) -> tuple[Indices, ...]:
-        """Return which shards some samples lie in."""
         return (self.shards_of(indices),)
 
     def rows_of(self, indices: Indices) -> Rows:
@@ -315,18 +313,15 @@ class PackedDataset(BatchDataset[SampleT]):
 
     @property
     def is_random(self) -> bool:
-        """Whether a sample differs from epoch to epoch."""
         transforming = self.plan.transforming
         return has_draws(self.augment) or (transforming is not None and transforming.draws)
 
     @property
     def may_draw(self) -> bool:
-        """Whether a sample may differ from one reading to the next."""
         return self.is_random or self.transform is not None
 
     @property
     def num_replaced(self) -> int:  # type: ignore[override]  # counted where samples are read
-        """Samples that ``on_error="replace"`` replaced so far."""
         return self.plan.bad.num_replaced
 
     # -- errors ------------------------------------------------------------------------------------
@@ -359,7 +354,6 @@ class PackedDataset(BatchDataset[SampleT]):
 
     @property
     def fingerprint(self) -> str:
-        """Identify the samples and their order; a resumed run must have the same."""
         return self.view.fingerprint
 
     def column(self, name: str) -> npt.NDArray[Any]:

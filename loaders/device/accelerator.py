@@ -76,7 +76,6 @@ class StreamCopies(Accelerator):
         return tensor.to(self.device, non_blocking=True)
 
     def record(self) -> Any:
-        """Return an event behind all copies so far."""
         event = self._module.Event()
         event.record(self._stream)
         return event
@@ -93,11 +92,9 @@ class StreamCopies(Accelerator):
             tensor.record_stream(stream)
 
     def done(self, event: Any) -> bool:
-        """Ask the device."""
         return bool(event.query())
 
     def synchronize(self, event: Any) -> None:
-        """Wait for the device."""
         event.synchronize()
 
 

@@ -49,7 +49,6 @@ class Balanced(Computed):
         object.__setattr__(self, "labels", labels)
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the indices at these positions of an epoch, and their draws."""
         ranks = permute(positions, self.num_samples, order_key(self.seed, epoch, PLACES))
         classes = self._classes
         served, quotas = self._quotas(epoch)

@@ -61,7 +61,6 @@ class BlockShuffled(Computed):
         keep_count(self, "window", at_least=1)
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
-        """Return the indices at these positions of an epoch, and their draws."""
         check_positions(positions, self.n)
         if not positions.size:
             return positions, None

@@ -91,11 +91,9 @@ class ByLength(Computed):
 
     @property
     def length(self) -> int:
-        """Positions in one epoch."""
         return int(np.size(self.lengths))
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
-        """Return the indices at these positions of an epoch, and their draws."""
         check_positions(positions, self.length)
         return self._once(epoch, self._lay_out)[0][positions], None
 

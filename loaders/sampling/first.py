@@ -32,15 +32,12 @@ class FirstSamples:
 
     @property
     def length(self) -> int:
-        """Positions in one epoch."""
         return min(self.num, self.order.length)
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s | None]:
-        """Return the indices at these positions of an epoch, and their draws."""
         return self.order.at(epoch, positions)
 
     def describe(self) -> dict[str, int | str]:
-        """Return what makes this order, in primitives."""
         return {**self.order.describe(), "length": self.length, "sample": self.num}
 
     def batch_starts(self, epoch: int) -> Int64s | None:

@@ -83,11 +83,9 @@ class Lanes(Computed):
 
     @cached_property
     def length(self) -> int:
-        """Positions in one epoch."""
         return int(self.shards.sum())
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
-        """Return the indices at these positions of an epoch, and their draws."""
         check_positions(positions, self.length)
         if not positions.size:
             return positions, None

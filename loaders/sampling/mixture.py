@@ -103,7 +103,6 @@ class MixtureOrder(Computed):
 
     @property
     def length(self) -> int:
-        """Positions in one epoch."""
         return self._num_turns * self.block_size
 
     @property
@@ -112,7 +111,6 @@ class MixtureOrder(Computed):
         return tuple((self._timeline.runs[-1].turns * self.block_size).tolist())
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the indices at these positions of an epoch, and their draws."""
         check_positions(positions, self.length)
         flat = positions.ravel()
         indices, draws = np.empty_like(flat), np.empty_like(flat)
@@ -144,7 +142,6 @@ class MixtureOrder(Computed):
         return tuple(g + n for g, n in zip(piece.given, counts.tolist(), strict=True))
 
     def describe(self) -> dict[str, int | str]:
-        """Return what makes this order, in primitives."""
         return {
             "kind": "mixture",
             "length": int(self.length),

@@ -62,6 +62,10 @@ class Computed:
         """Positions in one epoch."""
         return int(getattr(self, self._count))
 
+    def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s | None]:
+        """Return the indices at these positions of an epoch, and their draws."""
+        raise NotImplementedError
+
     def describe(self) -> dict[str, int | str]:
         """Return what makes this order, in primitives."""
         return dict(self._description)
@@ -114,7 +118,6 @@ class Sequential(Computed):
         keep_count(self, "n")
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
-        """Return the indices at these positions of an epoch, and their draws."""
         check_positions(positions, self.n)
         return positions, None
 
@@ -143,7 +146,6 @@ class Shuffled(Computed):
         whole_number("seed", self.seed)
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
-        """Return the indices at these positions of an epoch, and their draws."""
         return permute(positions, self.n, order_key(self.seed, epoch, PLACES)), None
 
 

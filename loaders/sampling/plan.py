@@ -251,7 +251,6 @@ class BatchPlan(Plan):
 
     @property
     def num_remaining_steps(self) -> int:
-        """Steps of this rank from ``start`` on."""
         num = len(self.starts) - 1 - self._first
         num_turns, rest = divmod(num, self.world_size)
         if self.drop_last or not rest:
@@ -260,12 +259,10 @@ class BatchPlan(Plan):
 
     @property
     def num_samples(self) -> int:
-        """Rows of this rank in a full epoch, padding included."""
         whole = replace(self, start=0)
         return sum(len(whole.positions(step)[0]) for step in range(whole.num_remaining_steps))
 
     def delivered(self, num_steps: int) -> int:
-        """Return how many positions are done after these steps: the next plan's ``start``."""
         if not num_steps:
             return int(self.start)
         return int(
@@ -273,7 +270,6 @@ class BatchPlan(Plan):
         )
 
     def positions(self, step: int) -> tuple[Int64s, Bools | None]:
-        """Return the positions of one step, and which are real (None unless ``pad="mark"``)."""
         if not 0 <= step < self.num_remaining_steps:
             raise IndexError(f"step must be in [0, {self.num_remaining_steps}), got {step}")
         number = self._first + step * self.world_size + self.rank

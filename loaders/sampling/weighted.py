@@ -67,7 +67,6 @@ class Weighted(Computed):
         object.__setattr__(self, "weights", weights)
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s | None]:
-        """Return the indices at these positions of an epoch, and their draws."""
         ranks = permute(positions, self.num_samples, order_key(self.seed, epoch, PLACES))
         if not self.replacement:
             return self._once(epoch, self._choose)[ranks], None

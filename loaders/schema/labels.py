@@ -29,7 +29,6 @@ class Label(Field):
 
     @property
     def dtype(self) -> str:
-        """Always int64."""
         return "int64"
 
     @property

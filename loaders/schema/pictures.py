@@ -201,7 +201,6 @@ class Boxes(Field):
 
     @property
     def dtype(self) -> str:
-        """Always float32."""
         return "float32"
 
     @property
@@ -236,12 +235,10 @@ class Keypoints(Field):
         object.__setattr__(self, "flip_pairs", _check_pairs(self.flip_pairs, self.num))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the field as JSON types."""
         return Field.to_json(self) | {"flip_pairs": [list(pair) for pair in self.flip_pairs]}
 
     @property
     def dtype(self) -> str:
-        """Always float32."""
         return "float32"
 
     @property

@@ -68,7 +68,6 @@ class Features(Array):
             raise SchemaError(f"standardized needs mean and std, got {standardized!r}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the field as JSON types."""
         return Array.to_json(self) | {"sources": [list(source) for source in self.sources]}
 
 
@@ -121,7 +120,6 @@ class Categories(Field):
         return tuple(len(vocabulary) + 1 for vocabulary in self.vocabularies)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the field as JSON types."""
         return Field.to_json(self) | {"vocabularies": [list(v) for v in self.vocabularies]}
 
 

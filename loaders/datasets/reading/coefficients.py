@@ -176,13 +176,11 @@ class MovingReader(ReaderAround):
         return [self.reader.begin(num_samples, memory), requests, num_samples]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        """Read a range of samples."""
         half, requests, _ = values
         self.reader.read(half, request, first, last)
         put_range(requests, first, last, request)
 
     def finish(self, values: list[Any]) -> list[Any]:
-        """Return ``Moved``."""
         half, requests, num_samples = values
         indices, draws = np.empty(num_samples, np.int64), np.zeros(num_samples, np.int64)
         seed = epoch = 0
@@ -238,13 +236,11 @@ class CoefficientReader:
         return [torch.from_numpy(flat).view(num_samples, nbytes), flat.reshape(-1, nbytes), parts]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        """Decompress a range of samples."""
         _, rows, parts = values
         records = request.records(self.source, self.name, first, last)
         put_range(parts, first, last, self.codec.fill(records, rows[first:last]))
 
     def finish(self, values: list[Any]) -> list[Any]:
-        """Return ``Coefficients``."""
         planes, rows, parts = values
         found = [(first, escapes) for first, (_, escapes) in sorted(parts.items())]
         return [Coefficients(planes, *join_escapes(found, rows.shape[1]))]

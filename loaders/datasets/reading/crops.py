@@ -187,7 +187,6 @@ class CropReader:
         return max(1, _PART_BYTES // max(nbytes, _FLOOR_NBYTES))
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        """Return the places of the crops, one per view, undefined as yet."""
         return [
             [None] * num_samples if shape is None else self._slot(name, shape, num_samples, memory)
             for name, shape in zip(self.names, self.shapes, strict=True)
@@ -203,7 +202,6 @@ class CropReader:
         return tensor, flat.view(dtype).reshape(num_samples, *shape)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        """Cut the crops of rows ``first`` to ``last``."""
         cuts, start = request.shared(("cuts", self.name), self._cuts, first, last)
         for row, (array, views) in enumerate(cuts[start : start + last - first], first):
             for filled, (part, box, flip) in zip(values, views, strict=True):

@@ -362,11 +362,9 @@ class SamplesReader(ABC):
         """Return the samples."""
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        """Keep the memory."""
         return [None, memory]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        """Make the samples."""
         values[0] = self.make(request, values[1])
 
     def finish(self, values: list[Any]) -> list[Any]:

@@ -117,7 +117,6 @@ class DocumentReader(SamplesReader):
         return torch.from_numpy(bounds.astype(np.int32)), longest
 
     def describe(self, values: Any, request: Request, first: int, last: int) -> str:
-        """Say what is read."""
         return f"reading {len(request)} windows of documents"
 
 

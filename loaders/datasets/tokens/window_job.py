@@ -68,7 +68,6 @@ class WindowReader:
         return [torch.from_numpy(x).view(dtype).view(num_samples, self.length) for x in leases]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        """Read some of the windows."""
         numbers = request.indices[first:last]
         out = [tensor[first:last].numpy() for tensor in values]
         if self._is_narrow:
@@ -114,7 +113,6 @@ class WindowReader:
             targets[i, max(0, self.span[1] - start - 1) :] = IGNORED
 
     def finish(self, values: list[Any]) -> list[Any]:
-        """Return the fields of the batch."""
         if not self._is_narrow:
             return values
         narrow = values[0].view(getattr(torch, self.stream.dtype.name))

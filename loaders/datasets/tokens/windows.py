@@ -334,11 +334,9 @@ class TokenWindows(BatchDataset):
 
     @property
     def stores(self) -> tuple[Store, ...]:
-        """Where samples are read from."""
         return self.dataset.stores
 
     def shards_read(self, indices: Indices) -> tuple[Indices, ...]:
-        """Return which shards some windows lie in."""
         if self._documents is not None:
             starts, lengths = self._documents.parts_of(indices)[1:]
         else:
@@ -349,7 +347,6 @@ class TokenWindows(BatchDataset):
     # -- samples -----------------------------------------------------------------------------------
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
-        """Return what is to be read of a batch."""
         if isinstance(indices, Request):
             return indices
         numbers = from_start(index_array(indices), len(self), "window")
