@@ -15,6 +15,7 @@ import torch
 
 from loaders import DataLoader, RAMDataset
 from loaders.datasets.memory import shared
+from loaders.datasets.memory.arena import filled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,15 +104,13 @@ class _Waiting(logging.Handler):
 
 
 def _pause_loading(pipe: Connection) -> None:
-    filled = shared.filled
-
     def load(*args: Any, told: Callable[[int, int], object], **options: Any) -> int:
         told(1, 2)
         pipe.send("loading")
         pipe.recv()
         return filled(*args, told=told, **options)
 
-    shared.filled = load
+    vars(shared)["filled"] = load
 
 
 def pss() -> dict[str, int]:

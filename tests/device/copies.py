@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from loaders.device.accelerator import Accelerator
+
 
 class Event:
     """Done when its copies have run."""
@@ -22,8 +24,8 @@ class Event:
         self.copies, self.is_done = [], True
 
 
-class ManualCopies:
-    """An ``Accelerator`` over host memory.
+class ManualCopies(Accelerator):
+    """An accelerator over host memory.
 
     Attributes:
         events: All of them, oldest first.

@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.buffers import FreshMemory
-from loaders.datasets.reading.request import read_all
 from loaders.datasets.reading.samples import (
     LIST,
     SampleBatch,
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loaders.data.view import View
-    from loaders.datasets.reading.request import Memory, Reader, Request
+    from loaders.datasets.reading.request import Memory, Request
     from loaders.datasets.reading.transforming import Transforming
 
 logger = logging.getLogger(__name__)
@@ -49,7 +46,6 @@ class BatchJob:
         self._lock = threading.Lock()
         self._part_rows = plan.part_rows(n, request.num_workers)
         self.num_parts = max(1, -(-n // max(1, self._part_rows)))
-        self._are_last = self._which_last()
         self._transformed: list[Any] = [None] * n if plan.transforming is not None else []
         self._equal = [name for name, form in plan.forms.items() if form.kind == "equal"]
         self._made: set[str] = set()  # of these, what the transform did not leave as it was
@@ -58,14 +54,6 @@ class BatchJob:
         ] = {}  # by its first row: the sample of a part that is being transformed
         self._num_replaced: dict[int, int] = {}  # by position: how often its sample was
         self.needs_prefetch = plan.needs_prefetch(request)
-
-    def _which_last(self) -> list[bool]:
-        """Tell of each field whether its rows are read when all parts are done, at once: a few take as long as all."""
-        together = self.request.whole or self.request
-        # Of two parts one would be saved, and the other thread has nothing to do meanwhile.
-        is_worth_it = self.num_parts > 2 or together is not self.request
-        may_wait = is_worth_it and self.plan.transforming is None
-        return [may_wait and len(together) <= most for most in self.plan.most_read_last]
 
     def prefetch(self) -> None:
         """Have storage read the samples, without waiting for them; once."""
@@ -107,17 +95,12 @@ class BatchJob:
         with self._lock:
             if self._values is None:
                 n = len(self.request)
-                self._values = [
-                    [] if is_last else reader.begin(n, self._memory)
-                    for reader, is_last in zip(self.plan.readers, self._are_last, strict=True)
-                ]
+                self._values = [reader.begin(n, self._memory) for reader in self.plan.readers]
             return self._values
 
     def _read(self, first: int, last: int) -> None:
-        readers = zip(self.plan.readers, self._begin(), self._are_last, strict=True)
-        for reader, values, is_last in readers:
-            if not is_last:
-                reader.read(values, self.request, first, last)
+        for reader, values in zip(self.plan.readers, self._begin(), strict=True):
+            reader.read(values, self.request, first, last)
 
     def _read_one(self, position: int) -> None:
         """Read a sample, or say what is wrong with it, or read another in its place."""
@@ -172,16 +155,9 @@ class BatchJob:
 
     def _batch(self) -> Any:
         parts: list[Any] = []
-        fields = zip(self.plan.readers, self._begin(), self._are_last, strict=True)
-        for reader, values, is_last in fields:
-            parts += self._read_last(reader) if is_last else reader.finish(values)
+        for reader, values in zip(self.plan.readers, self._begin(), strict=True):
+            parts += reader.finish(values)
         return parts[0] if self.plan.returns_samples else batch_type(self.plan.names)._make(parts)
-
-    def _read_last(self, reader: Reader) -> list[Any]:
-        """Read all rows of a field: by now it is known which samples were replaced."""
-        n = len(self.request)
-        read, start = self.request.shared(("rows", reader.names), partial(_rows_of, reader), 0, n)
-        return read if len(read[0]) == n else [rows[start : start + n].clone() for rows in read]
 
     def finish(self) -> Any:
         """Return the batch."""
@@ -196,16 +172,7 @@ class BatchJob:
         if self.plan.transforming is not None:
             as_stored = {name: LIST for name in self._equal if name not in self._made}
             return TransformedSamples(self._transformed, {**self.plan.forms, **as_stored})
-        try:
-            batch = self._batch()
-        except LoadersError:
-            if not any(self._are_last):
-                raise
-            # Of what is read last: one by one says of which sample, with all that it has.
-            self._are_last, self._values = [False] * len(self._are_last), None
-            for position in range(len(self.request)):
-                self._read_one(position)
-            batch = self._batch()
+        batch = self._batch()
         if self.plan.returns_samples:
             return batch
         if self.plan.unfinished is not None:
@@ -237,11 +204,6 @@ class BatchJob:
         path, row = view.place(index)
         key = _key_in_time(view, index)
         return f"{path}, row {row}" + ("" if key is None else f", key {key!r}")
-
-
-def _rows_of(reader: Reader, request: Request, first: int, last: int) -> list[Any]:
-    """Read a field of all samples into memory of its own."""
-    return read_all(reader, request, FreshMemory())
 
 
 def _key_in_time(view: View, index: int) -> str | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from loaders.buffers import SMALL_BYTES
 from loaders.data.finder import Rows
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.datasets.replaced import BadSamples
@@ -255,12 +254,6 @@ class ReadPlan:
         """How many samples are worth a thread."""
         return min((reader.min_rows for reader in self.readers), default=ALL_ROWS)
 
-    @cached_property
-    def most_read_last(self) -> list[int]:
-        """By reader: up to how many rows are read at once when a batch is done, and not in the parts of its threads."""
-        copied = map(_copied_nbytes, self.readers)
-        return [SMALL_BYTES // nbytes if nbytes else 0 for nbytes in copied]
-
     def read_together(
         self, request: Request, sizes: list[int], memory: Memory
     ) -> SplitBatches | None:
@@ -271,7 +264,9 @@ class ReadPlan:
         tensors: list[torch.Tensor] = []
         self.prefetch(request)
         for reader in self.readers:
-            tensors += read_all(reader, request, memory)
+            values = reader.begin(len(request), memory)
+            reader.read(values, request, 0, len(request))
+            tensors += reader.finish(values)
         return SplitBatches(self.names, tensors, sizes)
 
     # -- storage -----------------------------------------------------------------------------------
@@ -341,13 +336,6 @@ class ReadPlan:
 def _copied_nbytes(reader: Reader) -> int | None:
     """Return the bytes of each row that a reader copies as it is; None if it decodes."""
     return getattr(reader, "nbytes", None)
-
-
-def read_all(reader: Reader, request: Request, memory: Memory) -> list[Any]:
-    """Return the values of a field of all samples."""
-    values = reader.begin(len(request), memory)
-    reader.read(values, request, 0, len(request))
-    return reader.finish(values)
 
 
 class SamplesReader(ABC):
