@@ -39,17 +39,7 @@ from loaders.augment.colour import (
 )
 from loaders.augment.detection import RandomIoUCrop, RandomZoomOut, SanitizeBoundingBoxes
 from loaders.augment.edits import Edits, edit
-from loaders.augment.geometry import (
-    Geometry,
-    Known,
-    Move,
-    Op,
-    Window,
-    fill_mask_of,
-    fill_of,
-    output_size,
-    plan,
-)
+from loaders.augment.geometry import Geometry, Known, Move, Op, Window
 from loaders.augment.nd import check_ops, cut, output_lengths
 from loaders.augment.ops import (
     CenterCrop,
@@ -72,6 +62,7 @@ from loaders.augment.pixels import (
     steps_of,
     take_steps,
 )
+from loaders.augment.planning import fill_mask_of, fill_of, output_size, plan
 from loaders.augment.resampling import Resampling
 from loaders.augment.views import Views, as_augment, has_draws
 from loaders.augment.warps import (

@@ -20,21 +20,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 
 import numpy as np
 
-from loaders.augment.edits import Edits
 from loaders.augment.elastic import Ripple
 from loaders.augment.resampling import FAST, Resampling, margin_of
 from loaders.errors import BatchError
-from loaders.rng import key64, uniforms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
+    from loaders.augment.edits import Edits
+
     Ints = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
 
-_DOMAIN = 0x41554721  # keeps these draws apart from every other user of the same seed and epoch
 _HALF_UP = 0.5 + 2.0**-20  # more than a half: float64 may miss an exact half by a hair
 
 
@@ -408,199 +407,3 @@ def pick(draws: Floats, count: Any) -> Ints:
     """Turn uniform numbers into whole ones from 0 to below ``count``, a number or an array."""
     found: Ints = np.floor(draws * count).astype(np.int64)
     return found
-
-
-def resampling_of(ops: Sequence[Op]) -> Resampling:
-    """Return how a list of ops resamples: as its last op says that resizes.
-
-    Where that op leaves ``antialias`` open, pictures are filtered if nothing is drawn at random.
-
-    Example:
-        >>> from loaders.augment import CenterCrop, RandomResizedCrop, Resize
-        >>> resampling_of([Resize(256), CenterCrop(224)]).is_filtered
-        True
-        >>> resampling_of([RandomResizedCrop(224)]).is_filtered
-        False
-    """
-    mode, warp = _padding_mode(ops), _warp(ops)
-    for op in reversed(ops):
-        interpolation = getattr(op, "interpolation", None)
-        if interpolation is None or not hasattr(op, "antialias"):
-            continue
-        antialias = op.antialias
-        if antialias is None:
-            antialias = not any(each.num_draws for each in ops)
-        is_filtered = interpolation == "area" or (antialias and interpolation != "nearest")
-        return Resampling(interpolation, bool(is_filtered), mode, warp)
-    return Resampling(padding_mode=mode, warp=warp)
-
-
-def _warp(ops: Sequence[Op]) -> str:
-    moving = [op for op in ops if not hasattr(op, "edit")]
-    ways = {way for op in moving if (way := getattr(op, "interpolation", None)) is not None}
-    return "nearest" if ways == {"nearest"} else "bilinear"
-
-
-def _padding_mode(ops: Sequence[Op]) -> str:
-    modes = {mode for op in ops if (mode := getattr(op, "padding_mode", None)) is not None}
-    if len(modes) > 1:
-        raise ValueError(
-            f"padding_mode must be the same in all ops that set it, got {' and '.join(sorted(modes))}"
-        )
-    return modes.pop() if modes else "constant"
-
-
-def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
-    """Check that these are ops.
-
-    Raises:
-        TypeError: One of them is not; ``what`` and its position say which.
-        ValueError: They do not agree on what lies outside of masks.
-    """
-    if not isinstance(ops, (list, tuple)):
-        raise TypeError(f"{what} must be a list of ops, got {ops!r}")
-    for position, op in enumerate(ops):
-        if isinstance(op, type) or not isinstance(op, Op):
-            hint = ": functions of your own go to transform=" if callable(op) else ""
-            hint = f": write {op.__name__}(...)" if isinstance(op, type) else hint
-            raise TypeError(
-                f"{what}[{position}] must be an op such as CenterCrop(224), got {op!r}{hint}"
-            )
-    for check in (fill_mask_of, fill_of, resampling_of):
-        check(ops)
-    return tuple(ops)
-
-
-def fill_mask_of(ops: Sequence[Op]) -> int:
-    """Return what lies outside of masks: 0, or what some of the ops say.
-
-    Raises:
-        ValueError: They say different things.
-
-    Example:
-        >>> from loaders.augment import CenterCrop, RandomCrop
-        >>> fill_mask_of([RandomCrop(32, padding=4, fill_mask=255), CenterCrop(28)])
-        255
-    """
-    return int(_one_of(ops, "fill_mask"))
-
-
-def fill_of(ops: Sequence[Op]) -> Any:
-    """Return what lies outside of pictures: 0, or what some of the ops say; ValueError as ``fill_mask_of``."""
-    return _one_of(ops, "fill")
-
-
-def _one_of(ops: Sequence[Op], name: str) -> Any:
-    moving = [op for op in ops if not hasattr(op, "edit")]  # what edits pixels fills them itself
-    fills = {fill for op in moving if (fill := getattr(op, name, 0))}
-    if len(fills) > 1:
-        several = " and ".join(map(str, sorted(fills, key=np.sum)))
-        raise ValueError(f"{name} must be the same in all ops that set it, got {several}")
-    return fills.pop() if fills else 0
-
-
-def output_size(ops: Sequence[Op], size: tuple[int, int] | None = None) -> tuple[int, int] | None:
-    """Tell the height and width every sample leaves with, None if they depend on the sample.
-
-    Args:
-        ops: What is done.
-        size: Of all pictures before; None: they differ.
-
-    Raises:
-        TypeError: ``ops`` is not a list of ops.
-
-    Example:
-        >>> from loaders.augment import CenterCrop, Resize
-        >>> output_size([Resize(256), CenterCrop(224)]), output_size([Resize(256)])
-        ((224, 224), None)
-    """
-    for op in as_ops(ops):
-        size = op.resized(size)
-    return size
-
-
-def plan(
-    ops: Sequence[Op],
-    sizes: npt.NDArray[Any],
-    *,
-    seed: int,
-    epoch: int,
-    indices: npt.NDArray[Any],
-    draws: npt.NDArray[Any] | None = None,
-    view: int = 0,
-    known: Known | None = None,
-) -> Geometry:
-    """Draw the parameters of a batch and reduce them to one ``Geometry``.
-
-    A sample's row is a function of ``ops``, its own size, index and draw, and of ``seed``,
-    ``epoch`` and ``view``: it is the same in any batch, and alone.
-
-    Args:
-        ops: What to do, in order; each draws under its position in the list.
-        sizes: ``(N, 2)`` integers: height and width of each image in source pixels; of volumes
-            ``(N, 3)``, and so on.
-        seed: Of the run.
-        epoch: From 0.
-        indices: ``(N,)`` integers: positions in the dataset.
-        draws: ``(N,)`` integers: which repeat of its index within the epoch each sample is;
-            0 by default.
-        view: Number of the view, for several from one decode.
-        known: What some ops are told of the samples; None: nothing.
-
-    Raises:
-        BatchError: The arrays do not fit together, an image is empty, or one is too small.
-
-    Example:
-        >>> from loaders.augment import CenterCrop
-        >>> sizes, indices = np.array([[6, 8], [3, 9]]), np.array([10, 11])
-        >>> plan([CenterCrop(4)], sizes, seed=0, epoch=0, indices=indices).boxes.tolist()
-        [[1, 2, 4, 4], [0, 2, 4, 4]]
-    """
-    indices = np.asarray(indices)
-    draws = np.zeros(1, np.int64) if draws is None else np.asarray(draws)
-    window = Window(_checked_sizes(sizes, indices, draws), indices)
-    num_axes = window.size.shape[1]
-    keys = [key64(_DOMAIN, seed, epoch, view, position) for position in range(len(ops))]
-    nums = [num_axes if getattr(op, "per_axis", False) else op.num_draws for op in ops]
-    drawn = uniforms(keys, indices, draws, nums=nums) if ops else []
-    lengths = window.size.copy()
-    known = known or Known([None] * len(ops))
-    window.boxes = known.boxes
-    for op, numbers, points in zip(ops, drawn, known.points, strict=True):
-        window.points = _source_points(points, lengths)
-        op.move(window, numbers)
-    geometry = window.geometry(resampling_of(ops))
-    edited = [
-        op.edit(numbers, geometry.sizes)
-        for op, numbers in zip(ops, drawn, strict=True)
-        if hasattr(op, "edit")
-    ]
-    return replace(geometry, edits=Edits.joined(edited)) if edited else geometry
-
-
-def _source_points(points: Floats | None, lengths: Ints) -> Floats | None:
-    if points is None:
-        return None
-    if points.shape != lengths.shape:
-        raise BatchError(
-            f"foreground of {points.shape[1]} axes is none of samples of {lengths.shape[1]}: leave a field out"
-        )
-    return points * lengths
-
-
-def _checked_sizes(sizes: npt.NDArray[Any], indices: Ints, draws: Ints) -> Ints:
-    sizes = np.asarray(sizes, np.int64)
-    num = len(indices)
-    fits = sizes.ndim == 2 and len(sizes) == num and sizes.shape[1] > 0
-    if not fits or indices.ndim != 1 or draws.shape not in ((num,), (1,)):
-        raise BatchError(
-            f"sizes must be (N, 2) or (N, axes), indices and draws (N,), "
-            f"got {sizes.shape}, {indices.shape} and {draws.shape}"
-        )
-    if num and sizes.min() < 1:
-        row = int(sizes.min(axis=1).argmin())
-        names = ("height", "width") if sizes.shape[1] == 2 else map("axis {}".format, range(32))
-        lengths = zip(names, sizes[row].tolist(), strict=False)
-        listed = ", ".join(f"{name} {length}" for name, length in lengths)
-        raise BatchError(f"sample {indices[row]} is empty: {listed}")
-    return sizes

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.augment.colour import PixelOp
-from loaders.augment.geometry import as_ops, plan
 from loaders.augment.ops import (
     CenterCrop,
     RandomCrop,
@@ -23,6 +22,7 @@ from loaders.augment.ops import (
     Resize,
     crop_lengths,
 )
+from loaders.augment.planning import as_ops, plan
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:

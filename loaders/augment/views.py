@@ -6,7 +6,7 @@ import keyword
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loaders.augment.geometry import as_ops
+from loaders.augment.planning import as_ops
 from loaders.checks import as_list
 
 if TYPE_CHECKING:

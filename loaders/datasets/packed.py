@@ -263,7 +263,7 @@ class PackedDataset(BatchDataset[SampleT]):
             )
         if self.store.is_remote:
             at = from_start(index_array([index]), len(self), "sample")
-            self.store.ranges.expect(self.shards_of(at).tolist())
+            self.store.ranges.expect(self.rows_of(at).shards.tolist())
         return self.read([index])[0]
 
     def __iter__(self) -> Iterator[SampleT]:
@@ -288,24 +288,16 @@ class PackedDataset(BatchDataset[SampleT]):
         rows = self.rows_of(array)
         return Request(self.plan, array, rows, epoch, draws, seed, num_workers)
 
-    def numbers_of(self, indices: Indices) -> Indices:
-        """Return the samples' numbers in the store."""
-        return self.view.numbers_of(indices)
-
     def by_shard(self) -> tuple[Indices, Indices | None]:
         """Return how many samples of each shard are here, and the samples shard by shard (None: they lie so)."""
         return self.view.by_shard()
-
-    def shards_of(self, indices: Indices) -> Indices:
-        """Return the number of the shard of the store that each of some samples lies in."""
-        return self.rows_of(indices).shards
 
     @property
     def stores(self) -> tuple[Store, ...]:
         return (self.store,)
 
     def shards_read(self, indices: Indices) -> tuple[Indices, ...]:
-        return (self.shards_of(indices),)
+        return (self.rows_of(indices).shards,)
 
     def rows_of(self, indices: Indices) -> Rows:
         """Find samples in the store."""

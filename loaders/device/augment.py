@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from loaders.augment import fill_mask_of, fill_of, plan
-from loaders.augment.geometry import as_ops
+from loaders.augment.planning import as_ops
 from loaders.augment.resampling import (
     FAST,
     SUPPORT,

@@ -114,7 +114,7 @@ class Reading:
         if _MANY_PASSES * ranges >= self.size_bytes:
             return self.size_bytes, ranges
         steps = (each.indices for each in evaluate(self._order, plan, self._epoch))
-        shards = [np.unique(dataset.shards_of(indices.ravel())) for indices in steps]
+        shards = [np.unique(dataset.rows_of(indices.ravel()).shards) for indices in steps]
         read = [store.shards[n] for n in np.unique(np.concatenate(shards)).tolist()]
         away = [s.info.size_bytes for s in read if isinstance(s, FileShard) and not s.is_here]
         return sum(away), ranges

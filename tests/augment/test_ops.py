@@ -29,9 +29,9 @@ from loaders.augment import (
     move_boxes,
     output_size,
     plan,
+    planning,
     reductions,
 )
-from loaders.augment import geometry as geometry_module
 from loaders.errors import BatchError
 from loaders.rng import key64, uniform
 
@@ -228,7 +228,7 @@ def scalar_center_crop(op: CenterCrop, axes: list[Axis]) -> None:
 def scalar_plan(ops: Sequence[Op], size: tuple[int, int], index: int) -> list[Axis]:
     axes = [Axis(size[0]), Axis(size[1])]
     for position, op in enumerate(ops):
-        key = key64(geometry_module._DOMAIN, 3, 4, 5, position)
+        key = key64(planning._DOMAIN, 3, 4, 5, position)
         words = np.array([index]), np.array([6])
         u = uniform(key, *words, num=op.num_draws)[0].tolist()
         if isinstance(op, RandomResizedCrop):

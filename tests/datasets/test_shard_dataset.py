@@ -18,7 +18,6 @@ from loaders.codecs.picture import encode_jpeg
 from loaders.data.manifest import read_manifest
 from loaders.datasets import replaced
 from loaders.datasets.reading import pictures
-from loaders.datasets.reading.fixed import FixedReader
 from loaders.datasets.views import as_ours
 from loaders.errors import (
     BatchError,
@@ -1014,23 +1013,6 @@ def assert_threads_serve_what_one_serves(
     served = torch.cat([batch.sample_id for batch in of_many])
     bad = {*damaged.get("image", ())} | {r for n in damaged.get("x", ()) for r in block_of(n)}
     assert {i for i, j in enumerate(served.tolist()) if i != j} == bad
-
-
-def test_threads_share_large_fields_and_read_small_ones_once_a_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    data = RAMDataset.from_arrays(x=np.zeros((6, 1 << 20), np.uint8), y=np.arange(6))
-    read, calls = FixedReader.read, []
-
-    def counted(self: FixedReader, values: Any, request: Any, first: int, last: int) -> None:
-        calls.append((self.name, last - first))
-        read(self, values, request, first, last)
-
-    monkeypatch.setattr(FixedReader, "read", counted)
-    (batch,) = DataLoader(data, 6, num_workers=3)
-
-    assert batch.y.tolist() == list(range(6))
-    assert sorted(calls) == [*[("x", 2)] * 3, ("y", 6)]
 
 
 def block_of(row: int) -> range:

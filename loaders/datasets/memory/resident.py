@@ -57,7 +57,7 @@ class Resident:
         self, dataset: PackedDataset[Any], device: torch.device, *, is_pinned: bool
     ) -> None:
         self.device, self.is_pinned = device, is_pinned
-        numbers = dataset.numbers_of(np.arange(len(dataset)))
+        numbers = dataset.view.numbers_of(np.arange(len(dataset)))
         self._rows: np.ndarray[Any, np.dtype[np.int64]] | None = None
         if dataset.view.numbers is not None:  # rows are kept in the order of the view
             self._rows = np.full(len(dataset.store), -1, np.int64)

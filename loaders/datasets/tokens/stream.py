@@ -55,7 +55,7 @@ class TokenStream:
                 "there are no tokens in this dataset: pack them with 'packdata tokens'"
             )
         if not np.array_equal(
-            dataset.numbers_of(np.arange(len(dataset))), np.arange(len(dataset.store))
+            dataset.view.numbers_of(np.arange(len(dataset))), np.arange(len(dataset.store))
         ):
             raise SchemaError(
                 "rows that were selected are no stream: windows are divided with TokenWindows.split"
