@@ -148,9 +148,8 @@ class _Open:
 
 _Closed = weakref.ref[_Open]
 _Task = tuple[_Ticket, int]
-_Prefetches = SimpleQueue[
-    "weakref.ref[_Ticket] | _Closed"
-]  # weak: what is late keeps no batch alive
+# Weak: what is late keeps no batch alive.
+_Prefetches = SimpleQueue["weakref.ref[_Ticket] | _Closed"]
 _Running = dict[int, tuple[_Ticket, int | None, float]]  # by thread; of prefetching, no part
 # Threads that ended. Workers let go of them: Python has code of its own that runs then, and a Ctrl-C that finds the
 # trainer's thread in there is printed and forgotten.
@@ -186,9 +185,8 @@ def _work(
 ) -> None:
     prepare_once = _Once(prepare)
     try:
-        with suppress(
-            BaseException
-        ):  # it is tried again, and its error raised, with the first part
+        # It is tried again, and its error raised, with the first part.
+        with suppress(BaseException):
             prepare_once()
         _ended.clear()
         _here.running = running
@@ -345,9 +343,8 @@ class Workers:
             self._wait(deadline)
             self._check_open()
         self._tickets.popleft()
-        if (
-            not self._finished.empty()
-        ):  # each job leaves one word that it is done: let them not pile up
+        # Each job leaves one word that it is done: let them not pile up.
+        if not self._finished.empty():
             with suppress(Empty):
                 self._finished.get_nowait()
         return ticket.outcome()

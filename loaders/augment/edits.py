@@ -36,9 +36,8 @@ GRAY = (
     0.114,
 )  # torchvision's: they sum to 0.9999, so that gray becomes darker by one
 _LEVELS = np.arange(256)
-_CUT = (
-    -0.5 + 2.0**-10
-)  # what rounds up from here is cut off, as torch does; not what float32 misses by a hair
+# What rounds up from here is cut off, as torch does; not what float32 misses by a hair.
+_CUT = -0.5 + 2.0**-10
 _SHARPEN = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 _FLAGS = {0: cv2.INTER_NEAREST, 1: cv2.INTER_LINEAR}
 

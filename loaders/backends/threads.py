@@ -125,9 +125,8 @@ def start_workers(num_workers: int, **calls: Any) -> Workers:
 
     def prepare() -> None:
         try:
-            torch.set_num_threads(
-                1
-            )  # of this thread; and of threads to come, which is undone below
+            # Of this thread; and of threads to come, which is undone below.
+            torch.set_num_threads(1)
             torch.get_num_threads()  # makes it last: a thread's first operation else takes the count of all
         finally:
             prepared.put(None)

@@ -88,11 +88,11 @@ def analyse(
     wait_s = sum(stage.cost.wait_s for stage in stages if stage.name in _READS)
     if device is not None and device.type != "cpu":
         stages.append(alone.copy_stage(batch, device, seconds=share / 2))
-    finish = alone.finish_stage(batch, device, loader._finisher, seconds=share / 2)
-    stages += [finish] if finish else []
+    if (finish := loader._finisher) is not None:
+        stages.append(alone.device_stage("finish", finish, batch, device, seconds=share / 2))
     together = None
     if step is not None:
-        stages.append(alone.step_stage(step, batch, device, seconds=share))
+        stages.append(alone.device_stage("step", step, batch, device, seconds=share))
         together = real_steps(dataset, config, step, device=device, seconds=share)
     wall_s = {stage.name: stage.cost.wall_s for stage in stages}
     facts = Facts(

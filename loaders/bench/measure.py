@@ -193,9 +193,8 @@ def time_loader(
         arrivals.append(clock())
         num = num_samples(batch)
         samples.append(samples[-1] + num)
-        if not count & (
-            count - 1
-        ):  # 1, 2, 4, 8, ...: to look takes longer than to hand over a small one
+        # 1, 2, 4, 8, ...: to look takes longer than to hand over a small one.
+        if not count & (count - 1):
             looked_at, nbytes = looked_at + num, nbytes + batch_nbytes(batch)
         if count == round_size:
             cpu_began = cpu_s(family())

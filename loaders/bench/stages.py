@@ -187,9 +187,8 @@ def host_stages(dataset: Any, config: Config, *, seconds: float) -> list[Stage]:
         return _by_difference(inner, "decode", whole, share)
     inner.append(("decode", batch_maker(dataset.replace(augment=[]), config)))
     found = _by_difference(inner, "augment", whole, share)
-    if (
-        sum(stage.cost.cpu_s for stage in found[:-1]) > whole.cpu_s
-    ):  # a crop decodes less than a whole picture
+    # A crop decodes less than a whole picture.
+    if sum(stage.cost.cpu_s for stage in found[:-1]) > whole.cpu_s:
         return [found[0], Stage("decode", whole.minus(found[0].cost))]
     return found
 
@@ -258,9 +257,8 @@ def gil_s_per_sample(work: Callable[[], int], *, seconds: float) -> float:
     try:
         work()
         deadline, looks = time.perf_counter() + seconds, [_gil_s_once(work, seconds / _PROBES)]
-        while (
-            len(looks) < _PROBES and time.perf_counter() < deadline
-        ):  # a batch may take as long by itself
+        # A batch may take as long by itself.
+        while len(looks) < _PROBES and time.perf_counter() < deadline:
             looks.append(_gil_s_once(work, seconds / _PROBES))
         return min(looks)
     finally:
@@ -281,9 +279,8 @@ def _gil_s_once(work: Callable[[], int], seconds: float) -> float:
                 done = time.clock_gettime(watched)  # the wait may have come between the two
                 held[0] += done - seen
             seen, waits = done, now
-        held[1] = (
-            time.perf_counter() - wall - (time.thread_time() - cpu)
-        )  # off its core, for whatever reason
+        # Off its core, for whatever reason.
+        held[1] = time.perf_counter() - wall - (time.thread_time() - cpu)
 
     thread = threading.Thread(target=probe, name="bench-probe", daemon=True)
     thread.start()
@@ -353,50 +350,31 @@ def copy_stage(batch: Any, device: torch.device, *, seconds: float) -> Stage:
     """Time moving the tensors of a batch to a device, from pinned memory, until they have arrived."""
     pinned = [t.pin_memory() if device.type == "cuda" else t for t in tensors_of(batch)]
 
-    def copy() -> None:
+    def copy(_: Any) -> None:
         for tensor in pinned:
             tensor.to(device, copy=True, non_blocking=True)
 
-    return _on_device("copy", copy, batch, device, seconds)
+    return device_stage("copy", copy, batch, device, seconds=seconds)
 
 
-def finish_stage(
+def device_stage(
+    name: str,
+    work: Callable[[Any], Any],
     batch: Any,
     device: torch.device | None,
-    finisher: Callable[[Any], Any] | None,
     *,
     seconds: float,
-) -> Stage | None:
-    """Time what makes a batch whole after the copy: the dataset's device half; None if there is none."""
-    if finisher is None:
-        return None
-    there = _moved(batch, device)
-    return _on_device("finish", lambda: finisher(there), batch, device, seconds)
-
-
-def step_stage(
-    step: Callable[[Any], Any], batch: Any, device: torch.device | None, *, seconds: float
 ) -> Stage:
-    """Time the user's training step on one batch, again and again: no loading."""
-    ready = _moved(batch, device)
-    return _on_device("step", lambda: step(ready), batch, device, seconds)
-
-
-def _on_device(
-    name: str, work: Callable[[], Any], batch: Any, device: torch.device | None, seconds: float
-) -> Stage:
+    """Time what is done to a batch where it is used, again and again: no loading."""
     count = num_samples(batch)
+    ready = batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
 
     def done() -> int:
-        work()
+        work(ready)
         synchronize(device)
         return count
 
     return Stage(name, time_alone(done, seconds=seconds))
-
-
-def _moved(batch: Any, device: torch.device | None) -> Any:
-    return batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
 
 
 def synchronize(device: torch.device | None) -> None:

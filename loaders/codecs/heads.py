@@ -25,9 +25,8 @@ INDEX = b"SEGMENTS"  # begins an APP9 segment in files that packdata encoded: se
 _DRI = 0xDD
 _HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer header is decoded whole
 _SEQUENTIAL = (0xC0, 0xC1)
-_NO_BASELINE = frozenset(
-    {0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB)}
-)  # other frames, and what has no business before a frame
+# Other frames, and what has no business before a frame.
+_NO_BASELINE = frozenset({0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB)})
 _MAX_COMPONENTS = 4
 _FEW = 8  # files: reading them together takes as long as one by one
 _WINDOW = 704  # bytes of a file that are looked at together: most headers are shorter

@@ -119,9 +119,8 @@ class PictureCodec:
         if not self.keeps_jpeg or record[0] != 0xFF:
             return self._decode_cv2(record)
         if size is None and (out is None or reduction > 1):
-            size = picture_size(
-                record, self.max_pixels
-            )  # of a sane picture; a given buffer bounds it, too
+            # Of a sane picture; a given buffer bounds it, too.
+            size = picture_size(record, self.max_pixels)
         height, width = size or (0, 0)
         return self.decode_jpeg(record, reduction, height, width, out, ends_early)
 

@@ -258,9 +258,8 @@ class Mixture(Settled, BatchDataset):
             self.joined.set_epoch(self.epoch)
 
     def __repr__(self) -> str:
-        weights = (
-            self.weights[0][1] if is_schedule(self.weights) else self.weights
-        )  # those it begins with
+        # Those it begins with.
+        weights = self.weights[0][1] if is_schedule(self.weights) else self.weights
         shares = np.array(weights) / sum(weights)
         parts = (f"{share:.3g} {s!r}" for share, s in zip(shares, self.sources, strict=True))
         return f"Mixture({', '.join(parts)})"

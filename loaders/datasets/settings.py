@@ -24,29 +24,9 @@ SETTINGS = (  # of ``PackedDataset.replace``
     *("fields", "augment", "transform", "batching", "on_error", "scale", "max_picture_mb"),
 )
 _log = logging.getLogger(__name__)
-_PLACES = frozenset(
-    {
-        "box",
-        "boxes",
-        "bbox",
-        "bboxes",
-        "keypoint",
-        "keypoints",
-        "landmark",
-        "landmarks",
-        "joints",
-        "corners",
-    }
-    | {
-        "point",
-        "points",
-        "polygon",
-        "polygons",
-        "segmentation",
-        "objects",
-        "rectangle",
-        "rectangles",
-    }
+_PLACES = re.compile(  # words of names
+    r"(?<![a-z])(b?box(es)?|keypoints?|landmarks?|joints|corners|points?|polygons?|segmentation|objects|rectangles?)"
+    "(?![a-z])"
 )
 _told: set[str] = set()
 
@@ -117,7 +97,7 @@ def tell_of_unmoved(augment: Any, fields: Mapping[str, Field | None]) -> None:
     for name, field in fields.items() if augment and pictures else ():
         places = isinstance(field, Array) and not field.spatial and not field.classes
         plain = isinstance(field, Json | Text) or places
-        if plain and name not in _told and _PLACES & set(re.findall("[a-z]+", name.lower())):
+        if plain and name not in _told and _PLACES.search(name.lower()):
             _told.add(name)
             _log.warning(
                 "Field %r looks like places in a picture, but is %s, which augment does not move: if it should "

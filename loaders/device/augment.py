@@ -360,9 +360,8 @@ def _filtered(
     weights = _weights(x, how.interpolation)
     weights = weights / weights.sum(-1, keepdim=True)
     is_mixed = is_between_pixels(start, extent, size, length)
-    if (
-        how.padding_mode != "constant"
-    ):  # where a box reaches outside; else the image ends where it does
+    # Where a box reaches outside; else the image ends where it does.
+    if how.padding_mode != "constant":
         is_mixed = (start < 0) | (start + extent > length)
     inside = (taps >= 0) & (taps < length)
     inner = weights * inside

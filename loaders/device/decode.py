@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     Matrix = tuple[torch.Tensor, ...]  # parts that add up to it
 _HOST_IMAGES = 4  # at a time on the CPU: what is between the steps then stays in its caches
-_DEVICE_VALUES = (
-    1 << 26
-)  # at a time elsewhere: bounds the memory that is taken meanwhile, in all about 1 GB
+# At a time elsewhere: bounds the memory that is taken meanwhile, in all about 1 GB.
+_DEVICE_VALUES = 1 << 26
 
 
 class Coefficients(NamedTuple):

@@ -119,9 +119,8 @@ class Normalize(nn.Module):
         """
         data = stats if isinstance(stats, Mapping) else _read_stats(stats)
         found = data if "mean" in data else _of_arrays(data)
-        max_value = found.get(
-            "max_value", 255 if "kind" in found else None
-        )  # of a field: in its own units
+        # Of a field: in its own units.
+        max_value = found.get("max_value", 255 if "kind" in found else None)
         return cls(found["mean"], found["std"], dtype, memory_format, max_value=max_value)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -31,9 +31,8 @@ def frozen_copy(values: npt.ArrayLike, name: str, like: str = "[1, 2, ...]") -> 
         raise ValueError(f"{name} must have one axis, got {shown(values)}: {error}") from error
     if array.ndim != 1:
         raise ValueError(f"{name} must have one axis, got shape {array.shape}")
-    if (
-        array.dtype.kind in "OT"
-    ):  # of a table: texts as objects, which have no bytes to tell them by
+    # Of a table: texts as objects, which have no bytes to tell them by.
+    if array.dtype.kind in "OT":
         array = _of_objects(array, name)
     array.flags.writeable = False
     return array

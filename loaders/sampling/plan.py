@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     Bools = npt.NDArray[np.bool_]
 
 Pad: TypeAlias = bool | Literal["mark"]
-CHUNK = (
-    1 << 16
-)  # positions that an order evaluates at once: enough to hide a call's cost, 0.5 MiB of indices
+# Positions that an order evaluates at once: enough to hide a call's cost, 0.5 MiB of indices.
+CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +79,8 @@ class Plan:
         whole_number("start", self.start, at_least=0, below=self.length + 1)
         if self.pad not in (True, False, "mark"):
             raise ValueError(f'pad must be True, False or "mark", got {self.pad!r}')
-        if (
-            self.batch_size % self.unit
-        ):  # full steps cut units: those of the tail would be too large
+        # Full steps cut units: those of the tail would be too large.
+        if self.batch_size % self.unit:
             object.__setattr__(self, "unit", 1)
 
     @property

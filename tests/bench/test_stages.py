@@ -17,7 +17,7 @@ import torch
 from loaders import RAMDataset, ShardDataset
 from loaders.bench import stages
 from loaders.bench.measure import Config
-from loaders.bench.stages import Cost, Stage, cold_stage, finish_stage, host_stages, one_thread
+from loaders.bench.stages import Cost, Stage, cold_stage, device_stage, host_stages, one_thread
 from loaders.bench.targets import ImageFiles, TargetError, ops_for
 from loaders.datasets.base import BatchDataset
 from tests.bench.constructed import Counts, Instant, Stream, contended_core, small_rows
@@ -231,19 +231,17 @@ def test_pure_python_holds_the_lock_for_as_long_as_it_computes() -> None:
     assert 1 / 4 < sorted(shares)[2] < 4  # a processor's speed changes; a batch has 8 samples
 
 
-def test_what_a_dataset_leaves_to_do_after_the_copy_is_timed_where_there_is_any() -> None:
+def test_what_a_dataset_leaves_to_do_after_the_copy_is_timed() -> None:
     batch, finished = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), []
 
     def finisher(batch: torch.Tensor) -> torch.Tensor:
         finished.append(len(batch))
         return batch
 
-    stage = finish_stage(batch, None, finisher, seconds=0.0)
+    stage = device_stage("finish", finisher, batch, None, seconds=0.0)
 
-    assert stage is not None
     assert stage.name == "finish"
     assert len(finished) > 3
-    assert finish_stage(batch, None, None, seconds=0.0) is None
 
 
 class Once(torch.utils.data.IterableDataset[Any]):

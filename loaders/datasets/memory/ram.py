@@ -367,9 +367,8 @@ def _label_column(targets: Targets, num_samples: int) -> tuple[Field, Column]:
     what = "one class number or name per path"
     plain = plain if hasattr(plain, "__array__") else as_list("targets", plain, what)
     values = np.asarray(plain)
-    if values.dtype.kind == "U" and isinstance(
-        plain, list
-    ):  # of numbers among names it makes names
+    # Of numbers among names it makes names.
+    if values.dtype.kind == "U" and isinstance(plain, list):
         for number, target in enumerate(plain):
             if not isinstance(target, str):
                 got = f"{shown(target)} for path {number}"

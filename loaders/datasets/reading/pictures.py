@@ -98,9 +98,8 @@ class PictureReader:
     field: Image | Mask
     views: tuple[tuple[str, tuple[Any, ...]], ...]  # name and ops of each; no ops: as stored
     codec: Any
-    sizes: tuple[
-        tuple[int, int] | None, ...
-    ]  # of every sample of a view, or None: a list of tensors
+    # Of every sample of a view, or None: a list of tensors.
+    sizes: tuple[tuple[int, int] | None, ...]
     fills: tuple[Any, ...]  # of each view: what lies outside of the pictures
     min_rows: int = 4
 

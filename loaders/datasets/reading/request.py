@@ -286,9 +286,8 @@ class ReadPlan:
     def prefetch(self, request: Request) -> None:
         """Have storage read the samples, without waiting for them."""
         for part in request.parts:
-            with suppress(
-                Exception
-            ):  # reading it raises it: the others are prefetched nevertheless
+            # Reading it raises it: the others are prefetched nevertheless.
+            with suppress(Exception):
                 part.request.plan.prefetch(part.request)
         if self.view is not None:
             for name in self._prefetched:

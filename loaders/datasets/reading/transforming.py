@@ -66,9 +66,8 @@ class Transforming:
 
     def __call__(self, sample: Any, seed: int) -> Any:
         """Return what the functions make of a sample."""
-        if (
-            get_worker_info() is not None
-        ):  # one sample at a time has the generators of this process
+        # One sample at a time has the generators of this process.
+        if get_worker_info() is not None:
             if is_reading():  # else its epoch is unknown, and each would draw the same
                 _seed_process(seed)
             return self._transformed(sample, seed)
