@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.datasets.packed import PackedDataset
 
-
-def to_pandas(dataset: PackedDataset[Any], fields: Sequence[str] | None) -> Any:
+def to_pandas(dataset: Any, fields: Sequence[str] | None) -> Any:
     """Return a DataFrame; see ``PackedDataset.to_pandas``."""
     try:
         import pandas as pd
@@ -37,7 +35,7 @@ def to_pandas(dataset: PackedDataset[Any], fields: Sequence[str] | None) -> Any:
     return pd.DataFrame(columns)
 
 
-def _names_served(dataset: PackedDataset[Any]) -> list[str]:
+def _names_served(dataset: Any) -> list[str]:
     """Return what samples have, as far as it has a place; SchemaError if that is nothing."""
     known = dataset.schema.fields
     names = [name for name in dataset.fields if name not in known or has_place(known[name])]
@@ -54,9 +52,7 @@ def has_place(field: Field) -> bool:
     return is_scalar or isinstance(field, Features | Categories | Text | Json)
 
 
-def _columns(
-    dataset: PackedDataset[Any], name: str, field: Field | None
-) -> Iterator[tuple[str, Any]]:
+def _columns(dataset: Any, name: str, field: Field | None) -> Iterator[tuple[str, Any]]:
     """Yield the columns that a field becomes; None is the position of each sample."""
     if field is not None and not has_place(field):
         usable = [n for n, f in dataset.schema.fields.items() if has_place(f)]
@@ -76,7 +72,7 @@ def _columns(
         yield name, decoded(dataset, name, field)
 
 
-def decoded(dataset: PackedDataset[Any], name: str, field: Field) -> list[Any]:
+def decoded(dataset: Any, name: str, field: Field) -> list[Any]:
     """Return the values of a field of all samples, each decoded on its own."""
     records = dataset.store.records(name, dataset.rows_of(np.arange(len(dataset))))
     decode = codec_for(field).decode
