@@ -88,11 +88,6 @@ class Leases(Generic[KeptT]):
 class SlotPool:
     """Reusable buffers of at least one size.
 
-    Args:
-        slot_bytes: Size of the first buffers; a larger request raises it.
-        allocate: Returns a new buffer: 1-D uint8, of any memory.
-        is_usable: Tells whether a buffer that came back may be used again.
-
     Attributes:
         slot_bytes: Size of the next buffer.
         num_slots: Buffers there are, free or leased.
@@ -101,8 +96,9 @@ class SlotPool:
 
     def __init__(
         self,
-        slot_bytes: int = 0,
-        allocate: Allocate | None = None,
+        slot_bytes: int = 0,  # size of the first buffers; a larger request raises it
+        allocate: Allocate | None = None,  # returns a new buffer: 1-D uint8, of any memory
+        # Tells whether a buffer that came back may be used again.
         is_usable: Callable[[npt.NDArray[np.uint8]], bool] = lambda _: True,
     ) -> None:
         self.slot_bytes = slot_bytes

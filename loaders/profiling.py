@@ -41,38 +41,26 @@ _WAITING = 0.5  # of the time of their stages, for workers to count as waiting
 
 
 class Span(NamedTuple):
-    """Something that took time: what, on which thread, from, to.
-
-    Attributes:
-        cpu_s: For how long the thread was on a core; of workers alone.
-        num_batches: How many batches came of it.
-    """
+    """Something that took time: what, on which thread, from, to."""
 
     stage: str
     thread: int
     began_s: float
     ended_s: float
-    cpu_s: float = 0.0
-    num_batches: int = 0
+    cpu_s: float = 0.0  # for how long the thread was on a core; of workers alone
+    num_batches: int = 0  # how many batches came of it
 
 
 @dataclass(slots=True)
 class ProfileReport:
-    """What some steps of training spent their time on.
+    """What some steps of training spent their time on."""
 
-    Attributes:
-        spans: All that was timed, in the order in which it ended.
-        batch_size: Samples of a batch.
-        num_workers: Of the loader.
-        has_read: Blocks of a disk were read meanwhile.
-        is_free: One batch was served again and again.
-    """
-
+    # All that was timed, in the order in which it ended.
     spans: list[Span] = field(default_factory=list)
-    batch_size: int = 1
-    num_workers: int = 0
-    has_read: bool = False
-    is_free: bool = False
+    batch_size: int = 1  # samples of a batch
+    num_workers: int = 0  # of the loader
+    has_read: bool = False  # blocks of a disk were read meanwhile
+    is_free: bool = False  # one batch was served again and again
 
     @property
     def wait_s(self) -> list[float]:

@@ -224,23 +224,18 @@ def _prefetch(prefetches: _Prefetches, closed: _Closed, running: _Running) -> No
 
 
 class Workers:
-    """A pool of threads that does jobs in order.
-
-    Args:
-        num_workers: Number of threads, at least one.
-        prepare: Called once on each thread before its first part.
-        on_done: Called after each job by the thread that did its last part; may take what is ready, if it
-            sees to it that one thread at a time does. It must not raise.
-        name: Prefix of the threads' names.
-    """
+    """A pool of threads that does jobs in order."""
 
     def __init__(
         self,
-        num_workers: int,
+        num_workers: int,  # number of threads, at least one
         *,
+        # Called once on each thread before its first part.
         prepare: Callable[[], None] = lambda: None,
+        # Called after each job by the thread that did its last part; may take what is ready, if it sees to it that
+        # one thread at a time does. It must not raise.
         on_done: Callable[[], None] = lambda: None,
-        name: str = "loaders",
+        name: str = "loaders",  # prefix of the threads' names
     ) -> None:
         if num_workers < 1:
             raise ValueError(f"num_workers must be at least 1, got {num_workers}")

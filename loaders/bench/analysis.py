@@ -51,28 +51,18 @@ class Analysis:
 
 
 def analyse(
-    dataset: Any,
-    config: Config,
-    rate: float,
+    dataset: Any,  # what is loaded
+    config: Config,  # how; the rate is of this configuration
+    rate: float,  # Samples/s that it was measured at
     *,
-    seconds: float = 8.0,
-    device: torch.device | None = None,
-    step: Callable[[Any], Any] | None = None,
+    seconds: float = 8.0,  # for all stages together, about
+    device: torch.device | None = None,  # where batches go; None leaves the copy out
+    step: Callable[[Any], Any] | None = None,  # the user's training step on a batch
+    # Takes the files out of the page cache, and returns the dataset, opened anew.
     reopen_cold: Callable[[], Any] | None = None,
-    may_add_workers: bool = False,
+    may_add_workers: bool = False,  # see ``Facts``
 ) -> Analysis:
-    """Run every stage alone.
-
-    Args:
-        dataset: What is loaded.
-        config: How; the rate is of this configuration.
-        rate: Samples/s that it was measured at.
-        seconds: For all stages together, about.
-        device: Where batches go; None leaves the copy out.
-        step: The user's training step on a batch.
-        reopen_cold: Takes the files out of the page cache, and returns the dataset, opened anew.
-        may_add_workers: See ``Facts``.
-    """
+    """Run every stage alone."""
     share, cores = seconds / 6, usable_cores()
     core_time = min(cores, cpu_quota() or cores)
     available = alone.available_share(cores, core_time)

@@ -161,23 +161,16 @@ def in_flight(dataset: Any, config: Config) -> int:
 
 
 def time_loader(
-    loader: Iterable[Any],
+    loader: Iterable[Any],  # anything that yields batches
     *,
-    seconds: float,
+    seconds: float,  # stop after so long, at the end of a round; one round behind the first is always done
+    # Batches that come together: of processes, one of each; of grouped ones, a group.
     round_size: int = 1,
-    max_samples: int | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-    watch: bool = True,
+    max_samples: int | None = None,  # stop after so many, at the end of a round
+    clock: Callable[[], float] = time.perf_counter,  # seconds that only grow
+    watch: bool = True,  # look at the memory when it ends, its batches still there
 ) -> Run:
     """Iterate a loader for some time, and return what it did.
-
-    Args:
-        loader: Anything that yields batches.
-        seconds: Stop after so long, at the end of a round; one round behind the first is always done.
-        round_size: Batches that come together: of processes, one of each; of grouped ones, a group.
-        max_samples: Stop after so many, at the end of a round.
-        clock: Seconds that only grow.
-        watch: Look at the memory when it ends, its batches still there.
 
     Raises:
         ValueError: The loader gave no batch.

@@ -93,23 +93,19 @@ class PictureCodec:
 
     def decode(
         self,
-        record: UInt8Array,
+        record: UInt8Array,  # the encoded file
+        # 1, 2, 4 or 8: JPEG comes out smaller by this factor (sides rounded up); others do not.
         reduction: int = 1,
+        # Where to decode to, flat uint8 of at least the picture's size; used if the decoder can (JPEG), and undefined
+        # after an error.
         out: UInt8Array | None = None,
+        # Height and width in the file's header, where they were read already.
         size: tuple[int, int] | None = None,
         *,
+        # The header tells of fewer rows than follow, as ``PicturePart`` says.
         ends_early: bool = False,
     ) -> npt.NDArray[Any]:
         """Return the picture as H x W x C (masks H x W), C-contiguous.
-
-        Args:
-            record: The encoded file.
-            reduction: 1, 2, 4 or 8: JPEG comes out smaller by this factor (sides rounded up); others
-                do not.
-            out: Where to decode to, flat uint8 of at least the picture's size; used if the decoder
-                can (JPEG), and undefined after an error.
-            size: Height and width in the file's header, where they were read already.
-            ends_early: The header tells of fewer rows than follow, as ``PicturePart`` says.
 
         Raises:
             CodecError: The file is damaged, is not what the field holds, or does not fit ``out``.

@@ -33,23 +33,16 @@ _COPY_BYTES = 1 << 20  # of numpy's first copy
 
 
 class Gather:
-    """Copies records of one field.
-
-    Args:
-        nbytes: Size of every record.
-        starts: The number of the first sample of each shard.
-        column: Opens a shard's column, by shard number.
-        refuse: Raises the error that a row of a shard, given both numbers, has another size.
-        take: How rows are copied.
-    """
+    """Copies records of one field."""
 
     def __init__(
         self,
-        nbytes: int,
-        starts: Indices,
-        column: Callable[[int], Column],
+        nbytes: int,  # size of every record
+        starts: Indices,  # the number of the first sample of each shard
+        column: Callable[[int], Column],  # opens a shard's column, by shard number
+        # Raises the error that a row of a shard, given both numbers, has another size.
         refuse: Callable[[int, int], NoReturn],
-        take: Take | None = None,
+        take: Take | None = None,  # how rows are copied
     ) -> None:
         self._take = take or take_rows
         self._nbytes, self._starts, self._column, self._refuse = nbytes, starts, column, refuse

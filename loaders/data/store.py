@@ -65,15 +65,6 @@ def _unpickle(shards: bytes | Sequence[FileShard | MemoryShard], *args: Any) -> 
 class Store:
     """Columns by field over one or more shards.
 
-    Args:
-        shards: The shards, in sample order.
-        check: When to compare records with their checksums.
-        take: How rows of one size are copied; batches pass torch's way.
-        max_open: Shards that are open at a time, about: beyond it all are closed, and verified anew when they are
-            opened again. For reading from end to end, by those who keep no address of a record. None: all, or as many
-            as the system lets be mapped.
-        runs: Which shards the samples were copied from; default: its own.
-
     Attributes:
         remotes: What shards at URLs are fetched by.
         last_opened: The number of the shard that was opened last: where who reads them in order is.
@@ -89,10 +80,14 @@ class Store:
 
     def __init__(
         self,
-        shards: Sequence[FileShard | MemoryShard],
-        check: Check = "first",
-        take: Take = take_rows,
+        shards: Sequence[FileShard | MemoryShard],  # the shards, in sample order
+        check: Check = "first",  # when to compare records with their checksums
+        take: Take = take_rows,  # how rows of one size are copied; batches pass torch's way
+        # Shards that are open at a time, about: beyond it all are closed, and verified anew when they are opened
+        # again. For reading from end to end, by those who keep no address of a record. None: all, or as many as the
+        # system lets be mapped.
         max_open: int | None = None,
+        # Which shards the samples were copied from; default: its own.
         runs: ShardRuns | None = None,
     ) -> None:
         if check not in ("first", "always", "never"):

@@ -45,24 +45,17 @@ _CHECKS = ("never", "first", "always")  # of joined stores the strictest holds f
 
 
 class View:
-    """Some samples of a store; immutable, and safe under threads.
-
-    Args:
-        store: Where the records lie.
-        schema: The fields that samples have here, of those that are stored.
-        numbers: Of the samples in the store; None for all of them, as they lie.
-        fingerprint: Identifies all that the store holds.
-        path: What messages call the dataset.
-    """
+    """Some samples of a store; immutable, and safe under threads."""
 
     def __init__(
         self,
-        store: Store,
-        schema: Schema,
+        store: Store,  # where the records lie
+        schema: Schema,  # the fields that samples have here, of those that are stored
+        # Of the samples in the store; None for all of them, as they lie.
         numbers: Indices | None = None,
         *,
-        fingerprint: str,
-        path: Path,
+        fingerprint: str,  # identifies all that the store holds
+        path: Path,  # what messages call the dataset
     ) -> None:
         self.store, self.schema, self.numbers = store, schema, numbers
         self.source_fingerprint, self.path = fingerprint, path
@@ -154,19 +147,14 @@ class View:
 
     def divide(
         self,
-        fractions: Sequence[float],
+        fractions: Sequence[float],  # the share of each part
         *,
-        by_key: bool = False,
+        by_key: bool = False,  # a sample's part follows from its key alone
+        # A field of one value, or a column of a table, of which each part gets its share of every value.
         stratify: str | None = None,
-        seed: int = 0,
+        seed: int = 0,  # for the division
     ) -> list[Indices]:
         """Return the positions of the samples of each part, sorted.
-
-        Args:
-            fractions: The share of each part.
-            by_key: A sample's part follows from its key alone.
-            stratify: A field of one value, or a column of a table, of which each part gets its share of every value.
-            seed: For the division.
 
         Raises:
             SchemaError: There is no such column, it cannot stratify, or there are no keys.

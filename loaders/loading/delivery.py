@@ -62,34 +62,23 @@ class LoaderStats:
 
 
 class Delivery(Generic[BatchT]):
-    """Hands batches to the trainer in the form it wants, and counts what was handed over.
-
-    Args:
-        batches: Yields batches in host memory.
-        current: The pass over the epoch, where the order is one of this package.
-        finish: Brings a batch into its form.
-        stats: Counters to go on with.
-        length: How many batches there are in all.
-        again: Begins another pass, if the first was sent elsewhere (``set_epoch``) before it gave a batch.
-        others: Counts the batches of an order that is not the loader's.
-        accelerator: Copies them to the device; None leaves them where they are.
-        ahead: How many may be copied before they are asked for.
-        name: Of what is served, for who asks what is going on.
-    """
+    """Hands batches to the trainer in the form it wants, and counts what was handed over."""
 
     def __init__(
         self,
-        batches: OrderedBatches | TorchBatches,
-        current: Cursor | None,
-        finish: Callable[[Any], Any],
-        stats: LoaderStats,
-        length: Callable[[], int],
+        batches: OrderedBatches | TorchBatches,  # yields batches in host memory
+        current: Cursor | None,  # the pass over the epoch, where the order is one of this package
+        finish: Callable[[Any], Any],  # brings a batch into its form
+        stats: LoaderStats,  # counters to go on with
+        length: Callable[[], int],  # how many batches there are in all
         *,
+        # Begins another pass, if the first was sent elsewhere (``set_epoch``) before it gave a batch.
         again: Callable[[], tuple[Cursor | None, OrderedBatches | TorchBatches]],
-        others: Progress | None = None,
+        others: Progress | None = None,  # counts the batches of an order that is not the loader's
+        # Copies them to the device; None leaves them where they are.
         accelerator: Accelerator | None = None,
-        ahead: int = 0,
-        name: str = "",
+        ahead: int = 0,  # how many may be copied before they are asked for
+        name: str = "",  # of what is served, for who asks what is going on
     ) -> None:
         self._finish, self._again, self._accelerator, self._ahead = (
             finish,

@@ -17,25 +17,19 @@ if TYPE_CHECKING:
 
 
 def numbered(
-    batches: Iterable[Any],
-    epoch: int,
-    num_samples: int,
-    seed: int,
+    batches: Iterable[Any],  # indices, or batches of them: lists, arrays, tensors
+    epoch: int,  # they are drawn in
+    num_samples: int,  # in the dataset; 0 where draws make no difference
+    seed: int,  # of the loader
     *,
+    # The dataset gets the indices as the sampler yields them; the epoch stands beside them.
     keeps_items: bool = False,
+    # Nobody sees in what they come: it is made a list, beside which the epoch can stand.
     makes_lists: bool = False,
 ) -> Iterator[Any]:
     """Yield what a sampler or batch sampler yields, with the epoch, and with draws where an index comes again.
 
     What is not made of whole numbers, and what has an epoch, is passed on as it is.
-
-    Args:
-        batches: Indices, or batches of them: lists, arrays, tensors.
-        epoch: They are drawn in.
-        num_samples: In the dataset; 0 where draws make no difference.
-        seed: Of the loader.
-        keeps_items: The dataset gets the indices as the sampler yields them; the epoch stands beside them.
-        makes_lists: Nobody sees in what they come: it is made a list, beside which the epoch can stand.
     """
     repeats = _Repeats(num_samples)
     for batch in batches:

@@ -91,23 +91,16 @@ def as_phases(weights: Any) -> tuple[Phase, ...]:
 
 
 class Timeline:
-    """Which weights hold in which part of which epoch, and what each source has given until then.
-
-    Args:
-        phases: In turns, not in samples.
-        num_turns: Of an epoch.
-        block_size: Samples of a turn.
-        quotas: How many turns each source has of some.
-        history: What other weights served before.
-    """
+    """Which weights hold in which part of which epoch, and what each source has given until then."""
 
     def __init__(
         self,
-        phases: Sequence[Phase],
-        num_turns: int,
-        block_size: int,
+        phases: Sequence[Phase],  # in turns, not in samples
+        num_turns: int,  # of an epoch
+        block_size: int,  # samples of a turn
+        # How many turns each source has of some.
         quotas: Callable[[npt.NDArray[np.float64], int], Int64s],
-        history: History | None,
+        history: History | None,  # what other weights served before
     ) -> None:
         self._num_turns, self._block_size, self._quotas = num_turns, block_size, quotas
         nothing = (0,) * len(phases[0].weights)
