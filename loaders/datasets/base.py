@@ -1,4 +1,4 @@
-"""What a loader's own threads need of a dataset: work on a whole batch, in parts."""
+"""What a loader's own threads need of a dataset: work on a whole batch, in parts; and the host's half of it."""
 
 from __future__ import annotations
 
@@ -327,3 +327,20 @@ class SamplesOf(BatchDataset[Fields], Generic[Whole]):
         """Tell the dataset, too."""
         super().set_epoch(epoch)
         self.dataset.set_epoch(epoch)
+
+
+class HostHalf(SamplesOf[BatchDataset[Any]]):
+    """The samples of a dataset, in batches that a device finishes."""
+
+    def __init__(self, dataset: BatchDataset[Any], plan: ReadPlan) -> None:
+        super().__init__(dataset)
+        self.plan = plan
+
+    @property
+    def sample_nbytes(self) -> int | None:
+        return self.plan.sample_nbytes
+
+    def request(self, indices: Any, num_workers: int = 1) -> Request:
+        request = self.dataset.request(indices, num_workers)
+        request.plan = self.plan
+        return request

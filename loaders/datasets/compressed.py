@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from loaders.codecs.dct import DctCodec
-from loaders.datasets.halves import HostHalf
+from loaders.datasets.base import HostHalf
 from loaders.datasets.on_device import OnDevice, images_of
 from loaders.datasets.reading.coefficients import (
     CoefficientReader,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from loaders.codecs.heads import picture_size, pixels_within
-from loaders.datasets.halves import HostHalf
+from loaders.datasets.base import HostHalf
 from loaders.datasets.on_device import OnDevice, images_of
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.known import known_of

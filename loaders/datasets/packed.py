@@ -23,13 +23,13 @@ from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.datasets import frame
 from loaders.datasets.base import (
     BatchDataset,
+    HostHalf,
     SampleT,
     from_start,
     index_array,
     is_one,
     whole_numbers,
 )
-from loaders.datasets.halves import HostHalf
 from loaders.datasets.joining import joined
 from loaders.datasets.reading.coefficients import check_scale, make_finisher
 from loaders.datasets.reading.known import check_known

@@ -11,7 +11,7 @@ from loaders.data.store import Store
 from loaders.data.view import View
 from loaders.datasets.base import SampleT
 from loaders.datasets.packed import OnError, PackedDataset, Transform
-from loaders.datasets.reading.gather import take_rows
+from loaders.datasets.reading.fixed import take_rows
 from loaders.datasets.settings import check_augment
 from loaders.remote.url import is_url
 

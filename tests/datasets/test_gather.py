@@ -20,7 +20,7 @@ from loaders.data.gather import Gather, Take
 from loaders.data.gather import take_rows as numpy_take
 from loaders.data.store import Store
 from loaders.datasets.reading.fixed import FixedReader
-from loaders.datasets.reading.gather import take_rows as torch_take
+from loaders.datasets.reading.fixed import take_rows as torch_take
 from loaders.datasets.reading.samples import SampleBatch
 from loaders.schema import Array
 from tests.packdata.packing import pack_samples

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment
-from loaders.datasets.halves import HostHalf
+from loaders.datasets.base import HostHalf
 from loaders.loading.options import LoaderOptions, choose_halves
 from loaders.sampling import BlockShuffled
 from loaders.sampling.order import Sequential, Shuffled

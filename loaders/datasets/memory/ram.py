@@ -36,7 +36,7 @@ from loaders.datasets.memory.sealed import HeldShard, load_shard
 from loaders.datasets.memory.shared import share_columns
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.coefficients import has_halves
-from loaders.datasets.reading.gather import take_rows
+from loaders.datasets.reading.fixed import take_rows
 from loaders.datasets.settings import SETTINGS, check_augment
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device

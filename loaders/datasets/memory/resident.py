@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from loaders.datasets.base import SampleT
-from loaders.datasets.halves import HostHalf
+from loaders.datasets.base import HostHalf, SampleT
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.fixed import served

@@ -12,6 +12,8 @@ from loaders.errors import SchemaError
 from loaders.schema import Field, Image
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import numpy.typing as npt
 
@@ -131,3 +133,13 @@ def torch_dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise SchemaError(f"dtype {name!r} has no counterpart in torch")
     return dtype
+
+
+def take_rows(rows: UInt8Array) -> Callable[[npt.NDArray[np.int64], UInt8Array], None]:
+    """Return torch's copy of rows, which writes to where the batch has them, without a copy between."""
+    source = torch.from_numpy(rows)
+
+    def copy(numbers: npt.NDArray[np.int64], out: UInt8Array) -> None:
+        torch.index_select(source, 0, torch.from_numpy(numbers), out=torch.from_numpy(out))
+
+    return copy

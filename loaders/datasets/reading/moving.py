@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaders.datasets.halves import HostHalf
+from loaders.datasets.base import HostHalf
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.known import known_of
 from loaders.device.augment import Moves, draw_moves, move_images, move_masks

@@ -13,8 +13,7 @@ import xxhash
 from loaders.checks import as_list, shares, shown, whole_number
 from loaders.codecs.tokenizer import decoder_of
 from loaders.data.shards import MemoryShard
-from loaders.datasets.base import BatchDataset, from_start, index_array
-from loaders.datasets.halves import HostHalf
+from loaders.datasets.base import BatchDataset, HostHalf, from_start, index_array
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.datasets.shard import ShardDataset
