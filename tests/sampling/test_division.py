@@ -113,7 +113,7 @@ def test_a_dataset_divides_as_the_command_does(tmp_path: Path, here: Any, there:
     parts = PackedReader(tmp_path / "a").divide([0.6, 0.4], seed=3, **there)
 
     for view, part in zip(views, parts, strict=True):
-        assert view.numbers_of(np.arange(len(view))).tolist() == part.tolist()
+        assert view.view.numbers_of(np.arange(len(view))).tolist() == part.tolist()
 
 
 @pytest.mark.parametrize("values", [np.zeros((5, 2)), np.linspace(0, 1, 50)], ids=["two", "many"])
