@@ -380,11 +380,11 @@ def test_without_replacement_pairs_are_as_likely_as_drawn_one_after_the_other() 
     weights = np.array([1.0, 2.0, 3.0, 4.0])
     shares = weights / 10
     order = Weighted(weights, 2, replacement=False)
-    pairs = Counter(tuple(sorted(whole(order, epoch).tolist())) for epoch in range(10_000))
+    pairs = Counter(tuple(sorted(whole(order, epoch).tolist())) for epoch in range(20_000))
 
     for (a, b), count in pairs.items():
         chance = shares[a] * shares[b] * (1 / (1 - shares[a]) + 1 / (1 - shares[b]))
-        assert abs(count - chance * 10_000) < 4 * np.sqrt(chance * 10_000)
+        assert abs(count - chance * 20_000) < 4 * np.sqrt(chance * 20_000)
     assert len(pairs) == 6
 
 
