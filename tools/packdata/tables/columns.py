@@ -334,7 +334,10 @@ def _add_mixed(name: str, column: ColumnScan, groups: set[Any], problems: _Probl
         problems.add(name, what, one.where, hint, "--categorical")
         return
     most, *rest = sorted(groups, key=lambda g: (-column.groups[g], g == "text", g))
-    odd = column.first[rest[0]]
+    first = column.first
+    if "code" in first:  # the texts among others may all be such
+        first = {"text": first["code"], **first}
+    odd, usual = first[rest[0]], first[most]
     words = {
         "number": "numbers",
         "flag": "true and false",
@@ -343,7 +346,7 @@ def _add_mixed(name: str, column: ColumnScan, groups: set[Any], problems: _Probl
         "text": "text",
     }
     what = f"column {name!r} has {words[rest[0]]} ({odd.shown!r}) among {words[most]}"
-    also = f" ({column.first[most].shown!r}: {column.first[most].where})"
+    also = f" ({usual.shown!r}: {usual.where})"
     quoted = _quoted(name)
     hint = f"--categorical {quoted} takes all as categories, --drop {quoted} leaves it out"
     if "number" in groups:

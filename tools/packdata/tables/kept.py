@@ -7,16 +7,17 @@ something else than a part seemed to hold, the part is read from its source agai
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import tempfile
 import threading
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.ipc
 
 from loaders.remote.url import is_url
 from packdata.tables.parts import Rows
@@ -41,7 +42,7 @@ class TableReader:
 
     def __init__(self, files: Sequence[TableFile], beside: Path | str | None = None) -> None:
         self.files = files
-        self._parts: dict[Part, tuple[int, int, Rows]] = {}
+        self._parts: dict[Part, _Kept] = {}
         self._lock, self._end, self._fd = threading.Lock(), 0, -1
         size = sum(file.path.stat().st_size for file in files if file.is_text)
         if beside is None or not size:
@@ -72,21 +73,23 @@ class TableReader:
         """Keep the columns of a part, one array for each of the rows' own."""
         if self._fd < 0 or not columns:
             return
-        table = pa.table({name: _coded(array) for name, array in columns.items()})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        data = sink.getvalue()
-        about = Rows(table.schema.empty_table(), rows.line, rows.bad, cell=rows.cell)
+        pieces: list[pickle.PickleBuffer] = []
+        coded = {name: _coded(array) for name, array in columns.items()}
+        frame = pickle.dumps(coded, 5, buffer_callback=pieces.append)  # all but the values
+        values = [piece.raw() for piece in pieces]
+        sizes = [len(each) for each in values]
         with self._lock:
-            start, self._end = self._end, self._end + -(-len(data) // 64) * 64
-        try:
-            size = 0
-            while size < len(data):
-                size += os.pwrite(self._fd, memoryview(data)[size:], start + size)
-        except OSError:  # no room: this part is read again
-            return
-        self._parts[part] = start, size, about
+            start, self._end = self._end, self._end + sum(map(_aligned, sizes))
+        at = start
+        for each, size in zip(values, sizes, strict=True):
+            with suppress(OSError):
+                if os.pwrite(self._fd, each, at) == size:
+                    at += _aligned(size)
+                    continue
+            return  # no room: this part is read again
+        schema = pa.schema([(name, array.type) for name, array in coded.items()])
+        about = Rows(schema.empty_table(), rows.line, rows.bad, cell=rows.cell)
+        self._parts[part] = _Kept(start, sizes, frame, about)
 
     def _kept(
         self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
@@ -94,13 +97,34 @@ class TableReader:
         """Return columns of a part, None where they were not kept, or not as what they are."""
         if part not in self._parts or columns is None:
             return None
-        start, size, about = self._parts[part]
-        schema = about.table.schema
+        kept = self._parts[part]
+        schema = kept.about.table.schema
         if not all(_fits(schema, name, kinds.get(name)) for name in columns):
             return None
-        with pa.ipc.open_stream(os.pread(self._fd, size, start)) as reader:
-            table = reader.read_all().select(list(columns))
-            return Rows(table, about.line, about.bad, cell=about.cell)
+        data, at, pieces = memoryview(os.pread(self._fd, kept.size, kept.start)), 0, []
+        for size in kept.sizes:
+            pieces.append(data[at : at + size])
+            at += _aligned(size)
+        arrays = pickle.loads(kept.frame, buffers=pieces)  # noqa: S301  (never left this process)
+        return replace(kept.about, table=pa.table({name: arrays[name] for name in columns}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Where the columns of a part lie: ``frame`` puts them together of pieces of these sizes."""
+
+    start: int
+    sizes: list[int]
+    frame: bytes
+    about: Rows
+
+    @property
+    def size(self) -> int:
+        return sum(map(_aligned, self.sizes))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 64) * 64
 
 
 def _fits(schema: pa.Schema, name: str, kind: Kind | None) -> bool:

@@ -312,7 +312,9 @@ def _codes(found: Scan, kinds: Mapping[str, Kind]) -> list[str]:
     return [
         name
         for name, column in found.columns.items()
-        if "code" in column.groups and column.moments and name not in kinds
+        if {"code"} <= column.groups.keys() <= {"code", "number", "text", "flag"}
+        and column.moments
+        and name not in kinds
     ]
 
 

@@ -173,32 +173,38 @@ class TablesRecipe(Recipe):
     ) -> tuple[Matrix, Flags]:
         features = self.columns.features
         assert features is not None
-        out = np.empty((len(table), len(features.columns)), features.dtype)
-        mask = np.zeros(out.shape if self.columns.missing_mask else (0, 0), bool)
+        rows = np.empty((len(features.columns), len(table)), features.dtype)  # turned at once
+        mask = np.zeros(rows.T.shape if self.columns.missing_mask else (0, 0), bool)
         for i, (column, how) in enumerate(features.sources):
             values, missing = table.numbers(column, how), table.missing(column, how)
-            table.note_bad(f"column {column!r}", column, how, wrong)
-            infinite = f"column {column!r} is infinite"
-            table.note_infinite(infinite, column, how, np.isinf(values), wrong)
             if missing.any():
                 counted[_MISSING + column] = missing
-            if self.columns.missing_mask:
-                mask[:, i] = missing
-            if features.missing == "error":
-                wrong.note(missing, partial("column {!r} has no value".format, column))
-            elif features.missing == "mean" and missing.any():
-                values = np.where(missing, features.mean[i], values)
+                if self.columns.missing_mask:
+                    mask[:, i] = missing
+                if features.missing == "error":
+                    wrong.note(missing, partial("column {!r} has no value".format, column))
+                elif features.missing == "mean":
+                    values = np.where(missing, features.mean[i], values)
             if features.standardized:
                 values = standardized(values, features.mean[i], features.std[i])
             with np.errstate(over="ignore"):
-                stored = values.astype(features.dtype, copy=False)
-            out[:, i] = stored
-            what = f"column {column!r} is more than {features.dtype} holds"
-            too_large = np.isinf(stored)
-            if too_large.any():
-                too_large &= np.isfinite(values) & ~missing
-            table.note_infinite(what, column, how, too_large, wrong)
-        return out, mask
+                rows[i] = values
+            if not np.isfinite(rows[i]).all():
+                is_too_large = np.isinf(rows[i]) & np.isfinite(values) & ~missing
+                self._note_unfit(column, how, is_too_large, table, wrong)
+        return np.ascontiguousarray(rows.T), mask
+
+    def _note_unfit(
+        self, column: str, how: str, is_too_large: Flags, table: _Table, wrong: _Wrong
+    ) -> None:
+        """Note where a value of a column is bad or infinite, or larger than the features are."""
+        assert self.columns.features is not None
+        what = f"column {column!r}"
+        table.note_bad(what, column, how, wrong)
+        is_infinite = np.isinf(table.numbers(column, how))
+        table.note_infinite(f"{what} is infinite", column, how, is_infinite, wrong)
+        what = f"{what} is more than {self.columns.features.dtype} holds"
+        table.note_infinite(what, column, how, is_too_large, wrong)
 
     def _categories(self, table: _Table, counted: dict[str, Flags]) -> Matrix:
         categories = self.columns.categories

@@ -386,9 +386,9 @@ class _Look:
     def _measured(self, found: Numbers, group: Group) -> pa.Array:
         """Take statistics of numbers, dates or times; return them, as they are where some are bad."""
         scan, (values, missing, bad, zoned) = self.scan, found
-        scan.num_missing = int(missing.sum())
+        scan.num_missing = int(np.count_nonzero(missing))
         known = ~(missing | bad)
-        num_known = int(known.sum())
+        num_known = int(np.count_nonzero(known))
         if num_known:
             scan.groups[group] += num_known
         self._note(group, known)

@@ -28,6 +28,7 @@ _TIME = r"^\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?$"
 _BEYOND_US = r"(\.\d{6})\d+"
 _ZONE = r"[ T]\d\d\S*(?:Z|[+-]\d\d:?(?:\d\d)?)\s*$"
 _CODE = r"^\s*[+-]?0\d"  # a number with zeros in front, which it would lose
+_OTHER_THAN_TEXT = r"^\s*[+-]?(?:[\d.#]|(?i:inf|infinity|true|false|n/?a|nan|null)\s*$)"
 _PATTERNS: dict[Group, str] = {"number": _NUMBER, "flag": _FLAG, "date": _DATE, "time": _TIME}
 GROUPS: tuple[Group | None, ...] = (None, "text", "number", "flag", "date", "time", "code")
 # How all else than plain text begins, what says that there is no value included.
@@ -169,6 +170,8 @@ def groups_of_texts(texts: pa.Array, guesses: frozenset[str] = GUESSED) -> Codes
     filled = np.flatnonzero(ends > starts)
     groups[ends <= starts] = 0
     some = filled[_BEGINNINGS[data[starts[filled]]]]
+    if len(some):  # patterns are compiled at each call: one leaves most words out
+        some = some[_matches(texts.take(pa.array(some)), _OTHER_THAN_TEXT)]
     if len(some):
         groups[some] = _groups_of_some(texts.take(pa.array(some)), guesses)
     return groups
@@ -226,6 +229,8 @@ def numbers(array: pa.Array, group: Group) -> Numbers:
     if own is None or own not in (group, "flag" if group == "number" else group):
         return Numbers(np.full(len(array), np.nan), missing, no if own is None else ~missing, no)
     values = _floats(array, group)
+    if pa.types.is_integer(array.type) and not array.null_count:
+        return Numbers(values, no, no, no)
     none = np.isnan(values)
     if group == "date":
         bad = none & ~missing
