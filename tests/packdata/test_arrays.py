@@ -21,8 +21,7 @@ from packdata.arrays.files import Axes
 from packdata.arrays.plan import plan_arrays
 from packdata.arrays.recipe import ArraysRecipe, array_recipes
 from packdata.cli import main
-from packdata.inspect.preview import contact_sheet
-from packdata.inspect.slices import middle_slice
+from packdata.inspect.preview import contact_sheet, middle_slice
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
 from packdata.packing.engine import pack_recipe

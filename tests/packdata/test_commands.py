@@ -1574,7 +1574,7 @@ def test_options_for_the_copy_are_in_its_provenance_without_paths(tmp_path: Path
 def test_every_command_has_help_with_an_example(
     command: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = command.__name__.rpartition(".")[2]
+    name = command.name
 
     with pytest.raises(SystemExit, match="0"):
         run(name, "--help")

@@ -82,7 +82,7 @@ class TestFolders:
         source = open_source(touch(tmp_path, "bee/1.jpg", "cow/1.txt"))
 
         assert source.labels["label"].classes == ("bee",)
-        assert source.empty_classes == ("ant", "cow")  # type: ignore[attr-defined]
+        assert source.empty_classes == ("ant", "cow")
 
     def test_pictures_beside_class_folders_are_named(self, tmp_path: Path) -> None:
         touch(tmp_path, "cat/1.jpg", "stray.jpg")
@@ -936,7 +936,7 @@ class TestParquet:
         metadata = {"huggingface": json.dumps({"info": {"features": features}})}
         pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "a.parquet")
 
-        notes = open_source(tmp_path / "a.parquet").notes  # type: ignore[attr-defined]
+        notes = open_source(tmp_path / "a.parquet").notes
 
         assert [note.split()[0] for note in notes] == ["tags", "objects"]
         assert all("zebra, ant" in note for note in notes)

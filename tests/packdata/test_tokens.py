@@ -808,7 +808,7 @@ def test_a_tokenizer_that_was_changed_or_lost_is_found_and_restored(
 
 
 def open_kept(folder: Path) -> str:
-    from packdata.tokens.show import token_text
+    from packdata.tokens.stream import token_text
 
     return token_text(PackedReader(folder), 0)
 

@@ -15,12 +15,11 @@ from loaders.remote.options import set_remote
 from loaders.text import printable
 from loaders.version import __version__
 from packdata.commands import GROUPS
-from packdata.commands.extend import spelled_anew
+from packdata.commands.derive import spelled_anew
 from packdata.wording import in_shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from types import ModuleType
     from typing import Literal, TextIO
 
 _DONE, _BAD_DATA, _INTERRUPTED = 0, 1, 130  # beside a command's own 3
@@ -43,15 +42,11 @@ Exit status: 0 done, 1 bad data or target, 2 wrong usage, 3 done but some items 
 
 def build_parser() -> Commands:
     """Return the parsers of all commands."""
-    groups = {title: [_name(each) for each in modules] for title, modules in GROUPS.items()}
+    groups = {title: [each.name for each in some] for title, some in GROUPS.items()}
     commands = Commands("packdata", _DESCRIPTION, groups, examples=_EXAMPLES, version=__version__)
-    for module in chain.from_iterable(GROUPS.values()):
-        module.add_parser(commands)
+    for command in chain.from_iterable(GROUPS.values()):
+        command.add_to(commands)
     return commands
-
-
-def _name(module: ModuleType) -> str:
-    return module.__name__.rpartition(".")[2]
 
 
 def _open_closed_streams() -> None:
@@ -106,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # Who read our output has seen enough. Python would complain when it flushes at exit.
+        # The reader of the output has closed the pipe: Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _DONE
     except KeyboardInterrupt as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from loaders.errors import CodecError
 from loaders.schema import Categories, Features, Field, Image, Label, MultiLabel, Tokens
 from packdata.rows import describe_rows
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,9 +26,8 @@ def describe_field(field: Field) -> str:
     if isinstance(field, Label | MultiLabel):
         if field.classes is None:
             return f"{field.kind}, a number"
-        names = (repr(name) if "," in name else name for name in field.classes[:4])
-        few = ", ".join(names) + (", ..." if len(field.classes) > 4 else "")
-        return f"{field.kind} of {counted(len(field.classes), 'class')} ({few})"
+        names = [repr(name) if "," in name else name for name in field.classes]
+        return f"{field.kind} of {counted(len(names), 'class')} ({few(names, 4)})"
     if isinstance(field, Features | Categories):
         return describe_rows(field)
     if isinstance(field, Tokens):

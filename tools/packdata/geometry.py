@@ -21,12 +21,10 @@ _ROUNDED = 1.0  # pixels beyond the edge that come from rounding, and are cut of
 
 
 def to_boxes(value: Any, form: str, size: Size) -> Floats:
-    """Return boxes as ``(n, 4)``: x1, y1, x2, y2 in pixels.
+    """Return boxes as ``(n, 4)``: x1, y1, x2, y2 in pixels of a picture of a size (height, width).
 
-    Args:
-        value: Rows of four numbers, or four numbers; also as text. None and nothing are no boxes.
-        form: One of ``BOX_FORMATS``.
-        size: (height, width) of the picture.
+    ``value`` is rows of four numbers in one of ``BOX_FORMATS``, or four numbers; also as text. None and nothing are
+    no boxes.
 
     Raises:
         CodecError: These are no boxes, or not such, or they lie beyond the picture.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,25 +12,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _LIMB_BITS = 16  # products of two, summed over 2**31 of them, fit into 63 bits
-
-
-class Summary(Protocol):
-    """What one or the other class below says of numbers."""
-
-    count: int
-    least: float
-    most: float
-
-    @property
-    def mean(self) -> float:
-        """Mean."""
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the population, not of a sample of it."""
-
-    def add(self, other: Any) -> None:
-        """Take the numbers of another summary, of the same class, in."""
 
 
 @dataclass(slots=True)
@@ -58,8 +39,8 @@ class Moments:
             squares = float(np.square(wide - mean).sum())
         return cls(wide.size, mean, squares, float(wide.min()), float(wide.max()))
 
-    def add(self, other: Moments) -> None:
-        """Take the numbers of another summary in."""
+    def add(self, other: Any) -> None:
+        """Take the numbers of another summary, of this class, in."""
         if not other.count:
             return
         count, distance = self.count + other.count, other.mean - self.mean
@@ -100,8 +81,8 @@ class WholeMoments:
         squares += least * (2 * total + values.size * least)
         return cls(values.size, total + values.size * least, squares, least, most)
 
-    def add(self, other: WholeMoments) -> None:
-        """Take the numbers of another summary in."""
+    def add(self, other: Any) -> None:
+        """Take the numbers of another summary, of this class, in."""
         self.count += other.count
         self.total += other.total
         self.total_squares += other.total_squares
@@ -117,6 +98,9 @@ class WholeMoments:
         """Standard deviation of the population, not of a sample of it."""
         spread = self.count * self.total_squares - self.total * self.total
         return math.sqrt(spread) / self.count if self.count else 0.0
+
+
+Summary = Moments | WholeMoments
 
 
 def _sums(numbers: npt.NDArray[np.uint64], most: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from loaders.schema import Array, Categories, Features
 from packdata.moments import Moments
-from packdata.wording import names_in_option
+from packdata.wording import few, names_in_option
 
 if TYPE_CHECKING:
     from loaders.data.view import View
@@ -95,21 +95,15 @@ def categories_stats(view: View, name: str, kind: Categories) -> dict[str, Any]:
         for i, total in enumerate(counts):
             found = np.bincount(rows[:, i].astype(np.int64), minlength=len(total))
             total += found[: len(total)]
-    return {
-        "columns": {
-            column: {
-                "num_categories": len(kind.vocabularies[i]),
-                "num_unknown": int(counts[i][0]),
-                "most_frequent": _most_frequent(kind.vocabularies[i], counts[i][1:]),
-            }
-            for i, column in enumerate(kind.columns)
+    columns = {}
+    for column, words, total in zip(kind.columns, kind.vocabularies, counts, strict=True):
+        order = np.argsort(-total[1:], kind="stable")[:8].tolist()
+        columns[column] = {
+            "num_categories": len(words),
+            "num_unknown": int(total[0]),
+            "most_frequent": {words[k]: int(total[k + 1]) for k in order},
         }
-    }
-
-
-def _most_frequent(names: tuple[str, ...], counts: npt.NDArray[np.int64]) -> dict[str, int]:
-    order = np.argsort(-counts, kind="stable")[:8].tolist()
-    return {names[k]: int(counts[k]) for k in order}
+    return {"columns": columns}
 
 
 def row_text(kind: Features | Categories, value: npt.NDArray[Any]) -> str:
@@ -135,12 +129,10 @@ def describe_rows(kind: Features | Categories) -> str:
         >>> describe_rows(Features(columns=("depth", "x")))
         '2 columns of float32 (depth, x)'
     """
-    shown = [names_in_option([name]) for name in kind.columns[:6]]
-    few = ", ".join(shown) + (", ..." if len(kind.columns) > 6 else "")
+    names = [names_in_option([name]) for name in kind.columns]
     if isinstance(kind, Categories):
-        sizes = zip(shown, kind.vocabularies, strict=False)
-        few = ", ".join(f"{name}: {len(names)}" for name, names in sizes)
-        few += ", ..." if len(kind.columns) > 6 else ""
+        sizes = zip(names, kind.vocabularies, strict=True)
+        names = [f"{name}: {len(words)}" for name, words in sizes]
     extra = ", standardized" if isinstance(kind, Features) and kind.standardized else ""
-    columns = "column" if len(kind.columns) == 1 else "columns"
-    return f"{len(kind.columns)} {columns} of {kind.dtype}{extra} ({few})"
+    columns = "column" if len(names) == 1 else "columns"
+    return f"{len(names)} {columns} of {kind.dtype}{extra} ({few(names, 6)})"

@@ -25,6 +25,7 @@ from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Label,
 from packdata.describe import describe_values, numbered
 from packdata.geometry import to_keypoints
 from packdata.sources.regular import read_regular
+from packdata.wording import few
 
 Size = tuple[int, int]
 _BOXES = "boxes of (n, 4): x1, y1, x2, y2"
@@ -49,21 +50,14 @@ Prepared = Encoded | Work
 
 
 class Preparer:
-    """Turns the values of one field into records.
-
-    Args:
-        field: The field.
-        quality: Of newly encoded JPEG and WebP, 1 to 100.
-        max_picture_mb: MiB that a picture may take, decoded to what is stored.
-    """
+    """Turns the values of one field into records; ``quality``, 1 to 100, is of newly encoded JPEG and WebP."""
 
     def __init__(self, field: Field, quality: int, max_picture_mb: int = MAX_PICTURE_MB) -> None:
         codec = codec_for(field)
         self.field, self._quality, self._max_picture_mb = field, quality, max_picture_mb
         self.codec = codec.limited(max_picture_mb) if isinstance(codec, PictureCodec) else codec
-        self._one = (
-            Preparer(field.one, quality, max_picture_mb) if isinstance(field, Images) else None
-        )
+        one = field.one if isinstance(field, Images) else None
+        self._one = None if one is None else Preparer(one, quality, max_picture_mb)
         self._classes = {}
         if isinstance(field, Label | MultiLabel):
             self._classes = {name: i for i, name in enumerate(field.classes or ())}
@@ -74,9 +68,8 @@ class Preparer:
         Raises:
             CodecError: The field cannot hold the value.
         """
-        if value is None and isinstance(
-            self.field, Image | Images | Mask | Array
-        ):  # an array to NumPy
+        # NumPy takes None for an array.
+        if value is None and isinstance(self.field, Image | Images | Mask | Array):
             raise CodecError(f"takes {_wanted(self.field)}, but the value is missing (None)")
         with self._telling(value):
             if isinstance(self.field, Image | Mask):
@@ -155,7 +148,7 @@ class Preparer:
             if value in self._classes:
                 return self._classes[value]
             known = (
-                f"known: {_some(field.classes)}" if field.classes else "no classes are declared"
+                f"known: {few(field.classes, 8)}" if field.classes else "no classes are declared"
             )
             raise CodecError(f"class {value!r} is unknown ({known})")
         number = np.asarray(value)
@@ -173,7 +166,8 @@ class Preparer:
             flags = np.zeros(len(field.classes), np.uint8)
             for name in values:
                 if name not in self._classes:
-                    raise CodecError(f"class {name!r} is unknown (known: {_some(field.classes)})")
+                    known = few(field.classes, 8)
+                    raise CodecError(f"class {name!r} is unknown (known: {known})")
                 flags[self._classes[name]] = 1
             return flags
         flags = np.asarray(values)
@@ -268,11 +262,8 @@ def _holds(field: Image | Mask, array: np.ndarray[Any, Any]) -> bool:
     """Masks may come as any integers that fit; pixels have one dtype, so that none is rescaled."""
     if array.dtype == np.dtype(field.dtype):
         return True
-    return (
-        isinstance(field, Mask)
-        and array.dtype.kind in "uib"
-        and np.array_equal(array.astype(field.dtype), array)
-    )
+    is_whole = isinstance(field, Mask) and array.dtype.kind in "uib"
+    return is_whole and np.array_equal(array.astype(field.dtype), array)
 
 
 def _check_size(size: Size, field: Image | Mask) -> None:
@@ -285,15 +276,11 @@ def _boxes(value: Any) -> np.ndarray[Any, Any]:
     boxes = np.asarray(value, np.float32) if len(value) else np.zeros((0, 4), np.float32)
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise CodecError(f"takes {_BOXES}; got {boxes.shape}")
-    wrong = ~(
-        np.isfinite(boxes).all(1) & (boxes[:, 0] <= boxes[:, 2]) & (boxes[:, 1] <= boxes[:, 3])
-    )
-    if wrong.any():
-        box = boxes[wrong.argmax()].tolist()
-        what = f"takes boxes of x1, y1, x2, y2 with x1 <= x2 and y1 <= y2; got {box}"
-        raise CodecError(
-            f"{what} (COCO has x, y, width, height: store x, y, x + width, y + height)"
-        )
+    is_right = np.isfinite(boxes).all(1) & (boxes[:, :2] <= boxes[:, 2:]).all(1)
+    if not is_right.all():
+        what = f"takes boxes of x1, y1, x2, y2 with x1 <= x2 and y1 <= y2; got {boxes[is_right.argmin()].tolist()}"
+        hint = "COCO has x, y, width, height: store x, y, x + width, y + height"
+        raise CodecError(f"{what} ({hint})")
     return boxes
 
 
@@ -329,10 +316,6 @@ def _shown(value: Any) -> str:
         return f"{dtype} of {tuple(shape)}"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
 def check_sizes(sizes: Mapping[str, Size | None], fields: Mapping[str, Field]) -> None:

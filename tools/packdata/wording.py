@@ -79,6 +79,17 @@ def names_in_option(names: Sequence[str]) -> str:
     return text.getvalue()
 
 
+def few(names: Iterable[str], most: int = 5) -> str:
+    """Return the first of some names, with dots where there are more.
+
+    Example:
+        >>> few(["a", "b"]), few("abc", 2)
+        ('a, b', 'a, b, ...')
+    """
+    listed = list(names)
+    return ", ".join(listed[:most]) + (", ..." if len(listed) > most else "")
+
+
 def speaks_python(function: F) -> F:
     """Return a function whose errors name options as its arguments."""
 

@@ -3,7 +3,7 @@
 1. Normal: ``add`` checks a sample and hands it over; threads encode its pictures, in order; shards
    are written as they fill; ``close``, or leaving ``with``, publishes the dataset.
 2. Failure: an error in ``add`` leaves the sample out; an error on a thread comes out of the next
-   ``add`` or ``close`` and ends the writer. Whoever caught it gets another on leaving ``with``.
+   ``add`` or ``close`` and ends the writer. If it was caught, leaving ``with`` raises another.
 3. Early close: ``abort``, or leaving ``with`` by an exception, publishes nothing and removes what
    was written.
 4. Fork: a copy of the writer in another process refuses to work, and leaves the files alone.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sized
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
@@ -43,7 +43,7 @@ from packdata.recipe import Block
 from packdata.values import Encoded, Prepared, Preparer, Work, check_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from packdata.packing.settings import OnError
@@ -54,16 +54,12 @@ _USUAL_ROW_BYTES = 256  # of what does not tell its size, such as a list of text
 
 
 class _Sample(NamedTuple):
-    """A sample that is checked, but not encoded yet."""
+    """A sample that is checked, but not encoded yet; ``name`` is what messages call it."""
 
     number: int
+    name: str
     key: str | None
     values: dict[str, Prepared]
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return f"sample {self.number}" + ("" if self.key is None else f" (key {self.key!r})")
 
 
 class Writer:
@@ -197,13 +193,9 @@ class Writer:
         if sample.key is not None and self._on_error == "fail":
             self._keys.add(sample.key)
         self._num_samples += 1
-        try:
+        with self._ending():
             for outcome in self._pool.put(sample):
                 self._take(outcome)
-        except BaseException as error:
-            self._error = error
-            self._open.close()
-            raise
 
     def add_batch(self, /, **arrays: Any) -> None:
         """Add many samples, as columns: at the speed of memory where no picture has to be encoded.
@@ -228,10 +220,16 @@ class Writer:
             for i in range(num):
                 self.add(**{name: values[i] for name, values in arrays.items()})
             return
-        try:
+        with self._ending():
             for outcome in self._pool.drain():
                 self._take(outcome)
             self._add_block(block)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the writer by an error."""
+        try:
+            yield
         except BaseException as error:
             self._error = error
             self._open.close()
@@ -259,10 +257,8 @@ class Writer:
             made = {name: column for name, column in columns.items() if column is not None}
             if len(made) < len(columns):
                 return None
-            block = Block(made)
-            check_sizes(
-                {n: getattr(f, "size", None) for n, f in self._fields.items()}, self._fields
-            )
+            block, fields = Block(made), self._fields
+            check_sizes({n: getattr(f, "size", None) for n, f in fields.items()}, fields)
             check_block(block, self._schema, self._format)
         except CodecError:
             return None
@@ -313,7 +309,7 @@ class Writer:
             check_sizes({field: value.size for field, value in prepared.items()}, self._fields)
         except CodecError as error:
             raise CodecError(f"{name}: {error}") from error
-        return _Sample(self._num_samples, key, prepared)
+        return _Sample(self._num_samples, name, key, prepared)
 
     def _check_fields(self, values: Mapping[str, Any], name: str) -> None:
         missing = [n for n in self._fields if n not in values]
@@ -399,15 +395,11 @@ class Writer:
         if self.summary is not None:
             return self.summary
         self._check_open()
-        try:
+        with self._ending():
             for outcome in self._pool.drain():
                 self._take(outcome)
             self.summary = self._publish()
-        except BaseException as error:
-            self._error = error
-            raise
-        finally:
-            self._open.close()
+        self._open.close()
         return self.summary
 
     def _publish(self) -> Summary:
@@ -511,14 +503,11 @@ def _add_columns(writer: Writer, columns: Mapping[str, Any], progress: Progress)
             raise TypeError(f"{what} {shown(values)}; of single samples give a list")
     num = max(map(len, columns.values()), default=0)
     progress.start(num, 0)
-    step = max(1, _PIECE_BYTES // max(1, sum(map(_row_nbytes, columns.values()))))
+    row_nbytes = (int(getattr(c, "nbytes", 0)) // max(1, len(c)) for c in columns.values())
+    step = max(1, _PIECE_BYTES // max(1, sum(each or _USUAL_ROW_BYTES for each in row_nbytes)))
     for first in range(0, num, step):
         writer.add_batch(**{n: values[first : first + step] for n, values in columns.items()})
         progress.advance(writer.num_rejected, min(step, num - first))
-
-
-def _row_nbytes(values: Any) -> int:
-    return int(getattr(values, "nbytes", 0)) // max(1, len(values)) or _USUAL_ROW_BYTES
 
 
 def pack(

@@ -27,16 +27,11 @@ _CUT = "Cut it into parts along an axis, a file each, or store a narrower --dtyp
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """How the axes of a file become those of a sample.
+    """How the axes of a file become those of a sample."""
 
-    Attributes:
-        num: Axes in the file.
-        channels: ``first``, ``last``: there is an axis of channels; ``none``: one of length 1 is
-            put in front; None: of four axes the first is channels, three are a volume that gets
-            such an axis, one or two stay as they are.
-    """
-
-    num: int
+    num: int  # axes in the file
+    # ``first``, ``last``: there is an axis of channels; ``none``: one of length 1 is put in front; None: of four
+    # axes the first is channels, three are a volume that gets such an axis, one or two stay as they are.
     channels: Channels | None
 
     def __post_init__(self) -> None:
@@ -81,20 +76,13 @@ class Axes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayOptions:
-    """What becomes of each array.
+    """What becomes of each array."""
 
-    Attributes:
-        dtype: To store, or None for that of the files.
-        mask_dtype: The same for masks.
-        channels: Where the files have their channels; see ``Axes``.
-        array: The name of the array in an ``.npz`` that holds several.
-        mask_array: The name of the mask in an ``.npz``; without masks of their own, in the array's.
-    """
-
-    dtype: str | None = None
-    mask_dtype: str | None = None
-    channels: Channels | None = None
-    array: str | None = None
+    dtype: str | None = None  # to store, or None for that of the files
+    mask_dtype: str | None = None  # the same for masks
+    channels: Channels | None = None  # where the files have their channels; see ``Axes``
+    array: str | None = None  # the name of the array in an ``.npz`` that holds several
+    # The name of the mask in an ``.npz``; without masks of their own, in the array's.
     mask_array: str | None = None
 
     def __post_init__(self) -> None:
@@ -113,16 +101,7 @@ class ArrayOptions:
 
 
 class ArrayFiles:
-    """Finds and reads the arrays and masks of a source.
-
-    Args:
-        source: Lists the arrays.
-        options: Which array of a file, and how it is stored.
-        masks: Where the masks are; None to take those of the source, if it has any.
-
-    Attributes:
-        max_nbytes: What a record may have.
-    """
+    """Finds and reads the arrays and masks of a source; records of more than ``max_nbytes`` are refused."""
 
     def __init__(self, source: Source, options: ArrayOptions, masks: MaskFolder | None) -> None:
         self.source, self.options, self.masks = source, options, masks

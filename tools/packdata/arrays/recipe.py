@@ -41,13 +41,7 @@ def array_recipes(
     options: ArrayOptions | None = None,
     source: SourceOptions | None = None,
 ) -> list[tuple[str, ArraysRecipe]]:
-    """Return a recipe for each split of a source, named ``""`` if it has no splits.
-
-    Args:
-        src: A folder of ``.npy`` and ``.npz`` files, or of one folder per class; a ``.csv``,
-            ``.tsv`` or ``.jsonl`` list of such files; or a folder of splits; or several of these, in order.
-        options: What becomes of each array.
-        source: What is said of the source.
+    """Return a recipe for each split of a source, or of several in order, named ``""`` if it has no splits.
 
     Raises:
         SourceError: The source cannot be listed, or no array in it can be read.

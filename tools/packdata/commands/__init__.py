@@ -1,36 +1,21 @@
-"""The commands, one module each, thin over functions that a notebook can call.
+"""The commands, a module for each group of them, thin over functions that a notebook can call."""
 
-Every module has ``add_parser(commands)``, which adds its command and sets ``run``: a function from the
-parsed arguments to the exit status.
-"""
-
-from packdata.commands import (
-    arrays,
-    cache,
-    copy,
-    diff,
-    extend,
-    fetch,
-    finish,
-    images,
-    info,
-    merge,
-    plan,
-    preview,
-    repair,
-    split,
-    stats,
-    tables,
-    tokens,
-    verify,
-)
+from packdata.commands.arrays import ARRAYS
+from packdata.commands.derive import COPY, EXTEND, MERGE, SPLIT
+from packdata.commands.images import IMAGES
+from packdata.commands.keep import REPAIR, VERIFY
+from packdata.commands.look import DIFF, INFO, PREVIEW, STATS
+from packdata.commands.parts import FINISH, PLAN
+from packdata.commands.remote import CACHE, FETCH
+from packdata.commands.tables import TABLES
+from packdata.commands.tokens import TOKENS
 
 GROUPS = {
-    "pack": (images, tokens, tables, arrays, plan, finish),
-    "look": (info, preview, stats, diff),
-    "derive": (copy, split, merge, extend),
-    "keep whole": (verify, repair),
-    "fetch": (fetch, cache),
+    "pack": (IMAGES, TOKENS, TABLES, ARRAYS, PLAN, FINISH),
+    "look": (INFO, PREVIEW, STATS, DIFF),
+    "derive": (COPY, SPLIT, MERGE, EXTEND),
+    "keep whole": (VERIFY, REPAIR),
+    "fetch": (FETCH, CACHE),
 }
 
 __all__ = ["GROUPS"]

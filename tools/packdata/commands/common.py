@@ -1,144 +1,96 @@
-"""What the commands share: parsers, output, and arguments with units."""
+"""What the commands share: how one is described, what its arguments mean, and what it prints."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import shlex
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import MANIFEST_NAME
-from loaders.errors import LoadersError, ManifestError, SchemaError, SourceError
+from loaders.errors import LoadersError, SchemaError, SourceError
 from loaders.remote.options import add_remote
 from loaders.remote.url import is_url, split_secrets
 from loaders.text import describe_size, printable, printable_json
 from packdata.describe import counted
-from packdata.packing.progress import progress_of
-from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
+from packdata.packing.shards import FORMATS
 from packdata.wording import in_shell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from loaders.commandline import Commands, Parser
     from loaders.data.manifest import Manifest
 
 SIZES = "K, M and G are powers of 1024, up to 256MB in Parquet and 64GB in LMDB"
+REPEATED = {"action": "append", "default": []}
+JSON = "--json\n  print the result as JSON\n"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
 
-def new_parser(
-    commands: Commands, name: str, summary: str, example: str, details: str = ""
-) -> Parser:
-    """Add a command with help, and an example below it."""
-    return commands.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.\n{details}".rstrip(),
-        epilog=f"example:\n  {example}",
-    )
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command: how it is called, and what runs it."""
+
+    name: str  # what the user types
+    summary: str  # what it does, in a line
+    # Its places and options, as ``add_options`` reads them, by the title of their group; "" is for those that stand
+    # in none.
+    takes: Mapping[str, str]
+    run: Callable[[argparse.Namespace], int]  # returns the exit status
+    details: str = ""  # says more of what it does, in paragraphs
+    example: str = ""  # how it may be called; several lines are examples with what they do
+    # By the name of an argument, what ``add_argument`` gets beside what ``takes`` says.
+    how: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of the parsed arguments
+    has_remote: bool = False  # it takes URLs
+
+    def add_to(self, commands: Commands) -> None:
+        """Add its parser."""
+        about = f"{self.summary[0].upper()}{self.summary[1:]}.\n{self.details}".rstrip()
+        title = "examples" if "\n" in self.example else "example"
+        example = self.example.replace("\n", "\n  ")
+        parser: Parser = commands.add_parser(
+            self.name, help=self.summary, description=about, epilog=f"{title}:\n  {example}"
+        )
+        for title, text in self.takes.items():
+            named, _, said = title.partition(": ")
+            group = parser.add_argument_group(named, said or None) if title else parser
+            add_options(group, text, self.how)
+        if self.has_remote:
+            add_remote(parser)
+        parser.set_defaults(run=self.run, **self.defaults)
 
 
-def new_reading_parser(
-    commands: Commands,
-    name: str,
-    summary: str,
-    example: str,
-    details: str = "",
-    *,
-    several: bool = False,
-) -> Parser:
-    """Add a command that reads a DATASET, or, of a folder of ``several``, each."""
-    parser = new_parser(commands, name, summary, example, details)
-    what = "folder or URL of the dataset" + (", or a folder of several" if several else "")
-    parser.add_argument("dataset", type=parse_source, metavar="DATASET", help=what)
-    add_remote(parser)
-    return parser
+def add_options(group: Any, text: str, how: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add the arguments that a text describes.
 
-
-def add_workers(parser: argparse.ArgumentParser, what: str = "threads") -> None:
-    """Add ``--workers``."""
-    known = f"{what} (default: all usable cores)"
-    parser.add_argument("--workers", type=parse_count, metavar="N", help=known)
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-
-
-def new_joining_parser(
-    commands: Commands, name: str, summary: str, example: str, *, src: str, dst: str
-) -> Parser:
-    """Add a command that makes the shards of SRC... a part of DST, which the caller gives ``join``."""
-    parser = new_parser(commands, name, summary, example, _LINKS)
-    parser.add_argument("src", type=parse_source, nargs="+", metavar="SRC", help=src)
-    parser.add_argument("dst", type=parse_source, metavar="DST", help=dst)
-    parser.add_argument(
-        "--no-link", action="store_true", help="copy and verify the shards, even where links work"
-    )
-    add_json(parser)
-    add_remote(parser)
-    parser.set_defaults(run=_join, options=())
-    return parser
-
-
-def _join(args: argparse.Namespace) -> int:
-    linked: list[Path] = []
-    notes: list[str] = []
-    options = {name: getattr(args, name) for name in args.options}
-    try:
-        with (
-            progress_of("sending", None, unit="bytes")
-            if is_url(args.dst)
-            else nullcontext(int) as tick
-        ):
-            manifest: Manifest = args.join(
-                args.dst,
-                args.src,
-                link=not args.no_link,
-                on_link=linked.append,
-                note=notes.append,
-                tick=tick,
-                **options,
-            )
-    except ManifestError as error:
-        if not is_url(args.src[0]) and not os.path.lexists(args.src[0]):
-            error.add_note(f"the target comes last, and is {args.dst} here")
-        raise
-    if args.json:
-        show_json(made(args.dst, manifest) | {"num_linked": len(linked)})
-    else:
-        show_made(args, args.dst, manifest)
-        if linked:
-            what = (
-                "1 shard is a hard link and was"
-                if len(linked) == 1
-                else f"{len(linked):,} shards are hard links and were"
-            )
-            show(f"{what} not verified: packdata verify {shlex.quote(str(args.dst))}")
-    show_notes(notes)
-    return 0
-
-
-def add_writing(parser: argparse.ArgumentParser) -> None:
-    """Add the options of commands that write a dataset."""
-    parser.add_argument(
-        "--format", choices=FORMATS, help="file format of the shards (default: that of the source)"
-    )
-    parser.add_argument(
-        "--shard-size",
-        type=parse_size,
-        default=DEFAULT_SHARD_BYTES,
-        metavar="SIZE",
-        help=f"size of a shard; {SIZES} (default: 64MB)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a dataset at the target")
+    Args:
+        group: Of a parser, or one.
+        text: For each a line ``--name WHAT`` (``{a,b}``: one of those; nothing: a switch), ``PLACE``, ``PLACE...`` or
+            ``PLACE?``, and what it does in indented lines below. What it takes tells how it is read.
+        how: What else ``add_argument`` gets, by name.
+    """
+    for block in re.split(r"\n(?=\S)", text.strip("\n")):
+        head, _, said = block.partition("\n")
+        name, _, takes = head.partition(" ")
+        about: dict[str, Any] = {"help": " ".join(said.split())}
+        if not name.startswith("-"):
+            takes, name = name.rstrip(".?"), name.lower()
+            about |= {"nargs": "+"} if name.endswith("...") else {}
+            about |= {"nargs": "?"} if name.endswith("?") else {}
+            name = name.rstrip(".?")
+        if takes.startswith("{"):
+            about["choices"] = tuple(takes.strip("{}").split(","))
+        elif takes:
+            about |= {"metavar": takes, **_READ.get(re.split(r"[|.]", takes)[0], {})}
+        else:
+            about["action"] = "store_true"
+        group.add_argument(name, **{**about, **how.get(name.lstrip("-"), {})})
 
 
 def datasets_at(folder: Path) -> list[Path]:
@@ -154,6 +106,9 @@ def datasets_at(folder: Path) -> list[Path]:
     # what lies in .packing is none yet
     finished = [path for path in found if not any(part.startswith(".") for part in path.parts)]
     return sorted(folder / path for path in finished) or [folder]
+
+
+# -- arguments -------------------------------------------------------------------------------------
 
 
 def parse_size(text: str) -> int:
@@ -179,8 +134,12 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
-def parse_quality(text: str) -> int:
-    """Read a quality: a whole number of 1 to 100."""
+def parse_skip(text: str) -> int:
+    """Read a whole number."""
+    return 0 if text == "0" else parse_count(text)
+
+
+def _parse_quality(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 100:
         raise argparse.ArgumentTypeError(f"takes a whole number of 1 to 100, got {text!r}")
     return int(text)
@@ -208,16 +167,6 @@ def parse_place(text: str) -> str:
             f"{text} is a URL, and files of this machine are read: copy it here first"
         )
     return text
-
-
-def parse_part(text: str) -> str:
-    """Read which part of how many: ``I/N``."""
-    from packdata.parts.part import Part
-
-    try:
-        return str(Part.parse(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parse_path(text: str) -> Path:
@@ -248,6 +197,16 @@ def unescaped(text: str) -> str:
     return text
 
 
+_READ: dict[str, dict[str, Any]] = {  # by what an argument takes
+    "N": {"type": parse_count},
+    "Q": {"type": _parse_quality},
+    "SIZE": {"type": parse_size},
+    "NAMES": {"type": parse_names, "action": "extend", "default": []},
+    **{takes: {"type": parse_place} for takes in ("FILE", "FOLDER", "DATASET", "OTHER")},
+}
+SOURCE, TARGET, PATH = ({"type": read} for read in (parse_source, parse_target, parse_path))
+
+
 @contextmanager
 def usage_errors(args: argparse.Namespace, *, schema: bool) -> Iterator[None]:
     """Let options that contradict each other end as argparse ends: message, status 2.
@@ -260,6 +219,9 @@ def usage_errors(args: argparse.Namespace, *, schema: bool) -> Iterator[None]:
         if isinstance(error, LoadersError) and not (schema and isinstance(error, SchemaError)):
             raise  # bad data: SourceError, ManifestError, ...
         args.parser.error(in_shell(str(error), vars(args)))
+
+
+# -- output ----------------------------------------------------------------------------------------
 
 
 def show(text: str) -> None:
@@ -284,24 +246,14 @@ def show_notes(notes: Sequence[str]) -> None:
     sys.stderr.writelines(f"packdata: {printable(text)}\n" for text in notes)
 
 
-def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest) -> None:
-    """Say what was written."""
+def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest, **more: Any) -> None:
+    """Say what was written, and ``more`` of it in JSON."""
     if args.json:
-        show_json(made(folder, manifest))
+        show_json(made(folder, manifest) | more)
         return
-    samples, shards = (
-        counted(manifest.num_samples, "sample"),
-        counted(len(manifest.shards), "shard"),
-    )
+    samples = counted(manifest.num_samples, "sample")
+    shards = counted(len(manifest.shards), "shard")
     show(f"{printable(str(folder))}: {samples}, {shards}, {describe_size(manifest.size_bytes)}")
-
-
-_LINKS = (
-    "Shards become hard links where the file system has them: nothing is copied or verified. You\n"
-    "cannot repair a dataset from a link, as damage to a shard damages both. --no-link copies the\n"
-    "shards, and verifies what it copies. To a URL, shards are sent, those that are not there, and\n"
-    "the manifest last; no shard is deleted there."
-)
 
 
 def made(folder: Path, manifest: Manifest) -> dict[str, Any]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from loaders.progress import Meter
-from loaders.remote.options import add_remote
 from packdata.commands.common import (
     SIZES,
-    parse_count,
-    parse_part,
-    parse_place,
-    parse_size,
-    parse_target,
+    TARGET,
+    Command,
     show,
     show_json,
     show_notes,
@@ -22,137 +19,125 @@ from packdata.commands.common import (
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS, check_shard_options
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from loaders.commandline import Commands, Parser
     from packdata.packing.engine import Summary
-    from packdata.packing.shards import Format
     from packdata.plan import Plan
 
+AGAIN = """
+After a kill, a full disk or Ctrl-C, run the same command again to continue. The result does not
+depend on --workers."""
 
-def new_packing_parser(
-    commands: Commands,
+
+def packing_command(
     name: str,
     summary: str,
-    about: str,
-    examples: str,
     *,
-    src: str,
-) -> Parser:
-    """Add a command that packs SRC... to DST, with help and examples."""
-    parser = commands.add_parser(name, help=summary, description=about, epilog=examples)
-    parser.add_argument("src", type=parse_target, metavar="SRC", nargs="+", help=src)
-    target = "folder or URL to pack into: new or empty"
-    parser.add_argument("dst", type=parse_target, metavar="DST", help=target)
-    return parser
-
-
-def add_packing_options(
-    parser: Parser,
-    *,
-    item: str,
-    format: Format | None = None,
-    usual: str = "",
+    src: str,  # what SRC is
+    takes: Mapping[str, str],
+    item: str,  # what may be bad: ``file``, ``row``, ...
+    format: str = "",  # the default; "" where it depends on what is packed
+    usual: str = "",  # then says on what
     shard_bytes: int = DEFAULT_SHARD_BYTES,
-    has_first_pass: bool = False,
-) -> None:
-    """Add the options of every packing.
-
-    Args:
-        parser: Of the command.
-        item: What may be bad: ``file``, ``row``, ...
-        format: The default; None where it depends on what is packed.
-        usual: Then says on what.
-        shard_bytes: The default.
-        has_first_pass: Something may have to be learned of all of the source first.
-    """
-    add = parser.add_argument_group("packing").add_argument
-    add(
-        "--format",
-        choices=FORMATS,
-        default=format,
-        help=f"file format of the shards (default: {usual or format})",
-    )
-    size = f"size of a shard; {SIZES} (default: {shard_bytes >> 20}MB)"
-    add("--shard-size", type=parse_size, default=shard_bytes, metavar="SIZE", help=size)
-    add("--workers", type=parse_count, metavar="N", help="threads (default: all usable cores)")
-    add("--on-error", choices=("fail", "skip"), default="fail", help=_on_error(item))
-    _add_part_options(add)
-    if has_first_pass:
-        learned = "learned from the whole source: column types, statistics, a tokenizer"
-        plan = f"with --part: output of the same command with --dry-run --json; needed where something is {learned}"
-        add("--plan", type=parse_place, metavar="FILE", help=plan)
-    add("--overwrite", action="store_true", help="replace a dataset or unfinished packing in DST")
-    add("--dry-run", action="store_true", help="print what would be packed, and stop")
-    add("--json", action="store_true", help="print the summary, or the plan, as JSON")
-    add_remote(parser)
-    parser.set_defaults(item=item)
-
-
-def _on_error(item: str) -> str:
-    listing = "; a file name that is not UTF-8 always stops the command" if item == "file" else ""
-    skip = f"leave it out, list it in rejected.jsonl, and exit with status 3{listing}"
-    return f"at a {item} that cannot be packed: stop (default), or {skip}"
-
-
-def _add_part_options(add: Callable[..., Any]) -> None:
-    """Add what divides a packing among machines."""
-    part = "pack only part I of N (I counts from 0), on any machine; 'packdata finish DST' joins the parts"
-    add("--part", type=parse_part, metavar="I/N", help=part)
-    shared = "DST is a URL or a folder that they share"
-    engine = f"pack parts as Ray tasks, on all of its nodes, and join them; {shared}"
-    add("--engine", choices=("ray",), help=engine)
-    address = (
-        "with --engine ray: a running Ray: auto, HOST:PORT or ray://... (default: start one here)"
-    )
-    add("--address", metavar="ADDRESS", help=address)
-    usual = "default: one per 10,000 files, or per 128 pieces of text or tables"
-    add(
-        "--parts",
-        type=parse_count,
-        metavar="N",
-        help=f"with --engine ray: number of parts ({usual})",
+    has_first_pass: bool = False,  # something may have to be learned of all of the source first
+    how: Mapping[str, Mapping[str, Any]],
+    **about: Any,
+) -> Command:
+    """Return a command that packs SRC... to DST."""
+    places = {"": f"SRC...\n  {src}\nDST\n  folder or URL to pack into: new or empty"}
+    shared = _packing_options(item, usual or format, shard_bytes, has_first_pass)
+    own: Mapping[str, Mapping[str, Any]] = {
+        "src": TARGET,
+        "dst": TARGET,
+        "format": {"default": format or None},
+        "shard-size": {"default": shard_bytes},
+        "on-error": {"default": "fail"},
+        "part": {"type": _parse_part},
+    }
+    return Command(
+        name=name,
+        summary=summary,
+        takes=places | {**takes, "packing": shared},
+        how={**own, **how},
+        defaults={"item": item},
+        has_remote=True,
+        **about,
     )
 
 
-def add_source_options(group: Any, *, files: str) -> None:
-    """Add the options of commands whose items are files: ``picture`` or ``array``."""
-    kind = "image" if files == "picture" else files
-    add = group.add_argument
-    add(
-        "--shuffle",
-        type=int,
-        metavar="SEED",
-        help=f"pack the {files}s of folders and lists in a random order drawn from this seed (default: source order)",
-    )
-    add(
-        "--masks",
-        type=parse_target,
-        metavar="FOLDER",
-        help=f"folder with a mask for each {files}, under the same relative name, with any suffix",
-    )
-    add(
-        "--mask-suffix",
-        default="",
-        metavar="SUFFIX|OLD=NEW",
-        help=f"how mask names differ from {files} names: _mask is added, _leftImg8bit=_gtFine_labelIds replaces; "
-        f"without --masks, masks lie beside their {files}s",
-    )
-    add(
-        "--classes",
-        type=parse_place,
-        metavar="FILE|DATASET",
-        help="class names, in the order of their numbers: a file with one per line, or a packed dataset",
-    )
-    add(f"--{kind}-column", metavar="NAME", help=f"column of {files}s or paths (default: guessed)")
-    add("--mask-column", metavar="NAME", help="column of masks (default: 'mask', if there is one)")
-    add(
-        "--label-column",
-        metavar="NAME",
-        help="column of labels, none missing (default: the first of label, class and target); missing numbers in "
-        "other columns are stored as NaN",
-    )
+def _packing_options(item: str, usual: str, shard_bytes: int, has_first_pass: bool) -> str:
+    names = "; a file name that is not UTF-8 always stops the command" if item == "file" else ""
+    return f"""
+--format {{{",".join(FORMATS)}}}
+  file format of the shards (default: {usual})
+--shard-size SIZE
+  size of a shard; {SIZES} (default: {shard_bytes >> 20}MB)
+--workers N
+  threads (default: all usable cores)
+--on-error {{fail,skip}}
+  at a {item} that cannot be packed: stop (default), or leave it out, list it in rejected.jsonl, and exit with
+  status 3{names}
+--part I/N
+  pack only part I of N (I counts from 0), on any machine; 'packdata finish DST' joins the parts
+--engine {{ray}}
+  pack parts as Ray tasks, on all of its nodes, and join them; DST is a URL or a folder that they share
+--address ADDRESS
+  with --engine ray: a running Ray: auto, HOST:PORT or ray://... (default: start one here)
+--parts N
+  with --engine ray: number of parts (default: one per 10,000 files, or per 128 pieces of text or tables)
+{_PLAN if has_first_pass else ""}--overwrite
+  replace a dataset or unfinished packing in DST
+--dry-run
+  print what would be packed, and stop
+--json
+  print the summary, or the plan, as JSON
+"""
+
+
+_PLAN = """\
+--plan FILE
+  with --part: output of the same command with --dry-run --json; needed where something is learned from the whole
+  source: column types, statistics, a tokenizer
+"""
+
+
+def source_options(kind: str, files: str) -> str:
+    """Return the options of commands whose items are files: of ``image`` or ``array``, called ``files``."""
+    return f"""
+--shuffle SEED
+  pack the {files}s of folders and lists in a random order drawn from this seed (default: source order)
+--masks FOLDER
+  folder with a mask for each {files}, under the same relative name, with any suffix
+--mask-suffix SUFFIX|OLD=NEW
+  how mask names differ from {files} names: _mask is added, _leftImg8bit=_gtFine_labelIds replaces;
+  without --masks, masks lie beside their {files}s
+--classes FILE|DATASET
+  class names, in the order of their numbers: a file with one per line, or a packed dataset
+--{kind}-column NAME
+  column of {files}s or paths (default: guessed)
+--mask-column NAME
+  column of masks (default: 'mask', if there is one)
+--label-column NAME
+  column of labels, none missing (default: the first of label, class and target); missing numbers in
+  other columns are stored as NaN
+"""
+
+
+SOURCE_OPTIONS = ("masks", "mask_suffix", "classes", "mask_column", "label_column")
+OF_SOURCE: dict[str, dict[str, Any]] = {
+    "shuffle": {"type": int},
+    "masks": TARGET,
+    "mask-suffix": {"default": ""},
+}
+
+
+def _parse_part(text: str) -> str:
+    from packdata.parts.part import Part
+
+    try:
+        return str(Part.parse(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def run_packing(
@@ -180,16 +165,21 @@ def run_packing(
 
 
 def _run(args: argparse.Namespace, make_plan: Callable[[], Plan], unit: str) -> int:
-    from packdata.packing.target import is_unfinished
-    from packdata.plan import pack_plan
-
     with usage_errors(args, schema=True):
         if args.format is not None:  # before a source is read for long
             check_shard_options(args.format, args.shard_size)
         plan = make_plan()
         check_shard_options(plan.format, args.shard_size)
     if args.dry_run:
-        return _show(args, plan)
+        return show_result(args, plan)
+    summary = _pack(args, plan, unit)
+    return show_result(args, summary) or (3 if summary.rejected else 0)
+
+
+def _pack(args: argparse.Namespace, plan: Plan, unit: str) -> Summary:
+    from packdata.packing.target import is_unfinished
+    from packdata.plan import pack_plan
+
     settings: dict[str, Any] = {
         "shard_bytes": args.shard_size,
         "workers": args.workers,
@@ -200,14 +190,11 @@ def _run(args: argparse.Namespace, make_plan: Callable[[], Plan], unit: str) -> 
     }
     try:
         if args.engine is None:
-            summary = pack_plan(plan, args.dst, part=args.part, **settings)
-        else:
-            from packdata.cluster import pack_on_ray
+            return pack_plan(plan, args.dst, part=args.part, **settings)
+        from packdata.cluster import pack_on_ray
 
-            parts, address = args.parts, args.address
-            summary = pack_on_ray(
-                plan, args.dst, parts=parts, address=address, note=_say, **settings
-            )
+        settings |= {"parts": args.parts, "address": args.address}
+        return pack_on_ray(plan, args.dst, note=lambda text: show_notes([text]), **settings)
     except SourceError as error:
         if args.on_error == "fail":
             what = f"stopped at the first {args.item} that cannot be packed"
@@ -217,14 +204,10 @@ def _run(args: argparse.Namespace, make_plan: Callable[[], Plan], unit: str) -> 
         if args.part or args.engine or is_unfinished(args.dst):
             error.add_note("the same command continues")
         raise
-    return _show(args, summary) or (3 if summary.rejected else 0)
 
 
-def _say(text: str) -> None:
-    show_notes([text])
-
-
-def _show(args: argparse.Namespace, result: Plan | Summary) -> int:
+def show_result(args: argparse.Namespace, result: Plan | Summary) -> int:
+    """Print a plan or a summary."""
     if args.json:
         show_json(result.to_json())
     else:

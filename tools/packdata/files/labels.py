@@ -27,22 +27,15 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class LabelField:
-    """One column: its field, and the way of a value into it.
-
-    Attributes:
-        name: Of the field.
-        column: What the source says of it.
-        field: What the dataset says of it.
-        codec: The field's.
-        numbers: The number of each class by name; empty if there are no names.
-        has_digits: True if a class is named by a whole number, so that numbers are names.
-    """
+    """One column: its field, and the way of a value into it."""
 
     name: str
     column: Column
     field: Field
     codec: Codec = dataclasses.field(init=False)
+    # The number of each class by name; empty if there are no names.
     numbers: Mapping[str, int] = dataclasses.field(init=False)
+    # True if a class is named by a whole number, so that numbers are names.
     has_digits: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,27 +105,19 @@ def label_fields(
     elsewhere ``Text``; lists and objects ``Json``. Sources that name classes share the list:
     theirs if all have the same, else all names together, sorted. A whole number is a class's number,
     but where classes are named by such numbers it is a name: in a list, the two look the same.
-
-    Args:
-        sources: The splits by name.
-        classes: What fixes the classes of ``label``: names, a file with one a line, or a packed
-            dataset; or None.
+    ``classes`` fix those of ``label``: names, a file with one a line, or a packed dataset.
 
     Raises:
         SourceError: A class is not in ``classes``, there are no labels for them, or they cannot be
             read.
     """
-    fixed = None if classes is None else _read_classes(classes)
-    lists = {name: _shared_classes(name, sources) for name in _class_columns(sources)}
-    if fixed is not None:
-        _check_fixed(sources, fixed, classes)
-        lists[LABEL] = fixed
-    gaps = {
-        name
-        for source in sources.values()
-        for name, column in source.labels.items()
-        if column.num_missing
-    }
+    columns = [pair for source in sources.values() for pair in source.labels.items()]
+    named = dict.fromkeys(name for name, column in columns if column.kind == "class")
+    lists = {name: _shared_classes([c for n, c in columns if n == name]) for name in named}
+    if classes is not None:
+        lists[LABEL] = _read_classes(classes)
+        _check_fixed(sources, lists[LABEL], classes)
+    gaps = {name for name, column in columns if column.num_missing}
     return {
         split: tuple(
             LabelField(name, column, _field(name, column, lists.get(name), name in gaps))
@@ -142,17 +127,7 @@ def label_fields(
     }
 
 
-def _class_columns(sources: Mapping[str, Source]) -> set[str]:
-    return {
-        name
-        for source in sources.values()
-        for name, column in source.labels.items()
-        if column.kind == "class"
-    }
-
-
-def _shared_classes(name: str, sources: Mapping[str, Source]) -> tuple[str, ...]:
-    columns = [source.labels[name] for source in sources.values() if name in source.labels]
+def _shared_classes(columns: Sequence[Column]) -> tuple[str, ...]:
     named = [column for column in columns if column.kind == "class"]
     if all(column.classes == named[0].classes for column in named):
         return named[0].classes
@@ -173,25 +148,20 @@ def _field(name: str, column: Column, classes: tuple[str, ...] | None, has_gaps:
 
 
 def _check_fixed(sources: Mapping[str, Source], fixed: tuple[str, ...], given: object) -> None:
-    if not any(LABEL in source.labels for source in sources.values()):
+    labels = {s.name: s.labels[LABEL] for s in sources.values() if LABEL in s.labels}
+    if not labels:
+        what = "it has no labels, so classes mean nothing"
         names = ", ".join(source.name for source in sources.values())
-        raise SourceError(
-            "it has no labels, so classes mean nothing", names, "Leave --classes out"
-        )
-    for source in sources.values():
-        column = source.labels.get(LABEL, Column("text"))
-        unknown = [name for name in column.classes if name not in set(fixed)]
+        raise SourceError(what, names, "Leave --classes out")
+    for name, column in labels.items():
+        unknown = [each for each in column.classes if each not in set(fixed)]
         if unknown:
             what = f"class {unknown[0]!r} is not among the {len(fixed)} classes given"
             what += f" (nor are {len(unknown) - 1} more)" if len(unknown) > 1 else ""
             place = given if isinstance(given, str | Path) else "the classes"
-            raise SourceError(what, source.name, f"Add it to {place}, or remove its pictures")
-    if any(c.kind in ("float", "text", "json") for c in _label_columns(sources)):
+            raise SourceError(what, name, f"Add it to {place}, or remove its pictures")
+    if any(column.kind in ("float", "text", "json") for column in labels.values()):
         raise SourceError("its labels are not classes", next(iter(sources.values())).name)
-
-
-def _label_columns(sources: Mapping[str, Source]) -> list[Column]:
-    return [source.labels[LABEL] for source in sources.values() if LABEL in source.labels]
 
 
 def _read_classes(classes: Sequence[str] | Path | str) -> tuple[str, ...]:

@@ -28,23 +28,12 @@ _R = TypeVar("_R", bound="FilesRecipe[Any]")
 
 @dataclass(frozen=True, slots=True)
 class FilesPlan(Generic[_R]):
-    """The plan of pictures or arrays: a recipe for each split.
+    """The plan of pictures or arrays: a recipe for each split."""
 
-    Attributes:
-        sources: As they were given.
-        parts: (split, recipe) each.
-        format: Of the shards.
-        list_again: Returns the parts as the source is now.
-    """
-
-    sources: Sequence[Path | str]
-    parts: Sequence[tuple[str, _R]]
-    format: Format
-    list_again: Callable[[], Sequence[tuple[str, _R]]]
-
-    @property
-    def _place(self) -> str:
-        return ", ".join(map(str, self.sources))
+    sources: Sequence[Path | str]  # as they were given
+    parts: Sequence[tuple[str, _R]]  # (split, recipe) each
+    format: Format  # of the shards
+    list_again: Callable[[], Sequence[tuple[str, _R]]]  # returns the parts as the source is now
 
     @property
     def recipes(self) -> list[_R]:
@@ -78,9 +67,10 @@ class FilesPlan(Generic[_R]):
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        place = printable(", ".join(map(str, self.sources)))
         for split, recipe in self.parts:
             name = f"{split}: " if split else ""
-            yield f"{name}{counted(len(recipe), 'item')} of kind {recipe.source.kind!r} in {printable(self._place)}"
+            yield f"{name}{counted(len(recipe), 'item')} of kind {recipe.source.kind!r} in {place}"
             for folder, target in zip(target_folders(split, recipe), recipe.targets, strict=True):
                 yield f"  to {folder or 'the destination itself'}, as {self.format}:"
                 for field_name, field in target.schema.fields.items():
@@ -112,7 +102,7 @@ class FilesPlan(Generic[_R]):
 
     def _identities(self) -> list[Mapping[str, Any]]:
         list_sources(self.sources)
-        paths: list[list[Path]] = [getattr(r.source, "paths", []) for r in self.recipes]
+        paths = [recipe.source.paths for recipe in self.recipes]
         if all(paths) and not any(recipe.masks for recipe in self.recipes):  # a few large files
             return [
                 {**recipe.identity, "source": files_identity(recipe.source.kind, files)}

@@ -28,12 +28,7 @@ _O = TypeVar("_O", bound=Options)
 
 
 class FilesRecipe(Recipe, Generic[_O]):
-    """A recipe but for its targets (``_set_targets``) and ``encode``.
-
-    Args:
-        split: Where the files come from, with labels and masks.
-        options: What becomes of them.
-    """
+    """A recipe but for its targets (``_set_targets``) and ``encode``: what becomes of the files of a split."""
 
     command: str
 

@@ -14,9 +14,9 @@ from loaders.schema import Array, Label
 from packdata.describe import counted
 from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, is_folder
+from packdata.sources.composed import join_splits
 from packdata.sources.folders import FolderSource, MaskFolder, split_suffix
 from packdata.sources.idx import IdxSource
-from packdata.sources.joined import join_splits
 from packdata.sources.layouts import check_layout
 from packdata.sources.listed import list_sources, place_of_source
 from packdata.sources.opening import (
@@ -26,33 +26,27 @@ from packdata.sources.opening import (
     joined_splits,
     open_source,
 )
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-_SHOWN = 5
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What is said of a source beside its path.
+    """What is said of a source beside its path."""
 
-    Attributes:
-        masks: A folder with one mask for each picture or array, of the same relative name, with
-            any suffix; below it a folder for each split, if there are splits.
-        mask_suffix: How names of masks differ from those of pictures: ``_mask``, or
-            ``_leftImg8bit=_gtFine_labelIds``; without ``masks``, they lie beside their pictures.
-        classes: What fixes the class numbers: names, a file with one a line, or a packed dataset.
-        column: The column of paths or pictures, where the source has columns.
-        mask_column: The column of masks there.
-        label_column: The column there that becomes the field ``label``, where no value may be missing.
-    """
-
+    # A folder with one mask for each picture or array, of the same relative name, with any suffix; below it a folder
+    # for each split, if there are splits.
     masks: Path | str | None = None
+    # How names of masks differ from those of pictures: ``_mask``, or ``_leftImg8bit=_gtFine_labelIds``; without
+    # ``masks``, they lie beside their pictures.
     mask_suffix: str = ""
+    # What fixes the class numbers: names, a file with one a line, or a packed dataset.
     classes: Sequence[str] | Path | str | None = None
-    column: str | None = None
+    column: str | None = None  # the column of paths or pictures, where the source has columns
     mask_column: str | None = None
+    # The column there that becomes the field ``label``, where no value may be missing.
     label_column: str | None = None
 
     def absolute(self) -> SourceOptions:
@@ -65,21 +59,14 @@ class SourceOptions:
 
 
 class Split(NamedTuple):
-    """One split, with what its recipe is made of.
+    """One split, with what its recipe is made of."""
 
-    Attributes:
-        name: Its own; ``""`` where the source has none.
-        source: Lists its files.
-        labels: The fields of the source's columns.
-        masks: Where the masks are; None to take those of the source, if it has any.
-        beside: Files that lie beside the folders of the splits, by suffix.
-    """
-
-    name: str
-    source: Source
-    labels: tuple[LabelField, ...]
+    name: str  # its own; ``""`` where the source has none
+    source: Source  # lists its files
+    labels: tuple[LabelField, ...]  # the fields of the source's columns
+    # Where the masks are; None to take those of the source, if it has any.
     masks: MaskFolder | None
-    beside: Mapping[str, int]
+    beside: Mapping[str, int]  # files that lie beside the folders of the splits, by suffix
 
 
 def open_splits(
@@ -91,12 +78,7 @@ def open_splits(
 ) -> list[Split]:
     """Open each split of a source; of several sources, what they have together, in their order.
 
-    Args:
-        src: The source or sources.
-        options: What is said of them.
-        kind: Which files they are made of.
-        extend: Adds columns to a source of a split.
-        has_annotations: Folders are no classes, then.
+    ``extend`` adds columns to a source of a split. Folders are no classes where there are annotations.
 
     Raises:
         SourceError: The source cannot be listed or recognized, its folders are probably no classes and
@@ -180,8 +162,7 @@ def _masks_of(
 ) -> MaskFolder | None:
     masks, suffix = options.masks, options.mask_suffix
     if masks is None and suffix:
-        root = getattr(getattr(source, "source", source), "root", None)
-        if root is None:
+        if (root := source.root) is None:
             what = "--mask-suffix is for masks in a folder"
             raise SourceError(what, source.name, "Give --masks, or --mask-column of a list")
         return MaskFolder(root, kind, suffix)
@@ -225,27 +206,25 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         counts = [
             f"{count:,} {suffix or 'without suffix'}" for suffix, count in ignored.most_common()
         ]
-        notes.append(f"passed over: {_some(counts)}")
+        notes.append(f"passed over: {few(counts)}")
     if empty := _empty_classes(splits):
-        notes.append(f"empty folder, so no class: {_some(empty)} (--classes can name it)")
-    if suffixed := [file for split in splits for file in getattr(split.source, "suffixed", ())]:
+        notes.append(f"empty folder, so no class: {few(empty)} (--classes can name it)")
+    if suffixed := [file for split in splits for file in split.source.suffixed]:
         what = f"{counted(len(suffixed), 'file')} differ from others in the suffix alone"
-        notes.append(f"{what}, which their keys keep: {_some(suffixed)}")
+        notes.append(f"{what}, which their keys keep: {few(suffixed)}")
     if doubles := sorted({f.name for split in splits for f in split.labels if f.column.is_double}):
-        notes.append(f"stored as float32, of 24 bits: {_some(doubles)}")
+        notes.append(f"stored as float32, of 24 bits: {few(doubles)}")
     if gaps := _gaps(splits):
-        notes.append(f"missing numbers, stored as NaN: {_some(gaps)}")
-    notes += [
-        note for split in splits for note in joined_splits(getattr(split.source, "paths", []))
-    ]
+        notes.append(f"missing numbers, stored as NaN: {few(gaps)}")
+    notes += [note for split in splits for note in joined_splits(split.source.paths)]
     notes += [*_numbered(splits), *_written_alike(splits), *_pairs(splits)]
-    notes += dict.fromkeys(note for s in splits for note in getattr(s.source, "notes", ()))
+    notes += dict.fromkeys(note for split in splits for note in split.source.notes)
     notes += [*_unused_masks(splits), *_unused_splits(splits)]
     notes += _idx_without_labels(splits)
     if unlabelled:
         notes.append(
             f"no label: no column is called {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
-            f"--label-column NAME takes another ({_some([*unlabelled])})"
+            f"--label-column NAME takes another ({few([*unlabelled])})"
         )
     return notes
 
@@ -266,11 +245,11 @@ def contents(splits: Sequence[Split]) -> list[str]:
     classes = _classes_of(splits)
     found = []
     if splits[0].name:
-        found.append(f"{counted(len(splits), 'split')}: {_some([split.name for split in splits])}")
+        found.append(f"{counted(len(splits), 'split')}: {few([split.name for split in splits])}")
     if kinds := next((f.classes for f in _arrays(splits) if f.classes), ()):
-        found.append(f"{counted(len(kinds), 'class')} of boxes: {_some(kinds)}")
+        found.append(f"{counted(len(kinds), 'class')} of boxes: {few(kinds)}")
     if classes:
-        found.append(f"{counted(len(classes), 'class')}: {_some(classes)}")
+        found.append(f"{counted(len(classes), 'class')}: {few(classes)}")
     return found
 
 
@@ -297,7 +276,7 @@ def _written_alike(splits: Sequence[Split]) -> Iterator[str]:
         alike[" ".join(name.casefold().split())].append(name)
     found = [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
     if found:
-        yield f"classes of their own, though written almost alike: {_some(found)}"
+        yield f"classes of their own, though written almost alike: {few(found)}"
 
 
 def _pairs(splits: Sequence[Split]) -> Iterator[str]:
@@ -335,7 +314,7 @@ def _gaps(splits: Sequence[Split]) -> list[str]:
 def _empty_classes(splits: Sequence[Split]) -> list[str]:
     """Return the folders that would be classes, but are empty in every split."""
     known = {*_classes_of(splits)}
-    empty = {name for split in splits for name in getattr(split.source, "empty_classes", ())}
+    empty = {name for split in splits for name in split.source.empty_classes}
     return sorted(empty - known)
 
 
@@ -349,7 +328,7 @@ def _unused_masks(splits: Sequence[Split]) -> Iterator[str]:
             left.pop(mask, None)
     names = [str(root / file) for root, file in left]
     if names:
-        yield f"{counted(len(names), 'mask')} used by nothing in the source: {_some(names)}"
+        yield f"{counted(len(names), 'mask')} used by nothing in the source: {few(names)}"
 
 
 def _unused_splits(splits: Sequence[Split]) -> Iterator[str]:
@@ -366,7 +345,3 @@ def _idx_without_labels(splits: Sequence[Split]) -> Iterator[str]:
     for source in (split.source for split in splits):
         if isinstance(source, IdxSource) and not source.labels:
             yield f"no label: {source.labels_name} does not lie beside {source.name}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

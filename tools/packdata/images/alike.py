@@ -24,18 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KEPT_QUALITY = 95  # of a JPEG whose tables cannot be read
-# By how much finer luma is than chroma, across and down: Pillow's name. Of others all chroma is kept.
+# Pillow's name, by how much finer luma is than chroma, across and down. For other ratios all chroma is stored.
 _SUBSAMPLINGS = {(1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0"}
 _TRANSPOSED = 5  # from this orientation of Exif on, rows become columns
 
 
 def encode_alike(pixels: npt.NDArray[np.uint8], data: bytes) -> bytes:
-    """Return upright pixels (H x W x 1 or 3) as a JPEG with the tables and the sampling of their source.
-
-    Args:
-        pixels: What was decoded, of full size.
-        data: The JPEG that they are from.
-    """
+    """Return upright pixels (H x W x 1 or 3), of full size, as a JPEG with the tables and sampling of their source."""
     source = _opened(data)
     if source is None or not source.quantization:
         return encode_jpeg(pixels, KEPT_QUALITY)
@@ -55,10 +50,9 @@ def encode_alike(pixels: npt.NDArray[np.uint8], data: bytes) -> bytes:
 
 
 def _opened(data: bytes) -> JpegImageFile | None:
-    """Return Pillow's view of a JPEG; None of what libjpeg reads and Pillow does not."""
     try:
         image = open_pil(data)
-    except CodecError:
+    except CodecError:  # of what libjpeg reads and Pillow does not
         return None
     return image if isinstance(image, JpegImageFile) else None
 

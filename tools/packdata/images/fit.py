@@ -60,11 +60,8 @@ class Resize:
     @classmethod
     def parse(cls, size: int | str | Size, fit: str) -> Resize:
         """Build it from ``256``, ``"256"``, ``"224x320"`` (height x width) or ``(224, 320)``."""
-        numbers = (
-            re.fullmatch(r"(\d+)(?:x(\d+))?", str(size).strip())
-            if isinstance(size, int | str)
-            else None
-        )
+        is_text = isinstance(size, int | str)
+        numbers = re.fullmatch(r"(\d+)(?:x(\d+))?", str(size).strip()) if is_text else None
         if numbers is not None:
             height, width = int(numbers[1]), int(numbers[2] or numbers[1])
         elif isinstance(size, tuple) and len(size) == 2:
@@ -95,21 +92,16 @@ class Resize:
 
     def apply(
         self,
-        pixels: Array,
+        pixels: Array,  # H x W or H x W x C, uint8 or uint16
+        # Its full (height, width), where ``pixels`` are a half, a quarter or an eighth of it, sides rounded up: of
+        # the last row and column only a part is the picture's.
         size: Size | None = None,
         *,
-        nearest: bool = False,
+        nearest: bool = False,  # take the nearest pixel, as for masks
+        # Where the result may lie; it is then gone with the thread's next.
         scratch: Scratch | None = None,
     ) -> Array:
-        """Return the picture in its new size.
-
-        Args:
-            pixels: H x W or H x W x C, uint8 or uint16.
-            size: Its full (height, width), where ``pixels`` are a half, a quarter or an eighth of
-                it, sides rounded up: of the last row and column only a part is the picture's.
-            nearest: Take the nearest pixel, as for masks.
-            scratch: Where the result may lie; it is then gone with the thread's next.
-        """
+        """Return the picture in its new size."""
         size = size or (pixels.shape[0], pixels.shape[1])
         if self.fit == "cover":
             pixels, size = self._trim(pixels, size)

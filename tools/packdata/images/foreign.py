@@ -20,13 +20,7 @@ _JXL_STARTS = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")
 
 @dataclass(frozen=True, slots=True)
 class ForeignKind:
-    """A format that the bytes of a file tell.
-
-    Attributes:
-        name: What it is called.
-        module: The plugin's; "" if Pillow reads the format itself.
-        package: What to install.
-    """
+    """A format that the bytes of a file tell; with the plugin's module that Pillow reads it by, and what to install."""
 
     name: str
     module: str = ""

@@ -27,25 +27,15 @@ _PNG_COLORS = {0: "gray", 2: "color", 3: "palette", 4: "gray", 6: "color"}
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is known of an encoded picture before decoding it.
+    """What is known of an encoded picture before decoding it."""
 
-    Attributes:
-        format: ``jpeg``, ``png`` or ``webp``.
-        size: (height, width) in pixels, as stored.
-        color: ``gray``, ``color``, ``palette`` or ``cmyk``.
-        depth: Bits per channel as stored.
-        alpha: True if pixels may be transparent.
-        animated: True if it holds more than one picture.
-        orientation: Exif's, 1 to 8; 1 is upright.
-    """
-
-    format: str
-    size: tuple[int, int]
-    color: str = "color"
-    depth: int = 8
-    alpha: bool = False
-    animated: bool = False
-    orientation: int = 1
+    format: str  # ``jpeg``, ``png`` or ``webp``
+    size: tuple[int, int]  # (height, width) in pixels, as stored
+    color: str = "color"  # ``gray``, ``color``, ``palette`` or ``cmyk``
+    depth: int = 8  # bits per channel as stored
+    alpha: bool = False  # True if pixels may be transparent
+    animated: bool = False  # True if it holds more than one picture
+    orientation: int = 1  # exif's, 1 to 8; 1 is upright
 
 
 def read_header(data: bytes) -> Header | None:
@@ -92,7 +82,7 @@ def _frame_size(data: bytes) -> tuple[tuple[int, int], str]:
 
 
 def check_jpeg_kind(data: bytes) -> None:
-    """Raise CodecError for a JPEG of a kind that nothing here reads."""
+    """Raise CodecError for a JPEG of a kind that no decoder here reads."""
     frame = frame_of(data)
     if frame is not None and frame.unusual:
         raise CodecError(f"it is {frame.unusual}, which cannot be read: convert it to a PNG")

@@ -28,11 +28,7 @@ _MAX_ODDITIES = 8
 
 
 def decode_strictly(data: bytes, **options: Any) -> tuple[UInt8Array, bytes | None]:
-    """Return the pixels of a JPEG as ``simplejpeg`` decodes them, and of an odd file what was decoded.
-
-    Args:
-        data: The file.
-        options: Of ``simplejpeg.decode_jpeg``.
+    """Return the pixels of a JPEG as ``simplejpeg`` decodes them by these options, and of an odd file what was decoded.
 
     Raises:
         CodecError: It is cut or damaged: not all pixels are there, or not all bytes were used; or of a

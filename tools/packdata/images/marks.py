@@ -34,52 +34,22 @@ _THREE = re.compile(r"(?<!\d)(\d{1,3})[\s,;]+(\d{1,3})[\s,;]+(\d{1,3})(?!\d)")
 _CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 _CITYSCAPES_NUM_IDS = 34
 _CITYSCAPES_COLORS = (
-    *(
-        0x804080,
-        0xF423E8,
-        0x464646,
-        0x66669C,
-        0xBE9999,
-        0x999999,
-        0xFAAA1E,
-        0xDCDC00,
-        0x6B8E23,
-        0x98FB98,
-    ),
-    *(0x4682B4, 0xDC143C, 0xFF0000, 0x00008E, 0x000046, 0x003C64, 0x005064, 0x0000E6, 0x770B20),
+    "804080 f423e8 464646 66669c be9999 999999 faaa1e dcdc00 6b8e23 98fb98 4682b4 dc143c ff0000 00008e 000046 "
+    "003c64 005064 0000e6 770b20"
 )
-_CITYSCAPES_OTHERS = (
-    *(
-        0x000000,
-        0x6F4A00,
-        0x510051,
-        0xFAAAA0,
-        0xE6968C,
-        0xB4A5B4,
-        0x966464,
-        0x96785A,
-        0x00005A,
-        0x00006E,
-    ),
-)
+_CITYSCAPES_OTHERS = "000000 6f4a00 510051 faaaa0 e6968c b4a5b4 966464 96785a 00005a 00006e"
 _VOC_CLASSES, _VOC_BORDER = 21, 0xE0E0C0
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The way from the values of a mask's file to those that are stored.
+    """The way from the values of a mask's file to those that are stored."""
 
-    Attributes:
-        numbers: Class by colour (0xRRGGBB), if masks are coloured.
-        table: New value by value, -1 for one that may not occur; None to leave them.
-        is_ade20k: Colours hold numbers as ADE20K's do.
-        names: What options it was made of.
-    """
-
-    numbers: Mapping[int, int] | None = None
+    numbers: Mapping[int, int] | None = None  # class by colour (0xRRGGBB), if masks are coloured
+    # New value by value, -1 for one that may not occur; None to leave them.
     table: tuple[int, ...] | None = None
-    is_ade20k: bool = False
-    names: tuple[str, ...] = ()
+    is_ade20k: bool = False  # colours hold numbers as ADE20K's do
+    names: tuple[str, ...] = ()  # what options it was made of
 
     @classmethod
     def of(cls, palette: Path | str | None, label_map: Path | str | None) -> Marks | None:
@@ -93,10 +63,9 @@ class Marks:
         is_ade20k = palette == _ADE20K
         numbers = None if palette is None or is_ade20k else _palette(palette)
         table = None if label_map is None else _table(label_map)
-        names = (f"palette {palette}", f"label map {label_map}")
-        given = (palette is not None, label_map is not None)
-        shown = tuple(name for name, there in zip(names, given, strict=True) if there)
-        return cls(numbers, table, is_ade20k, shown)
+        given = {"palette": palette, "label map": label_map}
+        names = tuple(f"{name} {value}" for name, value in given.items() if value is not None)
+        return cls(numbers, table, is_ade20k, names)
 
     @property
     def dtype(self) -> str | None:
@@ -162,17 +131,14 @@ def _palette(palette: Path | str) -> dict[int, int]:
     if palette == "voc":
         return {_voc_color(i): i for i in range(_VOC_CLASSES)} | {_VOC_BORDER: IGNORED}
     if palette == "cityscapes":
-        others = dict.fromkeys(_CITYSCAPES_OTHERS, IGNORED)
-        return others | {color: i for i, color in enumerate(_CITYSCAPES_COLORS)}
+        others = dict.fromkeys((int(color, 16) for color in _CITYSCAPES_OTHERS.split()), IGNORED)
+        return others | {int(c, 16): i for i, c in enumerate(_CITYSCAPES_COLORS.split())}
     text = _read(palette, "--palette takes voc, cityscapes, ade20k or a file")
     lines = [color for line in text.splitlines() if (color := _color_of(line)) is not None]
     if not lines or len(set(lines)) < len(lines):
         what = "it holds no colours" if not lines else "it has a colour twice"
-        raise SourceError(
-            what,
-            palette,
-            "It takes a colour a line, in the order of the classes: R G B or #RRGGBB",
-        )
+        hint = "It takes a colour a line, in the order of the classes: R G B or #RRGGBB"
+        raise SourceError(what, palette, hint)
     return {color: i for i, color in enumerate(lines)}
 
 
@@ -205,10 +171,8 @@ def _table(label_map: Path | str) -> tuple[int, ...]:
     try:
         pairs = _pairs_of(text)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        what = f"it is no label map ({error})"
-        raise SourceError(
-            what, label_map, "It takes two numbers a line, old and new, or a JSON object"
-        ) from error
+        hint = "It takes two numbers a line, old and new, or a JSON object"
+        raise SourceError(f"it is no label map ({error})", label_map, hint) from error
     if not pairs or not all(0 <= n <= 65_535 for pair in pairs.items() for n in pair):
         raise SourceError("it holds no numbers from 0 to 65535", label_map)
     return _dense(pairs)
@@ -234,6 +198,5 @@ def _read(path: Path | str, hint: str) -> str:
 def check_has_masks(marks: Marks | None, has_masks: bool) -> None:
     """Raise SchemaError for options of masks where there are none."""
     if marks is not None and not has_masks:
-        raise SchemaError(
-            f"{' and '.join(marks.names)} is for masks, and there are none: give --masks"
-        )
+        names = " and ".join(marks.names)
+        raise SchemaError(f"{names} is for masks, and there are none: give --masks")

@@ -81,27 +81,18 @@ _PREFIX_NBYTES = 16  # that Pillow tells formats by
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Decoded pixels with what was done to get them.
+    """Decoded pixels with what was done to get them."""
 
-    Attributes:
-        pixels: H x W x C, upright, of the channels and dtype that were asked for; possibly
-            reduced.
-        size: The full (height, width), upright.
-        format: ``jpeg``, ``png``, ``webp``, or in lower case what else it was.
-        gray: True if the file itself holds a single channel.
-        changes: What keeps the file from being stored as it is: ``rotated``, ``cmyk``,
-            ``palette``, ``alpha``, ``16-bit``, ``8-bit``, ``animated``, ``gif``, ``odd jpeg``, ...
-        mended: The file without what makes it an odd JPEG.
-        has_profile: Whether the file says by a colour profile what its numbers mean.
-    """
-
+    # H x W x C, upright, of the channels and dtype that were asked for; possibly reduced.
     pixels: Array
-    size: Size
-    format: str
-    gray: bool
+    size: Size  # the full (height, width), upright
+    format: str  # ``jpeg``, ``png``, ``webp``, or in lower case what else it was
+    gray: bool  # True if the file itself holds a single channel
+    # What keeps the file from being stored as it is: ``rotated``, ``cmyk``, ``palette``, ``alpha``, ``16-bit``,
+    # ``8-bit``, ``animated``, ``gif``, ``odd jpeg``, ...
     changes: tuple[str, ...]
-    mended: bytes | None = None
-    has_profile: bool = False
+    mended: bytes | None = None  # the file without what makes it an odd JPEG
+    has_profile: bool = False  # whether the file says by a colour profile what its numbers mean
 
     def kept(self, data: bytes) -> bytes | None:
         """Return the file, or what is mended of it, if that can be stored; else None."""
@@ -122,25 +113,17 @@ def use_exact_opencv() -> None:
 def decode_picture(
     data: bytes,
     *,
-    channels: int = 3,
-    dtype: str = "uint8",
+    channels: int = 3,  # 1 for gray, 3 for RGB
+    dtype: str = "uint8",  # uint8 or uint16
+    # Given the full size, says which size the picture will be scaled down to. A JPEG may then be decoded at a half,
+    # a quarter or an eighth, sides rounded up, as long as that is twice as large as needed or more.
     needed: Callable[[Size], Size] | None = None,
+    # Where a JPEG may be decoded to; the pixels are then gone with the thread's next.
     scratch: Scratch | None = None,
-    max_pixels: int = MAX_PIXELS,
-    to_srgb: bool = False,
+    max_pixels: int = MAX_PIXELS,  # that are accepted, of any format
+    to_srgb: bool = False,  # convert 8-bit colours that have a colour profile to sRGB
 ) -> Picture:
     """Return the pixels of an encoded picture.
-
-    Args:
-        data: The file.
-        channels: 1 for gray, 3 for RGB.
-        dtype: uint8 or uint16.
-        needed: Given the full size, says which size the picture will be scaled down to. A JPEG may
-            then be decoded at a half, a quarter or an eighth, sides rounded up, as long as that is
-            twice as large as needed or more.
-        scratch: Where a JPEG may be decoded to; the pixels are then gone with the thread's next.
-        max_pixels: That are accepted, of any format.
-        to_srgb: Convert 8-bit colours that have a colour profile to sRGB.
 
     Raises:
         CodecError: The bytes are no picture, a damaged one, or one of too many pixels; or its profile is unreadable.
@@ -155,9 +138,8 @@ def decode_picture(
     if header is None or header.color == "cmyk" or header.animated:
         if header is not None and header.format == "jpeg":
             check_pixels(*header.size, max_pixels)
-            _, mended = decode_strictly(
-                data, colorspace="CMYK"
-            )  # Pillow, which reads it, hears no warning
+            # Pillow, which reads it, hears no warning.
+            _, mended = decode_strictly(data, colorspace="CMYK")
         pixels, name, notes = _decode_other(mended or data, max_pixels)
         size = (pixels.shape[0], pixels.shape[1])
         gray = pixels.ndim == 2
@@ -249,14 +231,13 @@ def _decode_other(data: bytes, max_pixels: int) -> tuple[Array, str, list[str]]:
         notes.append("cmyk")
     if _has_more(image):
         notes.append("animated")
-    if data[:4] in _TIFFS and image.mode.startswith("RGB") and 16 in _tiff_bits(image):
+    bits = getattr(image, "tag_v2", {}).get(258) or ()
+    if data[:4] in _TIFFS and image.mode.startswith("RGB") and 16 in bits:
         pixels = _decode_cv2(_without_orientation(data), "tiff")
         if image.mode != "RGBA":  # OpenCV takes any fourth channel for alpha
             pixels = pixels[:, :, :3]
-        orientation = (
-            open_pil(data, max_pixels).getexif().get(_ORIENTATION_TAG, 1)
-        )  # image is turned already
-        pixels, notes = _turn(pixels, orientation, notes)
+        exif = open_pil(data, max_pixels).getexif()  # image is turned already
+        pixels, notes = _turn(pixels, exif.get(_ORIENTATION_TAG, 1), notes)
     return pixels, name, notes or [f"odd {name}"]
 
 
@@ -282,10 +263,6 @@ def _has_more(image: PIL.Image.Image) -> bool:
         return int(getattr(image, "n_frames", 1)) > 1
     except _PIL_ERRORS:  # damage behind the first picture
         return True
-
-
-def _tiff_bits(image: PIL.Image.Image) -> tuple[int, ...]:
-    return tuple(getattr(image, "tag_v2", {}).get(258) or ())
 
 
 def _decode_pil(
@@ -407,7 +384,7 @@ def _turn(pixels: Array, orientation: int, notes: list[str]) -> tuple[Array, lis
 
 
 def turned(pixels: Array, orientation: int) -> Array:
-    """Apply Exif's orientation; 1 and what is none leave the pixels as they are."""
+    """Apply Exif's orientation; 1 and invalid values leave the pixels as they are."""
     if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):

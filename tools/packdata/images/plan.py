@@ -33,6 +33,7 @@ from packdata.packing.settings import PackSettings, check_options, take
 from packdata.plan import pack_plan
 from packdata.sources.layouts import masks_beside
 from packdata.sources.listed import without_secrets
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from packdata.packing.engine import Summary
     from packdata.packing.shards import Format
 
-_SHOWN_CLASSES = 8
+
 _OURS = ("raw", "yuv420", "dct")
 _PLAIN = ("raw", "text", "json", "bytes")
 
@@ -57,9 +58,7 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         text = field.kind if field.shape is None else f"{field.kind}, {describe_values(field)}"
         text += f", codec {codec_text(field)}" if field.codec not in _PLAIN else ""
         if isinstance(field, Label) and field.classes is not None:
-            names = ", ".join(field.classes[:_SHOWN_CLASSES])
-            more = ", ..." if len(field.classes) > _SHOWN_CLASSES else ""
-            text += f", {counted(len(field.classes), 'class')}: {names}{more}"
+            text += f", {counted(len(field.classes), 'class')}: {few(field.classes, 8)}"
         return text
 
     def notes(self, packed: Summary | None = None) -> list[str]:
@@ -76,7 +75,7 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         schemas = [target.schema for recipe in self.recipes for target in recipe.targets]
         names = {name for schema in schemas for name in schema.fields}
         split = self.recipes[0].split
-        root = getattr(split.source, "root", None)
+        root = split.source.root
         if isinstance(root, URL):  # masks and lists are read from files of this machine
             root = None
         if root is not None and not names & {"mask", "boxes"}:
@@ -173,7 +172,7 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
 
 
 def _usual_format(parts: Sequence[tuple[str, ImagesRecipe]]) -> Format:
-    """Files lie best in LMDB, where other tools find them by key; what is ours, in Parquet."""
+    """LMDB for encoded files, which other tools find there by key; Parquet for raw pixels, yuv420 and dct."""
     targets = (target for _, recipe in parts for target in recipe.targets)
     images = [target.schema.fields.get("image") for target in targets]
     is_ours = all(isinstance(image, Image) and image.codec in _OURS for image in images)

@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 def encode_jpeg_planes(codec: Any, picture: Picture, data: bytes) -> bytes | None:
-    """Return the record of a JPEG's own planes, if the codec stores such and the file has them.
-
-    Args:
-        codec: The codec of the field.
-        picture: What was made of the file: it keeps its size.
-        data: The file.
-    """
+    """Return the record of a JPEG's own planes, if the codec stores such and the file (it keeps its size) has them."""
     takes_planes = isinstance(codec, Yuv420Codec) or (
         isinstance(codec, DctCodec) and codec.grid.is_halved
     )

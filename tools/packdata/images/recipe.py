@@ -49,7 +49,6 @@ from packdata.images.profiles import CONVERTED
 from packdata.images.scratch import Scratch
 from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
 from packdata.recipe import Tally, Target
-from packdata.sources.base import has_several
 from packdata.sources.listed import fetched_ahead
 
 if TYPE_CHECKING:
@@ -71,56 +70,47 @@ _NUM_PEEKED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """What becomes of each picture.
+    """What becomes of each picture."""
 
-    Attributes:
-        sizes: The sizes to make of each picture; none to leave it as large as it is.
-        codec: One of ``loaders.schema.PICTURE_CODECS``; None keeps files where it can.
-        quality: 1 to 100, for JPEG, WebP and ``dct``.
-        gray: Store one channel.
-        keep_depth: Store 16 bits.
-        subsampling: Of ``dct``: ``"420"`` (by default) or ``"444"``.
-        compression: Of ``dct``: ``"lz4"`` (by default) or ``"zstd"``.
-        marks: What values of masks mean.
-        max_picture_mb: MiB that a picture may take, decoded to what is stored, whatever its format.
-        lossless_rotate: Turn JPEGs that are otherwise kept by ``jpegtran`` where that loses nothing.
-        icc: ``"srgb"`` converts what has a colour profile; None keeps the numbers.
-        segments: Divide JPEGs that are kept into segments by ``jpegtran``, so that a crop decodes its part alone.
-    """
-
+    # The sizes to make of each picture; none to leave it as large as it is.
     sizes: tuple[Resize, ...] = ()
+    # One of ``loaders.schema.PICTURE_CODECS``; None keeps files where it can.
     codec: str | None = None
-    quality: int = DEFAULT_QUALITY
-    gray: bool = False
-    keep_depth: bool = False
-    subsampling: str | None = None
-    compression: str | None = None
-    marks: Marks | None = None
+    quality: int = DEFAULT_QUALITY  # 1 to 100, for JPEG, WebP and ``dct``
+    gray: bool = False  # store one channel
+    keep_depth: bool = False  # store 16 bits
+    subsampling: str | None = None  # of ``dct``: ``"420"`` (by default) or ``"444"``
+    compression: str | None = None  # of ``dct``: ``"lz4"`` (by default) or ``"zstd"``
+    marks: Marks | None = None  # what values of masks mean
+    # MiB that a picture may take, decoded to what is stored, whatever its format.
     max_picture_mb: int = MAX_PICTURE_MB
+    # Turn JPEGs that are otherwise kept by ``jpegtran`` where that loses nothing.
     lossless_rotate: bool = False
-    icc: str | None = None
+    icc: str | None = None  # ``"srgb"`` converts what has a colour profile; None keeps the numbers
+    # Divide JPEGs that are kept into segments by ``jpegtran``, so that a crop decodes its part alone.
     segments: bool = False
 
     def __post_init__(self) -> None:
         whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
         if self.segments and self.codec is not None:
-            raise SchemaError(
+            what = (
                 f"segments divide files that are kept, and codec {self.codec!r} encodes all anew"
             )
+            raise SchemaError(what)
         if self.segments or self.lossless_rotate:
             check_jpegtran()
         if self.icc not in (None, "srgb"):
             raise SchemaError(f"icc must be 'srgb' or None, got {self.icc!r}")
         if self.codec not in (None, *PICTURE_CODECS):
-            raise SchemaError(
-                f"codec must be one of {', '.join(PICTURE_CODECS)}, got {self.codec!r}"
-            )
+            known = ", ".join(PICTURE_CODECS)
+            raise SchemaError(f"codec must be one of {known}, got {self.codec!r}")
         if not 1 <= self.quality <= 100:
             raise SchemaError(f"quality must be in [1, 100], got {self.quality}")
-        if self.quality != DEFAULT_QUALITY and not self._has_quality:
-            what = f"codec {self.codec!r}" if self.codec else "files as they are"
+        has_quality = self.sizes if self.codec is None else self.codec in ("jpeg", "webp", "dct")
+        if self.quality != DEFAULT_QUALITY and not has_quality:
+            what = f"quality {self.quality} is for pictures encoded as jpeg, webp or dct, not for"
             raise SchemaError(
-                f"quality {self.quality} is for pictures encoded as jpeg, webp or dct, not for {what}"
+                f"{what} {f'codec {self.codec!r}' if self.codec else 'files as they are'}"
             )
         if self.keep_depth and self.codec in ("jpeg", "webp", "yuv420", "dct"):
             raise SchemaError(f"codec {self.codec!r} holds 8 bits: to keep 16 take 'png' or 'raw'")
@@ -130,10 +120,6 @@ class ImageOptions:
         names = [resize.name for resize in self.sizes]
         if len(set(names)) < len(names):
             raise SchemaError(f"each size can be asked for once, got {', '.join(names)}")
-
-    @property
-    def _has_quality(self) -> bool:
-        return bool(self.sizes) if self.codec is None else self.codec in ("jpeg", "webp", "dct")
 
     @property
     def channels(self) -> int:
@@ -153,33 +139,29 @@ class ImageOptions:
 
     def image(self, channels: int, size: Size | None, codec: str) -> Image:
         """Return the field of the pictures."""
-        dct: dict[str, Any]
-        dct = {"subsampling": self.subsampling, "compression": self.compression}
+        dct: dict[str, Any] = {"subsampling": self.subsampling, "compression": self.compression}
         if codec == "dct":
-            dct |= {"quality": self.quality}
+            dct["quality"] = self.quality
         return Image(channels=channels, size=size, dtype=self.dtype, codec=codec, **dct)
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON types; those of few packings only where they are given."""
+        is_usual = self.max_picture_mb == MAX_PICTURE_MB
         more = {
             "subsampling": self.subsampling,
             "compression": self.compression,
-            "max_picture_mb": None
-            if self.max_picture_mb == MAX_PICTURE_MB
-            else self.max_picture_mb,
+            "max_picture_mb": None if is_usual else self.max_picture_mb,
             "lossless_rotate": self.lossless_rotate or None,
             "segments": self.segments or None,
             "jpegtran": jpegtran_version() if self.segments or self.lossless_rotate else None,
             "icc": self.icc,
             "marks": self.marks and self.marks.to_json(),
         }
+        names = ("codec", "quality", "gray", "keep_depth")
         return {
             "sizes": [resize.name for resize in self.sizes],
             "fit": self.sizes[0].fit if self.sizes else None,
-            "codec": self.codec,
-            "quality": self.quality,
-            "gray": self.gray,
-            "keep_depth": self.keep_depth,
+            **{name: getattr(self, name) for name in names},
             **{name: value for name, value in more.items() if value is not None},
         }
 
@@ -190,13 +172,7 @@ def image_recipes(
     source: SourceOptions | None = None,
     shapes: ShapeOptions | None = None,
 ) -> list[tuple[str, ImagesRecipe]]:
-    """Return a recipe for each split of a source, named ``""`` if it has no splits.
-
-    Args:
-        src: What ``packdata.sources.open_source`` reads, or a folder of splits; or several, in order.
-        options: What becomes of each picture.
-        source: What is said of the source.
-        shapes: Where boxes and keypoints are.
+    """Return a recipe for each split of a source, or of several in order, named ``""`` if it has no splits.
 
     Raises:
         SourceError: The source cannot be listed or recognized, or the classes do not fit it.
@@ -246,8 +222,11 @@ class _Output:
             return picture.pixels
         return self.resize.apply(picture.pixels, picture.size, scratch=scratch)
 
-    def fitted_mask(self, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return mask if self.resize is None else self.resize.apply(mask, nearest=True)
+    def mask_record(self, mask: npt.NDArray[Any] | None) -> dict[str, bytes]:
+        if mask is None or self.mask_codec is None:
+            return {}
+        fitted = mask if self.resize is None else self.resize.apply(mask, nearest=True)
+        return {"mask": self.mask_codec.encode(fitted)}
 
 
 _SIZE = Array(dtype="int32", dims=(2,))
@@ -271,7 +250,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
     def __init__(self, split: Split, options: ImageOptions) -> None:
         super().__init__(split, options)
         check_has_masks(options.marks, self.masks is not None or self.source.has_masks)
-        self._is_several = has_several(split.source)
+        self._is_several = split.source.has_several
         if self._is_several:
             self._check_alone()
         self._outputs = self._plan_outputs()
@@ -279,19 +258,25 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             name: codec_for(Image(codec=name, channels=options.channels))
             for name in ("jpeg", "png")
         }
-        self._extra: dict[str, Field] = {
-            "key": Text(),
-            "original_size": _SIZE,
-        }
+        self._extra: dict[str, Field] = {"key": Text()}
         if self._is_several:
-            del self._extra["original_size"]
             self._extra["original_sizes"] = Array(dtype="int32", dims=(None, 2))
+        else:
+            self._extra["original_size"] = _SIZE
         self._extra_codecs = {name: codec_for(extra) for name, extra in self._extra.items()}
         self._scratch = Scratch()
-        self.tally = (
-            Tally()
-        )  # pictures "kept" or "re-encoded", and why the latter; those "smaller than" a size
-        self._set_targets([self._target(output) for output in self._outputs])
+        # Pictures "kept" or "re-encoded", and why the latter; those "smaller than" a size.
+        self.tally = Tally()
+        several = len(self._outputs) > 1
+        self._set_targets(
+            [
+                Target(
+                    output.resize.name if output.resize and several else "",
+                    self._schema(output.fields, self._extra),
+                )
+                for output in self._outputs
+            ]
+        )
 
     def encode(self, item: Item) -> list[dict[str, bytes]]:
         """Return the records of an item for each target.
@@ -309,16 +294,17 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             shared = self._shared_records(item)
             shared["original_size"] = _size_record(picture.size)
             mask = self._checked_mask(item, picture)
-            kept = [self._kept(output, picture, data) for output in self._outputs]
+            images, is_kept = self._encode_picture(picture, data)
             samples = [
-                self._sample(output, record, picture, mask, data)
+                {"image": image}
+                | output.mask_record(mask)
                 | self._shapes(item, output, picture.size)
                 | shared
-                for output, record in zip(self._outputs, kept, strict=True)
+                for output, image in zip(self._outputs, images, strict=True)
             ]
         except CodecError as error:
             raise SourceError(str(error), item.where) from error
-        self._count(picture, kept[0] is not None)
+        self._count(picture, is_kept)
         return samples
 
     def _encode_several(self, item: Item, files: list[bytes]) -> list[dict[str, bytes]]:
@@ -328,29 +314,34 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         for number, data in enumerate(files):
             with numbered(number):
                 picture = self._decode(data)
-                kept = [self._kept(output, picture, data) for output in self._outputs]
-                for records, output, file in zip(made, self._outputs, kept, strict=True):
-                    is_new = file is None
-                    records.append(self._encode_image(output, picture, data) if is_new else file)  # type: ignore[arg-type]
+                images, is_kept = self._encode_picture(picture, data)
+            for records, image in zip(made, images, strict=True):
+                records.append(image)
             sizes.append(picture.size)
-            self._count(picture, kept[0] is not None)
+            self._count(picture, is_kept)
         shared = self._shared_records(item)
         codec = self._extra_codecs["original_sizes"]
         shared["original_sizes"] = codec.encode(np.array(sizes, np.int32).reshape(-1, 2))
         return [{"images": join_files(records)} | shared for records in made]
 
+    def _encode_picture(self, picture: Picture, data: bytes | Pixels) -> tuple[list[bytes], bool]:
+        """Return the record of a picture for each target, and whether the first is the file itself."""
+        kept = [self._kept(output, picture, data) for output in self._outputs]
+        records = [
+            self._encode_image(output, picture, data) if file is None else file
+            for output, file in zip(self._outputs, kept, strict=True)
+        ]
+        return records, kept[0] is not None
+
     def _check_alone(self) -> None:
         """Raise SchemaError for what belongs to one picture."""
-        given = {
-            "masks": self.masks is not None or self.source.has_masks,
-            "boxes and keypoints": any(label.column.form for label in self.labels),
-        }
-        for what, is_given in given.items():
+        has_masks = self.masks is not None or self.source.has_masks
+        has_shapes = any(label.column.form for label in self.labels)
+        for what, is_given in (("masks", has_masks), ("boxes and keypoints", has_shapes)):
             if is_given:
                 hint = "pack them from Python, with packdata.Writer and fields of your own"
-                raise SchemaError(
-                    f"{what} belong to one picture, and samples have several: {hint}"
-                )
+                what = f"{what} belong to one picture, and samples have several"
+                raise SchemaError(f"{what}: {hint}")
 
     def _decode(self, data: bytes | Pixels) -> Picture:
         options = self.options
@@ -359,11 +350,10 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             if options.keep_depth:
                 pixels = pixels.astype(np.uint16) * np.uint16(257)
             return Picture(pixels, data.shape, "pixels", True, ())
-        channels, dtype = options.channels, options.dtype
         return decode_picture(
             data,
-            channels=channels,
-            dtype=dtype,
+            channels=options.channels,
+            dtype=options.dtype,
             needed=self._needed,
             scratch=self._scratch,
             max_pixels=options.max_pixels,
@@ -382,19 +372,6 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
     def _shapes(self, item: Item, output: _Output, size: Size) -> dict[str, bytes]:
         shapes = (label for label in self.labels if label.column.form)
         return {each.name: encode_shape(each, item, size, output.resize) for each in shapes}
-
-    def _sample(
-        self,
-        output: _Output,
-        kept: bytes | None,
-        picture: Picture,
-        mask: npt.NDArray[Any] | None,
-        data: bytes | Pixels,
-    ) -> dict[str, bytes]:
-        image = self._encode_image(output, picture, data) if kept is None else kept
-        if mask is None or output.mask_codec is None:
-            return {"image": image}
-        return {"image": image, "mask": output.mask_codec.encode(output.fitted_mask(mask))}
 
     def _kept(self, output: _Output, picture: Picture, data: bytes | Pixels) -> bytes | None:
         """Return the file itself if it can be the record, else None."""
@@ -415,7 +392,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     def _encode_image(self, output: _Output, picture: Picture, data: bytes | Pixels) -> bytes:
         options = self.options
-        codec, quality = output.codec, options.quality
+        codec = output.codec
         if isinstance(data, bytes) and output.keeps(picture.size):
             record = encode_jpeg_planes(codec, picture, data)
             if record is None and options.codec is None and picture.format == "jpeg":
@@ -426,11 +403,9 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         if options.codec is None and not options.sizes and isinstance(codec, PictureCodec):
             codec = codec if options.keep_depth else self._codecs["png"]
         _check_sides(codec, pixels)
-        return (
-            codec.encode(pixels, quality)
-            if isinstance(codec, PictureCodec)
-            else codec.encode(pixels)
-        )
+        if isinstance(codec, PictureCodec):
+            return codec.encode(pixels, options.quality)
+        return codec.encode(pixels)
 
     def _encode_alike(self, picture: Picture, data: bytes) -> bytes | None:
         """Return what cannot be kept of a JPEG as a JPEG like it; None where 16 bits are wanted."""
@@ -489,10 +464,6 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         for resize in self.options.sizes:
             if resize.fixed is None and min(picture.size) < resize.height:
                 self.tally.add(f"{SMALLER}{resize.name}")
-
-    def _target(self, output: _Output) -> Target:
-        folder = output.resize.name if output.resize and len(self._outputs) > 1 else ""
-        return Target(folder, self._schema(output.fields, self._extra))
 
     def _plan_outputs(self) -> list[_Output]:
         options, pixels = self.options, self.source.pixels

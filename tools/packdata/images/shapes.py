@@ -12,7 +12,7 @@ from loaders.schema import Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.sources.annotations import annotated, open_annotations
 from packdata.sources.base import BOX_LABELS, Column, Item, Source, identifier_of
-from packdata.sources.extended import ExtendedSource
+from packdata.sources.composed import ExtendedSource
 from packdata.sources.readers import parse_json
 
 if TYPE_CHECKING:
@@ -28,18 +28,13 @@ _KEYPOINTS = "keypoints"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeOptions:
-    """What lies in the pictures.
+    """What lies in the pictures."""
 
-    Attributes:
-        boxes: Columns of boxes, each ``COLUMN`` or ``COLUMN:FORMAT`` with one of ``xyxy`` (the default),
-            ``xywh``, ``cxcywh`` and ``yolo``; ``objects.bbox`` is the member of a struct.
-        keypoints: Columns of keypoints.
-        annotations: A file or folder of COCO JSON, VOC XML or YOLO labels.
-    """
-
+    # Columns of boxes, each ``COLUMN`` or ``COLUMN:FORMAT`` with one of ``xyxy`` (the default), ``xywh``, ``cxcywh``
+    # and ``yolo``; ``objects.bbox`` is the member of a struct.
     boxes: Sequence[str] = ()
-    keypoints: Sequence[str] = ()
-    annotations: Path | str | None = None
+    keypoints: Sequence[str] = ()  # columns of keypoints
+    annotations: Path | str | None = None  # a file or folder of COCO JSON, VOC XML or YOLO labels
 
     def __post_init__(self) -> None:
         for name in ("boxes", "keypoints"):
@@ -76,9 +71,8 @@ class ShapeOptions:
             if path:
                 members[name] = path
         identity = {"boxes": list(self.boxes), _KEYPOINTS: list(self.keypoints)}
-        notes = getattr(source, "notes", ())
         return ExtendedSource(
-            source, labels, identity, lambda item: _with_members(item, members), notes
+            source, labels, identity, lambda item: _with_members(item, members), source.notes
         )
 
 

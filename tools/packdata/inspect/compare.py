@@ -26,28 +26,20 @@ _MAX_CHARS = 200  # of one side of a difference: vocabularies are long
 
 @dataclass(slots=True)
 class Difference:
-    """What ``diff`` found between A and B.
+    """What ``diff`` found between A and B."""
 
-    Attributes:
-        schema: Differences of the schemas, one sentence each.
-        by_key: True if samples were matched by key, False if by position.
-        num_same: Samples with the same records in both (of the fields that both have).
-        only_a: Number of samples that only A holds.
-        only_b: The same for B.
-        moved: Samples of both that stand at another place among these in B than in A: splits by
-            position, ``sample_id`` and resumed epochs find others there.
-        changed: Samples whose records differ, by field.
-        examples: Key or position of the first samples of each kind: ``only_a``, ``only_b``,
-            ``moved``, fields.
-    """
-
+    # Differences of the schemas, one sentence each.
     schema: list[str] = field(default_factory=list)
-    by_key: bool = True
-    num_same: int = 0
-    only_a: int = 0
-    only_b: int = 0
+    by_key: bool = True  # True if samples were matched by key, False if by position
+    num_same: int = 0  # samples with the same records in both (of the fields that both have)
+    only_a: int = 0  # number of samples that only A holds
+    only_b: int = 0  # the same for B
+    # Samples of both that stand at another place among these in B than in A: splits by position, ``sample_id`` and
+    # resumed epochs find others there.
     moved: int = 0
+    # Samples whose records differ, by field.
     changed: Counter[str] = field(default_factory=Counter)
+    # Key or position of the first samples of each kind: ``only_a``, ``only_b``, ``moved``, fields.
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -55,14 +47,12 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         """Return the difference as JSON types."""
+        names = ("num_same", "only_a", "only_b", "moved")
         return {
             "same": not self,
             "schema": self.schema,
             "matched_by": "key" if self.by_key else "position",
-            "num_same": self.num_same,
-            "only_a": self.only_a,
-            "only_b": self.only_b,
-            "moved": self.moved,
+            **{name: getattr(self, name) for name in names},
             "changed": dict(self.changed),
             "examples": self.examples,
         }
@@ -79,11 +69,7 @@ def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
 
     Samples are matched by key where both have keys, else by position. Those that both have differ
     in their order, too. Records are compared as stored: pictures that were encoded anew differ.
-
-    Args:
-        a: The one dataset's folder.
-        b: The other's.
-        limit: How many samples to name of each kind.
+    Of each kind of difference ``limit`` samples are named.
 
     Raises:
         ShardError: A or B is damaged.
@@ -96,18 +82,12 @@ def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
         found.num_same = len(first)
         return found
     in_a, in_b = _matches(first, second, by_key=found.by_key)
-    found.only_a, found.only_b = len(first) - len(in_a), len(second) - len(in_b)
     moved = in_a[in_b != np.sort(in_b)]
-    found.moved = len(moved)
-    rest_a, rest_b = (
-        np.setdiff1d(np.arange(len(view)), matched)
-        for view, matched in ((first, in_a), (second, in_b))
-    )
-    for kind, view, rows in (
-        ("only_a", first, rest_a),
-        ("only_b", second, rest_b),
-        ("moved", first, moved),
-    ):
+    only_a = np.setdiff1d(np.arange(len(first)), in_a)
+    only_b = np.setdiff1d(np.arange(len(second)), in_b)
+    found.only_a, found.only_b, found.moved = len(only_a), len(only_b), len(moved)
+    of = {"only_a": (first, only_a), "only_b": (second, only_b), "moved": (first, moved)}
+    for kind, (view, rows) in of.items():
         for i in rows[:limit].tolist():
             found.note(kind, _name(view, i), limit)
     common = [name for name in first.schema.fields if name in second.schema.fields]
@@ -167,13 +147,7 @@ def _name(view: View, i: int) -> str:
 
 
 def schema_differences(a: Schema, b: Schema, *, defaults: bool = True) -> list[str]:
-    """Say in words where schema B differs from A; an empty list if nowhere.
-
-    Args:
-        a: The one.
-        b: The other.
-        defaults: Whether the choice of default fields counts.
-    """
+    """Say in words where schema B differs from A, the choice of ``defaults`` included; an empty list if nowhere."""
     found = [f"only A has field {name!r}" for name in a.fields if name not in b.fields]
     found += [f"only B has field {name!r}" for name in b.fields if name not in a.fields]
     for name in a.fields:

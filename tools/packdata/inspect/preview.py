@@ -38,9 +38,8 @@ from loaders.schema import (
 )
 from loaders.text import describe_size
 from packdata.describe import counted
-from packdata.inspect.slices import is_array_mask, is_plane, middle_slice
 from packdata.rows import row_text
-from packdata.tokens.show import token_text
+from packdata.tokens.stream import token_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,7 +57,7 @@ _MOST_DRAWS = 8  # side by side
 _GAP = 14
 _MARGIN = 26
 _PAPER, _WELL, _INK, _FAINT, _RED = "#ffffff", "#eef0f3", "#1b1f24", "#69717d", "#b3261e"
-# Colours that stay apart for most eyes, in an order of our own.
+# Colours that most eyes tell apart; the order is not the source's.
 # Source: P. Green-Armytage, "A colour alphabet and the limits of colour coding", 2010.
 _COLOURS = (
     (255, 80, 5), (0, 117, 220), (43, 206, 72), (255, 204, 0), (153, 63, 0), (240, 163, 255),
@@ -107,16 +106,10 @@ def contact_sheet(
     columns: int | None = None,
     notes: list[str] | None = None,
 ) -> Pictures.Image:
-    """Draw the samples with the given indices.
+    """Draw the samples with the given indices as an RGB picture.
 
-    Args:
-        view: The dataset.
-        indices: Which samples, in which order.
-        columns: Tiles side by side; by default the sheet is a little wider than high.
-        notes: Takes what the sheet does not show as it is.
-
-    Returns:
-        An RGB picture.
+    ``columns`` is how many tiles stand side by side; by default the sheet is a little wider than high. ``notes``
+    takes what the sheet does not show as it is.
 
     Raises:
         ShardError: What it would show is damaged, or missing.
@@ -127,16 +120,7 @@ def contact_sheet(
 def augmented_sheet(
     view: View, indices: Sequence[int], preset: str, *, notes: list[str] | None = None
 ) -> Pictures.Image:
-    """Draw what a preset makes of samples: a row each, the picture as it is first.
-
-    Args:
-        view: The dataset.
-        indices: Which samples, in which order.
-        preset: One of ``loaders.augment.presets``.
-        notes: Takes what the sheet does not show as it is.
-
-    Returns:
-        An RGB picture.
+    """Draw what one of ``loaders.augment.presets`` makes of samples: a row each, the picture as it is first.
 
     Raises:
         SchemaError: There is no image, or none of uint8 and 1 or 3 channels.
@@ -234,10 +218,9 @@ def _sheet(
         _draw_tile(sheet, draw, pen, tile, (x, y), width)
     if notes is not None and pen.spelled:
         num = len(pen.spelled)
-        what = (
-            f"{counted(num, 'text')} {'is' if num == 1 else 'are'} written in ASCII on the sheet"
-        )
-        notes.append(f"{what}, whose font lacks letters: --text prints them as they are")
+        what = f"{counted(num, 'text')} {'is' if num == 1 else 'are'} written in ASCII"
+        why = "on the sheet, whose font lacks letters: --text prints them as they are"
+        notes.append(f"{what} {why}")
     return sheet
 
 
@@ -268,13 +251,13 @@ class _Pen:
     def _readable(self, text: str) -> str:
         """Write letters that the font lacks in others, or they would all be the same box."""
         letters = [c if c.isprintable() else " " for c in text]
-        written = [c if self._knows(c) else self._instead(c) for c in letters]
+        written = [
+            c if c.isascii() or self._shape(self.line, c) != self._unknown else self._instead(c)
+            for c in letters
+        ]
         if written != letters:
             self.spelled.add(text)
         return "".join(written)
-
-    def _knows(self, letter: str) -> bool:
-        return letter.isascii() or self._shape(self.line, letter) != self._unknown
 
     def _instead(self, letter: str) -> str:
         plain = unicodedata.normalize("NFKD", letter.replace("ß", "ss"))
@@ -293,13 +276,7 @@ class _Pen:
         return [line for line in lines if line]
 
     def write(
-        self,
-        draw: ImageDraw.ImageDraw,
-        at: tuple[int, int],
-        text: str,
-        font: Any,
-        ink: str,
-        width: int,
+        self, draw: Any, at: tuple[int, int], text: str, font: Any, ink: str, width: int
     ) -> None:
         """Write one line, shortened in its middle if it is too long: ends of keys matter."""
         text = self._readable(text[:400])
@@ -316,12 +293,7 @@ def _cut(text: str, keep: int) -> str:
 
 
 def _draw_tile(
-    sheet: Pictures.Image,
-    draw: ImageDraw.ImageDraw,
-    pen: _Pen,
-    tile: _Tile,
-    at: tuple[int, int],
-    width: int,
+    sheet: Pictures.Image, draw: Any, pen: _Pen, tile: _Tile, at: tuple[int, int], width: int
 ) -> None:
     x, y = at
     for n, picture in enumerate(tile.pictures or [None]):
@@ -334,15 +306,13 @@ def _draw_tile(
         draw.rectangle((x, y, x + _TILE - 1, y + _TILE - 1), outline=_RED, width=2)
         reason = [] if tile.pictures else pen.wrapped(tile.error, _TILE - 20, 10)
         for n, line in enumerate(reason):
-            pen.write(
-                draw, (x + 10, y + 10 + n * pen.line_height), line, pen.line, _RED, _TILE - 20
-            )
+            at = x + 10, y + 10 + n * pen.line_height
+            pen.write(draw, at, line, pen.line, _RED, _TILE - 20)
     y += _TILE + 6
     pen.write(draw, (x, y), tile.title, pen.title, _INK, width)
     for n, line in enumerate(tile.lines):
-        pen.write(
-            draw, (x, y + pen.title_height + n * pen.line_height), line, pen.line, _FAINT, width
-        )
+        at = x, y + pen.title_height + n * pen.line_height
+        pen.write(draw, at, line, pen.line, _FAINT, width)
 
 
 def _tile(view: View, i: int) -> _Tile:
@@ -356,31 +326,30 @@ def _tile(view: View, i: int) -> _Tile:
         except LoadersError as error:
             tile.error = tile.error or f"{name}: {error.__cause__ or error}"
     _add_pictures(tile, fields, values)
-    labels = [
-        _label(fields[name], value) for name, value in values.items() if _is_label(fields[name])
-    ]
+    labels = [_label(fields[n], value) for n, value in values.items() if _is_label(fields[n])]
     key = values.get(KEY_FIELD)
     name = f"sample {i}" if key is None else str(key)
     tile.title = ", ".join(labels) or name
-    sizes = [
-        _short(kind, values[n])
-        for n, kind in fields.items()
-        if isinstance(kind, Image | Images) and n in values
-    ]
+    sizes = [_short(fields[n], values[n]) for n in _of(fields, values, Image, Images)]
     sizes += [
-        f"{' x '.join(map(str, values[n].shape))} {values[n].dtype}"
-        for n, kind in fields.items()
-        if is_plane(kind) and n in values and not is_array_mask(kind, fields)
+        f"{' x '.join(map(str, array.shape))} {array.dtype}"
+        for n, array in values.items()
+        if is_plane(fields[n]) and not is_array_mask(fields[n], fields)
     ]
     tile.lines = [", ".join(sizes)] if sizes else []
     if labels:
         tile.lines.append(name)
-    captions = [n for n, kind in fields.items() if isinstance(kind, Text) and n != KEY_FIELD]
-    named = len(captions) > 1
-    tile.captions = [f"{n}: {values[n]}" if named else values[n] for n in captions if n in values]
+    captions = [n for n in _of(fields, values, Text) if n != KEY_FIELD]
+    is_named = sum(isinstance(kind, Text) for n, kind in fields.items() if n != KEY_FIELD) > 1
+    tile.captions = [f"{n}: {values[n]}" if is_named else values[n] for n in captions]
     if tile.error and tile.pictures:
         tile.captions.append(tile.error)
     return tile
+
+
+def _of(fields: Mapping[str, Field], values: Mapping[str, Any], *kinds: type[Field]) -> list[str]:
+    """Return the names of values whose fields are of some kinds."""
+    return [name for name in values if isinstance(fields[name], kinds)]
 
 
 def _is_label(kind: Field) -> bool:
@@ -389,13 +358,11 @@ def _is_label(kind: Field) -> bool:
 
 def _label(kind: Field, value: Any) -> str:
     if isinstance(kind, MultiLabel):
-        return (
-            " + ".join(name for name, on in zip(kind.classes, value, strict=True) if on) or "none"
-        )
+        named = zip(kind.classes, value, strict=True)
+        return " + ".join(name for name, on in named if on) or "none"
     number = int(value)
-    classes = kind.classes if isinstance(kind, Label) else None
-    known = classes is not None and 0 <= number < len(classes)
-    return classes[number] if known and classes is not None else f"class {number}"
+    classes = (kind.classes if isinstance(kind, Label) else None) or ()
+    return classes[number] if 0 <= number < len(classes) else f"class {number}"
 
 
 def _size(picture: npt.NDArray[Any]) -> str:
@@ -407,22 +374,21 @@ def _size(picture: npt.NDArray[Any]) -> str:
 
 def _add_pictures(tile: _Tile, fields: Mapping[str, Field], values: Mapping[str, Any]) -> None:
     """Fit every picture into its square; masks and boxes belong to the first one of their size."""
-    if tile.error and not any(
-        isinstance(fields[n], Image | Images) or is_plane(fields[n]) for n in values
-    ):
+    planes = [n for n in values if is_plane(fields[n])]
+    if tile.error and not (_of(fields, values, Image, Images) or planes):
         return  # the reason takes the place
-    arrays = [values[n] for n, kind in fields.items() if isinstance(kind, Image) and n in values]
-    for n, kind in fields.items():
-        arrays += values[n][:_MAX_IMAGES] if isinstance(kind, Images) and n in values else []
-    masks = [values[n] for n, kind in fields.items() if isinstance(kind, Mask) and n in values]
-    for n, kind in fields.items():
+    arrays = [values[n] for n in _of(fields, values, Image)]
+    for n in _of(fields, values, Images):
+        arrays += values[n][:_MAX_IMAGES]
+    masks = [values[n] for n in _of(fields, values, Mask)]
+    for n in planes:
         # An array without a number has no slice: its size stands below an empty square.
-        if n in values and isinstance(kind, Array) and is_plane(kind) and values[n].size:
-            picture = middle_slice(values[n], kind.spatial or 0)
-            is_mask = is_array_mask(kind, fields)
+        if values[n].size:
+            picture = middle_slice(values[n], getattr(fields[n], "spatial", None) or 0)
+            is_mask = is_array_mask(fields[n], fields)
             masks += [picture[..., 0]] if is_mask else []
             arrays += [] if is_mask else [picture]
-    boxes = [values[n] for n, kind in fields.items() if isinstance(kind, Boxes) and n in values]
+    boxes = [values[n] for n in _of(fields, values, Boxes)]
     for array in arrays:
         fits = [mask for mask in masks if mask.shape == array.shape[:2]]
         masks = [mask for mask in masks if mask.shape != array.shape[:2]]
@@ -436,24 +402,62 @@ def _fitted(
 ) -> Pictures.Image:
     height, width = array.shape[:2]
     scale = min(_TILE / width, _TILE / height)
-    scale = (
-        max(1, math.floor(scale)) if scale >= 1 else scale
-    )  # small pictures: whole, sharp pixels
+    is_small = scale >= 1  # then pixels are shown whole and sharp
+    scale = max(1, math.floor(scale)) if is_small else scale
     size = max(1, round(width * scale)), max(1, round(height * scale))
+    nearest = Pictures.Resampling.NEAREST
     picture = Pictures.fromarray(_rgb(array))
-    picture = picture.resize(
-        size, Pictures.Resampling.NEAREST if scale >= 1 else Pictures.Resampling.LANCZOS
-    )
+    picture = picture.resize(size, nearest if is_small else Pictures.Resampling.LANCZOS)
     for mask in masks:
-        small = Pictures.fromarray(_mask_colours(mask)).resize(size, Pictures.Resampling.NEAREST)
+        small = Pictures.fromarray(_mask_colours(mask)).resize(size, nearest)
         part = Pictures.fromarray((mask != 0).astype(np.uint8) * 140)
-        picture.paste(small, (0, 0), part.resize(size, Pictures.Resampling.NEAREST))
+        picture.paste(small, (0, 0), part.resize(size, nearest))
     draw = ImageDraw.Draw(picture)
     for n, (x1, y1, x2, y2) in enumerate(row for part in boxes for row in (part * scale).tolist()):
         if all(map(math.isfinite, (x1, y1, x2, y2))):
             x1, x2 = (min(max(x, 0), size[0] - 1) for x in sorted((x1, x2)))
             y1, y2 = (min(max(y, 0), size[1] - 1) for y in sorted((y1, y2)))
             draw.rectangle((x1, y1, x2, y2), outline=_COLOURS[n % len(_COLOURS)], width=2)
+    return picture
+
+
+def is_plane(kind: Field) -> bool:
+    """Tell whether a field holds arrays that have a slice to look at."""
+    return isinstance(kind, Array) and (kind.spatial or 0) >= 2
+
+
+def is_array_mask(kind: Field, fields: Mapping[str, Field]) -> bool:
+    """Tell whether a field holds one whole number for each place of another field's arrays."""
+    if not isinstance(kind, Array) or np.dtype(kind.dtype).kind not in "ui":
+        return False
+    return kind.spatial == len(kind.dims) and any(
+        isinstance(other, Array) and other.dims[1:] == kind.dims and other.spatial == kind.spatial
+        for other in fields.values()
+    )
+
+
+def middle_slice(array: npt.NDArray[Any], spatial: int) -> npt.NDArray[Any]:
+    """Return the middle slice along all spatial axes but the last two.
+
+    Args:
+        array: ``(H, W)``, ``(C, H, W)``, ``(C, D, H, W)``, ...; no axis of length 0.
+        spatial: How many axes are spatial, at least 2.
+
+    Returns:
+        ``(H, W, 3)`` of three 8-bit channels, else ``(H, W, 1)`` of the first one. What is not
+        finite is shown as the lowest number.
+    """
+    split = array.ndim - spatial
+    middle = tuple(length // 2 for length in array.shape[split:-2])
+    planes = array[(slice(None),) * split + middle].reshape(-1, *array.shape[-2:])
+    num = 3 if split and len(planes) == 3 and array.dtype == np.uint8 else 1
+    picture = np.moveaxis(planes[:num], 0, -1)
+    if picture.dtype == np.bool_:
+        return picture.astype(np.uint8) * np.uint8(255)
+    if picture.dtype.kind == "f":
+        finite = np.isfinite(picture)
+        lowest = picture[finite].min() if finite.any() else 0
+        return np.where(finite, picture, lowest).astype(np.float64)
     return picture
 
 

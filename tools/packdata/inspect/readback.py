@@ -59,13 +59,7 @@ class ReadBack:
     def check(
         self, path: Path, info: ShardInfo, fields: Iterable[str] | None = None
     ) -> str | None:
-        """Return how the shard differs, as its library reads it, from its mapped columns, or None.
-
-        Args:
-            path: The shard.
-            info: Its entry in the manifest.
-            fields: The fields to compare, by default all.
-        """
+        """Return how some fields of a shard differ, as its library reads it, from its mapped columns, or None."""
         if fields is not None:
             info = replace(info, places={name: info.places[name] for name in fields})
         if self._child is None:
@@ -111,13 +105,8 @@ class ReadBack:
         roots = [str(Path(file).parents[1]) for file in packages if file is not None]
         path = os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
-        self._child = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "packdata.inspect.readback",
-            ],  # -P: never import from where we stand
+        self._child = subprocess.Popen(  # -P: never import from where we stand
+            [sys.executable, "-P", "-m", "packdata.inspect.readback"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -35,8 +35,7 @@ from packdata.moments import Moments, WholeMoments
 from packdata.packing.pool import OrderedPool
 from packdata.rows import categories_stats, features_stats, finite, is_row, numbers_of
 from packdata.tokens.rows import DOCUMENT_ENDS
-from packdata.tokens.show import token_stats
-from packdata.tokens.stream import has_tokens
+from packdata.tokens.stream import has_tokens, token_stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,19 +61,12 @@ class _Value(NamedTuple):
 
 @dataclass(slots=True)
 class Stats:
-    """What ``stats`` found.
-
-    Attributes:
-        num_samples: Samples of the dataset.
-        num_decoded: Samples whose values were decoded: all, or the limit.
-        fields: By field: JSON types whose names say what they are.
-        bytes_per_sample: Percentile by its number.
-    """
+    """What ``stats`` found."""
 
     num_samples: int
-    num_decoded: int
-    fields: dict[str, dict[str, Any]]
-    bytes_per_sample: dict[str, float]
+    num_decoded: int  # samples whose values were decoded: all, or the limit
+    fields: dict[str, dict[str, Any]]  # by field: JSON types whose names say what they are
+    bytes_per_sample: dict[str, float]  # percentile by its number
 
     def to_json(self) -> dict[str, Any]:
         """Return the statistics as JSON types; ``Normalize.from_stats`` reads them."""
@@ -100,12 +92,8 @@ def stats(
 ) -> Stats:
     """Compute the statistics of a packed dataset, on all cores.
 
-    Args:
-        path: The dataset's folder.
-        limit: Decode only so many samples, evenly spread; classes, sizes in bytes and single
-            numbers are of all.
-        workers: Threads; all cores by default.
-        tick: Called with the number of samples decoded, one at a time.
+    With a ``limit``, only so many samples are decoded, evenly spread; classes, sizes in bytes and single numbers are
+    of all. ``tick`` is called with the number of samples decoded, one at a time.
 
     Raises:
         SampleError: A record cannot be decoded.
@@ -121,7 +109,11 @@ def stats(
     if has_tokens(view.schema):
         decoded.remove(DOCUMENT_ENDS)  # positions in rows mean nothing
     found = {name: _of_all(view, name, kind) for name, kind in fields.items()}
-    gathered = {name: _gathered(fields[name]) for name in decoded}
+    gathered = {
+        name: _GatheredImages(kind) if isinstance(kind, Images) else _Gathered(kind)
+        for name, kind in fields.items()
+        if name in decoded
+    }
     if decoded:
         for values in _decode(view, indices, decoded, workers or usable_cores()):
             for name, value in zip(decoded, values, strict=True):
@@ -140,28 +132,25 @@ def _is_decoded(kind: Field) -> bool:
 def _decode(
     view: View, indices: Sequence[int], names: Sequence[str], workers: int
 ) -> Iterator[list[_Value | list[_Value]]]:
+    """Yield what the values of each sample contribute, or of several pictures what each does."""
+    kinds = {name: view.schema.fields[name] for name in names}
+
     def measure(i: int) -> list[_Value | list[_Value]]:
         sample = view.sample(i, names)
-        return [_measured(view.schema.fields[name], sample[name]) for name in names]
+        return [
+            [_value_of(kind.one, each) for each in sample[name]]
+            if isinstance(kind, Images)
+            else _value_of(kind, sample[name])
+            for name, kind in kinds.items()
+        ]
 
     with opencv.one_thread(), OrderedPool(measure, workers) as pool:
         yield from pool.map(indices)
 
 
-def _measured(kind: Field, value: Any) -> _Value | list[_Value]:
-    """Return what a value contributes, or of several pictures what each does."""
-    if isinstance(kind, Images):
-        return [_value_of(kind.one, picture) for picture in value]
-    return _value_of(kind, value)
-
-
 def _has_channels(kind: Field) -> bool:
     """Tell whether a field holds arrays with one axis of channels before the spatial ones."""
     return isinstance(kind, Array) and len(kind.dims) - 1 == (kind.spatial or -1)
-
-
-def _may_vary(kind: Field) -> bool:
-    return isinstance(kind, Array) and _has_channels(kind) and kind.dims[0] is None
 
 
 def _channels(value: npt.NDArray[Any]) -> tuple[list[npt.NDArray[Any]], int]:
@@ -186,7 +175,8 @@ def _value_of(kind: Field, value: npt.NDArray[Any]) -> _Value:
         return _Value([_moments_of_pixels(plane) for plane in planes], 0, value.shape, values)
     found = [_moments_of(plane) for plane in planes]
     num_nan += sum(num for _, num in found)
-    whole = _moments_of(value)[0] if _may_vary(kind) else None
+    varies = isinstance(kind, Array) and _has_channels(kind) and kind.dims[0] is None
+    whole = _moments_of(value)[0] if varies else None
     return _Value([moments for moments, _ in found], num_nan, value.shape, values, whole)
 
 
@@ -219,7 +209,6 @@ class _Gathered:
         self._values: Counter[int] = Counter()
 
     def add(self, value: Any) -> None:
-        """Take what ``_measured`` returns."""
         if not self._shapes:
             self._channels, self._whole = list(value.channels), value.whole or Moments()
         else:
@@ -278,21 +267,12 @@ class _GatheredImages(_Gathered):
         return {**counts, "num_images": sum(self._counts), **pixels}
 
 
-def _gathered(kind: Field) -> _Gathered:
-    return _GatheredImages(kind) if isinstance(kind, Images) else _Gathered(kind)
-
-
 def _sizes(shapes: list[tuple[int, ...]]) -> dict[str, Any]:
-    sizes = np.array([shape[:2] for shape in shapes])
+    ends = np.quantile([shape[:2] for shape in shapes], (0, 0.5, 1), axis=0).T.tolist()
+    names = ("min", "median", "max")
     return {
-        side: dict(
-            zip(
-                ("min", "median", "max"),
-                np.quantile(sizes[:, axis], (0, 0.5, 1)).tolist(),
-                strict=True,
-            )
-        )
-        for axis, side in enumerate(("height", "width"))
+        side: dict(zip(names, three, strict=True))
+        for side, three in zip(("height", "width"), ends, strict=True)
     }
 
 
@@ -331,8 +311,8 @@ def _stats_of_rows(parts: Iterable[npt.NDArray[Any]]) -> dict[str, Any]:
 
 
 def _class_name(kind: Label, number: int) -> str:
-    known = kind.classes is not None and 0 <= number < len(kind.classes)
-    return kind.classes[number] if known and kind.classes is not None else str(number)
+    classes = kind.classes or ()
+    return classes[number] if 0 <= number < len(classes) else str(number)
 
 
 def _bytes_per_sample(view: View) -> npt.NDArray[np.int64]:

@@ -36,28 +36,20 @@ if TYPE_CHECKING:
 
 _OWN_FILES = frozenset({MANIFEST_NAME, "rejected.jsonl"})
 _MAX_DUPLICATES = 1000
-_BYTES_PER_WORKER = (
-    32 << 20
-)  # of fewer, starting what it reads back with takes longer than all else
+# Of fewer, starting what it reads back with takes longer than all else.
+_BYTES_PER_WORKER = 32 << 20
 Tick = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong, and where.
+    """One thing that is wrong, and where."""
 
-    Attributes:
-        file: The file, inside the dataset's folder.
-        what: What is wrong with it.
-        field: The field, if one is concerned.
-        rows: First and last row concerned.
-        keys: Keys of the first and the last of these rows, where they can be read.
-    """
-
-    file: str
+    file: str  # the file, inside the dataset's folder
     what: str
-    field: str | None = None
-    rows: tuple[int, int] | None = None
+    field: str | None = None  # the field, if one is concerned
+    rows: tuple[int, int] | None = None  # first and last row concerned
+    # Keys of the first and the last of these rows, where they can be read.
     keys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -85,19 +77,13 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found.
-
-    Attributes:
-        path: The dataset's folder.
-        faults: All that is wrong, in the order of the shards; none if the dataset is whole.
-        notes: What is no fault but worth knowing.
-        manifest: The contents, if they could be read.
-    """
+    """What was found."""
 
     path: Path
+    # All that is wrong, in the order of the shards; none if the dataset is whole.
     faults: tuple[Fault, ...]
-    notes: tuple[str, ...] = ()
-    manifest: Manifest | None = None
+    notes: tuple[str, ...] = ()  # what is no fault but worth knowing
+    manifest: Manifest | None = None  # the contents, if they could be read
 
     @property
     def ok(self) -> bool:
@@ -107,13 +93,12 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON types."""
         known = self.manifest
+        names = ("fingerprint", "num_samples", "size_bytes")
         return {
             "path": str(self.path),
             "ok": self.ok,
-            "fingerprint": None if known is None else known.fingerprint,
-            "num_samples": None if known is None else known.num_samples,
+            **{name: getattr(known, name, None) for name in names},
             "num_shards": None if known is None else len(known.shards),
-            "size_bytes": None if known is None else known.size_bytes,
             "faults": [fault.to_json() for fault in self.faults],
             "notes": list(self.notes),
         }
@@ -123,37 +108,40 @@ class Report:
 class _Findings:
     """What the check of one shard found, and the hashes of its keys."""
 
+    file: str
     faults: list[Fault] = field(default_factory=list)
     key_hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+
+    def add(self, what: str, *where: Any) -> None:
+        """Add a fault."""
+        self.faults.append(Fault(self.file, what, *where))
 
 
 def verify(
     path: Path | str,
     *,
+    # Only sizes and hashes of the files: one read, and no row or key is named.
     quick: bool = False,
+    # Also decode every record, which takes as long as an epoch without augmentation.
     decode: bool = False,
+    # Shards checked at once; by default as many as are worth it, up to all cores.
     workers: int | None = None,
+    # Longest time for a library to read one shard; by default its size decides.
     timeout_s: float | None = None,
+    # Called with the bytes of each shard when it is done, possibly on another thread.
     tick: Tick = int,
 ) -> Report:
     """Check a packed dataset and return all of its faults.
 
     The default reads every file once from the disk and hashes it twice (as a file and by rows),
     then has its own library read it again, from the page cache as far as that holds it.
-
-    Args:
-        path: The dataset's folder.
-        quick: Only sizes and hashes of the files: one read, and no row or key is named.
-        decode: Also decode every record, which takes as long as an epoch without augmentation.
-        workers: Shards checked at once; by default as many as are worth it, up to all cores.
-        timeout_s: Longest time for a library to read one shard; by default its size decides.
-        tick: Called with the bytes of each shard when it is done, possibly on another thread.
     """
     folder = Path(path)
     try:
         manifest = read_manifest(folder)
     except ManifestError as error:
-        return Report(folder, (Fault(MANIFEST_NAME, _without_path(error)),))
+        what = f"{error.what}. {error.hint}".rstrip(". ")
+        return Report(folder, (Fault(MANIFEST_NAME, what),))
     with ExitStack() as stack:
         if workers is None:
             workers = min(usable_cores(), 1 + manifest.size_bytes // _BYTES_PER_WORKER)
@@ -165,7 +153,8 @@ def verify(
         def check(info: ShardInfo) -> _Findings:
             library = libraries.get()
             try:
-                return _check_shard(folder, info, manifest, library, quick=quick, decode=decode)
+                path, depth = folder / info.file, {"quick": quick, "decode": decode}
+                return _check_shard(path, info, manifest, library, **depth)
             finally:
                 libraries.put(library)
                 tick(info.size_bytes)
@@ -178,12 +167,8 @@ def verify(
     return Report(folder, tuple(faults), tuple(_notes(folder, manifest)), manifest)
 
 
-def _without_path(error: ManifestError) -> str:
-    return f"{error.what}. {error.hint}".rstrip(". ")
-
-
 def _check_shard(
-    folder: Path,
+    path: Path,
     info: ShardInfo,
     manifest: Manifest,
     library: ReadBack,
@@ -191,18 +176,17 @@ def _check_shard(
     quick: bool,
     decode: bool,
 ) -> _Findings:
-    found, path = _Findings(), folder / info.file
-    what = size_fault(path, info)
-    if what is not None:
-        found.faults.append(Fault(info.file, what))
+    found = _Findings(info.file)
+    if (what := size_fault(path, info)) is not None:
+        found.add(what)
         return found
     try:
         digest = hash_file(path)
     except OSError as error:
-        found.faults.append(Fault(info.file, f"it cannot be read ({error.strerror or error})"))
+        found.add(f"it cannot be read ({error.strerror or error})")
         return found
     if not quick:
-        _check_rows(path, info, manifest, library, found, decode=decode)
+        _check_rows(path, info, manifest, library, found, decode)
     if digest != info.xxh3_128:
         what = f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}"
         if not quick and not found.faults:
@@ -217,17 +201,16 @@ def _check_rows(
     manifest: Manifest,
     library: ReadBack,
     found: _Findings,
-    *,
     decode: bool,
 ) -> None:
-    columns = dict(_open_each(path, info, found.faults))
+    columns = dict(_open_each(path, info, found))
     key_field = manifest.schema.fields.get(KEY_FIELD)
     keys = columns.get(KEY_FIELD) if isinstance(key_field, Text) else None
     checksums: Mapping[str, Checksums] = {}
     try:
         checksums = open_checksums(path, info)
     except ShardError as error:
-        found.faults.append(Fault(info.file, error.what))
+        found.add(error.what)
     for name, column in columns.items():
         faults = list(_checksum_faults(name, column, checksums.get(name)))
         if not faults:
@@ -238,23 +221,22 @@ def _check_rows(
     difference = library.check(path, info, columns) if columns else None
     if difference is not None:
         reader = "liblmdb" if path.suffix == ".lmdb" else "pyarrow"
-        found.faults.append(Fault(info.file, f"through {reader}, {difference}"))
+        found.add(f"through {reader}, {difference}")
     if keys is not None:
         found.key_hashes = _hash_keys(keys)
 
 
-def _open_each(path: Path, info: ShardInfo, faults: list[Fault]) -> Iterator[tuple[str, Column]]:
+def _open_each(path: Path, info: ShardInfo, found: _Findings) -> Iterator[tuple[str, Column]]:
     """Yield the columns that can be opened, one by one: a damaged one does not hide the others."""
     for name, place in info.places.items():
         try:
             column = open_columns(path, replace(info, places={name: place}))[name]
         except ShardError as error:
-            rows = None if error.row is None else (error.row, error.row)
-            faults.append(Fault(info.file, error.what, name, rows))
+            found.add(error.what, name, None if error.row is None else (error.row, error.row))
             continue
         if column.nbytes > info.size_bytes:  # hashing them could take for ever
             what = f"its rows have {column.nbytes} bytes, the file {info.size_bytes}: they overlap"
-            faults.append(Fault(info.file, what, name))
+            found.add(what, name)
             continue
         yield name, column
 
@@ -262,14 +244,9 @@ def _open_each(path: Path, info: ShardInfo, faults: list[Fault]) -> Iterator[tup
 def _checksum_faults(name: str, column: Column, checksums: Checksums | None) -> Iterator[Fault]:
     if checksums is None:
         return
-    per_block, num_blocks = checksums.rows_per_block, len(checksums.hashes)
-    blocks = np.arange(num_blocks)
-    bad = [
-        b
-        for b in range(num_blocks)
-        if checksums.first_mismatch(column, blocks[b : b + 1]) is not None
-    ]
-    for first, last in _runs(np.array(bad, np.int64)):
+    per_block, blocks = checksums.rows_per_block, np.arange(len(checksums.hashes))
+    is_bad = [checksums.first_mismatch(column, blocks[b : b + 1]) is not None for b in blocks]
+    for first, last in _runs(np.flatnonzero(is_bad)):
         rows = (first * per_block, min((last + 1) * per_block, len(column)) - 1)
         num = last - first + 1
         what = "its checksum differs" if num == 1 else f"{num} checksums in a row differ"

@@ -55,18 +55,11 @@ def merge(
     note: Note = str,
     tick: Callable[[int], object] = int,
 ) -> Manifest:
-    """Make one dataset of several with the same fields and classes; the sources stay as they are.
+    """Make one dataset of several with the same fields and classes, in their order; the sources stay as they are.
 
-    Args:
-        dst: Folder of the new dataset, or its URL.
-        sources: Folders or URLs of the datasets, in the order in which their samples follow.
-        link: Use hard links where the file system has them, as ``packdata.packing.links.stage_whole`` does.
-        overwrite: Replace a dataset at ``dst`` that ``merge`` has made.
-        shard_bytes: Write shards anew, each up to the sample that reaches this size: few of many small ones. None: they
-            stay as they are.
-        on_link: Called with each shard that was linked.
-        note: Called with what is no error and deserves a look: it was made before.
-        tick: Called with the bytes of each shard that is sent to a URL.
+    Shards are linked or copied whole; with ``shard_bytes`` they are written anew, few of many small ones. ``dst`` and
+    sources may be URLs; ``tick`` is called with the bytes of each shard that is sent to one. The other options are
+    those of ``WriteOptions``; ``overwrite`` replaces what ``merge`` has made, and nothing else.
 
     Raises:
         SchemaError: The sources differ in fields or classes, or share a key.
@@ -110,15 +103,7 @@ def extend(
     note: Note = str,
     tick: Callable[[int], object] = int,
 ) -> Manifest:
-    """Add the samples of other datasets to one; readers see the old one or the new one whole.
-
-    Args:
-        dst: Folder or URL of the dataset that grows.
-        sources: Folders or URLs of the datasets to add; they stay as they are.
-        link: As for ``merge``.
-        on_link: As for ``merge``.
-        note: As for ``merge``.
-        tick: As for ``merge``.
+    """Add the samples of other datasets to one; readers see the old one or the new one whole. See ``merge``.
 
     Raises:
         SchemaError: They differ in fields or classes, or share a key.
@@ -128,12 +113,13 @@ def extend(
     dst = place_of(dst)
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [open_view(path, "never") for path in sources]
+    plan = plan_of("extend", added)
     if isinstance(dst, URL):
-        return Sending(dst, added, plan_of("extend", added), tick, note).extend(
+        return Sending(dst, added, plan, tick, note).extend(
             lambda grown: _check_alike([grown, *added]),
             lambda before: extended(before.provenance, list(map(origin_of, added))),
         )
-    with Packing(dst, [""], plan_of("extend", added), kind="command", extend=True) as packing:
+    with Packing(dst, [""], plan, kind="command", extend=True) as packing:
         if packing.is_published:
             note(f"{dst}: {packing.why_finished}")
             return packing.manifests()[""]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from loaders.data.view import View
     from loaders.schema import Schema
-    from packdata.packed.recode import Recode, RecodeImages
+    from packdata.packed.recode import Recode
 
 UInt8Array = npt.NDArray[np.uint8]
 _BLOCK_BYTES = 1 << 20
@@ -45,23 +45,17 @@ class Content(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ViewContent:
-    """The samples of a view, some of their fields changed.
-
-    Attributes:
-        view: The samples.
-        schema: The fields to store.
-        recoders: By field, what stores its pictures anew.
-        values: By field, the records of all samples, in place of those of the view.
-        changes: By field, records by the position of the sample, in place of those of the view.
-        workers: Threads that store pictures anew; all cores by default.
-    """
+    """The samples of a view, some of their fields changed."""
 
     view: View
     schema: Schema
-    recoders: Mapping[str, Recode | RecodeImages] = field(default_factory=dict)
+    # By field, what stores its pictures anew.
+    recoders: Mapping[str, Recode] = field(default_factory=dict)
+    # By field, the records of all samples, in place of those of the view.
     values: Mapping[str, Column] = field(default_factory=dict)
+    # By field, records by the position of the sample, in place of those of the view.
     changes: Mapping[str, Mapping[int, bytes]] = field(default_factory=dict)
-    workers: int | None = None
+    workers: int | None = None  # threads that store pictures anew; all cores by default
 
     def __len__(self) -> int:
         return len(self.view)

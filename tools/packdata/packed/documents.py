@@ -44,12 +44,7 @@ def check_whole_stream(view: View, fields: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DocumentContent:
-    """The rows of some documents, which follow each other as they did.
-
-    Attributes:
-        view: The stream.
-        documents: Their numbers, ascending.
-    """
+    """The rows of some documents of a stream, by their numbers, ascending; they follow each other as they did."""
 
     view: View
     documents: Indices

@@ -24,7 +24,7 @@ from packdata.packed.documents import check_no_stream, check_whole_stream
 from packdata.packed.joined_columns import KINDS, JoinedColumns, read_columns, read_updates
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_dataset
-from packdata.packed.where import ClassNumber, Where, has_scalar, parse_condition, scalar
+from packdata.packed.where import Where, has_scalar, parse_condition, scalar
 from packdata.packing.outside import check_outside
 from packdata.packing.provenance import origin_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
@@ -43,47 +43,38 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class CopyOptions:
-    """What ``copy_dataset`` changes.
+    """What ``copy_dataset`` changes."""
 
-    Attributes:
-        where: Condition on the samples to keep, as ``packdata.packed.where.Where`` takes it.
-        fields: Fields to keep, in this order; all by default.
-        add: CSV file whose columns become fields, which samples then have by default.
-        update: CSV file whose columns are fields: samples that it names get its values, as
-            ``packdata.packed.joined_columns.read_updates`` reads them.
-        on: The column of these files, and the field of the dataset, by which they match; of a
-            label, classes match by name or number.
-        kinds: Kind of an added column, by name, where it should not be guessed.
-        skip_missing: Leave out samples that the file lacks, or whose label it leaves empty,
-            instead of refusing.
-        codec: Codec for the pictures.
-        quality: Quality for ``jpeg``, ``webp`` and ``dct``; if given, pictures that have the codec
-            already are encoded anew too.
-        subsampling: Of ``dct``: ``"420"`` (by default) or ``"444"``.
-        compression: Of ``dct``: ``"lz4"`` (by default) or ``"zstd"``.
-    """
-
+    # Condition on the samples to keep, as ``packdata.packed.where.Where`` takes it.
     where: str | None = None
-    fields: Sequence[str] | None = None
+    fields: Sequence[str] | None = None  # fields to keep, in this order; all by default
+    # CSV file whose columns become fields, which samples then have by default.
     add: Path | str | None = None
+    # CSV file whose columns are fields: samples that it names get its values, as
+    # ``packdata.packed.joined_columns.read_updates`` reads them.
     update: Path | str | None = None
+    # The column of these files, and the field of the dataset, by which they match; of a label, classes match by name
+    # or number.
     on: str = KEY_FIELD
+    # Kind of an added column, by name, where it should not be guessed.
     kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Leave out samples that the file lacks, or whose label it leaves empty, instead of refusing.
     skip_missing: bool = False
     codec: str | None = None
+    # Quality for ``jpeg``, ``webp`` and ``dct``; if given, pictures that have the codec already are encoded anew
+    # too.
     quality: int | None = None
-    subsampling: str | None = None
-    compression: str | None = None
+    subsampling: str | None = None  # of ``dct``: ``"420"`` (by default) or ``"444"``
+    compression: str | None = None  # of ``dct``: ``"lz4"`` (by default) or ``"zstd"``
 
     def __post_init__(self) -> None:
         self.recoding()  # checks what it is made of
         if self.where is not None:
             parse_condition(self.where)
-        if self.fields is not None and (
-            not self.fields or len(set(self.fields)) < len(self.fields)
-        ):
+        kept = self.fields
+        if kept is not None and not 0 < len(set(kept)) == len(kept):
             what = "each field can be kept once, and one must be"
-            raise SchemaError(f"{what}, got {list(self.fields)}")
+            raise SchemaError(f"{what}, got {list(kept)}")
         if self.add is None and (self.kinds or self.skip_missing):
             raise ValueError("no CSV file is added: --as and --missing go with --add")
         if self.add is None and self.update is None and self.on != KEY_FIELD:
@@ -100,10 +91,8 @@ class CopyOptions:
         """Return what was asked for, for the provenance: no paths."""
         options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name in ("add", "update"):
-            path = getattr(self, name)
-            options[name] = None if path is None else Path(path).name
-        options["kinds"] = dict(self.kinds)
-        options["fields"] = None if self.fields is None else list(self.fields)
+            options[name] = options[name] and Path(options[name]).name
+        options |= {"kinds": dict(self.kinds), "fields": self.fields and list(self.fields)}
         return {name: value for name, value in options.items() if value}
 
     def digests(self) -> list[str]:
@@ -126,16 +115,8 @@ def copy_dataset(
 ) -> Manifest:
     """Write a changed copy of a packed dataset; what is not to be changed is copied byte for byte.
 
-    Args:
-        src: The dataset's folder.
-        dst: The copy's.
-        options: What to change.
-        format: Format of the copy; by default that of the original.
-        shard_bytes: A shard ends with the sample that reaches this size.
-        overwrite: Replace a dataset at ``dst``.
-        workers: Threads that encode pictures; all cores by default.
-        tick: Called with the number of samples written since the last call.
-        note: Called with what is no error and deserves a look: rows to add that no sample has.
+    ``format`` is by default that of the original; ``note`` is also called with rows to add that no sample has. What
+    else is given is as in ``WriteOptions``.
 
     Raises:
         SchemaError: The condition or a field's name does not fit the dataset.
@@ -178,15 +159,12 @@ class _Plan:
         self.added = {} if table is None else dict(table.fields)
         for name in self.added:
             if name in self.kept:
-                raise SchemaError(
-                    f"field {name!r} is there already: leave it out with --fields, or rename "
-                    "the column; --update changes values"
-                )
+                hint = "leave it out with --fields, or rename the column; --update changes values"
+                raise SchemaError(f"field {name!r} is there already: {hint}")
         self.recoders = options.recoding().recoders({n: view.schema.fields[n] for n in self.kept})
         if options.codec is not None and not self.recoders:
-            raise SchemaError(
-                f"{view.path}: no field that is kept has pictures for codec {options.codec!r}"
-            )
+            what = f"no field that is kept has pictures for codec {options.codec!r}"
+            raise SchemaError(f"{view.path}: {what}")
         self.schema = self._schema()
         self.updates = {} if options.update is None else self._read_updates(options.update)
         self.keys = self._keys() if table is not None or self.updates else []
@@ -195,9 +173,8 @@ class _Plan:
 
     def content(self, workers: int | None) -> ViewContent:
         """Return the samples to write."""
-        at = {i: n for n, i in enumerate(self.indices.tolist())} if self.updates else {}
         changes: dict[str, dict[int, bytes]] = {}
-        for i, n in at.items():
+        for n, i in enumerate(self.indices.tolist() if self.updates else []):
             for name, record in self._updated(i).items():
                 changes.setdefault(name, {})[n] = record
         values = {}
@@ -226,7 +203,7 @@ class _Plan:
             raise SourceError(what + ", ".join(unknown[:_SHOWN]), self.options.update or "", hint)
 
     def notes(self) -> Iterator[str]:
-        """Yield what is no error: a table may be of more samples than are here, all splits say."""
+        """Yield notes: a table may list more samples than are here, such as those of all splits."""
         keys = {*self.keys}
         if self.table is not None and (extra := [k for k in self.table.records if k not in keys]):
             are = "is" if len(extra) == 1 else "are"
@@ -249,7 +226,11 @@ class _Plan:
         if not has_scalar(field):
             raise SchemaError(f"field {on!r} has no single value to match a column with")
         every = np.arange(len(self.view))
-        return [_name(scalar(field, value)) for value in self._decoded(on, every)]
+        values = [scalar(field, value) for value in self._decoded(on, every)]
+        names = [
+            getattr(value, "name", None) for value in values
+        ]  # a label is called by its class
+        return [str(v) if name is None else name for name, v in zip(names, values, strict=True)]
 
     def _select(self) -> Indices:
         keep = np.ones(len(self.view), bool)
@@ -322,12 +303,6 @@ def check_boxes(old: Mapping[str, Field], new: Mapping[str, Field]) -> None:
 
 def _decoded(field: Field, record: bytes) -> Any:
     return codec_for(field).decode(np.frombuffer(record, np.uint8))
-
-
-def _name(value: Any) -> str:
-    """Return what a table calls a value: a label by its class."""
-    name = value.name if isinstance(value, ClassNumber) else None
-    return str(value) if name is None else name
 
 
 def _few(names: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from loaders.schema import Array, Field, Json, Label, MultiLabel, Text, check_fi
 from packdata.describe import counted
 from packdata.sources.readers import csv_rows, encoding_hint
 from packdata.sources.regular import read_regular
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,38 +34,27 @@ KINDS = ("label", "text", "json", "int64", "float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class JoinedColumns:
-    """New fields, and for each key what to store in them.
+    """New fields, and for each key what to store in them."""
 
-    Attributes:
-        fields: Field by column name.
-        records: By key: the record of each field.
-    """
-
-    fields: Mapping[str, Field]
-    records: Mapping[str, Mapping[str, bytes]]
+    fields: Mapping[str, Field]  # field by column name
+    records: Mapping[str, Mapping[str, bytes]]  # by key: the record of each field
 
 
 def read_columns(
     path: Path | str,
-    on: str,
-    kinds: Mapping[str, str] | None = None,
+    on: str,  # the column of keys
+    kinds: Mapping[str, str] | None = None,  # by column name one of ``KINDS``
+    # What the keys are in the dataset: those of a label are named in the table by class or number, and in the result
+    # by class.
     field: Field | None = None,
     *,
-    skip_missing: bool = False,
+    skip_missing: bool = False,  # leave out rows without a label, instead of refusing
 ) -> JoinedColumns:
-    """Read a CSV file with a header line.
+    """Read a CSV file with a header line: UTF-8, separated by commas.
 
     Columns of whole numbers become int64, of other numbers float64 (empty cells NaN), the rest
     text; so do whole numbers of 19 digits and more, and those that float64 would round. ``kinds``
     decides otherwise: a ``label``'s classes are the column's values, sorted.
-
-    Args:
-        path: The file: UTF-8, separated by commas.
-        on: The column of keys.
-        kinds: By column name one of ``KINDS``.
-        field: What the keys are in the dataset: those of a label are named in the table by class
-            or number, and in the result by class.
-        skip_missing: Leave out rows without a label, instead of refusing.
 
     Raises:
         SourceError: The file is no such table, names a key twice, lacks a label, or a value is not
@@ -119,17 +109,11 @@ def _labeled(
 
 
 def read_updates(path: Path | str, on: str, schema: Schema) -> dict[str, dict[str, bytes]]:
-    """Read new values of some fields of some samples; an empty cell stands for none.
+    """Read new values of some fields of some samples from a CSV file.
 
-    Numbers and texts as they are written, labels by name or number, multi-labels and JSON as JSON.
-
-    Args:
-        path: The file: UTF-8, separated by commas, below a line of names.
-        on: The column of keys.
-        schema: Its fields stay what they are, and so do the classes of labels.
-
-    Returns:
-        By key, of a label by class: the record of each field that changes.
+    By key (of a label by class), the records of the fields that change. Numbers and texts as they are written,
+    labels by name or number, multi-labels and JSON as JSON; an empty cell stands for no change. Fields and the
+    classes of labels stay what they are.
 
     Raises:
         SourceError: The file is no such table, names a key twice, or a value is not of its field.
@@ -190,8 +174,7 @@ def _class_number(field: Label, text: str) -> int:
         return field.classes.index(text)
     if _INT.fullmatch(text) and 0 <= int(text) < len(field.classes):
         return int(text)
-    few = ", ".join(field.classes[:8]) + (", ..." if len(field.classes) > 8 else "")
-    raise ValueError(f"the classes are {few}")
+    raise ValueError(f"the classes are {few(field.classes, 8)}")
 
 
 def _indicators(field: MultiLabel, text: str) -> list[int]:

@@ -29,21 +29,24 @@ if TYPE_CHECKING:
     from packdata.packing.shards import Format
 
 By = Literal["shuffle", "key-hash"]
-_FILES = (
-    MANIFEST_NAME,
-    REJECTED_NAME,
-)  # a folder of datasets with one of these is taken for a dataset
+_FILES = (MANIFEST_NAME, REJECTED_NAME)  # a folder of datasets with one is taken for a dataset
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def split(
     src: Path | str,
-    dst: Path | str,
+    dst: Path | str,  # folder of the parts' folders
+    # Fraction of the samples by name of the part; together at most 1, the rest is left out.
     parts: Mapping[str, float],
     *,
+    # ``shuffle`` meets the fractions exactly; ``key-hash`` only nearly, but a key stays in its part when samples are
+    # added or removed.
     by: By = "shuffle",
+    # A label field, other whole number, or column of a packed table, of which each part gets its share of every
+    # value.
     stratify: str | None = None,
-    seed: int = 0,
+    seed: int = 0,  # another seed, another division
+    # By default that of the original; this and the rest are as in ``WriteOptions``.
     format: Format | None = None,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     overwrite: bool = False,
@@ -54,25 +57,6 @@ def split(
 
     If it is killed while it publishes, some parts may be there; run again, it publishes the others.
     Of tokens it is documents that are divided, and laid into rows anew.
-
-    Args:
-        src: The dataset's folder.
-        dst: Folder of the parts' folders.
-        parts: Fraction of the samples by name of the part; together at most 1, the rest is left
-            out.
-        by: ``shuffle`` meets the fractions exactly; ``key-hash`` only nearly, but a key stays in
-            its part when samples are added or removed.
-        stratify: A label field, other whole number, or column of a packed table, of which each
-            part gets its share of every value.
-        seed: Another seed, another division.
-        format: Format of the parts; by default that of the original.
-        shard_bytes: A shard ends with the sample that reaches this size.
-        overwrite: Replace datasets that are there.
-        tick: Called with the number of samples written, one at a time.
-        note: Called with what is no error and deserves a look: a part was made before.
-
-    Returns:
-        The manifest of each part.
 
     Raises:
         ValueError: The fractions are not fractions, or the options contradict each other.

@@ -28,21 +28,14 @@ _MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG", "webp": b"RIFF"}
 
 @dataclass(frozen=True, slots=True)
 class RecodeOptions:
-    """How pictures are to be stored.
+    """How pictures are to be stored."""
 
-    Attributes:
-        codec: Their codec; None: as it is.
-        quality: Of ``jpeg``, ``webp`` and ``dct``; if given, pictures that have the codec already are encoded anew too.
-        subsampling: Of ``dct``: ``"420"`` (by default) or ``"444"``.
-        compression: Of ``dct``: ``"lz4"`` (by default) or ``"zstd"``.
-        resize: Their size, and that of masks; None: as it is.
-    """
-
-    codec: str | None = None
+    codec: str | None = None  # their codec; None: as it is
+    # Of ``jpeg``, ``webp`` and ``dct``; if given, pictures that have the codec already are encoded anew too.
     quality: int | None = None
-    subsampling: str | None = None
-    compression: str | None = None
-    resize: Resize | None = None
+    subsampling: str | None = None  # of ``dct``: ``"420"`` (by default) or ``"444"``
+    compression: str | None = None  # of ``dct``: ``"lz4"`` (by default) or ``"zstd"``
+    resize: Resize | None = None  # their size, and that of masks; None: as it is
 
     def __post_init__(self) -> None:
         if self.quality is not None and not 1 <= self.quality <= 100:
@@ -53,7 +46,7 @@ class RecodeOptions:
             if getattr(self, name) is not None and self.codec != "dct":
                 raise ValueError(f"{name} is for codec dct, got codec {self.codec}")
 
-    def recoders(self, fields: Mapping[str, Field]) -> dict[str, Recode | RecodeImages]:
+    def recoders(self, fields: Mapping[str, Field]) -> dict[str, Recode]:
         """Return what stores each field of pictures anew.
 
         Raises:
@@ -61,73 +54,88 @@ class RecodeOptions:
         """
         if self.codec is None and self.resize is None:
             return {}
-        if self.resize is not None and (boxes := [n for n in fields if _is_moved(fields[n])]):
+        boxes = [name for name, field in fields.items() if isinstance(field, Boxes | Keypoints)]
+        if self.resize is not None and boxes:
             what = f"{boxes[0]!r} is in pixels, and would not move with pictures of another size"
             raise SchemaError(f"{what}: leave it out")
-        kinds = Image | Images if self.resize is None else Image | Images | Mask
-        found: dict[str, Recode | RecodeImages] = {}
+        found: dict[str, Recode] = {}
         for name, field in fields.items():
-            if isinstance(field, kinds):
+            is_resized = isinstance(field, Mask) and self.resize is not None
+            if isinstance(field, Image | Images) or is_resized:
                 try:
-                    is_several = isinstance(field, Images)
-                    found[name] = RecodeImages(field, self) if is_several else Recode(field, self)  # type: ignore[arg-type]
+                    found[name] = Recode(field, self)  # type: ignore[arg-type]
                 except CodecError as error:
                     hint = "choose another codec, or leave the field out (--fields)"
                     raise SchemaError(f"field {name!r}: {error}; {hint}") from error
         return found
 
 
-def _is_moved(field: Field) -> bool:
-    return isinstance(field, Boxes | Keypoints)
-
-
 class Recode:
-    """Stores pictures of one field with another codec or quality.
-
-    Attributes:
-        field: The field afterwards.
+    """Stores pictures of one field, of a sample one or any number, with another codec, quality or size.
 
     Raises:
         SchemaError: The codec is for pictures of one size, and these vary.
+        CodecError: It is none for several pictures.
     """
 
-    def __init__(self, field: Image | Mask, options: RecodeOptions) -> None:
-        is_image = isinstance(field, Image)
+    def __init__(self, field: Image | Images | Mask, options: RecodeOptions) -> None:
+        one = field.one if isinstance(field, Images) else field
+        is_image = not isinstance(field, Mask)
         codec, self._quality = (is_image and options.codec) or field.codec, options.quality
         self._resize, self._is_mask = options.resize, not is_image
         size = field.size if self._resize is None else self._resize.fixed
+        several = None
+        if isinstance(
+            field, Images
+        ):  # first: single pictures may have codecs that several have not
+            several = dataclasses.replace(field, codec=codec, size=size)
         if codec in ("dct", "yuv420") and size is None:
             what = f"codec {codec!r} is for pictures of one size, and these may vary"
             raise SchemaError(f"{what}: pack them with --size and --fit cover, contain or stretch")
         dct: dict[str, Any] = dict.fromkeys(("quality", "subsampling", "compression"))
         if codec == "dct":
-            dct = {name: getattr(options, name) or getattr(field, name) for name in dct}
-        changed = dct if is_image else {}
-        self.field: Image | Mask = dataclasses.replace(field, codec=codec, size=size, **changed)
-        self._codec = codec_for(self.field)
+            dct = {name: getattr(options, name) or getattr(one, name) for name in dct}
+        made = dataclasses.replace(one, codec=codec, size=size, **(dct if is_image else {}))
+        self.field: Image | Images | Mask = several or made  # the field afterwards
+        self._is_several, self._codec, self._old_codec = (
+            several is not None,
+            codec_for(made),
+            codec_for(one),
+        )
         self._has_size = self._resize is None or (
             field.size is not None and self._resize.keeps(field.size)
         )
-        self._is_same = self._has_size and codec not in _MAGIC and self.field == field
+        self._is_same = self._has_size and codec not in _MAGIC and made == one
         # Only the compression changes: nothing is decoded, nothing lost.
         self._transcodes = self._resize is None and codec == "dct" == field.codec
         self._transcodes = self._transcodes and not self._is_same
-        if self._transcodes and isinstance(field, Image) and isinstance(self.field, Image):
-            recompressed = dataclasses.replace(field, compression=self.field.compression)
-            self._transcodes = recompressed == self.field
-        self._old_codec = codec_for(field)
+        if self._transcodes and isinstance(one, Image) and isinstance(made, Image):
+            self._transcodes = dataclasses.replace(one, compression=made.compression) == made
         self._from_file = field.codec in _MAGIC
 
     def __call__(
         self, record: npt.NDArray[np.uint8], decode: Callable[[], Any]
     ) -> bytes | memoryview:
         """Return the new record of a record, which ``decode`` decodes."""
-        if self.keeps(record):
+        if not self._is_several:
+            return self._one(record, decode)
+        try:
+            files = split_files(record)
+        except CodecError:
+            decode()  # says of which sample
+            raise
+        if all(map(self._keeps, files)):
+            return record.data
+        pictures = zip(files, decode(), strict=True)
+        return join_files([bytes(self._one(file, lambda p=p: p)) for file, p in pictures])  # type: ignore[misc]
+
+    def _one(self, record: npt.NDArray[np.uint8], decode: Callable[[], Any]) -> bytes | memoryview:
+        if self._keeps(record):
             return record.data
         return self._transcode(record) if self._transcodes else self._encode(decode())
 
-    def keeps(self, record: npt.NDArray[np.uint8]) -> bool:
-        """Return whether a record is as wanted already."""
+    def _keeps(self, record: npt.NDArray[np.uint8]) -> bool:
+        """Tell whether a picture is as wanted already."""
         if self._is_same:
             return True
         magic = _MAGIC.get(self.field.codec)
@@ -135,7 +143,6 @@ class Recode:
         return alike and self._quality is None and self._keeps_size(record)
 
     def _keeps_size(self, record: npt.NDArray[np.uint8]) -> bool:
-        """Return whether an encoded picture has the size that is wanted."""
         if self._has_size or self._resize is None:
             return True
         try:
@@ -154,34 +161,3 @@ class Recode:
         if isinstance(self._codec, PictureCodec):
             return self._codec.encode(picture, self._quality or DEFAULT_QUALITY)
         return self._codec.encode(picture)
-
-
-class RecodeImages:
-    """Stores any number of pictures a sample as ``Recode`` does single ones.
-
-    Attributes:
-        field: The field afterwards.
-
-    Raises:
-        SchemaError: The codec is none for several pictures.
-    """
-
-    def __init__(self, field: Images, options: RecodeOptions) -> None:
-        # Said of the field first: single pictures may have codecs that several have not.
-        self.field = dataclasses.replace(field, codec=options.codec or field.codec)
-        self._one = Recode(field.one, options)
-        self.field = dataclasses.replace(self.field, size=self._one.field.size)
-
-    def __call__(
-        self, record: npt.NDArray[np.uint8], decode: Callable[[], Any]
-    ) -> bytes | memoryview:
-        """Return the new record of a record, which ``decode`` decodes."""
-        try:
-            files = split_files(record)
-        except CodecError:
-            decode()  # says of which sample
-            raise
-        if all(map(self._one.keeps, files)):
-            return record.data
-        pictures = zip(files, decode(), strict=True)
-        return join_files([bytes(self._one(file, lambda p=p: p)) for file, p in pictures])  # type: ignore[misc]

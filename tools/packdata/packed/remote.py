@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -25,14 +25,9 @@ _AT_ONCE = 8
 
 
 def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
-    """Bring all shards of a dataset at a URL to the cache.
+    """Bring all shards of a dataset at a URL to the cache; return how many there are, and their bytes.
 
-    Args:
-        place: The URL.
-        tick: Called with the bytes of each shard when it is there, on another thread.
-
-    Returns:
-        How many shards there are, and their bytes.
+    ``tick`` is called with the bytes of each shard when it is there, on another thread.
 
     Raises:
         CacheError: The cache is too small for all of them.
@@ -82,21 +77,14 @@ def as_folder(place: Path) -> Iterator[Path]:
 
 
 class CacheReport(NamedTuple):
-    """What lies in a cache.
-
-    Attributes:
-        folder: Where.
-        size_bytes: Of all shards.
-        datasets: Of each dataset its URL, and how many of its shards and bytes are here, of how many.
-        num_unknown: Shards of no dataset whose manifest is here.
-        num_used: Shards that a reader has mapped.
-    """
+    """What lies in a cache."""
 
     folder: Path
-    size_bytes: int
+    size_bytes: int  # of all shards
+    # Of each dataset its URL, and how many of its shards and bytes are here, of how many.
     datasets: list[dict[str, Any]]
-    num_unknown: int
-    num_used: int
+    num_unknown: int  # shards of no dataset whose manifest is here
+    num_used: int  # shards that a reader has mapped
 
 
 def cache_folder(given: Any = None) -> Path:
@@ -134,8 +122,6 @@ def cache_report(folder: Path) -> CacheReport:
 
 
 def _url_of(folder: Path) -> str:
-    import json
-
     try:
         return str(json.loads((folder / "about.json").read_text())["url"])
     except (OSError, ValueError, KeyError):
@@ -144,24 +130,17 @@ def _url_of(folder: Path) -> str:
 
 def clear_cache(folder: Path) -> tuple[int, int]:
     """Delete the shards of a cache that are not mapped; return how many, and how many stay."""
-    deleted = left = 0
-    for path in [
-        *folder.glob("v*/shards/??/*"),
-        *folder.glob("v*/unverified/*"),
-    ]:
-        if is_pinned(path):
-            left += 1
-        else:
-            path.unlink()
-            deleted += 1
-    return deleted, left
+    paths = [*folder.glob("v*/shards/??/*"), *folder.glob("v*/unverified/*")]
+    pinned = [path for path in paths if is_pinned(path)]
+    for path in set(paths) - set(pinned):
+        path.unlink()
+    return len(paths) - len(pinned), len(pinned)
 
 
 def verify_cache(folder: Path) -> list[Path]:
     """Delete the shards of a cache whose bytes are not those of their names; return them."""
-    bad = [
-        path for path in (folder / VERSION / "shards").glob("??/*") if hash_file(path) != path.stem
-    ]
+    paths = (folder / VERSION / "shards").glob("??/*")
+    bad = [path for path in paths if hash_file(path) != path.stem]
     for path in bad:
-        os.unlink(path)
+        path.unlink()
     return bad

@@ -31,17 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Repair:
-    """What was done.
+    """What was done."""
 
-    Attributes:
-        restored: Files that are whole again.
-        failed: File by what stands in the way: the copy is damaged too.
-        num_whole: Shards that needed nothing.
-    """
-
-    restored: list[str] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)  # files that are whole again
+    # File by what stands in the way: the copy is damaged too.
     failed: dict[str, str] = field(default_factory=dict)
-    num_whole: int = 0
+    num_whole: int = 0  # shards that needed nothing
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON types."""
@@ -55,13 +50,10 @@ def repair(
     manifest: bool = False,
     tick: Callable[[int], object] = int,
 ) -> Repair:
-    """Replace each shard that is missing or damaged by the copy's, after checking that one.
+    """Replace each shard that is missing or damaged by that of a copy, after checking that one.
 
-    Args:
-        path: The damaged dataset.
-        source: A copy of it: a dataset with the same fingerprint.
-        manifest: Also take the copy's manifest where the dataset's own cannot be read.
-        tick: Called with the size of each shard once it is done.
+    ``source`` has the same fingerprint; with ``manifest`` also its manifest is taken, where the dataset's own cannot be
+    read. ``tick`` is called with the size of each shard once it is done.
 
     Raises:
         ManifestError: A manifest cannot be read.
@@ -117,14 +109,13 @@ def _repair_shard(folder: Path, info: ShardInfo, good: Path, beside: Path, done:
     if _is_whole(path, info):
         done.num_whole += 1
         return
-    what = size_fault(good, info)
+    try:
+        if (what := size_fault(good, info)) is None:
+            copy_shard(good, beside, info)
+    except ShardError as error:
+        what = error.what
     if what is not None:
         done.failed[info.file] = f"in the copy, {what}"
-        return
-    try:
-        copy_shard(good, beside, info)
-    except ShardError as error:
-        done.failed[info.file] = f"in the copy, {error.what}"
         return
     publish_file(beside, path)
     done.restored.append(info.file)
@@ -133,8 +124,7 @@ def _repair_shard(folder: Path, info: ShardInfo, good: Path, beside: Path, done:
 def _repair_file(path: Path, digest: str, good: Path, done: Repair) -> None:
     if file_fault(path, digest) is None:
         return
-    what = file_fault(good, digest)
-    if what is not None:
+    if (what := file_fault(good, digest)) is not None:
         done.failed[path.name] = f"in the copy, {what}"
         return
     publish_bytes(path, read_regular(good))

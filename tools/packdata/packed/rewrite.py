@@ -34,24 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How samples are written; none of it is about which.
+    """How samples are written; none of it is about which."""
 
-    Attributes:
-        format: Format of the shards.
-        shard_bytes: A shard ends with the sample that reaches this size.
-        overwrite: Replace a dataset that is there.
-        link: Link whole shards, as ``packdata.packing.links.stage_whole`` does.
-        tick: Called with the number of samples written since the last call.
-        on_link: Called with each shard that was linked.
-        note: Called with what is no error and deserves a look, such as that all was done before.
-    """
-
-    format: Format = "lmdb"
-    shard_bytes: int = DEFAULT_SHARD_BYTES
-    overwrite: bool = False
-    link: bool = True
+    format: Format = "lmdb"  # format of the shards
+    shard_bytes: int = DEFAULT_SHARD_BYTES  # a shard ends with the sample that reaches this size
+    overwrite: bool = False  # replace a dataset that is there
+    link: bool = True  # link whole shards, as ``packdata.packing.links.stage_whole`` does
+    # Called with the number of samples written since the last call.
     tick: Callable[[int], object] = int
-    on_link: OnLink = str
+    on_link: OnLink = str  # called with each shard that was linked
+    # Called with what is no error and deserves a look, such as that all was done before.
     note: Note = str
 
     def __post_init__(self) -> None:
@@ -60,18 +52,13 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A dataset that is to be written.
-
-    Attributes:
-        content: Its samples.
-        provenance: JSON for the manifest: what it is made from.
-        files_of: A dataset that has the files which the schema names besides shards.
-        whole: Shards that hold just these samples, to be used as they are.
-    """
+    """A dataset that is to be written."""
 
     content: Content
-    provenance: Mapping[str, Any]
+    provenance: Mapping[str, Any]  # JSON for the manifest: what it is made from
+    # A dataset that has the files which the schema names besides shards.
     files_of: Path | None = None
+    # Shards that hold just these samples, to be used as they are.
     whole: Sequence[FileShard] | None = None
 
 
@@ -101,13 +88,9 @@ def write_datasets(
     datasets: Mapping[str, Written],
     options: WriteOptions,
 ) -> dict[str, Manifest]:
-    """Write samples as packed datasets; all of them appear, or none. Killed, the same command continues.
+    """Write samples as packed datasets, by their folder below ``dst``; all of them appear, or none.
 
-    Args:
-        dst: A folder.
-        plan: What tells the command from others (``plan_of``).
-        datasets: By their folder below ``dst``; "" is ``dst`` itself.
-        options: How.
+    Killed, the same command continues: ``plan`` (``plan_of``) tells it from others.
 
     Raises:
         PackError: A target is taken or cannot be written, or there are no samples.
@@ -117,20 +100,17 @@ def write_datasets(
         if packing.is_published:
             options.note(f"{dst}: {packing.why_finished}")
             return packing.manifests()
-        for folder, dataset in datasets.items():
-            _write(packing, folder, dataset, options)
-        contents = {f: (each.content.schema, each.provenance) for f, each in datasets.items()}
-        packing.publish(contents)
+        for folder, each in datasets.items():
+            if each.whole is None:
+                _write_content(packing, folder, each.content, options)
+            else:
+                link, on_link = options.link, options.on_link
+                packing.take_whole(folder, each.whole, link=link, on_link=on_link)
+            packing.copy_files(folder, each.content.schema, each.files_of)
+        packing.publish(
+            {f: (each.content.schema, each.provenance) for f, each in datasets.items()}
+        )
         return packing.manifests()
-
-
-def _write(packing: Packing, folder: str, dataset: Written, options: WriteOptions) -> None:
-    if dataset.whole is None:
-        _write_content(packing, folder, dataset.content, options)
-    else:
-        link, on_link = options.link, options.on_link
-        packing.take_whole(folder, dataset.whole, link=link, on_link=on_link)
-    packing.copy_files(folder, dataset.content.schema, dataset.files_of)
 
 
 def _write_content(packing: Packing, folder: str, content: Content, options: WriteOptions) -> None:

@@ -94,20 +94,14 @@ def write(
     began = time.monotonic()
     source, known = _as_view(view)
     check_outside(dst, source.folders)
-    recode = RecodeOptions(
-        codec, quality, resize=None if size is None else Resize.parse(size, fit)
-    )
+    resize = None if size is None else Resize.parse(size, fit)
+    recode = RecodeOptions(codec, quality, resize=resize)
     content = _content(source, known, recode, add or {}, check_workers(workers))
     whole = _whole(content, format) if link and shard_bytes is None else None
     format, shard_bytes = format or format_of(source), shard_bytes or DEFAULT_SHARD_BYTES
     check_shard_options(format, shard_bytes)
-    options: dict[str, Any] = {
-        "codec": codec,
-        "size": size,
-        "fit": size and fit,
-        "quality": quality,
-    }
-    options = {name: value for name, value in options.items() if value is not None}
+    given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}
+    options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
     options |= {"add": sorted(add)} if add else {}
     asked = options | {"format": format, "shard_bytes": shard_bytes, "link": whole is not None}
     plan = plan_of("write", [source], **asked, **_identity(content))

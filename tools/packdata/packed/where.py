@@ -46,15 +46,10 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 
 
 def parse_condition(expression: str) -> ast.expr:
-    """Return the syntax of a condition, whatever it names.
-
-    Raises:
-        SchemaError: It is too long, or no condition on any fields.
-    """
+    """Return the syntax of a condition, whatever it names; SchemaError if it is none, or too long."""
     if len(expression) > _MAX_CHARS:
-        raise SchemaError(
-            f"the condition has {len(expression)} characters, up to {_MAX_CHARS} are read"
-        )
+        what = f"the condition has {len(expression)} characters"
+        raise SchemaError(f"{what}, up to {_MAX_CHARS} are read")
     try:
         tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -77,8 +72,8 @@ class ClassNumber(int):
     def __new__(cls, number: int, classes: tuple[str, ...] | None) -> ClassNumber:
         """Make the number, with its name if it has one."""
         self = super().__new__(cls, number)
-        known = classes is not None and 0 <= number < len(classes)
-        self.name = classes[number] if known and classes is not None else None
+        names = classes or ()
+        self.name = names[number] if 0 <= number < len(names) else None
         return self
 
     def __eq__(self, other: object) -> bool:
@@ -107,7 +102,7 @@ class Standardized(float):
         return self
 
     def _stored(self, other: Any) -> Any:
-        """Return what the column would hold for another number; what is none as it is."""
+        """Return what the column would hold for another number; anything but a number as it is."""
         scale = _scale(self.field)
         if isinstance(other, Standardized):
             if _scale(other.field) != scale:
@@ -159,19 +154,13 @@ def _as_stored(number: float, mean: float, std: float, dtype: str) -> float:
 
 
 class Where:
-    """A condition on the values of a sample.
+    """A condition on the values of a sample, by the fields that it ``names``.
 
-    Args:
-        expression: For example ``key in ("a", "b") or not label < 3``. A label compares with
-            numbers and with class names; a multi-label is the tuple of its class names (``"cat"
-            in tags``); ``x in text`` finds a part. A category of a table is its text, ``""``
-            where it is missing or unknown. A float equals the shortest number that stands for it,
-            one of a standardized column the number that it was in the source.
-        fields: The fields that may be named; of these only scalars, labels, texts and rows of one
-            column have a value.
-
-    Attributes:
-        names: The fields that the expression names.
+    For example ``key in ("a", "b") or not label < 3``. A label compares with numbers and with class names; a
+    multi-label is the tuple of its class names (``"cat" in tags``); ``x in text`` finds a part. A category of a
+    table is its text, ``""`` where it is missing or unknown. A float equals the shortest number that stands for it,
+    one of a standardized column the number that it was in the source. Only scalars, labels, texts and rows of one
+    column have a value.
 
     Raises:
         SchemaError: It is not such an expression, names what is not there, or compares a number
@@ -200,7 +189,9 @@ class Where:
     def _compile(self, node: ast.expr) -> _Part:
         match node:
             case ast.BoolOp(op=op, values=values):
-                return _all_or_any(op, [self._compile(value) for value in values])
+                tests = [self._compile(value) for value in values]
+                join = all if isinstance(op, ast.And) else any
+                return lambda values: join(test(values) for test in tests)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 inner = self._compile(operand)
                 return lambda values: not inner(values)
@@ -239,14 +230,11 @@ class Where:
 
     def _check_name(self, name: str) -> None:
         field = self._fields.get(name)
-        usable = [n for n, f in self._fields.items() if has_scalar(f)]
         if field is None or not has_scalar(field):
-            what = (
-                f"there is no field {name!r}" if field is None else f"{name!r} has no single value"
-            )
-            raise SchemaError(
-                f"{what}; a condition can name {', '.join(usable) or 'nothing here'}"
-            )
+            usable = ", ".join(n for n, f in self._fields.items() if has_scalar(f))
+            what = "there is no field {!r}" if field is None else "{!r} has no single value"
+            named = f"a condition can name {usable or 'nothing here'}"
+            raise SchemaError(f"{what.format(name)}; {named}")
         self.names.add(name)
 
     def _check_class_names(self, name: ast.expr, literal: ast.expr) -> None:
@@ -265,12 +253,9 @@ class Where:
         kind = self._kind(name) if isinstance(name, ast.Name) else None
         for element in other.elts if isinstance(other, _SEVERAL) else [other]:
             if kind is not None and self._kind(element) not in (None, kind):
-                shown = ast.unparse(element)
-                what = f"{ast.unparse(name)!r} is a {kind}, {shown} is none"
-                raise SchemaError(
-                    f"the condition {self.expression!r} does not fit: {what}"
-                    f"{self._other_kind(name, element)}"
-                )
+                what = f"{ast.unparse(name)!r} is a {kind}, {ast.unparse(element)} is none"
+                what += self._other_kind(name, element)
+                raise SchemaError(f"the condition {self.expression!r} does not fit: {what}")
 
     def _other_kind(self, name: ast.expr, element: ast.expr) -> str:
         """Say how to write a number as a text, or a text as a number."""
@@ -322,11 +307,8 @@ class Where:
     def _check_order(self, name: ast.expr, op: ast.cmpop, other: ast.expr) -> None:
         """Refuse to ask which class comes first by its name."""
         field = self._fields.get(name.id) if isinstance(name, ast.Name) else None
-        if (
-            isinstance(field, Label)
-            and isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
-            and self._kind(other) == "text"
-        ):
+        is_order = isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+        if isinstance(field, Label) and is_order and self._kind(other) == "text":
             what = f"names of classes, such as {ast.unparse(other)}, have no order"
             hint = "compare them by ==, != and in, or the classes' numbers by < and >"
             raise SchemaError(f"the condition {self.expression!r} does not fit: {what}; {hint}")
@@ -350,10 +332,8 @@ def _check_syntax(node: ast.AST, expression: str) -> None:
             if type(op) not in _COMPARE:
                 raise SchemaError(f"the condition {expression!r} uses 'is': take '=='")
             if _never_fits(one, op, other):
-                what = ast.unparse(ast.Compare(one, [op], [other]))
-                raise SchemaError(
-                    f"the condition may not contain {what!r}: these two cannot be compared"
-                )
+                what = f"{ast.unparse(ast.Compare(one, [op], [other]))!r}: these two cannot be compared"
+                raise SchemaError(f"the condition may not contain {what}")
     if isinstance(node, ast.expr) and not _is_known(node):
         raise SchemaError(
             f"the condition may not contain {ast.unparse(node)!r}: it takes comparisons, and, or, "
@@ -403,19 +383,12 @@ def _check_category(value: Any, field: Categories) -> None:
         _check_word("category", value, field.vocabularies[0])
 
 
-def _all_or_any(op: ast.boolop, parts: list[_Part]) -> _Part:
-    if isinstance(op, ast.And):
-        return lambda values: all(part(values) for part in parts)
-    return lambda values: any(part(values) for part in parts)
-
-
 def has_scalar(field: Field) -> bool:
     """Return whether a condition can name this field."""
     if isinstance(field, Features | Categories):
         return len(field.columns) == 1
-    return isinstance(field, Label | MultiLabel | Text) or (
-        isinstance(field, Array) and field.dims == ()
-    )
+    is_number = isinstance(field, Array) and field.dims == ()
+    return is_number or isinstance(field, Label | MultiLabel | Text)
 
 
 def scalar(field: Field, value: Any) -> Any:

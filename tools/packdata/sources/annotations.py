@@ -24,7 +24,7 @@ from packdata.sources.base import (
     read_file,
     suffix_of,
 )
-from packdata.sources.extended import ExtendedSource
+from packdata.sources.composed import ExtendedSource
 from packdata.sources.folders import files_below
 from packdata.sources.layouts import SPLIT_NAMES
 from packdata.sources.listed import ListedURL, RemoteFile, list_sources, place_of_source
@@ -48,27 +48,18 @@ Values = dict[str, Any]  # of a picture, by field
 
 @dataclass(slots=True)
 class Annotations:
-    """What is known of pictures, by what they are called.
+    """What is known of pictures, by what they are called."""
 
-    Attributes:
-        kind: ``COCO``, ``VOC`` or ``YOLO``.
-        form: How its boxes are written.
-        classes: Names of the numbers in ``box_labels``.
-        columns: What else there is of each box.
-        by_name: By a picture's path, as far as the annotations have it: with suffix in COCO's, else without.
-            An error is raised for the picture.
-        notes: What is worth knowing.
-        files: They are read from, relative; with what they hash to.
-        sizes: Height and width of pictures, by the same names, where the annotations tell them.
-    """
-
-    kind: str
-    form: str
-    classes: tuple[str, ...]
-    columns: dict[str, Column]
+    kind: str  # ``COCO``, ``VOC`` or ``YOLO``
+    form: str  # how its boxes are written
+    classes: tuple[str, ...]  # names of the numbers in ``box_labels``
+    columns: dict[str, Column]  # what else there is of each box
+    # By a picture's path, as far as the annotations have it: with suffix in COCO's, else without. An error is raised
+    # for the picture.
     by_name: dict[str, Values | SourceError]
     notes: tuple[str, ...] = ()
-    files: str = ""
+    files: str = ""  # they are read from, relative; with what they hash to
+    # Height and width of pictures, by the same names, where the annotations tell them.
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
     empty: Values = field(init=False)
 
@@ -143,10 +134,8 @@ def open_annotations(path: Path | str, split: str = "") -> Annotations:
         kinds.discard(".txt")  # notes, beside JSON or XML
     if len(kinds) != 1:
         what = f"it holds annotations of several kinds ({', '.join(sorted(kinds))})"
-        what = what if kinds else "it holds no annotations"
-        raise SourceError(
-            what, path, "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
-        )
+        hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
+        raise SourceError(what if kinds else "it holds no annotations", path, hint)
     (kind,) = kinds
     if isinstance(path, ListedURL) and kind != ".json":
         raise SourceError("of URLs COCO's .json files are read", path, "Copy it here first")
@@ -155,9 +144,8 @@ def open_annotations(path: Path | str, split: str = "") -> Annotations:
         found = _READERS[kind](path, chosen, split)
     except (KeyError, TypeError, AttributeError) as error:
         what = f"it is of no form that is known: {type(error).__name__}: {error}"
-        raise SourceError(
-            what, path, "COCO's .json, VOC's .xml and YOLO's .txt are read"
-        ) from error
+        hint = "COCO's .json, VOC's .xml and YOLO's .txt are read"
+        raise SourceError(what, path, hint) from error
     found.files = _hash(path, chosen)
     return found
 
@@ -246,12 +234,7 @@ def _name_of(image: Mapping[str, Any], file: Path) -> str:
     return str(name)
 
 
-_COCO_MISSING: dict[str, Any] = {
-    "iscrowd": 0,
-    "area": 0.0,
-    "segmentation": None,
-    "keypoints": None,
-}
+_COCO_MISSING = dict[str, Any](iscrowd=0, area=0.0, segmentation=None, keypoints=None)
 
 
 def _coco_columns(
@@ -280,7 +263,7 @@ def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 
 def _fill_keypoints(images: Iterable[Values], columns: Mapping[str, Column]) -> None:
-    """Give things without keypoints such as are not labelled."""
+    """Give objects without keypoints the same number of unlabelled ones."""
     if "keypoints" not in columns:
         return
     lengths = Counter(len(each) for v in images for each in v["keypoints"] if each is not None)
@@ -302,12 +285,9 @@ def _json_of(file: Path) -> Any:
 def _of_split(files: Sequence[Path], split: str) -> Sequence[Path]:
     """Return the files that are of a split by their names or folders; all if none says so."""
     kind = next(filter(None, map(_kind_of_split, re.findall("[a-z]+", split.lower()))), "")
-    named = [file for file in files if kind and kind in map(_kind_of_split, _words_of(file))]
-    return named or files
-
-
-def _words_of(file: Path) -> list[str]:
-    return re.findall("[a-z]+", f"{file.parent.name} {file.stem}".lower())
+    words = {file: f"{file.parent.name} {file.stem}".lower() for file in files if kind}
+    found = {file: map(_kind_of_split, re.findall("[a-z]+", text)) for file, text in words.items()}
+    return [file for file, kinds in found.items() if kind in kinds] or files
 
 
 def _kind_of_split(word: str) -> str:

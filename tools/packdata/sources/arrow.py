@@ -21,11 +21,7 @@ STATE, SPLITS = "state.json", "dataset_dict.json"
 
 
 def open_arrow(path: Path) -> pa.Table:
-    """Map an Arrow file or stream as a table: nothing is read before it is used.
-
-    Raises:
-        SourceError: It cannot be read, or is neither.
-    """
+    """Map an Arrow file or stream as a table: nothing is read before it is used. SourceError if it is neither."""
     check_regular(path, path)
     check_name(str(path), path)
     try:

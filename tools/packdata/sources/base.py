@@ -7,10 +7,12 @@ import math
 import os
 import re
 import stat
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,14 +35,7 @@ _ODD_SUFFIXES = {".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"
 _PLUGIN_SUFFIXES = {".heic", ".heif", ".hif", ".jxl"}
 PICTURE_SUFFIXES = frozenset({".png", ".webp"} | _JPEG_SUFFIXES | _ODD_SUFFIXES | _PLUGIN_SUFFIXES)
 PATH_COLUMNS = (
-    "path",
-    "file",
-    "filename",
-    "image",
-    "file_name",
-    "filepath",
-    "image_path",
-    "images",
+    *("path", "file", "filename", "image", "file_name", "filepath", "image_path", "images"),
 )
 BOX_LABELS = "box_labels"
 LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes the field "label"
@@ -65,88 +60,63 @@ ColumnKind = Literal["class", "int", "float", "text", "json", "bytes", "array"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of labels.
+    """One column of labels."""
 
-    Attributes:
-        kind: ``class`` (values are names of ``classes``, or their numbers), ``int``, ``float``,
-            ``text``, ``json``, ``bytes`` or ``array``.
-        classes: The names by number, for ``class``.
-        numbered: True if the source itself fixes the order of the classes.
-        is_double: True of a ``float`` whose numbers may need more than the 24 bits of float32.
-        num_missing: How many of its numbers are missing, if NaN can stand for them: not in the field
-            ``label``, nor beside whole numbers that float64 may round.
-        dtype: Of an ``array``.
-        dims: Of an ``array``, None for an axis that varies.
-        field: What a dataset says of it, where that is known.
-        form: How boxes in it are written (``packdata.geometry.BOX_FORMATS``), or ``keypoints``.
-    """
-
+    # ``class`` (values are names of ``classes``, or their numbers), ``int``, ``float``, ``text``, ``json``,
+    # ``bytes`` or ``array``.
     kind: ColumnKind
-    classes: tuple[str, ...] = ()
-    numbered: bool = False
+    classes: tuple[str, ...] = ()  # the names by number, for ``class``
+    numbered: bool = False  # True if the source itself fixes the order of the classes
+    # True of a ``float`` whose numbers may need more than the 24 bits of float32.
     is_double: bool = False
+    # How many of its numbers are missing, if NaN can stand for them: not in the field ``label``, nor beside whole
+    # numbers that float64 may round.
     num_missing: int = 0
-    dtype: str = ""
-    dims: tuple[int | None, ...] = ()
-    field: Field | None = None
+    dtype: str = ""  # of an ``array``
+    dims: tuple[int | None, ...] = ()  # of an ``array``, None for an axis that varies
+    field: Field | None = None  # what a dataset says of it, where that is known
+    # How boxes in it are written (``packdata.geometry.BOX_FORMATS``), or ``keypoints``.
     form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """Which files a folder or list is made of.
+    """Which files a folder or list is made of."""
 
-    Attributes:
-        names: What they are called, in the plural.
-        suffixes: How they end, in lower case; masks too.
-        columns: Names that the column of their paths in a list may have, the first found is taken.
-        option: The option that names another column.
-        command: The command that packs them.
-    """
-
-    names: str
-    suffixes: frozenset[str]
+    names: str  # what they are called, in the plural
+    suffixes: frozenset[str]  # how they end, in lower case; masks too
+    # Names that the column of their paths in a list may have, the first found is taken.
     columns: tuple[str, ...]
-    option: str
-    command: str
+    option: str  # the option that names another column
+    command: str  # the command that packs them
 
 
 PICTURES = FileKind("pictures", PICTURE_SUFFIXES, PATH_COLUMNS, "--image-column", "images")
+_ARRAY_COLUMNS = ("array", "volume", *PATH_COLUMNS)
 ARRAYS = FileKind(
-    "arrays",
-    frozenset({".npy", ".npz"}),
-    ("array", "volume", *PATH_COLUMNS),
-    "--array-column",
-    "arrays",
+    "arrays", frozenset({".npy", ".npz"}), _ARRAY_COLUMNS, "--array-column", "arrays"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One picture of a source with what is known of it.
+    """One picture of a source with what is known of it."""
 
-    Attributes:
-        key: Its name, unique in the source: where there are paths a relative one, without suffix
-            unless another file differs in nothing else.
-        where: Its place: ``cats/1.jpg``, ``a.tar: 1.jpg``, ``list.csv, line 12 (1.jpg)``.
-        read: Returns the bytes of the file, or the pixels (H x W) where the source holds those; of a
-            source that ``has_several`` the bytes of each file; SourceError.
-        labels: Value by field name; None where it is missing.
-        read_mask: Returns the bytes of the mask, if the source has masks; SourceError.
-        path: The file itself, where it is one of its own.
-        mask_path: The mask's file, where it is one of its own.
-        mask_name: What the source calls the mask, where that is a file.
-        drawn_on: Height and width of the picture that its boxes were drawn on, where that is said.
-    """
-
+    # Its name, unique in the source: where there are paths a relative one, without suffix unless another file
+    # differs in nothing else.
     key: str
-    where: str
+    where: str  # its place: ``cats/1.jpg``, ``a.tar: 1.jpg``, ``list.csv, line 12 (1.jpg)``
+    # Returns the bytes of the file, or the pixels (H x W) where the source holds those; where items have several
+    # pictures, the bytes of each file; SourceError.
     read: Callable[[], Any]
+    # Value by field name; None where it is missing.
     labels: Mapping[str, Any] = field(default_factory=dict)
+    # Returns the bytes of the mask, if the source has masks; SourceError.
     read_mask: Callable[[], bytes] | None = None
-    path: str | None = None
-    mask_path: str | None = None
-    mask_name: str | None = None
+    path: str | None = None  # the file itself, where it is one of its own
+    mask_path: str | None = None  # the mask's file, where it is one of its own
+    mask_name: str | None = None  # what the source calls the mask, where that is a file
+    # Height and width of the picture that its boxes were drawn on, where that is said.
     drawn_on: tuple[int, int] | None = None
 
     def place_of_mask(self, name: str | None) -> str:
@@ -164,49 +134,47 @@ class Item:
         return self.read_mask if isinstance(self.read_mask, RemoteFile) else self.mask_path
 
 
-def has_several(source: Source) -> bool:
-    """Tell whether items have any number of pictures each: such a source has an attribute of this name."""
-    return bool(getattr(source, "has_several", False))
-
-
 def read_each(reads: Sequence[Callable[[], bytes]]) -> list[bytes]:
     """Return the files of one item; SourceError."""
     return [read() for read in reads]
 
 
-class Source(Protocol):
-    """Lists pictures in a fixed order.
+class Source(ABC):
+    """Lists pictures (or other files) in a fixed order."""
 
-    Attributes:
-        kind: What it is: ``classes``, ``folder``, ``list``, ``tar``, ``parquet`` or ``idx``.
-        name: Its last path component.
-        identity: JSON: changes when the files do (names, sizes, modification times); no absolute
-            paths.
-        labels: The label columns by field name; the same for every item.
-        has_masks: True if items come with ``read_mask``.
-        pixels: (height, width) of every item, where ``read`` gives pixels; else None.
-        ignored: How many files of which other kinds were passed over, by suffix.
-    """
-
-    kind: str
-    name: str
+    kind: str  # what it is: ``classes``, ``folder``, ``list``, ``tar``, ``parquet``, ``idx``, ...
+    name: str  # its last path component
+    # JSON: changes when the files do (names, sizes, modification times); no absolute paths.
     identity: Mapping[str, Any]
-    labels: Mapping[str, Column]
-    has_masks: bool
-    pixels: tuple[int, int] | None
-    ignored: Mapping[str, int]
+    labels: Mapping[str, Column]  # the label columns by field name; the same for every item
+    has_masks: bool = False  # True if items come with ``read_mask``
+    has_several: bool = False  # True if items have any number of pictures each
+    # (height, width) of every item, where ``read`` gives pixels; else None.
+    pixels: tuple[int, int] | None = None
+    # How many files of which other kinds were passed over, by suffix.
+    ignored: Mapping[str, int] = MappingProxyType({})
+    notes: Sequence[str] = ()
+    paths: Sequence[Path] = ()  # the few large files that it is made of, if it is
+    root: Path | None = None  # the folder that it is, if it is one
+    # Files whose keys keep the suffix, as they differ from others in nothing else.
+    suffixed: Sequence[str] = ()
+    empty_classes: Sequence[str] = ()  # folders that would be classes, but hold no file
 
+    @abstractmethod
     def __len__(self) -> int:
         """Return the number of items."""
 
+    @abstractmethod
     def items(self, start: int = 0) -> Iterator[Item]:
         """Yield items from number ``start`` on, always in the same order."""
 
+    @abstractmethod
     def keys(self) -> Iterator[str]:
         """Yield the key of each item, without a look at pictures."""
 
     def mask_heads(self) -> Iterator[bytes]:
         """Yield the ``read_head`` of each mask that items come with."""
+        return iter(())
 
 
 def broken_item(key: str, what: str, where: str, hint: str = "") -> Item:

@@ -20,6 +20,7 @@ from packdata.sources.base import (
     FileHash,
     FileKind,
     Item,
+    Source,
     check_unique,
     is_hidden,
     key_of,
@@ -34,7 +35,7 @@ from packdata.sources.names import Names
 from packdata.sources.regular import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 Entry = os.DirEntry[str] | ListedEntry
@@ -43,20 +44,15 @@ _ARCHIVES = (".parquet", ".tar")
 
 
 class Listing:
-    """The files of a kind in a folder and below it, relative to ``root``, in order.
-
-    Attributes:
-        files: Their relative paths with forward slashes.
-        folders: The folders below ``root`` that hold some of them.
-        ignored: Other files passed over, by suffix; also each ``link to a folder above``.
-        stored: What reads the files, where they are objects of a store.
-    """
+    """The files of a kind in a folder and below it, relative to ``root``, in order."""
 
     def __init__(self, root: Path, kind: FileKind = PICTURES, without: str = "") -> None:
         self.root, self._suffixes, self._without = root, kind.suffixes, without
+        # What reads the files, where they are objects of a store.
         self.stored = StoredFiles(root) if isinstance(root, ListedURL) else None
-        self.files = Names()
-        self.folders: list[str] = []
+        self.files = Names()  # their relative paths with forward slashes
+        self.folders: list[str] = []  # the folders below ``root`` that hold some of them
+        # Other files passed over, by suffix; also each ``link to a folder above``.
         self.ignored: Counter[str] = Counter()
         self._hash = FileHash()
 
@@ -105,10 +101,7 @@ def files_below(root: Path, folder: str = "") -> Iterator[tuple[str, Sequence[En
     """Yield a folder of ``root``, by default itself, and all below it, with their files, in no order.
 
     Links are followed; what leads to a folder above, be it of ``root`` itself, has None. Folders
-    are named relative to ``root``; hidden ones are passed over.
-
-    Raises:
-        SourceError: A folder cannot be listed.
+    are named relative to ``root``; hidden ones are passed over. SourceError where one cannot be listed.
     """
     above = _inodes_above(root) | ({_inode(root)} if folder else set())
     pending = [(folder, above)]
@@ -125,11 +118,7 @@ def files_below(root: Path, folder: str = "") -> Iterator[tuple[str, Sequence[En
 
 
 def scan(folder: Path) -> tuple[Sequence[Entry], list[str]]:
-    """Return files and names of folders, sorted; a link counts as what it leads to.
-
-    Raises:
-        SourceError: The folder cannot be listed.
-    """
+    """Return files and names of folders, sorted; a link counts as what it leads to. SourceError if that fails."""
     if isinstance(folder, ListedURL):
         return folder.scan()
     try:
@@ -172,22 +161,14 @@ def _inodes_above(root: Path) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-class FolderSource:
+class FolderSource(Source):
     """The files of a folder: with classes if they lie in folders of it, else without.
 
-    Args:
-        root: The folder.
-        kind: Which files.
-        without: Files whose names end so, before the suffix, are passed over: masks beside their pictures.
-
-    Attributes:
-        folders: The folders of ``root`` that hold files of the kind.
-        empty_classes: Folders that would be classes, but hold no file.
-        suffixed: Files whose keys keep the suffix, as they differ from others in nothing else.
+    Files whose names end, before the suffix, in ``without`` are passed over: masks beside their pictures.
+    ``folders`` are those of ``root`` that hold files of the kind.
     """
 
-    has_masks = False
-    pixels: tuple[int, int] | None = None
+    root: Path
 
     def __init__(self, root: Path, kind: FileKind = PICTURES, without: str = "") -> None:
         self.root, self._place = root, root.absolute()  # files are read when they are packed
@@ -202,14 +183,13 @@ class FolderSource:
             raise no_files(root, kind, listing.ignored)
         self.kind = "folder" if num_top else "classes"
         self.folders: Sequence[str] = listing.folders
-        self.labels: Mapping[str, Column] = {}
-        self.empty_classes: tuple[str, ...] = ()
+        self.labels = {}
         if not num_top:
             self.labels = {"label": Column("class", tuple(classes))}
             self.empty_classes = tuple(name for name in folders if name not in classes)
-        self.ignored: Mapping[str, int] = dict(listing.ignored)
+        self.ignored = dict(listing.ignored)
         self._files, self._stored = listing.files, listing.stored
-        self.identity: Mapping[str, Any] = {
+        self.identity = {
             "kind": self.kind,
             "classes": [] if num_top else folders,
             "num_files": len(self._files),
@@ -223,7 +203,6 @@ class FolderSource:
         return len(self._files)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        """Yield the files from number ``start`` on."""
         labelled, root = self.kind == "classes", str(self.root)
         for i in range(start, len(self._files)):
             file = self._files[i]
@@ -236,12 +215,7 @@ class FolderSource:
                 yield Item(key, where, partial(read_file, path, where), labels, path=path)
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys."""
         return (key_of(file, self._shared) for file in self._files)
-
-    def mask_heads(self) -> Iterator[bytes]:
-        """Yield nothing: masks lie elsewhere."""
-        return iter(())
 
 
 def _adds_files(listing: Listing, folder: str) -> bool:
@@ -294,9 +268,6 @@ class MaskFolder:
         kind: Which files are masks.
         suffix: How names of masks end where those of pictures do not, as ``_mask``; or what takes the place of
             what, as ``_leftImg8bit=_gtFine_labelIds``. Other files are no masks.
-
-    Attributes:
-        files: Their relative paths by key.
     """
 
     def __init__(self, root: Path, kind: FileKind = PICTURES, suffix: str = "") -> None:

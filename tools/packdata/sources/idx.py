@@ -13,26 +13,25 @@ import struct
 import zlib
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loaders.errors import SourceError
-from packdata.sources.base import Column, Item, Pixels, files_identity, read_file
+from packdata.sources.base import Column, Item, Pixels, Source, files_identity, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
 IDX_IMAGES = re.compile(r".*images[-.]idx3-ubyte(\.gz)?", re.IGNORECASE)
 IDX_SUFFIXES = ("idx3-ubyte", "idx3-ubyte.gz")  # quicker to look for
 
 
-class IdxSource:
+class IdxSource(Source):
     """The images of an IDX file, with the labels of ``labels-idx1`` beside ``images-idx3``."""
 
     kind = "idx"
-    has_masks = False
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.name
@@ -40,8 +39,7 @@ class IdxSource:
         if not images.size:
             raise SourceError(f"it holds no pictures: its shape is {images.shape}", path)
         self._images = images
-        self.pixels: tuple[int, int] | None = (images.shape[1], images.shape[2])
-        self.ignored: Mapping[str, int] = {}
+        self.pixels = (images.shape[1], images.shape[2])
         self.labels_name = _labels_name(path)
         labels = _labels_beside(path)
         self._labels = None if labels is None else _read_idx(labels, num_axes=1)
@@ -50,28 +48,21 @@ class IdxSource:
                 f"it has {len(self._labels)} labels for {len(images)} images of {path.name}",
                 labels or path,
             )
-        self.labels: Mapping[str, Column] = {} if labels is None else {"label": Column("int")}
-        paths = [path] if labels is None else [path, labels]
-        self.identity: Mapping[str, Any] = files_identity(self.kind, paths)
+        self.labels = {} if labels is None else {"label": Column("int")}
+        self.identity = files_identity(self.kind, [path] if labels is None else [path, labels])
 
     def __len__(self) -> int:
         return len(self._images)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        """Yield the images from number ``start`` on."""
         for i, key in enumerate(islice(self.keys(), start, None), start):
             labels = {} if self._labels is None else {"label": int(self._labels[i])}
             read = partial(self._images.__getitem__, i)
             yield Item(key, f"{self.path}, image {i}", read, labels)
 
     def keys(self) -> Iterator[str]:
-        """Yield the numbers of the images."""
         digits = len(str(len(self._images) - 1))
         return (f"{i:0{digits}d}" for i in range(len(self._images)))
-
-    def mask_heads(self) -> Iterator[bytes]:
-        """Yield nothing: there are no masks."""
-        return iter(())
 
 
 def _labels_name(path: Path) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loaders.errors import SourceError
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -48,25 +49,19 @@ _AROUND = _words(
 )
 _NO_MEANING = _words("left right bit fine coarse class object ground color camera cls loc")
 _MANY = 3  # folders: from here on it is no accident if others hold the same
-_SHOWN = 4
+
 _OTHERWISE = "or, if these are classes, --classes FILE with their names"
 
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """What the name of a folder says: the words are sorted by what they may mean.
+    """What the name of a folder says: the words are sorted by what they may mean."""
 
-    Attributes:
-        split: ``train``, ``trainval``, ``val`` or ``test``; ``more`` of another word for data apart.
-        role: ``pictures`` or ``masks``.
-        rest: All other words.
-        is_vague: True of what is no class: ``images``, ``data``, ``archive``, ``part_1``.
-    """
-
+    # ``train``, ``trainval``, ``val`` or ``test``; ``more`` of another word for data apart.
     split: str
-    role: str
-    rest: frozenset[str]
-    is_vague: bool
+    role: str  # ``pictures`` or ``masks``
+    rest: frozenset[str]  # all other words
+    is_vague: bool  # True of what is no class: ``images``, ``data``, ``archive``, ``part_1``
 
     @classmethod
     def of(cls, name: str) -> _Name:
@@ -85,12 +80,12 @@ class _Tree:
 
     Attributes:
         path: The folder.
-        inner: The trees that files lie in, by name, each made when it is asked for.
         has_files: True if files lie directly in it.
     """
 
     def __init__(self, path: Path, folders: Iterable[str]) -> None:
         self.path, self.has_files = path, False
+        # The trees that files lie in, by name, each made when it is asked for.
         self.inner: defaultdict[str, list[str]] = defaultdict(list)
         for folder in folders:
             first, _, rest = folder.partition("/")
@@ -183,9 +178,7 @@ class _Reader:
         for mask in (name for name, said in names.items() if said.role == "masks"):
             pictures = _pictures_of(mask, names)
             if pictures:
-                what = (
-                    f"it holds pictures and their masks ({_few([pictures[0], mask])}), not classes"
-                )
+                what = f"it holds pictures and their masks ({few([pictures[0], mask], 4)}), not classes"
                 where = tree.at(pictures[0]).only().path
                 return what, self._run(where, _masks_at(tree.at(mask), where))
             if tree.at(mask).inner.keys() & (names.keys() - {mask}):
@@ -206,7 +199,7 @@ class _Reader:
             is_known = {*found.values()} - {"more"}
             is_apart = len({*found.values()}) > 1 or len(found) == len(names)
             if len(found) > 1 and is_known and is_apart:
-                return f"it holds splits ({_few([*found])}), not classes", self.each(
+                return f"it holds splits ({few([*found], 4)}), not classes", self.each(
                     tree, [*found]
                 )
         if len(names) == 1 and alike:
@@ -245,9 +238,7 @@ class _Reader:
     def _several(self, tree: _Tree, names: Mapping[str, _Name]) -> tuple[str, str] | None:
         """Parts of a dataset, or datasets, beside each other."""
         if all(said.is_vague for said in names.values()):
-            what = (
-                f"its folders ({_few(names)}) are called as parts of one dataset are, not classes"
-            )
+            what = f"its folders ({few(names, 4)}) are called as parts of one dataset are, not classes"
             listed = "of the columns path and label, or one folder with all files"
             return what, f"a .csv list {listed}: {self._run(tree.path / 'list.csv')}"
         trees = [tree.at(name) for name in names]
@@ -268,7 +259,7 @@ class _Reader:
             inner = {name: _Name.of(name) for name in tree.inner}
             if len(inner) < 2 or not (self._masks(tree, inner) or self._splits(tree, inner)):
                 return None
-        what = f"its folders ({_few(names)}) hold splits or masks ({_few(trees[0].inner)})"
+        what = f"its folders ({few(names, 4)}) hold splits or masks ({few(trees[0].inner, 4)})"
         return what, f"{self._meant(trees[0])} and so on; or a .csv list of all files"
 
     def _same_below(
@@ -278,7 +269,7 @@ class _Reader:
         first = trees[0].inner.keys()
         if len(first) < max(_MANY, len(names) + 1) or any(t.inner.keys() != first for t in trees):
             return None
-        what = f"its folders ({_few(names)}) all hold the same ones ({_few(first)})"
+        what = f"its folders ({few(names, 4)}) all hold the same ones ({few(first, 4)})"
         runs = [self._run(t.path, dst=f"DST/{shlex.quote(t.path.name)}") for t in trees]
         return what, "; ".join(runs)
 
@@ -352,8 +343,3 @@ def _suffix_between(picture: str, mask: str) -> str:
     if num < 1 or old == new or any(end[1:2].isdecimal() for end in (old, new)):
         return ""
     return f"{old}={new}" if old else new
-
-
-def _few(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:_SHOWN]) + (", ..." if len(listed) > _SHOWN else "")

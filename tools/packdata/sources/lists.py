@@ -18,10 +18,10 @@ from loaders.errors import SourceError
 from packdata.sources.base import (
     OWN_KEYS,
     PICTURES,
-    Column,
     FileHash,
     FileKind,
     Item,
+    Source,
     broken_item,
     check_unique,
     column_of,
@@ -50,19 +50,14 @@ _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 Row = tuple[int, dict[str, Any]]  # line number, from 1; value by column
 
 
-class ListSource:
+class ListSource(Source):
     """The pictures that a list names, in its order.
 
-    Args:
-        path: The list.
-        kind: What it lists.
-        image_column: The column of paths; None for the first usual one of the kind that it has.
-        mask_column: The column of mask paths; None for ``mask`` if there is one.
-        label_column: The column of labels; None for the first usual one.
+    Columns that are None are the first usual one of the kind for paths, ``mask`` if there is one, and the first
+    usual one for labels.
     """
 
     kind = "list"
-    pixels: tuple[int, int] | None = None
 
     def __init__(
         self,
@@ -84,31 +79,32 @@ class ListSource:
             labels = {name for name, field in self._fields.items() if field == "label"}
             _strip({self._image, self._mask, "key", *labels}, labels, self._rows)
             _convert_numbers(plain, self._rows)
-        self.has_several = kind is PICTURES and _are_lists(self._rows, self._image)
+        cells = (values.get(self._image) for _, values in self._rows)
+        self.has_several = kind is PICTURES and any(isinstance(cell, list) for cell in cells)
         if self.has_several:
             _settle_paths(self._rows, self._image, path)
-        else:
-            _check_paths(self._rows, self._image, path)
-        self.labels: Mapping[str, Column] = {
+        for line, values in [] if self.has_several else self._rows:
+            if not isinstance(values.get(self._image), str):
+                what = f"it has no path in column {self._image!r}"
+                raise SourceError(what, f"{path}, line {line}")
+        self.labels = {
             field: column_of(field, (row.get(name) for _, row in self._rows))
             for name, field in self._fields.items()
         }
         self.has_masks = self._mask is not None
         self._beside = objects_beside(path, self._cells()) if isinstance(path, ListedURL) else None
-        self.ignored: Mapping[str, int] = {}
         self._has_keys = "key" in columns
         has_names = not self._has_keys and not self.has_several
         files = [self._inside(values) for _, values in self._rows] if has_names else []
         self._shared = shared_keys(list(dict.fromkeys(files)))
         self.suffixed = tuple(f for f in files if self._shared and key_of(f) in self._shared)
         check_unique(self._given_keys, path, OWN_KEYS)
-        self.identity: Mapping[str, Any] = self._identity()
+        self.identity = self._identity()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        """Yield the rows from number ``start`` on."""
         for i in range(start, len(self._rows)):
             row = line, values = self._rows[i]
             if self._lacks_key(row):
@@ -150,7 +146,6 @@ class ListSource:
                 yield from map(self._name, cell if isinstance(cell, list) else [str(cell)])
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys: of rows without one, what stands for it."""
         return map(self._key, self._rows)
 
     def _given_keys(self) -> Iterator[tuple[str, str]]:
@@ -159,7 +154,6 @@ class ListSource:
         return ((self._key(row), f"line {row[0]}") for row in given)
 
     def mask_heads(self) -> Iterator[bytes]:
-        """Yield what tells the depth of each mask in the list."""
         cells = (values.get(self._mask) for _, values in self._rows if self._mask is not None)
         masks = (str(cell) for cell in cells if cell is not None)
         readers = ((mask, self._reader(mask, mask)) for mask in masks)
@@ -336,10 +330,6 @@ def _find_column(columns: Sequence[str], wanted: str | None, path: Path, kind: F
     return found
 
 
-def _are_lists(rows: Sequence[Row], image: str) -> bool:
-    return any(isinstance(values.get(image), list) for _, values in rows)
-
-
 def _settle_paths(rows: Sequence[Row], image: str, path: Path) -> None:
     """Make a list of each cell: a path alone is one picture, and nothing is none."""
     for line, values in rows:
@@ -348,12 +338,6 @@ def _settle_paths(rows: Sequence[Row], image: str, path: Path) -> None:
         if not isinstance(cell, list) or not all(isinstance(each, str) for each in cell):
             what = f"column {image!r} is no list of paths"
             raise SourceError(what, f"{path}, line {line}")
-
-
-def _check_paths(rows: Sequence[Row], image: str, path: Path) -> None:
-    for line, values in rows:
-        if not isinstance(values.get(image), str):
-            raise SourceError(f"it has no path in column {image!r}", f"{path}, line {line}")
 
 
 def _find_mask(columns: Sequence[str], wanted: str | None, path: Path) -> str | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +22,14 @@ from loaders.errors import SourceError
 from packdata.sources.arrow import read_json
 from packdata.sources.mds import DECODERS, decode_sample
 from packdata.sources.regular import read_regular
+from packdata.sources.rowfile import RowFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 INDEX = "index.json"
 TOKENS = "input_ids"
-_BATCH_ROWS = 32
+
 _TORCH_DTYPES = {0: "<f4", 1: "<f4", 2: "<f8", 3: "<f8", 8: "<f2", 9: "<f2", 11: "u1", 12: "i1"}
 _TORCH_DTYPES |= {13: "<i2", 14: "<i2", 15: "<i4", 16: "<i4", 17: "<i8", 18: "<i8", 20: "<u2"}
 _NUMPY_DTYPES = dict(
@@ -49,7 +49,7 @@ def is_litdata(path: Path) -> bool:
     return isinstance(index, dict) and "chunks" in index and isinstance(index.get("config"), dict)
 
 
-class LitDataRows:
+class LitDataRows(RowFile):
     """A folder, by its ``index.json``; a chunk is a group.
 
     A value of a tuple or list is called ``column_0`` and so on, ids of tokens ``input_ids``.
@@ -98,7 +98,8 @@ class LitDataRows:
         if dtype is None:
             hint = "Write it again as numbers, texts, bytes, JPEG, or arrays of one axis"
             raise SourceError(f"a value is stored as {kind!r}", self.path, hint)
-        return pa.large_list(_arrow_of(dtype)), partial(_values, dtype)
+        item = pa.float32() if dtype == "<f2" else pa.from_numpy_dtype(np.dtype(dtype))
+        return pa.large_list(item), lambda data: np.frombuffer(data, dtype).tolist()
 
     def _num_items(self, chunk: Path, listed: Any) -> int:
         """Return the items of a chunk; an uncompressed one is checked, others when they are read."""
@@ -131,9 +132,8 @@ class LitDataRows:
         data = self._data(chunk)
         offsets = self._offsets(data, chunk)
         if self._is_tokens:
-            return self._tokens(
-                data[offsets[0] :], np.array(offsets, np.int64) - offsets[0], chunk
-            )
+            ends = np.array(offsets, np.int64) - offsets[0]
+            return self._tokens(data[offsets[0] :], ends, chunk)
         columns = [(name, decode, None) for name, _, decode in self._decoders]
         items = enumerate(itertools.pairwise(offsets))
         rows = [
@@ -152,16 +152,7 @@ class LitDataRows:
         return pa.table({TOKENS: pa.LargeListArray.from_arrays(ends // item, values)})
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return the bytes of a chunk."""
         return self._chunks[group].stat().st_size
-
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return some columns of a chunk."""
-        return self._table(group).select([*columns])
-
-    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        """Yield the items of a chunk."""
-        yield from self._table(group).to_batches(_BATCH_ROWS)
 
 
 def _names(config: Mapping[str, Any], num: int) -> list[str]:
@@ -174,12 +165,3 @@ def _names(config: Mapping[str, Any], num: int) -> list[str]:
     except (ValueError, TypeError, KeyError, IndexError):
         pass  # of an older version: numbered below
     return names if names and len(names) == num else [f"column_{i}" for i in range(num)]
-
-
-def _arrow_of(dtype: str) -> pa.DataType:
-    return pa.float32() if dtype == "<f2" else pa.from_numpy_dtype(np.dtype(dtype))
-
-
-def _values(dtype: str, data: bytes) -> list[Any]:
-    values: list[Any] = np.frombuffer(data, dtype).tolist()
-    return values

@@ -20,8 +20,8 @@ import pyarrow as pa
 import zstandard
 
 from loaders.errors import SourceError
-from packdata.sources.mapped import MappedRows
 from packdata.sources.regular import check_regular, read_regular
+from packdata.sources.rowfile import MappedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -109,8 +109,9 @@ class MdsRows(MappedRows):
         self._columns = [(name, *self._decoder(name, kind), size) for name, kind, size in columns]
         self.groups = [len(self._offsets) - 1]
         first = self._sample(0) if self.groups[0] else {}
-        self.schema = pa.schema(
-            {name: kind or _type_of(first.get(name)) for name, kind, _, _ in self._columns}
+        nothing = pa.scalar(None)
+        self.schema = pa.schema(  # of nested lists of numbers, as the first sample has them
+            {name: kind or first.get(name, nothing).type for name, kind, *_ in self._columns}
         )
 
     def _read_head(self) -> tuple[list[int], dict[str, Any]]:
@@ -159,10 +160,7 @@ def decode_sample(
 ) -> dict[str, Any]:
     """Return the values of a sample: the uint32 size of each without a fixed one, then all of them.
 
-    Args:
-        data: Its bytes.
-        columns: Name, decoder and fixed size (or None) of each value.
-        where: For messages.
+    ``columns`` are name, decoder and fixed size (or None) of each value.
 
     Raises:
         SourceError: The sizes do not fit, or a value cannot be decoded.
@@ -180,11 +178,6 @@ def decode_sample(
     except (ValueError, KeyError, IndexError) as error:
         raise SourceError(f"it cannot be read ({error})", where) from error
     return found
-
-
-def _type_of(value: Any) -> pa.DataType:
-    """Return the type of nested lists of numbers, as the first sample has them."""
-    return pa.null() if value is None else value.type
 
 
 def _array(dtype: str, shape: tuple[int, ...], data: bytes) -> Any:

@@ -21,7 +21,6 @@ class Names(Sequence[str]):
             self.append(name)
 
     def append(self, name: str) -> None:
-        """Add a name behind the others."""
         self._bytes += name.encode(*_ENCODING)
         self._ends.append(len(self._bytes))
 
@@ -48,9 +47,7 @@ class Names(Sequence[str]):
 def twice(names: Callable[[], Iterable[str]]) -> set[str]:
     """Return the names that stand more than once.
 
-    Args:
-        names: Yields them, each time the same: once for their hashes, and only where two of these
-            are equal once more for the names.
+    ``names`` yields them, each time the same: once for their hashes, and only where two of these are equal once more.
     """
     hashes = np.fromiter(map(_hash, names()), np.uint64)
     hashes.sort()

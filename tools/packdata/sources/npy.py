@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from loaders.errors import SourceError
 from packdata.sources.regular import check_regular
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,14 +36,7 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplemente
 
 @dataclass(frozen=True, slots=True)
 class ArrayHeader:
-    """What a file says of its array.
-
-    Attributes:
-        shape: Its shape.
-        dtype: Its dtype, byte order included.
-        is_fortran: True if the first axis varies fastest.
-        offset: Where its numbers begin.
-    """
+    """What a file says of its array; in Fortran's order the first axis varies fastest."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -51,31 +45,21 @@ class ArrayHeader:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the numbers."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_header(path: str | RemoteFile, where: str, name: str | None = None) -> ArrayHeader:
-    """Read what an array is, without its numbers.
-
-    Args:
-        path: A ``.npy`` or ``.npz`` file, or what reads one.
-        where: What to call it in errors.
-        name: The array in an ``.npz`` that holds several.
+    """Read what an array is, without its numbers; ``name`` is that of the array in an ``.npz`` that holds several.
 
     Raises:
-        SourceError: It cannot be read, is cut, or holds no array of numbers.
+        SourceError: It cannot be read, is cut, or holds no array of numbers; it names ``where``.
     """
     with _opened(path, where, name) as (file, size):
         return _read_header(file, size, where)
 
 
 def read_array(path: str | RemoteFile, where: str, name: str | None = None) -> npt.NDArray[Any]:
-    """Read an array as it is stored: any byte order, any order of axes in memory.
-
-    Raises:
-        SourceError: As ``read_header``.
-    """
+    """Read an array as it is stored: any byte order, any order of axes in memory. SourceError as ``read_header``."""
     with _opened(path, where, name) as (file, size):
         header = _read_header(file, size, where)
         count = math.prod(header.shape)
@@ -122,7 +106,7 @@ def _opened(
 
 def _member(archive: zipfile.ZipFile, where: str, name: str | None) -> zipfile.ZipInfo:
     names = [each.removesuffix(".npy") for each in archive.namelist() if each.endswith(".npy")]
-    listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    listed = few(names, 8)
     if not names:
         raise SourceError("the .npz holds no array", where)
     if name is None and len(names) > 1:

@@ -30,6 +30,7 @@ from packdata.sources.regular import check_regular, nothing_at
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIXES, TarSource
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -43,26 +44,20 @@ _LOOKED_FOR = (
 
 
 def open_source(
+    # A folder, a file, or a pattern of tar or Parquet files (``data/train-*.tar``); or such files one by one, in
+    # order.
     path: Path | str | Sequence[Path],
     *,
+    # The column of paths in a list, or of pictures in Parquet; None for the usual names, as for the other columns.
     image_column: str | None = None,
     mask_column: str | None = None,
     label_column: str | None = None,
+    # Which files are looked for. Other kinds than pictures come in folders and lists.
     kind: FileKind = PICTURES,
+    # Files of a folder whose names end so are passed over: masks beside their pictures.
     without: str = "",
 ) -> Source:
     """Recognize what lies at a path and list its items.
-
-    Args:
-        path: A folder, a file, or a pattern of tar or Parquet files (``data/train-*.tar``); or such
-            files one by one, in order.
-        image_column: The column of paths in a list, or of pictures in Parquet; None for the usual
-            names.
-        mask_column: The column of masks there; None for ``mask`` if there is one.
-        label_column: The column of labels there; None for the first called ``label``, ``class`` or
-            ``target``.
-        kind: Which files are looked for. Other kinds than pictures come in folders and lists.
-        without: Files of a folder whose names end so are passed over: masks beside their pictures.
 
     Raises:
         SourceError: There is nothing, nothing known, or nothing that can be listed.
@@ -152,12 +147,12 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
     if others:
         listed = _lists(path, inside.folders, kind)
         hint = f"Meant may be: {split_commands(path, listed, [*splits], kind.command)}"
-        raise _no_safe_reading(path, splits, f"other folders ({_few(others)})", hint)
+        raise _no_safe_reading(path, splits, f"other folders ({few(others)})", hint)
     known = {name.lower() for name in splits}
     if lost := [f.name for f in archives if _named_split(f.name) not in (None, *known)]:
-        raise _no_safe_reading(path, splits, f"files of other splits ({_few(lost)})")
+        raise _no_safe_reading(path, splits, f"files of other splits ({few(lost)})")
     if lost := [name for name in inside.files if suffix_of(name) in kind.suffixes]:
-        raise _no_safe_reading(path, splits, f"{kind.names} beside them ({_few(lost)})")
+        raise _no_safe_reading(path, splits, f"{kind.names} beside them ({few(lost)})")
     return _in_order(splits)
 
 
@@ -182,10 +177,6 @@ def _no_safe_reading(
     return SourceError(what, path, hint or "Pack each split by itself, or move the others away")
 
 
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
 def _in_order(splits: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
     return {name: splits[name] for name in sorted(splits, key=_split_rank)}
 
@@ -195,18 +186,11 @@ def joined_splits(files: Sequence[Path]) -> list[str]:
 
     For sources that are read as one: tokens, tables, and what a pattern matches.
     """
-    splits = [_split_of(file) for file in files]
-    names = sorted({name for name in splits if name is not None}, key=_split_rank)
-    if len(names) < 2 or None in splits:
+    splits = {_named_split(file.name) or file.parent.name.lower() for file in files}
+    if len(splits) < 2 or not splits <= {*SPLIT_NAMES}:
         return []
-    return [
-        f"splits become one dataset ({', '.join(names)}): to keep them apart, pack each by itself"
-    ]
-
-
-def _split_of(file: Path) -> str | None:
-    name = _named_split(file.name) or file.parent.name.lower()
-    return name if name in SPLIT_NAMES else None
+    names = ", ".join(sorted(splits, key=_split_rank))
+    return [f"splits become one dataset ({names}): to keep them apart, pack each by itself"]
 
 
 def _named_split(name: str) -> str | None:
@@ -242,7 +226,7 @@ def _split_files(inside: _Inside, archives: Sequence[Path]) -> dict[str, list[Pa
     if len(splits) < 2:
         return None
     if others := [file.name for file in archives if _named_split(file.name) is None]:
-        raise _no_safe_reading(inside.folder, splits, f"other files ({_few(others)})")
+        raise _no_safe_reading(inside.folder, splits, f"other files ({few(others)})")
     _check_alone(inside, archives)
     return _in_order(splits)
 
@@ -250,7 +234,7 @@ def _split_files(inside: _Inside, archives: Sequence[Path]) -> dict[str, list[Pa
 def _check_alone(inside: _Inside, archives: Sequence[Path]) -> None:
     """Raise SourceError if pictures lie beside tar, IDX or files of rows, or in folders there."""
     if picture := next(_pictures(inside), None):
-        what = f"it holds both pictures ({picture}) and {_few([file.name for file in archives])}"
+        what = f"it holds both pictures ({picture}) and {few([file.name for file in archives])}"
         hint = "Move either away, or pack one by itself: a folder, a file or a pattern of files"
         raise SourceError(what, inside.folder, hint)
 

@@ -47,15 +47,10 @@ def csv_rows(
 ) -> list[tuple[int, int, list[str]]]:
     """Return the rows of a CSV text that are not blank, each with the lines on which it begins and ends.
 
-    Args:
-        text: Whole rows, with their line ends.
-        where: What to call the text, for messages.
-        delimiter: Between cells.
-        first_line: Number of the first line.
-        dialect: As ``csv.reader`` takes it.
+    The text is whole rows with their line ends, from ``first_line`` on; ``dialect`` is as ``csv.reader`` takes it.
 
     Raises:
-        SourceError: It is none by this dialect.
+        SourceError: It is none by this dialect; it names ``where``.
     """
     rows: list[tuple[int, int, list[str]]] = []
     with _csv_limit:  # the limit is one of the process
@@ -112,12 +107,7 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def json_object(line: bytes | str) -> dict[str, Any]:
-    """Return the object that a line of JSON holds.
-
-    Raises:
-        UnicodeDecodeError: It is not UTF-8.
-        ValueError: It is no object, or no JSON.
-    """
+    """Return the object that a line of JSON holds; UnicodeDecodeError if it is not UTF-8, ValueError if it is none."""
     try:
         value = parse_json(line)
     except UnicodeDecodeError:

@@ -35,7 +35,7 @@ def check_regular(path: Path | str, where: Path | str) -> None:
 
 
 def check_mode(mode: int, where: Path | str) -> None:
-    """Raise SourceError as ``check_regular`` does, for who has asked for the file's mode already."""
+    """Raise SourceError as ``check_regular`` does, where the file's mode is known."""
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise SourceError("it is not a regular file", where)
 

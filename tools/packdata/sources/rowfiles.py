@@ -1,11 +1,8 @@
-"""Files of rows with named columns, whichever library wrote them: Arrow's types, read in order.
-
-``packdata images`` and ``tokens`` read Parquet, Arrow, MDS, LitData, TFRecord and tars through this.
-"""
+"""Parquet, Arrow, MDS, LitData, TFRecord and tars as files of rows, for ``packdata images`` and ``tokens``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -17,6 +14,7 @@ from packdata.sources.mds import COMPRESSED as MDS_COMPRESSED
 from packdata.sources.mds import INDEX, MdsRows, mds_files
 from packdata.sources.mds import SUFFIX as MDS_SUFFIX
 from packdata.sources.readers import open_parquet
+from packdata.sources.rowfile import BATCH_ROWS, RowFile
 from packdata.sources.tar_rows import TarRows
 from packdata.sources.tars import TAR_SUFFIXES
 from packdata.sources.tfrecord import TfrecordRows
@@ -25,41 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
     from pathlib import Path
 
-BATCH_ROWS = 32  # of pictures, say
 
-
-class RowFile(Protocol):
-    """One file.
-
-    Attributes:
-        path: Where it is.
-        schema: Its columns, with Hugging Face's notes on them where there are some.
-        groups: Rows of each part that can be read by itself.
-    """
-
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Its columns."""
-
-    @property
-    def groups(self) -> Sequence[int]:
-        """Rows of each part."""
-
-    def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return about how many bytes some columns of a group take."""
-
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return some columns of a group; SourceError if they cannot be read."""
-
-    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a group, few at a time; SourceError where they cannot be read."""
-
-
-class ParquetRows:
+class ParquetRows(RowFile):
     """A Parquet file; its groups are row groups."""
 
     def __init__(self, path: Path) -> None:
@@ -70,14 +35,15 @@ class ParquetRows:
         self.groups = [self._metadata.row_group(i).num_rows for i in numbers]
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return the uncompressed bytes of some columns."""
         metadata = self._metadata.row_group(group)
         chunks = [metadata.column(i) for i in range(metadata.num_columns)]
         mine = [c for c in chunks if c.path_in_schema.split(".")[0] in columns]
         return sum(c.total_uncompressed_size for c in mine)
 
+    def _table(self, group: int) -> pa.Table:
+        return self.read(group, self.schema.names)
+
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return some columns of a row group."""
         try:
             with open_parquet(self.path, self._metadata) as file:
                 return file.read_row_group(group, columns=[*columns], use_threads=False)
@@ -99,24 +65,18 @@ class ParquetRows:
             raise SourceError(f"it cannot be read ({error})", f"{self.path}, row {row}") from error
 
 
-class ArrowRows:
+class ArrowRows(RowFile):
     """An Arrow file or stream, mapped; all rows are one group."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._table = path, open_arrow(path)
-        self.schema, self.groups = self._table.schema, [len(self._table)]
+        self.path, self._rows = path, open_arrow(path)
+        self.schema, self.groups = self._rows.schema, [len(self._rows)]
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return the bytes of some columns."""
-        return int(self._table.select([*columns]).nbytes)
+        return int(self._rows.select([*columns]).nbytes)
 
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return some columns."""
-        return self._table.select([*columns])
-
-    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows."""
-        yield from self._table.to_batches(BATCH_ROWS)
+    def _table(self, group: int) -> pa.Table:
+        return self._rows
 
 
 _KINDS: dict[str, Callable[[Path], RowFile]] = {
@@ -149,22 +109,14 @@ def row_kind(name: str) -> str | None:
 
 
 def open_row_file(path: Path) -> RowFile:
-    """Open a file as what its name says.
-
-    Raises:
-        SourceError: It cannot be read.
-    """
+    """Open a file as what its name says; SourceError if it cannot be read."""
     return _KINDS["litdata" if path.name == INDEX else row_kind(path.name) or ""](path)
 
 
 def listed_files(folder: Path, names: Container[str]) -> list[Path] | None:
-    """Return the files that an index in a folder lists, in its order; None if there is none.
+    """Return the files that an index in a folder lists, in its order; None if there is none among its ``names``.
 
     Of LitData it is the index itself, which stands for its chunks.
-
-    Args:
-        folder: The folder.
-        names: What lies in it.
 
     Raises:
         SourceError: The index is damaged, or a file is missing.

@@ -23,6 +23,7 @@ from packdata.sources.base import (
     OWN_KEYS,
     Column,
     Item,
+    Source,
     broken_item,
     check_unique,
     column_of,
@@ -34,28 +35,23 @@ from packdata.sources.base import (
     relative_names,
 )
 from packdata.sources.rowfiles import open_row_file, row_kind
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from packdata.sources.rowfiles import RowFile
+    from packdata.sources.rowfile import RowFile
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
 _IMAGES_NAMES = ("images", "imgs", "pictures", "photos", "frames", *_IMAGE_NAMES)
 
 
-class RowsSource:
-    """The rows of files that share a schema.
+class RowsSource(Source):
+    """The rows of files that share a schema, in order.
 
-    Args:
-        paths: The files, in order.
-        name: What to call them.
-        image_column: The column of pictures; None for the one that looks like it.
-        mask_column: The column of masks; None for ``mask`` if there is one.
-        label_column: The column of labels; None for the first usual one.
+    Columns that are None are that of pictures which looks like it, ``mask`` if there is one, and the first usual one
+    for labels.
     """
-
-    pixels: tuple[int, int] | None = None
 
     def __init__(
         self,
@@ -68,7 +64,7 @@ class RowsSource:
     ) -> None:
         self.paths, self.name = list(paths), name
         self.kind = row_kind(paths[0].name) or "litdata"
-        self.identity: Mapping[str, Any] = files_identity(self.kind, self.paths)
+        self.identity = files_identity(self.kind, self.paths)
         self._files = [open_row_file(path) for path in self.paths]
         schema = self._files[0].schema
         for file in self._files:
@@ -80,13 +76,12 @@ class RowsSource:
         if not sum(self._lengths):
             raise SourceError("it has no rows", self.paths[0])
         self.has_masks = self._mask is not None
-        self.ignored: Mapping[str, int] = {}
         self._stems = dict(zip(self.paths, _stems(self.paths), strict=True))
         self._has_keys = "key" in schema.names and _is_key(schema.field("key").type)
         taken = [self._image, self._mask, "key" if self._has_keys else None]
         plain = [column for column in schema.names if column not in taken]
         self._fields = field_names(plain, self.paths[0], label_column, schema.names)
-        self.labels: Mapping[str, Column] = self._find_labels(schema)
+        self.labels = self._find_labels(schema)
         self.notes = tuple(_lost_names(schema, self._fields.values()))
         if self._has_keys:
             check_unique(self._read_keys, self.paths[0], OWN_KEYS)
@@ -95,21 +90,18 @@ class RowsSource:
         return sum(self._lengths)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        """Yield the rows from number ``start`` on; a group of rows is read from its beginning."""
         for file, length in zip(self._files, self._lengths, strict=True):
             if start < length:
                 yield from self._rows(file, start)
             start = max(0, start - length)
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys: of rows without one, what stands for it."""
         for file, length in zip(self._files, self._lengths, strict=True):
             keys = _read_column(file, "key").to_pylist() if self._has_keys else [None] * length
             for row, key in enumerate(keys):
                 yield self._row_key(file.path, row) if key is None else str(key)
 
     def mask_heads(self) -> Iterator[bytes]:
-        """Yield the masks: the one column that holds them is read."""
         mask = self._mask
         for file in self._files if mask is not None else []:
             for group in range(len(file.groups)):
@@ -382,5 +374,5 @@ def _lost_names(schema: pa.Schema, columns: Iterable[str]) -> Iterator[str]:
     for column in columns:
         feature = features.get(column)
         if names := () if _names_of(feature) else _names_inside(feature):
-            some = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-            yield f"{column} keeps its numbers of classes, but not their {len(names)} names ({some})"
+            what = f"{column} keeps its numbers of classes, but not their {len(names)} names"
+            yield f"{what} ({few(names, 3)})"

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from loaders.errors import SourceError
 from packdata.sources.regular import check_regular
+from packdata.sources.rowfile import RowFile
 from packdata.sources.tars import open_tar, read_value, scan_tar
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _GROUP_BYTES = 16 << 20
 TEXT = "text"
 
 
-class TarRows:
+class TarRows(RowFile):
     """One tar file. The columns are those of its first samples; pictures and the like are passed over.
 
     Raises:
@@ -36,7 +37,8 @@ class TarRows:
         self._starts = list(self._cut())
         ends = [*self._starts[1:], len(self._samples)]
         self.groups = [end - start for start, end in zip(self._starts, ends, strict=True)]
-        self.schema: pa.Schema = self._table(0, None).schema
+        self.schema: pa.Schema = None  # of the first group
+        self.schema = self._table(0).schema
 
     def _cut(self) -> Iterator[int]:
         """Yield where groups begin."""
@@ -51,12 +53,12 @@ class TarRows:
         members = self._samples[number].members
         return sum(members[role][2] for role in ("txt", "json") if role in members)
 
-    def _table(self, group: int, schema: pa.Schema | None) -> pa.Table:
+    def _table(self, group: int) -> pa.Table:
         start = self._starts[group]
         with open_tar(self.path) as file:
             rows = [self._row(file, number) for number in range(start, start + self.groups[group])]
         try:
-            return pa.Table.from_pylist(rows, schema)
+            return pa.Table.from_pylist(rows, self.schema)
         except (pa.ArrowException, OverflowError) as error:
             where = f"{self.path}, samples from {self._samples[start].key} on"
             raise SourceError(f"its .json are not alike ({error})", where) from error
@@ -72,14 +74,5 @@ class TarRows:
         return row
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return the bytes of texts and columns."""
         start = self._starts[group]
         return sum(self._size(number) for number in range(start, start + self.groups[group]))
-
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return some columns of a group."""
-        return self._table(group, self.schema).select([*columns])
-
-    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a group."""
-        yield from self._table(group, self.schema).to_batches()

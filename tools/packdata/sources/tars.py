@@ -35,6 +35,7 @@ from packdata.sources.base import (
     PICTURES,
     Column,
     Item,
+    Source,
     broken_item,
     check_unique,
     column_of,
@@ -48,7 +49,7 @@ from packdata.sources.readers import parse_json
 from packdata.sources.regular import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -78,17 +79,16 @@ class TarSample:
         return f"{path}: {self.members[role][0]}"
 
 
-class TarSource:
+class TarSource(Source):
     """The samples of tar files, in the order of the files and of the samples' first members."""
 
     kind = "tar"
-    pixels: tuple[int, int] | None = None
 
     def __init__(
         self, paths: Sequence[Path], name: str, *, label_column: str | None = None
     ) -> None:
         self.paths, self.name = list(paths), name
-        self.identity: Mapping[str, Any] = files_identity(self.kind, self.paths)
+        self.identity = files_identity(self.kind, self.paths)
         ignored: Counter[str] = Counter()
         self._samples: list[TarSample] = []
         for number, path in enumerate(self.paths):
@@ -99,16 +99,14 @@ class TarSource:
         roles = {role for sample in self._samples for role in sample.members}
         if not self._pictures:
             raise no_files(self.paths[0], PICTURES, ignored)
-        self.ignored: Mapping[str, int] = dict(ignored)
+        self.ignored = dict(ignored)
         self.has_masks = "mask" in roles
         self._roles = [role for role in _LABELS if role in roles]
         self._arrays = {role: _field_of(role) for role in sorted(roles) if _is_array(role)}
         self._label_key = self._find_label_key(label_column)
-        self.labels: Mapping[str, Column] = dict(self._columns())
-        check_unique(self._places, self.paths[0])
-
-    def _places(self) -> Iterator[tuple[str, str]]:
-        return ((sample.key, f"{self.paths[sample.tar]}") for sample in self._samples)
+        self.labels = dict(self._columns())
+        places = [str(path) for path in self.paths]
+        check_unique(lambda: ((s.key, places[s.tar]) for s in self._samples), self.paths[0])
 
     def _columns(self) -> Iterator[tuple[str, Column]]:
         for role in self._roles:
@@ -154,7 +152,6 @@ class TarSource:
         return len(self._samples)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        """Yield the samples from number ``start`` on."""
         while start < len(self._samples):
             number = self._samples[start].tar
             with open_tar(self.paths[number]) as file:
@@ -163,11 +160,9 @@ class TarSource:
                     start += 1
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys."""
         return (sample.key for sample in self._samples)
 
     def mask_heads(self) -> Iterator[bytes]:
-        """Yield the first bytes of each mask: by their names they are PNG."""
         for number, samples in groupby(self._samples, attrgetter("tar")):
             path = self.paths[number]
             with open_tar(path) as file:

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.sources.mapped import MappedRows
 from packdata.sources.regular import check_regular
+from packdata.sources.rowfile import MappedRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,12 +103,10 @@ class TfrecordRows(MappedRows):
             raise SourceError(f"it is no tf.train.Example ({error})", where) from error
 
     def _rows(self, first: int, last: int) -> pa.Table:
-        rows = []
-        for row in range(first, last):
-            sample = self._sample(row)
-            rows.append(
-                {field.name: _value(sample.get(field.name), field.type) for field in self.schema}
-            )
+        rows = [
+            {field.name: _value(sample.get(field.name), field.type) for field in self.schema}
+            for sample in map(self._sample, range(first, last))
+        ]
         return pa.Table.from_pylist(rows, self.schema)
 
 
@@ -192,11 +190,14 @@ def _feature(data: bytes) -> Value:
 
 
 def _ints(value: int | bytes) -> list[int]:
-    numbers, at = [], 0
     if isinstance(value, int):
-        numbers = [value]
-    else:
-        while at < len(value):
-            number, at = _varint(value, at)
-            numbers.append(number)
-    return [n - (1 << 64) if n >> 63 else n for n in numbers]
+        return [_signed(value)]
+    numbers, at = [], 0
+    while at < len(value):
+        number, at = _varint(value, at)
+        numbers.append(_signed(number))
+    return numbers
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number

@@ -9,7 +9,7 @@ Source:
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,39 +20,25 @@ import xxhash
 
 from loaders.errors import LoadersError, SourceError
 from packdata.sources.regular import read_regular
-from packdata.tokens.contents import as_utf8, value_of
+from packdata.tokens.contents import Content, as_utf8, type_of, value_of
 from packdata.tokens.documents import join_documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.tokens.contents import Document, RowPlace
-    from packdata.tokens.documents import Documents, Reject
+    from packdata.tokens.documents import Document, Documents, Place, Reject
 
     Message = Mapping[str, Any]
 
 CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 TOOLS = "tools"
 _NOW = "strftime_now"
-_OPEN, _CLOSE = (
-    "\ue000{9b1d6f32-generation}\ue001",
-    "\ue000{9b1d6f32-endgeneration}\ue001",
-)  # no text has these
+# No text has these.
+_OPEN, _CLOSE = "\ue000{9b1d6f32-generation}\ue001", "\ue000{9b1d6f32-endgeneration}\ue001"
 
 
 class ChatTemplate:
-    """A template, with the special tokens that it may spell out.
-
-    Args:
-        text: Jinja.
-        tokens: ``bos_token``, ``eos_token`` and so on.
-        where: Its file, for messages.
-        day: What the template gets if it asks for the time: this day's midnight.
-
-    Attributes:
-        digest: Identifies what it makes of messages.
-        day: What it gets if it asks for the time; None if it does not.
-        has_marks: It says itself, by ``{% generation %}``, what is a target.
+    """A template in Jinja, with the special tokens (``bos_token``, ``eos_token``, ...) that it may spell out.
 
     Raises:
         LoadersError: ``jinja2`` is not installed.
@@ -69,23 +55,23 @@ class ChatTemplate:
             raise SourceError(f"it is not a chat template ({error})", where) from error
         names = environment.parse(text).find_all(jinja2.nodes.Name)
         data = environment.parse(text).find_all(jinja2.nodes.TemplateData)
+        # It says itself, by ``{% generation %}``, what is a target.
         self.has_marks = any(_OPEN in each.data for each in data)
+        # What it gets if it asks for the time, that day's midnight; None if it does not.
         self.day = day if _NOW in {name.name for name in names} else None
         self.tokens = {name: value for name, value in tokens.items() if name in asked}
         if lost := sorted(n for n in asked - set(tokens) if n in ("bos_token", "eos_token")):
             hint = f"Put the tokenizer's {CONFIG} beside it, or give that as the template"
             raise SourceError(f"it writes {' and '.join(lost)}, which are not known", where, hint)
         marks = ["generation"] if self.has_marks else []
-        told = json.dumps([text, self.tokens, str(self.day), *marks], sort_keys=True)
-        self.digest = xxhash.xxh3_128_hexdigest(told.encode(errors="surrogatepass"))
+        made_by = json.dumps([text, self.tokens, str(self.day), *marks], sort_keys=True)
+        # Identifies what it makes of messages.
+        self.digest = xxhash.xxh3_128_hexdigest(made_by.encode(errors="surrogatepass"))
 
     def render(self, messages: Sequence[Message], tools: Any, *, opens_turn: bool = False) -> str:
-        """Return the text of some messages; ValueError if the template refuses them.
+        """Return the text of a conversation's first messages; ValueError if the template refuses them.
 
-        Args:
-            messages: Of one conversation, from its beginning.
-            tools: What the template calls ``tools``, or None.
-            opens_turn: Begin an answer behind them (``add_generation_prompt``).
+        With ``opens_turn`` an answer is begun behind them (``add_generation_prompt``).
         """
         try:
             return str(
@@ -219,12 +205,9 @@ def import_jinja2() -> Any:
 
 
 def open_template(path: Path, tokenizer: Path | str | None, day: date | None) -> ChatTemplate:
-    """Open a Jinja file, or a ``tokenizer_config.json`` with a template.
+    """Open a Jinja file, a ``tokenizer_config.json`` with a template, or a folder that holds either.
 
-    Args:
-        path: Either, or a folder that holds them.
-        tokenizer: Beside it the special tokens are looked for, too.
-        day: What the template gets if it asks for the time; None for today.
+    Special tokens are looked for beside the ``tokenizer``, too; ``day`` is None for today.
 
     Raises:
         SourceError: It cannot be read, holds no template, or needs a token that is not known.
@@ -289,51 +272,39 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A column of conversations: lists of messages with ``role`` and ``content``.
-
-    Attributes:
-        column: Its name.
-        template: Makes text of them.
-        has_tools: A column ``tools`` is beside it.
-    """
+@dataclass(frozen=True)
+class Chat(Content):
+    """A column of conversations: lists of messages with ``role`` and ``content``; ``tools`` may be beside it."""
 
     column: str
     template: ChatTemplate
     has_tools: bool = False
-    kind: str = field(default="chat", init=False)
-    has_labels: bool = field(default=True, init=False)
+    kind = "chat"
+    has_labels = True
 
     @property
     def types(self) -> Mapping[str, pa.DataType | None]:
-        """The columns, as they are."""
         return dict.fromkeys((self.column, TOOLS) if self.has_tools else (self.column,))
 
     def notes(self) -> list[str]:
         """Say what is a target, and which day the template writes."""
-        says = (
-            "the template marks by {% generation %}"
-            if self.template.has_marks
-            else "the assistant says"
-        )
+        marked = self.template.has_marks
+        says = "the template marks by {% generation %}" if marked else "the assistant says"
         notes = [f"targets are what {says} in {self.column!r}"]
         if self.template.day is not None:
             notes.append(f"the template writes the date: {self.template.day} (see --chat-date)")
         return notes
 
+    def to_json(self) -> dict[str, Any]:
+        return {"messages_column": self.column, "chat_template": self.template.digest}
+
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a column is missing, or holds no lists of messages."""
-        for name in self.types:
-            if name not in schema.names:
-                has = ", ".join(schema.names[:12])
-                hint = f"It has {has}: give --messages-column"
-                raise SourceError(f"it has no column {name!r}", path, hint)
-        kind = schema.field(self.column).type
+        kind, *_ = (type_of(schema, name, path, "--messages-column") for name in self.types)
         if not (hasattr(kind, "value_type") and pa.types.is_struct(kind.value_type)):
             raise SourceError(f"column {self.column!r} holds {kind}, not lists of messages", path)
 
-    def of_table(self, table: pa.Table, place: RowPlace) -> Documents:
+    def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that the template refuses."""
         found: list[Document] = []
         rows: list[int] = []

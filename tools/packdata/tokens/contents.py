@@ -5,62 +5,62 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from loaders.errors import SourceError
-from packdata.tokens.documents import Documents
+from packdata.tokens.documents import Documents, placed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import numpy.typing as npt
 
-    from packdata.tokens.documents import Reject
-
-    RowPlace = Callable[[int], str]
-    Document = tuple[npt.NDArray[Any], npt.NDArray[Any] | None]  # data, and its labels
+    from packdata.tokens.documents import Document, Place, Reject
 
 LABELS, ATTENTION_MASK = "labels", "attention_mask"  # as Hugging Face's tokenizers name them
 _INT32 = np.iinfo(np.int32)
 
 
-class Content(Protocol):
+class Content(ABC):
     """How rows become documents.
 
     Attributes:
-        kind: ``text``, ``lists`` or ``chat``.
-        has_labels: True if documents have labels.
         types: The columns that are read, and what they are cast to; None for a column that only
             ``of_row`` reads.
     """
 
-    @property
-    def kind(self) -> str:
-        """What documents are."""
+    kind: ClassVar[str]  # ``text``, ``lists`` or ``chat``
+    has_labels: bool  # True if documents have labels
 
     @property
-    def has_labels(self) -> bool:
-        """Tell whether documents have labels."""
-
-    @property
+    @abstractmethod
     def types(self) -> Mapping[str, pa.DataType | None]:
         """Columns and types."""
 
     def notes(self) -> list[str]:
         """Say what is worth knowing of how rows are read."""
+        return []
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what the rows are read by, for the identity of a packing."""
+        return {}
+
+    @abstractmethod
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a file's columns cannot be read."""
 
-    def of_table(self, table: pa.Table, place: RowPlace) -> Documents:
+    @abstractmethod
+    def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that cannot be one."""
 
+    @abstractmethod
     def of_row(self, row: Mapping[str, Any]) -> Document:
         """Return a document of JSON values; ValueError if there is none."""
 
@@ -77,42 +77,28 @@ def value_of(row: Mapping[str, Any], column: str, option: str) -> Any:
     return row[column]
 
 
-def placed(ends: npt.NDArray[np.int64], place: RowPlace) -> Callable[[int], str]:
-    """Return what says in which row a position of the data lies."""
-    return lambda at: place(int(np.searchsorted(ends, at, "right")))
-
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """A column of strings.
-
-    Attributes:
-        column: Its name.
-    """
+@dataclass(frozen=True)
+class Texts(Content):
+    """A column of strings."""
 
     column: str
-    kind: str = "text"
-    has_labels: bool = False
+    kind = "text"
+    has_labels = False
 
     @property
     def types(self) -> Mapping[str, pa.DataType | None]:
-        """The column, as strings."""
         return {self.column: pa.large_string()}
-
-    def notes(self) -> list[str]:
-        """Return nothing."""
-        return []
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if the column is missing, or holds no text."""
-        kind = _type_of(schema, self.column, path, "--text-column")
+        kind = type_of(schema, self.column, path, "--text-column")
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
         if not any(test(kind) for test in tests):
             raise SourceError(f"column {self.column!r} holds {kind}, not text", path)
 
-    def of_table(self, table: pa.Table, place: RowPlace) -> Documents:
+    def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that are null or not UTF-8."""
         texts = one_array(table[self.column])
         data, ends = _text_buffers(texts)
@@ -123,7 +109,7 @@ class Texts:
             documents = documents.only_utf8()
         return replace(documents, rejects=(*documents.rejects, *self._nulls(texts, place)))
 
-    def _nulls(self, texts: pa.Array, place: RowPlace) -> Iterator[Reject]:
+    def _nulls(self, texts: pa.Array, place: Place) -> Iterator[Reject]:
         """Yield the rows without a text: in the buffers they are empty, as are those of empty text."""
         if texts.null_count:
             is_null = texts.is_null().to_numpy(zero_copy_only=False)
@@ -131,7 +117,6 @@ class Texts:
                 yield where, SourceError("the text is null", where)
 
     def of_row(self, row: Mapping[str, Any]) -> Document:
-        """Return the text as UTF-8."""
         value = value_of(row, self.column, "--text-column")
         if not isinstance(value, str):
             what = "null" if value is None else f"a {type(value).__name__}"
@@ -156,31 +141,25 @@ def _text_buffers(texts: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[n
     return data, offsets[1:] - offsets[0]
 
 
-def _type_of(schema: pa.Schema, column: str, path: Path, option: str) -> pa.DataType:
+def type_of(schema: pa.Schema, column: str, path: Path, option: str) -> pa.DataType:
+    """Return the type of a column; SourceError if there is none, with the option that names another."""
     if column not in schema.names:
         has = ", ".join(schema.names[:12])
         raise SourceError(f"it has no column {column!r}", path, f"It has {has}: give {option}")
     return schema.field(column).type
 
 
-@dataclass(frozen=True, slots=True)
-class Ids:
-    """A column of lists of ids, perhaps with lists of labels and of what is padding beside it.
-
-    Attributes:
-        column: Its name.
-        has_labels: ``labels`` are aligned with the ids.
-        has_mask: ``attention_mask`` is 0 where an id is padding, which is left out.
-    """
+@dataclass(frozen=True)
+class Ids(Content):
+    """A column of lists of ids, perhaps with lists beside it."""
 
     column: str
-    has_labels: bool = False
-    has_mask: bool = False
-    kind: str = "lists"
+    has_labels: bool = False  # ``labels`` are aligned with the ids
+    has_mask: bool = False  # ``attention_mask`` is 0 where an id is padding, which is left out
+    kind = "lists"
 
     @property
     def types(self) -> Mapping[str, pa.DataType | None]:
-        """The columns, as lists of whole numbers."""
         return dict.fromkeys(self._names(), pa.large_list(pa.int64()))
 
     def _names(self) -> list[str]:
@@ -188,15 +167,17 @@ class Ids:
         return [self.column, *(name for name, is_there in beside.items() if is_there)]
 
     def notes(self) -> list[str]:
-        """Say which columns are heeded."""
         targets = f", targets are those in {LABELS!r}" if self.has_labels else ""
         masked = f", without padding as {ATTENTION_MASK!r} says" if self.has_mask else ""
         return [f"documents are the ids in {self.column!r}{targets}{masked}"]
 
+    def to_json(self) -> dict[str, Any]:
+        return {"ids_column": self.column, LABELS: self.has_labels}
+
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a column is missing, or holds no lists of whole numbers."""
         for name in self._names():
-            kind = _type_of(schema, name, path, "--ids-column")
+            kind = type_of(schema, name, path, "--ids-column")
             if not is_list_of_ids(kind):
                 raise SourceError(f"column {name!r} holds {kind}, not lists of ids", path)
         if (
@@ -207,7 +188,7 @@ class Ids:
             hint = "Pack files with labels and files without them one after the other"
             raise SourceError(f"it has {LABELS!r}, and the first file has not", path, hint)
 
-    def of_table(self, table: pa.Table, place: RowPlace) -> Documents:
+    def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those with nulls, and those whose labels do not fit."""
         lists = {name: _Lists.of(one_array(table[name])) for name in self._names()}
         lengths = lists[self.column].lengths
@@ -217,7 +198,9 @@ class Ids:
             bad = good & (beside.has_null | (beside.lengths != lengths))
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
-                what = _what_is_wrong(name, beside, row, self.column, int(lengths[row]))
+                num, what = beside.lengths[row], f"{name!r} is null, or holds one"
+                if not beside.has_null[row]:
+                    what = f"{name!r} has {num} values, {self.column!r} {lengths[row]}"
                 hint = "Labels are aligned with the ids" if name == LABELS else ""
                 rejects.append((place(row), SourceError(what, place(row), hint)))
         return self._joined(lists, good, place, tuple(rejects))
@@ -226,7 +209,7 @@ class Ids:
         self,
         lists: Mapping[str, _Lists],
         good: npt.NDArray[np.bool_],
-        place: RowPlace,
+        place: Place,
         rejects: tuple[Reject, ...],
     ) -> Documents:
         values = {name: beside.of_rows(good) for name, beside in lists.items()}
@@ -266,30 +249,18 @@ class Ids:
 
 def is_list_of_ids(kind: pa.DataType) -> bool:
     """Tell whether a type of Arrow is lists of whole numbers."""
-    tests = (
-        "is_list",
-        "is_large_list",
-        "is_fixed_size_list",
-        "is_list_view",
-        "is_large_list_view",
-    )
-    is_list = any(getattr(pa.types, test)(kind) for test in tests)
+    lists = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
+    is_list = any(getattr(pa.types, f"is_{name}")(kind) for name in lists)
     return is_list and bool(pa.types.is_integer(kind.value_type))
 
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """Lists of one column, end to end.
+    """Lists of one column, end to end."""
 
-    Attributes:
-        values: Of all rows; 0 for a null.
-        lengths: Of each row, 0 for one that is null.
-        has_null: Rows that are null or hold one.
-    """
-
-    values: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    has_null: npt.NDArray[np.bool_]
+    values: npt.NDArray[np.int64]  # of all rows; 0 for a null
+    lengths: npt.NDArray[np.int64]  # of each row, 0 for one that is null
+    has_null: npt.NDArray[np.bool_]  # rows that are null or hold one
 
     @classmethod
     def of(cls, array: pa.Array) -> _Lists:
@@ -306,19 +277,11 @@ class _Lists:
         return self.values if good.all() else self.values[np.repeat(good, self.lengths)]
 
 
-def _what_is_wrong(name: str, lists: _Lists, row: int, ids: str, num_ids: int) -> str:
-    if lists.has_null[row]:
-        return f"{name!r} is null, or holds one"
-    return f"{name!r} has {lists.lengths[row]} values, {ids!r} {num_ids}"
-
-
 def _beyond_int32(labels: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     return (labels < _INT32.min) | (labels > _INT32.max)
 
 
-def _as_labels(
-    labels: npt.NDArray[np.int64] | None, place: Callable[[int], str]
-) -> npt.NDArray[np.int32] | None:
+def _as_labels(labels: npt.NDArray[np.int64] | None, place: Place) -> npt.NDArray[np.int32] | None:
     if labels is None:
         return None
     beyond = _beyond_int32(labels)

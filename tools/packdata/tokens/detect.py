@@ -62,13 +62,11 @@ def _content_of(rows: Sequence[SourceFile], options: TokenOptions) -> Content:
 def _columns_of(file: SourceFile) -> dict[str, bool]:
     """Return the columns of a file, and whether they hold lists of whole numbers."""
     if file.kind != "jsonl":
-        return {
-            field.name: is_list_of_ids(field.type) for field in open_row_file(file.path).schema
-        }
-    row = _first_row(file)
+        schema = open_row_file(file.path).schema
+        return {field.name: is_list_of_ids(field.type) for field in schema}
     return {
         name: isinstance(value, list) and all(type(item) is int for item in value)
-        for name, value in row.items()
+        for name, value in _first_row(file).items()
     }
 
 

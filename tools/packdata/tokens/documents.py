@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ import xxhash
 from loaders.errors import SourceError
 from packdata.sources.readers import UTF8_HINT
 
+Document = tuple[npt.NDArray[Any], npt.NDArray[Any] | None]  # data, and its labels
 Place = Callable[[int], str]
 Reject = tuple[str, SourceError]
 IGNORED = -100  # as a label: torch's cross_entropy counts no such target
@@ -20,22 +22,16 @@ IGNORED = -100  # as a label: torch's cross_entropy counts no such target
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Some documents, one after the other.
+    """Some documents, one after the other."""
 
-    Attributes:
-        data: 1-D: UTF-8 bytes as uint8, or token ids of any integer type.
-        ends: int64 positions in ``data`` behind each document that ends here. What follows the
-            last one goes on in the next piece.
-        place: Says where the element of this position stands in the source.
-        rejects: Place and error of each document that is left out.
-        labels: Aligned with ``data``, or None. Of ids, int32: what the model shall say there, -100
-            where it does not matter; of bytes, uint8: 1 where the model shall say them.
-    """
-
-    data: npt.NDArray[Any]
+    data: npt.NDArray[Any]  # 1-D: UTF-8 bytes as uint8, or token ids of any integer type
+    # int64 positions in ``data`` behind each document that ends here. What follows the last one goes on in the next
+    # piece.
     ends: npt.NDArray[np.int64]
-    place: Place
-    rejects: tuple[Reject, ...] = ()
+    place: Place  # says where the element of this position stands in the source
+    rejects: tuple[Reject, ...] = ()  # place and error of each document that is left out
+    # Aligned with ``data``, or None. Of ids, int32: what the model shall say there, -100 where it does not matter;
+    # of bytes, uint8: 1 where the model shall say them.
     labels: npt.NDArray[Any] | None = None
 
     def __len__(self) -> int:
@@ -43,7 +39,6 @@ class Documents:
 
     @property
     def starts(self) -> npt.NDArray[np.int64]:
-        """Positions at which the documents begin."""
         return np.concatenate([np.zeros(1, np.int64), self.ends])[: len(self.ends)]
 
     def without_empty(self) -> Documents:
@@ -83,22 +78,21 @@ class Documents:
         return np.fromiter((digest(data[a:b], seed) for a, b in bounds), np.uint64, len(self))
 
 
+def placed(ends: npt.NDArray[np.int64], place: Place) -> Place:
+    """Return what says in which row, or document, a position of the data lies."""
+    return lambda at: place(int(np.searchsorted(ends, at, "right")))
+
+
 def join_documents(
-    documents: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any] | None]],
-    place: Callable[[int], str],
-    rejects: Sequence[Reject] = (),
+    documents: Sequence[Document], place: Place, rejects: Sequence[Reject] = ()
 ) -> Documents:
-    """Return single documents, data and labels each, end to end; ``place`` is of their numbers."""
+    """Return single documents end to end; ``place`` is of their numbers."""
     sizes = np.fromiter((len(data) for data, _ in documents), np.int64, len(documents))
     ends = np.cumsum(sizes, dtype=np.int64)
     data = np.concatenate([np.empty(0, np.uint8), *(d for d, _ in documents)])
     labels = [beside for _, beside in documents if beside is not None]
-
-    def where(at: int) -> str:
-        return place(int(np.searchsorted(ends, at, "right")))
-
     joined = np.concatenate(labels) if labels else None
-    return Documents(data, ends, where, tuple(rejects), joined)
+    return Documents(data, ends, placed(ends, place), tuple(rejects), joined)
 
 
 def not_utf8(byte: int, where: str) -> Reject:
@@ -115,15 +109,33 @@ def texts_of(documents: Documents) -> list[str]:
 
 
 class Piece(Protocol):
-    """A part of a source that one thread reads.
-
-    Attributes:
-        where: Its place, for messages.
-    """
+    """A part of a source that one thread reads."""
 
     @property
     def where(self) -> str:
-        """Its place."""
+        """Its place, for messages."""
 
     def read(self) -> Documents:
         """Return what it holds; SourceError if that is damaged."""
+
+
+class TokenSource(ABC):
+    r"""Gives pieces in a fixed order.
+
+    Attributes:
+        has_labels: True if its documents have labels.
+    """
+
+    kind: str  # ``text``, ``chat``, ``lists`` (of ids, by document), or ``ids`` (files of them)
+    has_labels = False
+    empty_files: list[str]  # names of files that hold nothing
+    # Names of files in which lines, and so those of the separator, end in ``\r\n``.
+    windows_files: Sequence[str] = ()
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of pieces."""
+
+    @abstractmethod
+    def pieces(self, start: int = 0) -> Iterator[Piece]:
+        """Yield the pieces from number ``start`` on."""

@@ -23,55 +23,36 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _KINDS = {
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".rst": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
+    **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
     ".npy": "npy",
-    ".bin": "bin",
-    ".idx": "bin",
+    **dict.fromkeys((".bin", ".idx"), "bin"),
     ".ds": "ds",
 }
 IDS_KINDS = ("npy", "bin", "ds")
 LINE_KINDS = frozenset({"jsonl", *ROW_KINDS})  # of named columns
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+_SAVE = "Save the ids with numpy.save"
 _NOT_READ = {
     ".npz": "Save the array of ids by itself, with numpy.save",
-    ".zip": "Unpack it first",
-    ".bz2": "Unpack it first",
-    ".xz": "Unpack it first",
     ".csv": "Convert it to Parquet or JSONL",
-    ".pt": "Save the ids with numpy.save",
-    ".pkl": "Save the ids with numpy.save",
-    ".safetensors": "Save the ids with numpy.save",
-    ".h5": "Save the ids with numpy.save",
-    ".hdf5": "Save the ids with numpy.save",
     ".beton": FFCV_HINT,
+    **dict.fromkeys((".zip", ".bz2", ".xz"), "Unpack it first"),
+    **dict.fromkeys((".pt", ".pkl", ".safetensors", ".h5", ".hdf5"), _SAVE),
 }
 _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file.
-
-    Attributes:
-        path: Where it is.
-        name: What to call it: the part of its path that differs between the files.
-        kind: How it is read: ``text``, ``jsonl``, ``npy``, ``bin``, ``ds`` or a kind of rows.
-        compression: ``gzip``, ``zstd`` or None.
-        size: Its bytes on disk.
-        stored: What reads it, where it is an object of a store.
-    """
+    """One file."""
 
     path: Path
-    name: str
-    kind: str
-    compression: str | None
-    size: int
-    stored: StoredFile | None = None
+    name: str  # what to call it: the part of its path that differs between the files
+    kind: str  # how it is read: ``text``, ``jsonl``, ``npy``, ``bin``, ``ds`` or a kind of rows
+    compression: str | None  # ``gzip``, ``zstd`` or None
+    size: int  # its bytes on disk
+    stored: StoredFile | None = None  # what reads it, where it is an object of a store
 
     def open(self) -> BinaryIO:
         """Open it, decompressed; SourceError if that fails."""

@@ -67,10 +67,7 @@ _MAGICS = (
 
 
 _CIFAR_PIXELS, _STL_PIXELS = 32 * 32 * 3, 96 * 96 * 3
-_MIN_PICTURES, _MAX_PICTURES = (
-    16,
-    256,
-)  # whose labels are looked at: of fewer, chance may make some
+_MIN_PICTURES, _MAX_PICTURES = 16, 256  # whose labels count: of fewer, chance may make some
 _STL_NAME = re.compile(r"(train|test|unlabeled)_X\.bin")
 _AS_ARRAYS = (
     "Read them by numpy.fromfile, and pack arrays: packdata.pack({'image': x, 'label': y}, ...)"
@@ -78,12 +75,7 @@ _AS_ARRAYS = (
 
 
 def check_header(path: Path, size: int) -> None:
-    """Raise SourceError for a file of known kind, which is no plain row of ids.
-
-    Args:
-        path: A file that is about to be read as ids and nothing else.
-        size: Its bytes.
-    """
+    """Raise SourceError for a file of known kind and of this size, which is no plain row of ids."""
     with open(path, "rb") as file:
         head = file.read(_HEAD_BYTES)
         known = recognize(head) or _recognize_whole(file, head, size)
@@ -130,7 +122,8 @@ def _recognize_whole(file: BinaryIO, head: bytes, size: int) -> tuple[str, str] 
         return what, _AS_IDS
     if chunk := _chunk_of(file, head, size):
         return chunk
-    if len(head) >= 16 and _is_tfrecord(head, size):
+    is_long = len(head) >= 16 and _uint64(head) + 16 <= size
+    if is_long and struct.unpack_from("<I", head, 8)[0] == masked_crc32c(head[:8]):
         return "TFRecord", "Call it .tfrecord"
     if len(head) > 10 and head[8:10] == b'{"' and 2 <= _uint64(head) <= size - 8:
         return "safetensors", "Save the ids with numpy.save"
@@ -173,11 +166,6 @@ def _chunk_of(file: BinaryIO, head: bytes, size: int) -> tuple[str, str] | None:
     if first == begin:
         return "a chunk of LitData", "Give the folder with its index.json"
     return "a shard of MosaicML Streaming", "Call it .mds"
-
-
-def _is_tfrecord(head: bytes, size: int) -> bool:
-    masked = struct.unpack_from("<I", head, 8)[0]
-    return _uint64(head) + 16 <= size and masked == masked_crc32c(head[:8])
 
 
 def _is_pickle(file: BinaryIO, head: bytes) -> bool:

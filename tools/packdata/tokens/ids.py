@@ -13,7 +13,7 @@ Source:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from loaders.errors import SourceError
 from packdata.sources.regular import check_regular, read_regular
-from packdata.tokens.documents import Documents, Piece
+from packdata.tokens.documents import Documents, Piece, TokenSource
 from packdata.tokens.headers import LLMC, LLMC_BYTES, check_header, check_no_text, check_width
 
 if TYPE_CHECKING:
@@ -43,16 +43,11 @@ _SCAN = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class IdsFile:
-    """The ids of one file, mapped.
-
-    Attributes:
-        file: The file.
-        ids: 1-D, or 2-D with one document a row.
-        ends: Positions behind each document, where the file tells them; else None.
-    """
+    """The ids of one file, mapped."""
 
     file: SourceFile
-    ids: npt.NDArray[Any]
+    ids: npt.NDArray[Any]  # 1-D, or 2-D with one document a row
+    # Positions behind each document, where the file tells them; else None.
     ends: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -83,11 +78,7 @@ class IdsFile:
 
 
 def open_ids(file: SourceFile, bin_dtype: str | None) -> IdsFile:
-    """Map a file of ids.
-
-    Args:
-        file: The file.
-        bin_dtype: Type of ids without a header; None for uint16, if they look like it.
+    """Map a file of ids; without a header they are of ``bin_dtype``, None for uint16, if they look like it.
 
     Raises:
         SourceError: It is not what its name says, or holds no whole numbers.
@@ -227,23 +218,15 @@ def _read_index(path: Path) -> tuple[Any, Any, Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class IdsPiece:
-    """A range of one file.
-
-    Attributes:
-        source: The file.
-        start: Position of its first id.
-        stop: Position behind its last id.
-        eod: The id behind which documents end, where the file does not tell.
-    """
+    """A range of one file."""
 
     source: IdsFile
-    start: int
-    stop: int
-    eod: int | None
+    start: int  # position of its first id
+    stop: int  # position behind its last id
+    eod: int | None  # the id behind which documents end, where the file does not tell
 
     @property
     def where(self) -> str:
-        """The file and the positions."""
         return f"{self.source.file.name}, ids {self.start} to {self.stop - 1}"
 
     def read(self) -> Documents:
@@ -269,37 +252,28 @@ class IdsPiece:
         return np.unique(ends).astype(np.int64)
 
 
-@dataclass(slots=True)
-class IdsSource:
+class IdsSource(TokenSource):
     """Pieces of files of ids, in a fixed order.
-
-    Attributes:
-        files: The files.
-        bin_dtype: Type of ids without a header; None for uint16, if they look like it.
-        eod: The id behind which documents end, where a file does not tell.
-        cut: Pieces end at multiples of so many ids; None: only where a document ends.
-        empty_files: Names of files without an id.
 
     Raises:
         SourceError: A file is damaged, or of the wrong kind.
     """
 
-    files: Sequence[SourceFile]
-    bin_dtype: str | None = None
-    eod: int | None = None
-    cut: int | None = PIECE_TOKENS
-    kind: str = "ids"
-    has_labels: bool = False
-    empty_files: list[str] = field(default_factory=list)
-    opened: list[IdsFile] = field(default_factory=list)
-    _plan: list[IdsPiece] = field(default_factory=list)
+    kind = "ids"
 
-    def __post_init__(self) -> None:
-        self.opened = [open_ids(file, self.bin_dtype) for file in self.files]
-        for ids in self.opened:
-            if not len(ids):
-                self.empty_files.append(ids.file.name)
-            self._plan += self._cut(ids)
+    def __init__(
+        self,
+        files: Sequence[SourceFile],
+        # Type of ids without a header; None for uint16, if they look like it.
+        bin_dtype: str | None = None,
+        eod: int | None = None,  # the id behind which documents end, where a file does not tell
+        # Pieces end at multiples of so many ids; None: only where a document ends.
+        cut: int | None = PIECE_TOKENS,
+    ) -> None:
+        self.eod, self.cut = eod, cut
+        self._opened = [open_ids(file, bin_dtype) for file in files]
+        self.empty_files = [ids.file.name for ids in self._opened if not len(ids)]
+        self._plan = [piece for ids in self._opened for piece in self._cut(ids)]
 
     def _cut(self, ids: IdsFile) -> Iterator[IdsPiece]:
         start = 0
@@ -317,8 +291,7 @@ class IdsSource:
     @property
     def itemsize(self) -> int:
         """Bytes of the widest ids."""
-        return max(ids.ids.dtype.itemsize for ids in self.opened)
+        return max(ids.ids.dtype.itemsize for ids in self._opened)
 
     def pieces(self, start: int = 0) -> Iterator[Piece]:
-        """Yield the pieces from number ``start`` on."""
         yield from self._plan[start:]

@@ -13,18 +13,14 @@ from packdata.sources.readers import is_nested_deep, json_object
 from packdata.tokens.documents import Documents, join_documents, not_utf8
 
 if TYPE_CHECKING:
-    from packdata.tokens.contents import Content, Document
-    from packdata.tokens.documents import Place, Reject
+    from packdata.tokens.contents import Content
+    from packdata.tokens.documents import Document, Place, Reject
 
 
 def parse_jsonl(data: bytes, content: Content, place: Place, *, is_utf8: bool = True) -> Documents:
     """Return the documents of whole lines; blank lines are passed over.
 
-    Args:
-        data: Lines.
-        content: What they hold.
-        place: Says where a byte of ``data`` stands.
-        is_utf8: False if some bytes are known not to be text.
+    ``place`` says where a byte of the data stands; ``is_utf8`` is False if some bytes are known not to be text.
     """
     table = _parse_at_once(data, content) if is_utf8 else None
     if table is not None:

@@ -1,4 +1,4 @@
-"""What ``packdata tokens`` may be told."""
+"""The options of ``packdata tokens``."""
 
 from __future__ import annotations
 

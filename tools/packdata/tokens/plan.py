@@ -19,15 +19,13 @@ from packdata.packing.settings import PackSettings, check_options
 from packdata.plan import pack_plan
 from packdata.sources.listed import list_sources, without_secrets
 from packdata.sources.opening import joined_splits
-from packdata.tokens.chat import Chat
-from packdata.tokens.contents import LABELS, Ids
 from packdata.tokens.detect import content_of
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS, Listing, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE, PIECE_TOKENS, IdsSource
 from packdata.tokens.options import Eod
 from packdata.tokens.options import TokenOptions as TokenOptions
 from packdata.tokens.recipe import TokensRecipe
-from packdata.tokens.show import count
+from packdata.tokens.stream import count
 from packdata.tokens.texts import PIECE_BYTES, TextOptions, TextSource
 from packdata.tokens.tokenizer import (
     BytesTokenizer,
@@ -36,6 +34,7 @@ from packdata.tokens.tokenizer import (
     Vocabulary,
     train_bpe,
 )
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,23 +43,14 @@ if TYPE_CHECKING:
     from packdata.packing.engine import DatasetSummary, Summary
     from packdata.packing.settings import OnError
     from packdata.packing.shards import Format
-    from packdata.tokens.contents import Content
-    from packdata.tokens.recipe import TokenSource
+    from packdata.tokens.documents import TokenSource
 
 TRAIN_BYTES = 256 << 20  # of the corpus are enough for a BPE
 
 
 @dataclass(frozen=True, slots=True)
 class TokensPlan:
-    """A recipe and what it was made from.
-
-    Attributes:
-        sources: Paths as they were given.
-        listing: Their files.
-        recipe: What to pack.
-        format: Of the shards.
-        first_pass: What was learned of all texts or ids.
-    """
+    """A recipe and what it was made from: the sources as they were given, and their files."""
 
     sources: tuple[str, ...]
     listing: Listing
@@ -69,7 +59,6 @@ class TokensPlan:
     first_pass: FirstPass
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON types."""
         recipe = self.recipe
         return {
             "src": list(self.sources),
@@ -78,7 +67,7 @@ class TokensPlan:
             "pieces": len(recipe),
             "ignored": dict(self.listing.ignored),
             "empty_files": recipe.source.empty_files,
-            "windows_files": _windows_files(recipe.source),
+            "windows_files": list(recipe.source.windows_files),
             "targets": {t.folder: t.schema.to_json() for t in recipe.targets},
             "options": dict(recipe.provenance),
             **self.first_pass.to_json(recipe.identity),
@@ -114,7 +103,7 @@ class TokensPlan:
         if ignored:
             notes.append(f"passed over: {ignored}")
         if empty:
-            notes.append(f"empty: {', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}")
+            notes.append(f"empty: {few(empty)}")
         notes += self._separator_notes()
         if (largest := self.recipe.largest) is not None:
             dtype = self.recipe.vocabulary.dtype
@@ -127,10 +116,9 @@ class TokensPlan:
 
     def _separator_notes(self) -> Iterator[str]:
         """Say where documents are separated by other bytes than were given."""
-        if found := _windows_files(self.recipe.source):
-            files = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+        if found := self.recipe.source.windows_files:
             separator = repr(self.recipe.identity["documents"].replace("\n", "\r\n"))
-            yield rf"documents are separated by {separator} where lines end in \r\n: {files}"
+            yield rf"documents are separated by {separator} where lines end in \r\n: {few(found)}"
 
     def _spelled_notes(self) -> Iterator[str]:
         """Say that special tokens which a text spells out are text, not ids."""
@@ -156,17 +144,15 @@ class TokensPlan:
         names = [name for target in self.recipe.targets for name in target.files]
         folders = [place_of(packed.dst) / dataset.folder for dataset in packed.datasets]
         if names:
-            files = ", ".join(
-                str(folder / name) for folder, name in zip(folders, names, strict=True)
-            )
+            pairs = zip(folders, names, strict=True)
+            files = ", ".join(str(folder / name) for folder, name in pairs)
             yield f"the tokenizer is kept as {files}"
 
     def _end_notes(self) -> Iterator[str]:
         """Say where nothing in the ids of several texts tells that a document ends."""
         recipe, files = self.recipe, self.listing.files
-        whole = recipe.identity["documents"] == "file" and {file.kind for file in files} == {
-            "text"
-        }
+        is_text = all(file.kind == "text" for file in files)
+        whole = recipe.identity["documents"] == "file" and is_text
         one = whole and len(files) - len(recipe.source.empty_files) == 1
         if recipe.source.kind == "text" and recipe.vocabulary.eod is None and not one:
             is_bytes = isinstance(recipe.tokenizer, BytesTokenizer)
@@ -181,10 +167,6 @@ class TokensPlan:
             return bool(identity_of(self.listing.files) == self.recipe.identity["files"])
         except (OSError, SourceError):  # what is gone has changed too
             return False
-
-
-def _windows_files(source: TokenSource) -> list[str]:
-    return source.windows_files if isinstance(source, TextSource) else []
 
 
 def _counts(packed: Summary) -> Iterator[str]:
@@ -211,12 +193,8 @@ def plan_tokens(
 ) -> TokensPlan:
     """List sources and say what would become of them; trains the tokenizer, if that is asked for.
 
-    Args:
-        sources: Files, folders or patterns.
-        options: What becomes of them.
-        format: Of the shards.
-        on_error: ``"skip"`` cuts no document into pieces, so that each can be left out by itself.
-        first_pass: Where what is learned of the corpus comes from, where that is another plan.
+    With ``on_error="skip"`` no document is cut into pieces, so that each can be left out by itself. What is learned
+    of the corpus may come from another plan by ``first_pass``.
 
     Raises:
         SourceError: A source cannot be listed or recognized, or holds nothing.
@@ -232,7 +210,7 @@ def plan_tokens(
         what = f"{counted(kinds['text'], 'file')} of text and {kinds['ids']} of ids lie there"
         raise SourceError(what, str(sources[0]), "Pack them one after the other")
     _check_used(options, {file.kind for file in listing.files})
-    make = _ids_recipe if "ids" in kinds else _text_recipe
+    make = _files_recipe if "ids" in kinds else _text_recipe
     first_pass = FirstPass() if first_pass is None else first_pass
     may_cut = on_error == "fail" and not options.val_share
     recipe = make(listing, options, first_pass, may_cut=may_cut)
@@ -244,7 +222,7 @@ def plan_tokens(
 
 
 def _check_used(options: TokenOptions, kinds: set[str]) -> None:
-    """Raise ValueError for an option that no file there takes: who gave it means something else."""
+    """Raise ValueError for an option that no file there takes: something else was meant."""
     usual = TokenOptions()
     for name, takes, what in (
         ("documents", {"text"}, "plain text"),
@@ -260,11 +238,8 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
 def _text_recipe(
     listing: Listing, options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
 ) -> TokensRecipe:
-    if (
-        options.val_share
-        and options.documents == "file"
-        and [f.kind for f in listing.files] == ["text"]
-    ):
+    is_one = options.documents == "file" and [f.kind for f in listing.files] == ["text"]
+    if options.val_share and is_one:
         hint = "--documents line, or --documents SEPARATOR, makes several of it"
         what = "it is one document, which cannot be divided into train and val"
         raise SourceError(what, listing.files[0].name, hint)
@@ -276,7 +251,7 @@ def _text_recipe(
     cut = rows * options.row_tokens if is_plain and may_cut else None
     source = TextSource(listing.files, TextOptions(options.documents, content, cut, PIECE_BYTES))
     if content.kind == "lists":
-        return _lists_recipe(listing, options, first_pass, source)
+        return _ids_recipe(listing, options, first_pass, source, None)
     if options.vocab_size is not None:
         raise ValueError("vocab_size is for ids: a tokenizer has its own")
     if options.train_bpe is not None:
@@ -313,9 +288,15 @@ def _size_with(size: int, added: dict[str, int | None]) -> int:
     return size
 
 
-def _lists_recipe(
-    listing: Listing, options: TokenOptions, first_pass: FirstPass, source: TextSource
+def _ids_recipe(
+    listing: Listing,
+    options: TokenOptions,
+    first_pass: FirstPass,
+    source: TextSource | IdsSource,
+    cut: int | None,
+    itemsize: int = 4,
 ) -> TokensRecipe:
+    """Return the recipe of ids that another tokenizer made, of so many bytes each."""
     if options.train_bpe is not None:
         raise ValueError("train_bpe is for text: these are ids already")
     tokenizer = None if options.tokenizer is None else open_tokenizer(options.tokenizer)
@@ -325,15 +306,14 @@ def _lists_recipe(
     begin = None if tokenizer is None else tokenizer.begin
     bos = begin if options.bos == "auto" else _given(options.bos)
     eod = _given(options.eod)
-    largest = None if size is not None else _largest_id(first_pass, source, eod, bos)
-    vocabulary = Vocabulary.of(size, _width(largest, 4), eod, bos)
-    return _recipe(listing, options, source, vocabulary, tokenizer, None, largest)
-
-
-def _largest_id(first_pass: FirstPass, source: TokenSource, *others: int | None) -> int:
-    """Return the largest id there is, also if it is an other."""
-    what = "the largest id (or --vocab-size)"
-    return int(first_pass.get("largest", lambda: _largest_in(source, *others), what))
+    largest = None
+    if size is None and itemsize > 2:
+        what = "the largest id (or --vocab-size)"
+        largest = int(first_pass.get("largest", lambda: _largest_in(source, eod, bos), what))
+        # No fewer than two bytes, so that parts of one corpus agree.
+        itemsize = itemsize if largest >= 1 << 16 else 2
+    vocabulary = Vocabulary.of(size, itemsize, eod, bos)
+    return _recipe(listing, options, source, vocabulary, tokenizer, cut, largest)
 
 
 def _largest_in(source: TokenSource, *others: int | None) -> int:
@@ -346,30 +326,15 @@ def _largest_in(source: TokenSource, *others: int | None) -> int:
     return largest
 
 
-def _width(largest: int | None, usual: int) -> int:
-    """Return the bytes of ids up to the largest one: no fewer than two, so that parts of one corpus agree."""
-    return usual if largest is None or largest >= 1 << 16 else min(usual, 2)
-
-
-def _ids_recipe(
+def _files_recipe(
     listing: Listing, options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
 ) -> TokensRecipe:
-    if options.train_bpe is not None:
-        raise ValueError("train_bpe is for text: these are ids already")
-    if options.bos != "none":
+    if options.bos != "none" and options.train_bpe is None:
         raise ValueError("bos is for text and lists of ids: where documents begin in files, it is")
-    tokenizer = None if options.tokenizer is None else open_tokenizer(options.tokenizer)
-    size = options.vocab_size
-    if size is None and tokenizer is not None:
-        size = tokenizer.vocab_size
-    eod = options.eod if isinstance(options.eod, int) else None
     rows = max(1, PIECE_TOKENS // options.row_tokens)
     cut = rows * options.row_tokens if may_cut else None
-    source = IdsSource(listing.files, options.bin_dtype, eod, cut)
-    is_wide = size is None and source.itemsize > 2
-    largest = _largest_id(first_pass, source, eod) if is_wide else None
-    vocabulary = Vocabulary.of(size, _width(largest, source.itemsize), eod)
-    return _recipe(listing, options, source, vocabulary, tokenizer, cut, largest)
+    source = IdsSource(listing.files, options.bin_dtype, _given(options.eod), cut)
+    return _ids_recipe(listing, options, first_pass, source, cut, source.itemsize)
 
 
 def _recipe(
@@ -381,7 +346,7 @@ def _recipe(
     cut: int | None,
     largest: int | None = None,
 ) -> TokensRecipe:
-    told: dict[str, Any] = {
+    about: dict[str, Any] = {
         "documents": options.documents,
         "text_column": options.text_column or "text",
         "tokenizer": None if tokenizer is None else tokenizer.name,
@@ -394,32 +359,15 @@ def _recipe(
         "seed": options.seed,
     }
     if isinstance(source, TextSource):
-        told |= _told_of(source.options.content)
+        about |= source.options.content.to_json()
     if vocabulary.bos is not None:
-        told["bos"] = vocabulary.bos
-    provenance = {"recipe": "tokens", "source": [f.name for f in listing.files[:16]], **told}
-    identity = {"recipe": "tokens", "files": identity_of(listing.files), "cut": cut, **told}
-    if windows := _windows_files(source):
-        identity["windows_files"] = windows
-    return TokensRecipe(
-        source,
-        vocabulary,
-        largest=largest,
-        row_tokens=options.row_tokens,
-        tokenizer=tokenizer,
-        val_share=options.val_share,
-        seed=options.seed,
-        identity=identity,
-        provenance=provenance,
-    )
-
-
-def _told_of(content: Content) -> dict[str, Any]:
-    if isinstance(content, Chat):
-        return {"messages_column": content.column, "chat_template": content.template.digest}
-    if isinstance(content, Ids):
-        return {"ids_column": content.column, LABELS: content.has_labels}
-    return {}
+        about["bos"] = vocabulary.bos
+    provenance = {"recipe": "tokens", "source": [f.name for f in listing.files[:16]], **about}
+    identity = {"recipe": "tokens", "files": identity_of(listing.files), "cut": cut, **about}
+    if source.windows_files:
+        identity["windows_files"] = list(source.windows_files)
+    made: dict[str, Any] = {"identity": identity, "provenance": provenance, "largest": largest}
+    return TokensRecipe(source, options, vocabulary, tokenizer, **made)
 
 
 def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:

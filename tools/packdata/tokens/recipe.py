@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,28 +24,9 @@ from packdata.tokens.rows import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.tokens.documents import Documents, Piece, Reject
+    from packdata.tokens.documents import Documents, Piece, Reject, TokenSource
+    from packdata.tokens.options import TokenOptions
     from packdata.tokens.tokenizer import Tokenizer, Vocabulary
-
-
-class TokenSource(Protocol):
-    """Gives pieces in a fixed order.
-
-    Attributes:
-        kind: ``text``, ``chat``, ``lists`` (of ids, by document), or ``ids`` (files of them).
-        has_labels: True if its documents have labels.
-        empty_files: Names of files that hold nothing.
-    """
-
-    kind: str
-    has_labels: bool
-    empty_files: list[str]
-
-    def __len__(self) -> int:
-        """Return the number of pieces."""
-
-    def pieces(self, start: int = 0) -> Iterator[Piece]:
-        """Yield the pieces from number ``start`` on."""
 
 
 class TokensRecipe(Recipe):
@@ -54,43 +35,32 @@ class TokensRecipe(Recipe):
     Fields: ``tokens``; ``num_tokens``, how many of a row are valid (all but in the last row of a
     piece); ``document_ends``, behind which of them a document ends (1 to ``row_tokens``); ``labels``
     beside the tokens, where the source has some.
-
-    Args:
-        source: Where the pieces come from.
-        vocabulary: The width and limits of ids.
-        row_tokens: Tokens of a row.
-        tokenizer: Of a text source; of a source of ids, what they stand for, if known.
-        val_share: Share of the documents that go to a second dataset; 0 for none.
-        seed: Another seed, another division.
-        identity: What the source and options are.
-        provenance: The same for people.
-        largest: Of the ids, where no vocabulary was given and all were looked at.
     """
 
     is_of_blocks = True
 
     def __init__(
         self,
-        source: TokenSource,
-        vocabulary: Vocabulary,
-        *,
-        row_tokens: int,
+        source: TokenSource,  # where the pieces come from
+        options: TokenOptions,
+        vocabulary: Vocabulary,  # the width and limits of ids
+        # Of a text source; of a source of ids, what they stand for, if known.
         tokenizer: Tokenizer | None,
-        val_share: float,
-        seed: int,
-        identity: Mapping[str, Any],
-        provenance: Mapping[str, Any],
+        *,
+        identity: Mapping[str, Any],  # what the source and options are
+        provenance: Mapping[str, Any],  # the same for people
+        # Of the ids, where no vocabulary was given and all were looked at.
         largest: int | None = None,
     ) -> None:
-        self.largest = largest
-        self.source, self.vocabulary, self.row_tokens = source, vocabulary, row_tokens
-        self.tokenizer, self.val_share, self.seed = tokenizer, val_share, seed
+        self.source, self.vocabulary, self.tokenizer = source, vocabulary, tokenizer
+        self.row_tokens, self.val_share = options.row_tokens, options.val_share
+        self.seed, self.largest = options.seed, largest
         self.identity, self.provenance = identity, provenance
         schema = self._schema()
         files = {}
         if tokenizer is not None and tokenizer.file is not None:
             files[tokenizer.name] = tokenizer.file
-        folders = ("train", "val") if val_share else ("",)
+        folders = ("train", "val") if self.val_share else ("",)
         self.targets: Sequence[Target] = [Target(f, schema, files) for f in folders]
         self.divides = len(folders) > 1
 
@@ -125,11 +95,9 @@ class TokensRecipe(Recipe):
         return f"{why}. {hint}, and add {OVERWRITE}"
 
     def items(self, start: int = 0) -> Iterator[Piece]:
-        """Yield the pieces from number ``start`` on."""
         return self.source.pieces(start)
 
     def name(self, item: Piece) -> str:
-        """Return the place of a piece."""
         return item.where
 
     def encode(self, item: Piece) -> list[Block]:

@@ -28,13 +28,10 @@ def ends_dtype(row_tokens: int) -> str:
 def enclose(
     documents: Documents, bos: int | None, eod: int | None, *, only_missing: bool
 ) -> Documents:
-    """Return ids with ``bos`` before and ``eod`` behind each document.
+    """Return ids with ``bos`` before and ``eod`` behind each document, None for none.
 
-    Args:
-        documents: All of them begin here where ``bos`` is given.
-        bos: None for none.
-        eod: None for none.
-        only_missing: Not where a document begins or ends so already.
+    With ``only_missing``, not where a document begins or ends so already. All documents begin here where there is a
+    ``bos``.
     """
     ids, starts, ends = documents.data, documents.starts, documents.ends
     before = np.full(len(ends), bos is not None)
@@ -60,13 +57,10 @@ def block_of(
     row_tokens: int,
     labels: npt.NDArray[Any] | None = None,
 ) -> Block:
-    """Lay ids out in rows.
+    """Lay ids (1-D, in the width that is stored) out in rows of ``row_tokens``.
 
-    Args:
-        ids: 1-D, in the width that is stored.
-        ends: Positions behind the documents that end in it.
-        row_tokens: Tokens of a row; the last row is filled up with zeros.
-        labels: Of each id, where there are any; the last row is filled up with -100.
+    ``ends`` are positions behind the documents that end among them. The last row is filled up with zeros, its labels
+    with -100.
     """
     num_rows = -(-len(ids) // row_tokens)
     num_tokens = np.full(num_rows, row_tokens, "<i4")

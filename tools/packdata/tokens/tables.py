@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -21,34 +21,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowsPart:
-    """Some rows.
+    """Some rows of a group of a file; ``table`` has the columns that are read, once they are wanted."""
 
-    Attributes:
-        file: The file.
-        first: Number of the first row in the file.
-        table: The columns that are read.
-        content: What they hold.
-    """
-
-    file: SourceFile
+    rows: RowRanges
+    group: int
     first: int
-    table: pa.Table
-    content: Content
+    last: int
+    table: pa.Table = None
 
     @property
     def where(self) -> str:
-        """The file and the rows."""
-        return f"{self.file.name}, rows {self.first} to {self.first + len(self.table) - 1}"
+        start = self.rows.firsts[self.group]
+        return f"{self.rows.file.name}, rows {start + self.first} to {start + self.last - 1}"
+
+    def loaded(self) -> RowsPart:
+        """Return it with its columns."""
+        return replace(self, table=self.rows.read(self.group, self.first, self.last))
 
     def read(self) -> Documents:
         """Return each row as a document, less those that cannot be one."""
+        content, name = self.rows.content, self.rows.file.name
+        first = self.rows.firsts[self.group] + self.first
         try:
-            table = _cast(self.table, self.content)
+            table = _cast(self.table, content)
         except pa.ArrowException as error:
             raise SourceError(f"its values cannot be read ({error})", self.where) from error
-        return self.content.of_table(
-            table, lambda row: f"{self.file.name}, row {self.first + row}"
-        )
+        return content.of_table(table, lambda row: f"{name}, row {first + row}")
 
 
 def _cast(table: pa.Table, content: Content) -> pa.Table:
@@ -69,23 +67,22 @@ class RowRanges:
         self.file, self.content = file, content
         self._rows = open_row_file(file.path)
         content.check(self._rows.schema, file.path)
-        self._firsts = [0, *accumulate(self._rows.groups)]
+        self.firsts = [0, *accumulate(self._rows.groups)]  # number of the first row of each group
         self._read: tuple[int, Any] = (-1, None)
 
-    def ranges(self, nbytes: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (group, first row, last row + 1, bytes) of parts of about so many bytes."""
+    def parts(self, nbytes: int) -> Iterator[tuple[RowsPart, int]]:
+        """Yield parts of about so many bytes, with the bytes that each has."""
         for group, rows in enumerate(self._rows.groups):
             size = max(1, self._rows.nbytes(group, [*self.content.types]))
             step = max(1, rows * nbytes // size)
             for first in range(0, rows, step):
                 last = min(first + step, rows)
-                yield group, first, last, size * (last - first) // rows
+                yield RowsPart(self, group, first, last), size * (last - first) // rows
 
-    def part(self, group: int, first: int, last: int) -> RowsPart:
-        """Return rows of a group."""
+    def read(self, group: int, first: int, last: int) -> pa.Table:
         if self._read[0] != group:
             self._read = group, self._rows.read(group, [*self.content.types])
         table = self._read[1].slice(first, last - first)
         if last == self._rows.groups[group]:
             self._read = (-1, None)  # it is not needed again
-        return RowsPart(self.file, self._firsts[group] + first, table, self.content)
+        return table

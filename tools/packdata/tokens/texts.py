@@ -11,7 +11,7 @@ from bisect import bisect_right
 from codecs import utf_8_decode
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,14 +21,14 @@ from loaders.errors import SourceError
 from packdata.describe import counted
 from packdata.sources.rowfiles import ROW_KINDS
 from packdata.tokens.contents import Texts
-from packdata.tokens.documents import Documents, Piece, not_utf8, texts_of
+from packdata.tokens.documents import Documents, Piece, TokenSource, not_utf8, texts_of
 from packdata.tokens.files import Reader, SourceFile, count_lines
 from packdata.tokens.headers import recognize
 from packdata.tokens.jsonl import parse_jsonl
 from packdata.tokens.tables import RowRanges, RowsPart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from packdata.sources.listed import RemoteFile
     from packdata.tokens.contents import Content
@@ -47,27 +47,26 @@ _WINDOWS = b"\r\n"
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A range of one text or JSON-lines file.
-
-    Attributes:
-        file: The file.
-        start: Offset of its first byte, decompressed.
-        stop: Offset behind its last byte.
-        is_last: True if the file ends there.
-        options: How documents are told apart.
-        mark: Behind it a document ends, and the file may be cut; None: neither.
-        blob: The bytes, where the file can be read in its order only; with up to three more.
-        stored: What reads these, where the file is an object of a store.
-    """
+    """A range of one text or JSON-lines file."""
 
     file: SourceFile
-    start: int
-    stop: int
-    is_last: bool
-    options: TextOptions
-    mark: bytes | None
+    start: int  # offset of its first byte, decompressed
+    stop: int  # offset behind its last byte
+    is_last: bool  # True if the file ends there
+    options: TextOptions  # how documents are told apart
+    mark: bytes | None  # behind it a document ends, and the file may be cut; None: neither
+    # The bytes, where the file can be read in its order only; with up to three more.
     blob: bytes | None = None
-    stored: RemoteFile | None = None
+    stored: RemoteFile | None = None  # what reads these, where the file is an object of a store
+
+    def loaded(self, streams: _Streams) -> TextPart:
+        """Return it with what its bytes come from, where a thread cannot read them from the file itself."""
+        if self.file.compression is not None:
+            return replace(self, blob=streams.read(self.file, self.start, self.stop))
+        if self.file.stored is not None:
+            end = self.stop + _MAX_CHAR_BYTES - 1
+            return replace(self, stored=self.file.stored.reader(self.start, end))
+        return self
 
     @property
     def where(self) -> str:
@@ -111,10 +110,8 @@ class TextPart:
         """Return what is there that only looks like UTF-8, and what to do."""
         head = blob[:_CHECKED_BYTES]
         if head.count(0) > len(head) // _MAX_NUL_SHARE:
-            return (
-                "full of NUL bytes",
-                "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin",
-            )
+            hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
+            return "full of NUL bytes", hint
         return recognize(head) if self.start == 0 else None
 
     def _blob(self) -> bytes:
@@ -222,19 +219,14 @@ def split_at(data: npt.NDArray[np.uint8], separator: bytes) -> Documents:
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How documents are told apart.
+    """How documents are told apart."""
 
-    Attributes:
-        documents: ``file``, ``line``, or the text that separates documents.
-        content: What the rows of JSON lines and Parquet hold.
-        cut: Files may be cut at multiples of so many bytes; None: only where a document ends.
-        piece_bytes: Size of a piece.
-    """
-
-    documents: str = "file"
+    documents: str = "file"  # ``file``, ``line``, or the text that separates documents
+    # What the rows of JSON lines and Parquet hold.
     content: Content = field(default_factory=lambda: Texts("text"))
+    # Files may be cut at multiples of so many bytes; None: only where a document ends.
     cut: int | None = None
-    piece_bytes: int = PIECE_BYTES
+    piece_bytes: int = PIECE_BYTES  # size of a piece
 
     def __post_init__(self) -> None:
         if not self.documents:
@@ -260,7 +252,6 @@ class TextPiece:
 
     @property
     def where(self) -> str:
-        """The first part, and how many follow."""
         more = len(self.parts) - 1
         return self.parts[0].where + (f" and {counted(more, 'more file')}" if more else "")
 
@@ -271,7 +262,6 @@ class TextPiece:
         return [each for each in stored if each is not None]
 
     def read(self) -> Documents:
-        """Return the documents of all parts."""
         return join([part.read() for part in self.parts])
 
 
@@ -294,26 +284,8 @@ def join(documents: Sequence[Documents]) -> Documents:
     return Documents(data, np.concatenate(ends), place, rejects, joined)
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """A part as it is planned; of Parquet, rows instead of bytes, in one group of rows."""
-
-    file: int
-    start: int
-    stop: int
-    is_last: bool
-    group: int = -1
-    mark: bytes | None = None
-
-
-class TextSource:
-    r"""Pieces of text files, JSON lines, Parquet and Arrow columns, in a fixed order.
-
-    Attributes:
-        kind: Of its documents: ``text``, ``lists`` or ``chat``.
-        has_labels: True if these have labels.
-        empty_files: Names of files without a byte.
-        windows_files: Names of files in which lines, and so those of the separator, end in ``\r\n``.
+class TextSource(TokenSource):
+    """Pieces of text files, JSON lines, Parquet and Arrow columns, in a fixed order.
 
     Raises:
         SourceError: A file cannot be read, or lacks the column.
@@ -324,8 +296,7 @@ class TextSource:
         self.kind, self.has_labels = options.content.kind, options.content.has_labels
         self.empty_files: list[str] = []
         self.windows_files: list[str] = []
-        self._row_files: dict[int, RowRanges] = {}
-        self._plan = self._group([r for i, f in enumerate(files) for r in self._ranges(i, f)])
+        self._plan = self._group(part for file in files for part in self._parts(file))
 
     def __len__(self) -> int:
         return len(self._plan)
@@ -342,21 +313,17 @@ class TextSource:
                 return found[0].decode()
         return None
 
-    def _ranges(self, number: int, file: SourceFile) -> Iterator[tuple[_Range, int]]:
+    def _parts(self, file: SourceFile) -> Iterator[tuple[TextPart | RowsPart, int]]:
         """Yield the parts of a file, with their sizes in bytes."""
         if file.kind in ROW_KINDS:
-            rows = self._row_files[number] = RowRanges(file, self.options.content)
-            for group, first, last, nbytes in rows.ranges(self.options.piece_bytes):
-                yield _Range(number, first, last, False, group), nbytes
+            yield from RowRanges(file, self.options.content).parts(self.options.piece_bytes)
             return
         ends, mark = self._ends(file)
         if not ends or ends[-1] == 0:
             self.empty_files.append(file.name)
             return
-        start = 0
-        for end in ends:
-            yield _Range(number, start, end, end == ends[-1], mark=mark), end - start
-            start = end
+        for start, end in pairwise([0, *ends]):
+            yield TextPart(file, start, end, end == ends[-1], self.options, mark), end - start
 
     def _ends(self, file: SourceFile) -> tuple[list[int], bytes | None]:
         """Return where the parts of a file end, and behind what; those of a compressed one take reading it."""
@@ -394,11 +361,13 @@ class TextSource:
             if not went:
                 return
 
-    def _group(self, ranges: list[tuple[_Range, int]]) -> list[tuple[_Range, ...]]:
-        groups: list[tuple[_Range, ...]] = []
-        pending: list[_Range] = []
+    def _group(
+        self, parts: Iterable[tuple[TextPart | RowsPart, int]]
+    ) -> list[tuple[TextPart | RowsPart, ...]]:
+        groups: list[tuple[TextPart | RowsPart, ...]] = []
+        pending: list[TextPart | RowsPart] = []
         size = 0
-        for part, nbytes in ranges:
+        for part, nbytes in parts:
             pending.append(part)
             size += nbytes
             if size >= self.options.piece_bytes:
@@ -407,31 +376,20 @@ class TextSource:
         return [*groups, tuple(pending)] if pending else groups
 
     def pieces(self, start: int = 0) -> Iterator[Piece]:
-        """Yield the pieces from number ``start`` on."""
-        streams = _Streams(self.files)
+        streams = _Streams()
         try:
-            for ranges in self._plan[start:]:
-                yield TextPiece(tuple(self._part(part, streams) for part in ranges))
+            for parts in self._plan[start:]:
+                yield TextPiece(
+                    tuple(
+                        part.loaded() if isinstance(part, RowsPart) else part.loaded(streams)
+                        for part in parts
+                    )
+                )
         finally:
             streams.close()
 
-    def _part(self, part: _Range, streams: _Streams) -> TextPart | RowsPart:
-        if part.group >= 0:
-            return self._row_files[part.file].part(part.group, part.start, part.stop)
-        file, blob, stored = self.files[part.file], None, None
-        if file.compression is not None:
-            blob = streams.read(part.file, part.start, part.stop)
-        elif file.stored is not None:
-            stored = file.stored.reader(part.start, part.stop + _MAX_CHAR_BYTES - 1)
-        about = part.start, part.stop, part.is_last, self.options, part.mark
-        return TextPart(file, *about, blob, stored)
-
     def documents_of(self, limit: int) -> Iterator[str]:
-        """Yield the texts of pieces spread evenly over the source, ``limit`` bytes or a little more.
-
-        Raises:
-            SourceError: One of them cannot be read.
-        """
+        """Yield the texts of pieces spread evenly over the source, ``limit`` bytes or a little more; SourceError."""
         wanted = max(1, limit // self.options.piece_bytes)
         step = max(1, len(self) // wanted)
         for number, piece in enumerate(self.pieces()):
@@ -442,16 +400,15 @@ class TextSource:
 class _Streams:
     """The compressed file that is being read."""
 
-    def __init__(self, files: Sequence[SourceFile]) -> None:
-        self._files, self._number = files, -1
+    def __init__(self) -> None:
         self._reader: Reader | None = None
         self._ahead = b""
 
-    def read(self, number: int, start: int, stop: int) -> bytes:
+    def read(self, file: SourceFile, start: int, stop: int) -> bytes:
         """Return a range of a file and up to three bytes behind it."""
-        if number != self._number or self._reader is None:
+        if self._reader is None or self._reader.source is not file:
             self.close()
-            self._number, self._reader, self._ahead = number, Reader(self._files[number]), b""
+            self._reader, self._ahead = Reader(file), b""
             self._reader.skip_to(start)
         wanted = stop - start + _MAX_CHAR_BYTES - 1
         blob = self._ahead + self._reader.read(wanted - len(self._ahead))

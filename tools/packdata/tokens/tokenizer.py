@@ -26,40 +26,24 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 # Of GPT-2, GPT-NeoX and Qwen; Llama 2 and T5; Llama 3; Gemma; Mistral; DeepSeek.
 _END_TOKENS = (
-    END_OF_TEXT,
-    "<|end_of_text|>",
-    "</s>",
-    "<eos>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    "[SEP]",
+    *(END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>"),
+    *("<\uff5cend\u2581of\u2581sentence\uff5c>", "[SEP]"),
 )
 # Of Llama 3; Llama 2 and Mistral; Gemma; DeepSeek; BERT.
 _BEGIN_TOKENS = (
-    "<|begin_of_text|>",
-    "<s>",
-    "<bos>",
-    "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
-    "[CLS]",
+    *("<|begin_of_text|>", "<s>", "<bos>", "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "[CLS]"),
 )
 _MAX_VOCAB = 1 << 32
 
 
 class Tokenizer(Decoder, Protocol):
-    """Turns text into ids and back; one instance serves all threads.
+    """Turns text into ids and back; one instance serves all threads."""
 
-    Attributes:
-        name: What the schema keeps: ``bytes``, or a file name.
-        vocab_size: Ids are below it.
-        begin: The id that begins a document by convention, or None.
-        end: The id that ends a document by convention, or None.
-        file: The file to keep with the dataset, or None.
-    """
-
-    name: str
-    vocab_size: int
-    begin: int | None
-    end: int | None
-    file: bytes | None
+    name: str  # what the schema keeps: ``bytes``, or a file name
+    vocab_size: int  # ids are below it
+    begin: int | None  # the id that begins a document by convention, or None
+    end: int | None  # the id that ends a document by convention, or None
+    file: bytes | None  # the file to keep with the dataset, or None
 
     def encode(self, documents: Documents) -> Documents:
         """Return the ids of each document."""
@@ -75,7 +59,6 @@ class BytesTokenizer(BytesDecoder):
     file: bytes | None = None
 
     def encode(self, documents: Documents) -> Documents:
-        """Return the documents as they are."""
         if documents.labels is None:
             return documents
         labels = np.where(documents.labels != 0, documents.data.astype(np.int32), IGNORED)
@@ -86,13 +69,8 @@ class JsonTokenizer(JsonDecoder):
     """A ``tokenizer.json``.
 
     No special tokens are added, and nothing is cut or padded, whatever the file says. Text is text:
-    special tokens that are spelled out in it are not recognized. In a conversation they are: the
+    special tokens that are spelled out in it are not recognized. In a conversation (``is_chat``) they are: the
     template spells them out.
-
-    Args:
-        data: The file.
-        where: Its name, for messages.
-        is_chat: Special tokens that a text spells out are recognized.
 
     Raises:
         LoadersError: ``tokenizers`` is not installed.
@@ -140,14 +118,9 @@ class JsonTokenizer(JsonDecoder):
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
-    """Make a byte-level BPE of a corpus; the same texts give the same file.
+    """Make a byte-level BPE of a corpus, as a ``tokenizer.json``; the same texts give the same file.
 
-    Args:
-        texts: The documents.
-        vocab_size: Ids in all, at least 257: the bytes and ``<|endoftext|>``, which is 0.
-
-    Returns:
-        The ``tokenizer.json``.
+    ``vocab_size`` is of all ids, at least 257: the bytes and ``<|endoftext|>``, which is 0.
     """
     if not 257 <= vocab_size < _MAX_VOCAB:
         raise ValueError(f"a byte-level BPE has at least 257 ids, got {vocab_size}")
@@ -168,19 +141,12 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What is known of the ids: enough to choose their width and to check them.
+    """What is known of the ids: enough to choose their width and to check them."""
 
-    Attributes:
-        size: Ids are below it, or None if only the dtype limits them.
-        dtype: uint8, uint16 or uint32.
-        eod: The id that ends documents, or None.
-        bos: The id to put before documents, or None.
-    """
-
-    size: int | None
-    dtype: str
-    eod: int | None
-    bos: int | None = None
+    size: int | None  # ids are below it, or None if only the dtype limits them
+    dtype: str  # uint8, uint16 or uint32
+    eod: int | None  # the id that ends documents, or None
+    bos: int | None = None  # the id to put before documents, or None
 
     @classmethod
     def of(

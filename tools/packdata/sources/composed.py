@@ -1,4 +1,4 @@
-"""Several sources as one: their items one after the other, under one list of classes."""
+"""Sources made of sources: several as one, and one with more columns than its own."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
-from packdata.sources.base import Column, Item, Source, check_unique, has_several
+from packdata.sources.base import Column, Item, Source, broken_item, check_unique
 from packdata.sources.names import twice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
-class JoinedSource:
-    """The items of several sources, in their order; see ``Source``.
+class JoinedSource(Source):
+    """The items of several sources, in their order.
 
     Where a key is in two of them, the name of its source is put before each key.
 
@@ -31,15 +31,14 @@ class JoinedSource:
         kinds = dict.fromkeys(source.kind for source in sources)
         self.kind = ", ".join(kinds)
         self.name = ", ".join(source.name for source in sources)
-        self.identity: Mapping[str, Any] = {
+        self.identity = {
             "kind": "joined",
             "sources": [{"name": each.name, **each.identity} for each in sources],
         }
-        self.labels: Mapping[str, Column] = {name: self._column(name) for name in first.labels}
-        self.has_masks = first.has_masks
-        self.has_several = has_several(first)
+        self.labels = {name: self._column(name) for name in first.labels}
+        self.has_masks, self.has_several = first.has_masks, first.has_several
         self.pixels = first.pixels
-        self.ignored: Mapping[str, int] = sum((Counter(s.ignored) for s in sources), Counter())
+        self.ignored = sum((Counter(s.ignored) for s in sources), Counter())
         for other in sources[1:]:
             self._check_alike(first, other)
         self._heads = [""] * len(sources)
@@ -52,7 +51,7 @@ class JoinedSource:
         for what, one, two in (
             ("columns", set(first.labels), set(other.labels)),
             ("masks", first.has_masks, other.has_masks),
-            ("numbers of pictures a sample", has_several(first), has_several(other)),
+            ("numbers of pictures a sample", first.has_several, other.has_several),
             ("sizes of stored pixels", first.pixels, other.pixels),
         ):
             if one != two:
@@ -83,7 +82,6 @@ class JoinedSource:
         return sum(map(len, self.sources))
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        """Yield items from number ``start`` on."""
         for head, source in zip(self._heads, self.sources, strict=True):
             if start < len(source):
                 for item in source.items(start):
@@ -102,12 +100,10 @@ class JoinedSource:
         return replace(item, key=f"{head}{item.key}", labels={**item.labels, **names})
 
     def keys(self) -> Iterator[str]:
-        """Yield the key of each item."""
         for head, source in zip(self._heads, self.sources, strict=True):
             yield from map(head.__add__, source.keys())
 
     def mask_heads(self) -> Iterator[bytes]:
-        """Yield the head of each mask."""
         return chain.from_iterable(source.mask_heads() for source in self.sources)
 
 
@@ -125,3 +121,39 @@ def join_splits(opened: Sequence[Mapping[str, Source]]) -> dict[str, Source]:
             what = f"its splits are {other}, those of the first source {one}"
             raise SourceError(what, names, "Pack each split by itself")
     return {name: JoinedSource([splits[name] for splits in opened]) for name in first}
+
+
+class ExtendedSource(Source):
+    """The items of a source, with columns added or said to be something else."""
+
+    def __init__(
+        self,
+        source: Source,
+        labels: Mapping[str, Column],
+        identity: Mapping[str, Any],  # what they depend on, beside the source
+        # Returns an item with the values of the columns that the source does not have; SourceError rejects it.
+        extend: Callable[[Item], Item],
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.source, self.labels, self._extend = source, labels, extend
+        self.kind, self.name, self.root = source.kind, source.name, source.root
+        self.identity = {**source.identity, "columns": identity}
+        self.has_masks, self.has_several = source.has_masks, source.has_several
+        self.pixels, self.ignored = source.pixels, source.ignored
+        self.notes, self.suffixed = notes, source.suffixed
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        for item in self.source.items(start):
+            try:
+                yield self._extend(item)
+            except SourceError as error:
+                yield broken_item(item.key, error.what, item.where, error.hint)
+
+    def keys(self) -> Iterator[str]:
+        return self.source.keys()
+
+    def mask_heads(self) -> Iterator[bytes]:
+        return self.source.mask_heads()

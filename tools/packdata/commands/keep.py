@@ -1,0 +1,119 @@
+"""``packdata verify`` and ``repair``: datasets that are whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from loaders.data.manifest import read_manifest
+from loaders.errors import ManifestError
+from loaders.text import describe_size, printable
+from packdata.commands.common import JSON, PATH, SOURCE, Command, datasets_at, show, show_json
+from packdata.describe import counted
+from packdata.inspect.verify import Report, verify
+from packdata.packed.remote import as_folder
+from packdata.packed.repair import repair
+from packdata.packing.progress import progress_of
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+
+def _verify(args: argparse.Namespace) -> int:
+    if args.quick and args.decode:
+        args.parser.error("argument --decode: not allowed with argument --quick")
+    if not args.dataset.is_dir():
+        read_manifest(args.dataset)  # says what is there instead: a wrong path is no fault
+    reports = [_report(folder, args) for folder in datasets_at(args.dataset)]
+    if args.json:
+        show_json([r.to_json() for r in reports] if len(reports) > 1 else reports[0].to_json())
+    else:
+        for report in reports:
+            _show_report(report)
+    return 0 if all(report.ok for report in reports) else 1
+
+
+def _report(folder: Path, args: argparse.Namespace) -> Report:
+    try:
+        total = read_manifest(folder).size_bytes
+    except ManifestError:  # verify will say so
+        total = 0
+    with as_folder(folder) as here, progress_of("verifying", total, unit="bytes") as tick:
+        found = verify(here, quick=args.quick, decode=args.decode, workers=args.workers, tick=tick)
+        return replace(found, path=folder)
+
+
+def _show_report(report: Report) -> None:
+    for fault in report.faults:
+        show(printable(str(fault)))
+    for note in report.notes:
+        show(printable(f"note: {note}"))
+    if not report.ok:
+        show(f"{printable(str(report.path))}: {counted(len(report.faults), 'fault')}")
+    elif report.manifest is not None:
+        known = report.manifest
+        samples, shards = counted(known.num_samples, "sample"), counted(len(known.shards), "shard")
+        size = describe_size(known.size_bytes)
+        show(f"{printable(str(report.path))}: {samples} in {shards}, {size}: all is well")
+
+
+VERIFY = Command(
+    name="verify",
+    summary="check every byte of a packed dataset",
+    takes={
+        "": f"""
+DATASET
+  folder or URL of the dataset, or a folder of several
+--quick
+  check only sizes and hashes of the files
+--decode
+  also decode every record
+--workers N
+  shards at once (default: all usable cores)
+{JSON}"""
+    },
+    run=_verify,
+    details="""\
+Every fault is listed with file, field, rows and keys; the exit status is then 1. Each shard
+is read once from disk, for the hash of the file and the checksums of its rows, and again
+(mostly from memory) through liblmdb or pyarrow, in a process of its own, which damage may crash.""",
+    example="packdata verify packed/train",
+    how={"dataset": SOURCE},
+    has_remote=True,
+)
+
+
+def _repair(args: argparse.Namespace) -> int:
+    with progress_of("repairing", None, unit="bytes") as tick:
+        done = repair(args.dataset, args.source, manifest=args.manifest, tick=tick)
+    if args.json:
+        show_json(done.to_json())
+    else:
+        for file in done.restored:
+            show(f"{printable(file)}: restored")
+        for file, what in done.failed.items():
+            show(f"{printable(file)}: not restored: {what}")
+        verb = "was" if done.num_whole == 1 else "were"
+        whole = f"{counted(done.num_whole, 'shard')} {verb} whole"
+        show(f"{whole}, {counted(len(done.restored), 'file')} restored")
+    return 1 if done.failed else 0
+
+
+REPAIR = Command(
+    name="repair",
+    summary="restore damaged or missing shards from a copy of the dataset",
+    takes={
+        "": f"""
+DATASET
+  folder of the damaged dataset
+--from OTHER
+  the copy
+--manifest
+  also take the copy's manifest if the dataset's own is damaged or missing
+{JSON}"""
+    },
+    run=_repair,
+    example="packdata repair packed/train --from /backup/train",
+    how={"dataset": PATH, "from": {**PATH, "dest": "source", "required": True}},
+)

@@ -1,0 +1,85 @@
+"""``packdata fetch`` and ``cache``: datasets at URLs, and what of them lies on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loaders.data.manifest import read_manifest
+from loaders.data.view import open_view
+from loaders.text import describe_size, printable
+from packdata.commands.common import JSON, PATH, SOURCE, Command, show, show_json
+from packdata.describe import counted
+from packdata.packed.remote import cache_folder, cache_report, clear_cache, fetch, verify_cache
+from packdata.packed.views import write
+from packdata.packing.progress import progress_of
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    total = read_manifest(args.url).size_bytes
+    with progress_of("fetching", total, unit="bytes") as tick:
+        num, size = fetch(args.url, tick)
+    show(f"{counted(num, 'shard')}, {describe_size(size)}: all here")
+    if args.folder is not None:
+        write(open_view(args.url), args.folder)
+        show(f"copied to {args.folder}")
+    return 0
+
+
+FETCH = Command(
+    name="fetch",
+    summary="download a dataset from a URL to the cache, or to a folder",
+    takes={"": "URL\n  of the dataset\nFOLDER?\n  copy it there, too"},
+    run=_fetch,
+    details="Shards already in the cache are not downloaded again; all are verified.",
+    example="packdata fetch s3://bucket/packed/train",
+    how={"url": SOURCE, "folder": PATH},
+    has_remote=True,
+)
+
+
+def _cache(args: argparse.Namespace) -> int:
+    folder = cache_folder(args.folder)
+    if args.clear:
+        deleted, left = clear_cache(folder)
+        show(f"{counted(deleted, 'shard')} deleted, {left} in use")
+        return 0
+    if args.verify:
+        bad = verify_cache(folder)
+        what = "had other bytes than their names say, and were deleted"
+        show(f"{counted(len(bad), 'shard')} {what}")
+        return 1 if bad else 0
+    report = cache_report(folder)
+    if args.json:
+        show_json(report._asdict() | {"folder": str(folder)})
+        return 0
+    used = counted(report.num_used, "shard")
+    show(f"{folder}: {describe_size(report.size_bytes)}, {used} in use")
+    for each in report.datasets:
+        part = f"{each['num_shards']} of {each['of_shards']} shards"
+        show(f"  {printable(each['url'])}  {part}, {describe_size(each['size_bytes'])}")
+    if report.num_unknown:
+        show(f"  {counted(report.num_unknown, 'shard')} of other datasets")
+    return 0
+
+
+CACHE = Command(
+    name="cache",
+    summary="show what is in the download cache",
+    takes={
+        "": f"""
+FOLDER?
+  folder of the cache
+--clear
+  delete all shards that are not in use
+--verify
+  check the hash of every shard, and delete bad ones
+{JSON}"""
+    },
+    run=_cache,
+    details="Without FOLDER: the cache at $LOADERS_CACHE, or this user's default one.",
+    example="packdata cache",
+    how={"folder": {"type": str}},
+)
