@@ -73,6 +73,7 @@ class Store:
     anew.
     """
 
+    room: int | None = None  # as pin_limit, where other readers of a cache have asked for room
     reads_whole = True  # records; see ``PrefixRecords``
     max_pinned_bytes: (
         int | None
@@ -163,6 +164,8 @@ class Store:
         self.last_opened = number
         first = self._first[number]  # mapped once, however often it is here
         same = None if first == number else self.shard(first)
+        if same is None:
+            self._fetch(number)
         with self._lock.plain:
             shard = self._open[number]
             if shard is None:
@@ -178,6 +181,14 @@ class Store:
                 self._num_open += 1
                 self._open[number] = shard  # last: who sees it takes the rest for granted
             return shard
+
+    def _fetch(self, number: int) -> None:
+        """Wait for a shard at a URL before the lock is taken: it may need room that this store is to give."""
+        shard = self.shards[number]
+        if isinstance(shard, FileShard) and not (
+            self.ranges.are_used and self.ranges.takes(number)
+        ):
+            shard.fetch()
 
     def _opened(self, number: int) -> OpenShard:
         if not self.ranges.are_used or not self.ranges.takes(number):
@@ -266,14 +277,28 @@ class Store:
         origin = getattr(shard, "origin", None)
         if origin is None or not hasattr(shard, "info"):
             return False
-        if self.max_pinned_bytes == -1:
-            self.max_pinned_bytes = origin.pin_limit(_bytes_of(self.shards))
+        limit = self.pin_limit
         before, self._pinned_bytes = self._pinned_bytes, self._pinned_bytes + shard.info.size_bytes
-        limit = self.max_pinned_bytes
+        if limit is None:
+            origin.watch(self)
         if limit is None or not before or self._pinned_bytes <= limit:
             return False
         self._pinned_bytes = shard.info.size_bytes
         return True
+
+    def give_room(self, max_bytes: int) -> None:
+        """Let go of what is mapped of a cache, and map no more than so many bytes at a time from here on."""
+        with self._lock.plain:
+            self.max_pinned_bytes = self.room = max_bytes
+            self._close()
+
+    @property
+    def pin_limit(self) -> int | None:
+        """How many bytes of a cache are mapped at a time, about; None: all, for they fit."""
+        if self.max_pinned_bytes == -1:
+            size = _bytes_of(self.shards)
+            self.max_pinned_bytes = self.remotes[0].pin_limit(size) if self.is_remote else None
+        return self.max_pinned_bytes
 
     @property
     def is_all_open(self) -> bool:

@@ -148,7 +148,7 @@ class Reading:
 
     def _pin(self, max_bytes: int | None) -> None:
         for store in self._stores:
-            store.max_pinned_bytes = max_bytes
+            store.max_pinned_bytes = store.room if max_bytes is None else max_bytes
 
     def _epoch_bytes(self, needs: Needs) -> int:
         return sum(self.files[n].size for n in np.unique(needs.which).tolist())

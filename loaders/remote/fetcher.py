@@ -22,6 +22,7 @@ import socket
 import sys
 import time
 from logging.handlers import RotatingFileHandler
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,12 +48,15 @@ from loaders.remote.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
 logger = logging.getLogger("loaders.remote.fetcher")
 MAX_CONNECTIONS = 8
 IDLE_S = 3.0
-_ROOM_S = 15.0  # for so long readers may take to give room
+_ROOM_S, _ASK_S = (
+    15.0,
+    0.5,
+)  # for so long readers may take to give room; or if what they read does not fit
 _LEFT_S = (
     10.0  # for so long what a reader that has gone needs is kept: it may begin its next epoch
 )
@@ -66,11 +70,20 @@ Errors = (RemoteError, CacheError, ChecksumError, ManifestError)
 
 
 class Reader(NamedTuple):
-    """What a loader reads from where it is."""
+    """What a loader reads, and what of it comes next."""
 
     source: Source
     needs: Needs
-    upcoming: list[tuple[int, File]]
+    wanted: list[Wanted]
+
+
+class Wanted(NamedTuple):
+    """A file that is needed, so many samples ahead; it is far if others that are needed later do not go for it."""
+
+    distance: int
+    is_far: bool
+    file: File
+    source: Source
 
 
 class Fetcher:
@@ -88,7 +101,9 @@ class Fetcher:
         ] = {}  # and the size that each asked for
         self._sources: dict[str, Source] = {}
         self._needs: dict[asyncio.StreamWriter, Reader] = {}
-        self._distances: dict[str, float] = {}  # of files that are needed, in samples ahead
+        self._watching = set[asyncio.StreamWriter]()  # who can be asked for room
+        self._wanted: list[Wanted] = []  # of all loaders, what is needed first at the front
+        self._distances: dict[str, float] = {}  # of the same files, by hash
         self._downloads: dict[str, Download] = {}
         self._failed: dict[str, tuple[float, Exception]] = {}
         self._pace = Pace()
@@ -139,6 +154,7 @@ class Fetcher:
             logger.debug("a client has gone: %s", type(error).__name__)
         finally:
             del self._clients[writer]
+            self._watching.discard(writer)
             asyncio.get_running_loop().call_later(_LEFT_S, self._forget, writer)
             self._last_seen = time.monotonic()
             writer.close()
@@ -219,6 +235,9 @@ class Fetcher:
         match message["op"]:
             case "alive":
                 return {"budget": self.budget}
+            case "watch":
+                self._watching.add(writer)
+                return {}
             case "manifest":
                 return {"folder": str(await self._manifest(source, anew=message["anew"]))}
             case "file":
@@ -343,12 +362,20 @@ class Fetcher:
         began = time.monotonic()
         while not download.done.done():
             await asyncio.wait({download.done}, timeout=0.1)
-            if download.is_begun:
+            self._pump()  # readers may have given room
+            if download.is_begun or download.done.done():
                 began = time.monotonic()
-            elif time.monotonic() - began > self._room_patience_s() and not download.done.done():
+                continue
+            self._ask_for_room()
+            if time.monotonic() - began > self._room_patience_s():
                 self._no_room_at = time.monotonic()
                 download.fail(self._no_room(download.file))
         await asyncio.shield(download.done)
+
+    def _ask_for_room(self) -> None:
+        """Ask readers to give up what they have mapped: each alone would fit, and all of them do not."""
+        for writer in self._watching & self._clients.keys():
+            writer.write(encoded({"room": self.budget}))
 
     def _room_patience_s(self) -> float:
         """Return how long readers may take to give room: less where they did not right before."""
@@ -428,41 +455,49 @@ class Fetcher:
         self, writer: asyncio.StreamWriter, source: Source, needs: Needs, position: int
     ) -> None:
         """Note where a loader is, and go on from there."""
-        self._needs[writer] = Reader(source, needs, needs.upcoming(position))
+        self._needs[writer] = Reader(source, needs, [*self._wanted_by(source, needs, position)])
         self._order()
         self._pump()
 
     def _order(self) -> None:
-        """Find how far ahead each file is needed: by the loader that comes to it first."""
-        self._distances = {}
-        for reader in self._needs.values():
-            for distance, file in reader.upcoming:
-                if distance < self._distances.get(file.hash, _NO_NEED):
-                    self._distances[file.hash] = distance
+        """Put what all loaders need in one order: by the loader that comes to a file first."""
+        found = [each for reader in self._needs.values() for each in reader.wanted]
+        found.sort(key=itemgetter(0, 1))
+        first: dict[str, Wanted] = {}
+        for each in found:
+            first.setdefault(each.file.hash, each)
+        self._wanted = [*first.values()]
+        self._distances = {digest: each.distance for digest, each in first.items()}
         for digest, download in self._downloads.items():
             if download.distance >= 0:
                 download.distance = self._distances.get(digest, _NO_NEED)
 
+    def _wanted_by(self, source: Source, needs: Needs, position: int) -> Iterator[Wanted]:
+        """Yield what a loader needs; near are its next file, and as many behind it as a window takes."""
+        window, passed = min(_WINDOW_BYTES, self.budget // _WINDOW_SHARE), 0
+        for distance, file in needs.upcoming(position):
+            is_far = bool(passed) and passed + file.size > window
+            passed += file.size
+            yield Wanted(distance, is_far, file, source)
+
     def _begin_ahead(self) -> None:
-        """Begin files that will be needed: freely where there is room, else a window of them, for others behind it."""
-        window = min(_WINDOW_BYTES, self.budget // _WINDOW_SHARE)
+        """Begin files that will be needed: freely where there is room; near ones in place of others behind them."""
         begun = sum(each.file.size for each in self._downloads.values() if each.is_begun)
-        for source, _, upcoming in [*self._needs.values()]:
-            passed = 0
-            for distance, file in upcoming:
-                if begun > _AHEAD_BYTES:
-                    return
-                is_near = not passed or passed + file.size <= window
-                passed += file.size
-                if self._is_known(file):
-                    continue
-                beyond = distance if is_near else _NO_NEED
-                download = self._download(source, file)
-                download.distance = distance
-                if not self._begin(download, beyond):
-                    del self._downloads[file.hash]
-                    break
+        is_full = False
+        for distance, is_far, file, source in self._wanted:
+            if begun > _AHEAD_BYTES:
+                return
+            if (is_full and is_far) or self._is_known(file):
+                continue
+            download = self._download(source, file)
+            download.distance = distance
+            if self._begin(download, _NO_NEED if is_far else distance):
                 begun += file.size
+                continue
+            self._downloads.pop(file.hash, None)
+            if not is_far:
+                return
+            is_full = True
 
     def _is_known(self, file: File) -> bool:
         if file.hash in self._stored.files or file.hash in self._downloads:

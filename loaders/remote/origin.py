@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from loaders.checks import shown
 from loaders.remote.folder import Cache, shard_path
@@ -24,6 +24,8 @@ from loaders.system.locks import ForkLock
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from loaders.data.store import Store
+    from loaders.remote.ahead import Watcher
     from loaders.remote.client import Client
 
 # Of an environment, what says how a store is reached; HOME has the profiles.
@@ -53,6 +55,8 @@ class Origin:
     def _settle(self) -> None:
         self._client: Client | None = None
         self._inside: Path | None = None
+        self._watcher: Watcher | None = None
+        self._mapping: WeakSet[Store] = WeakSet()
         self._waits: dict[int, dict[str, Any]] = {}
         self._lock = ForkLock()
 
@@ -299,6 +303,16 @@ class Origin:
         """Return how many bytes a reader may have mapped at a time who does not know its order; None: all of them."""
         budget = self.budget()
         return None if size_bytes <= budget else budget // 4  # batches on their way hold some, too
+
+    def watch(self, store: Store) -> None:
+        """Have a store let go of what it has mapped when the cache has no room for what others wait for."""
+        from loaders.remote.ahead import Watcher
+
+        self._mapping.add(store)
+        client = self.client
+        with self._lock.plain:
+            if self._watcher is None or not self._watcher.is_alive:
+                self._watcher = Watcher(client.connect(), self._mapping)
 
     def counts(self) -> dict[str, Any]:
         """Return what the fetcher has counted for this dataset's URL since it started."""

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
@@ -124,3 +125,9 @@ class Connection:
     def close(self) -> None:
         """Hang up."""
         self._socket.close()
+
+    def hang_up(self) -> None:
+        """The same, also for a thread that waits for a message."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,14 +10,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, concat
-from loaders.errors import CacheError
+from loaders.errors import CacheError, SampleError
+from loaders.remote import fetcher
+from loaders.remote.folder import Cache
 from loaders.remote.needs import File, Needs, downloads
 from loaders.remote.stored import Stored
 from loaders.schema import Array
@@ -207,6 +212,86 @@ def test_an_unknown_order_is_served_within_the_budget(
     for i in np.random.default_rng(0).permutation(len(remote))[:120].tolist():
         assert (remote.read([i])[0].values == local[i].values).all()
         assert held(cache) <= budget
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[Path]:
+    """Two datasets of 24 shards of 420 kB, which share nothing."""
+    folders = [tmp_path / "one", tmp_path / "other"]
+    fields = {"values": Array(dtype="uint8", dims=(ROW * 4,))}
+    for seed, folder in enumerate(folders):
+        rows = np.random.default_rng(seed).integers(0, 255, (480, ROW * 4), np.uint8)
+        packdata.pack(({"values": row} for row in rows), folder, fields, shard_bytes=399_000)
+    return folders
+
+
+@pytest.mark.slow
+def test_two_jobs_of_different_orders_share_a_cache_that_holds_each_but_not_both(
+    two: list[Path], cache: Path
+) -> None:
+    """The first one has all of its data mapped, and is idle: it gives room when the other one waits for it."""
+    budget = 24 * 550_000
+    limits = {"path": cache, "size": budget}
+    datasets = [ShardDataset(f"file://{folder}", cache=limits) for folder in two]
+    options: list[Any] = [{"shuffle": "lanes"}, {"shuffle": False}]
+    loaders = [  # which read not many batches at once
+        DataLoader(each, 16, num_workers=1, collate_fn=list, **more)
+        for each, more in zip(datasets, options, strict=True)
+    ]
+    local = [
+        DataLoader(ShardDataset(each), 16, **more) for each, more in zip(two, options, strict=True)
+    ]
+
+    for loader in loaders:
+        assert sum(1 for _ in loader) == 30
+        assert held(cache) <= budget
+
+    for _ in zip(*local, strict=True):  # to the second epoch
+        pass
+    for one, other, *same in zip(*loaders, *local, strict=True):
+        for batch, expected in zip((one, other), same, strict=True):
+            assert torch.equal(torch.stack([each.values for each in batch]), expected.values)
+        assert held(cache) <= budget + 2 * 421_888  # files come and go while they are counted
+    total = sum((loader.stats().remote or {})["bytes"] for loader in loaders)
+    assert total < 3 * 2 * 24 * 421_888  # of two passes of each
+
+
+def test_what_all_jobs_need_is_begun_in_one_order_and_no_job_waits_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten files may be on their way: of each of two loaders, those that it comes to first."""
+    monkeypatch.setattr(fetcher, "_AHEAD_BYTES", 9)
+    monkeypatch.setattr(fetcher, "MAX_CONNECTIONS", 0)  # nothing is asked for
+    inside = Cache(tmp_path / "cache", 10**6).open()
+    source: Any = SimpleNamespace(url=Path("of"))
+
+    async def begun() -> list[str]:
+        serving = fetcher.Fetcher(inside)
+        for name, step in (("first", 10), ("second", 15)):
+            files = [File(f"{name}{n}", 1, f"{name}{n:026x}") for n in range(50)]
+            reads = [(n * step, np.array([n])) for n in range(50)]
+            writer: Any = name
+            serving._come_to(writer, source, Needs.of(files, reads), 0)
+            for download in [*serving._downloads.values()] if name == "first" else ():
+                serving._end(download, None)
+        return sorted(each.file.file for each in serving._downloads.values())
+
+    found = asyncio.run(begun())
+
+    assert found == ["first10", "first11", *(f"second{n}" for n in range(8))]
+
+
+def test_reading_on_in_a_cache_that_holds_no_shard_is_an_error_of_the_cache(
+    many: Path, cache: Path
+) -> None:
+    """Also of what is fetched ahead, which nobody waits for: the fetcher goes on."""
+    remote = ShardDataset(f"file://{many}/bucket/many", cache={"path": cache, "size": 100_000})
+
+    with pytest.raises(SampleError) as caught:
+        next(iter(remote))
+
+    assert isinstance(caught.value.__cause__, CacheError)
+    assert "Traceback" not in (cache / "v1/fetcher.log").read_text()
 
 
 def test_memory_joins_and_packdata_read_urls(
