@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
     Indices = npt.NDArray[np.int64]
@@ -27,6 +29,16 @@ class Rows:
 
     def __getitem__(self, part: slice | npt.NDArray[np.bool_] | Indices) -> Rows:
         return Rows(self.indices[part], self.shards[part])
+
+    def parts(self, size: int) -> Iterator[slice | Indices]:
+        """Yield positions, no more than so many at a time, and of one shard each: a cache may hold few of them."""
+        order = np.argsort(self.shards, kind="stable")
+        ends = [*(np.flatnonzero(np.diff(self.shards[order])) + 1).tolist(), len(order)]
+        for start, end in zip([0, *ends], ends, strict=False):
+            for first in range(start, end, size):
+                part = order[first : min(first + size, end)]
+                low, high = int(part[0]), int(part[-1]) + 1
+                yield slice(low, high) if high - low == len(part) else part
 
 
 class ShardFinder:

@@ -122,15 +122,15 @@ class View:
         return self if store is self.store else self._over(store)
 
     @contextmanager
-    def in_order(self) -> Iterator[None]:
-        """Have shards at URLs fetched ahead while the samples are read from first to last."""
+    def in_order(self, *, by_shard: bool = False) -> Iterator[None]:
+        """Have shards at URLs fetched ahead while the samples are read from first to last, or shard by shard."""
         if not self.store.is_remote:
             yield
             return
         shards = np.arange(len(self.store.shards))
         if self.numbers is not None:
             found, first = np.unique(self.store.shards_of(self.numbers), return_index=True)
-            shards = found[np.argsort(first)]
+            shards = found if by_shard else found[np.argsort(first)]
         with in_order(self.store, shards):
             yield
 

@@ -294,6 +294,22 @@ def test_reading_on_in_a_cache_that_holds_no_shard_is_an_error_of_the_cache(
     assert "Traceback" not in (cache / "v1/fetcher.log").read_text()
 
 
+@pytest.mark.parametrize("options", [{}, {"device": "cpu"}])
+def test_memory_is_loaded_through_a_cache_that_holds_few_shards(
+    many: Path, many_proxy: servers.Proxy, cache: Path, options: dict[str, Any]
+) -> None:
+    """Each shard comes once, whatever lies on the way; what is in memory needs no cache."""
+    limits = {"path": cache, "size": 5 * 421_888}
+    remote = ShardDataset("s3://bucket/many", cache=limits, storage=storage(many_proxy.endpoint))
+    some = remote.select(np.random.default_rng(0).permutation(len(remote))[:400])
+
+    memory: Any = RAMDataset(some, progress=False, **options)
+
+    assert downloaded(many_proxy) <= data_bytes(many)
+    local = ShardDataset(many / "bucket/many").select(some.view.numbers)
+    assert_same(batches(memory, batch_size=64), batches(local, batch_size=64))
+
+
 def test_memory_joins_and_packdata_read_urls(
     packed: Path, server: str, cache: Path, tmp_path: Path
 ) -> None:

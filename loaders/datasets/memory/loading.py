@@ -27,7 +27,7 @@ from loaders.schema import Array, Bytes, Field, Image, Mask
 from loaders.system.limits import available_memory, cores_of_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from loaders.data.finder import Rows
     from loaders.data.store import Store
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     Lengths = npt.NDArray[np.int64]
     Report = Callable[[int], object]  # called with the bytes that were filled
     Blame = Callable[[int, str], LoadersError]  # a row and what is wrong with it, as an error
-    Records = Callable[[slice], Sequence[UInt8Array]]
+    Part = slice | npt.NDArray[np.int64]  # positions of some samples
+    Records = Callable[[Part], Sequence[UInt8Array]]
 
 logger = logging.getLogger(__name__)
 _PART_BYTES, _PART_ROWS = 16 << 20, 4096  # between two steps of the progress bar
@@ -104,7 +105,7 @@ def plan_columns(
             blame, scale = dataset.sample_error, dataset.scale
             plans[name] = plan_pixels(
                 field,
-                len(rows),
+                [*rows.parts(_PICTURES)],
                 records,
                 blame,
                 progress,
@@ -142,7 +143,7 @@ def names_to_load(dataset: PackedDataset[Any]) -> list[str]:
 
 
 def _records_of(store: Store, name: str, rows: Rows) -> Records:
-    def read(part: slice) -> list[UInt8Array]:
+    def read(part: Part) -> list[UInt8Array]:
         store.prefetch(name, rows[part])
         return store.records(name, rows[part])
 
@@ -159,16 +160,32 @@ def _plan_copy(store: Store, name: str, field: Field, rows: Rows) -> ColumnPlan:
         lengths, part_rows = _lengths(store, name, rows), _PART_ROWS
 
     def fill(column: Column, report: Report) -> None:
-        for part in parts(len(rows), part_rows):
+        for part in rows.parts(part_rows):
             store.prefetch(name, rows[part])
             if isinstance(column, FixedColumn):
-                store.gather(name, rows[part], column.data[part])
+                gather_part(store, name, rows, part, column.data)
             else:
-                for i, record in enumerate(store.records(name, rows[part]), part.start):
+                records = store.records(name, rows[part])
+                for i, record in zip(positions(part), records, strict=True):
                     column.row(i)[:] = record
             report(int(lengths[part].sum()))
 
     return ColumnPlan(field, lengths, fill)
+
+
+def gather_part(store: Store, name: str, rows: Rows, part: Part, out: UInt8Array) -> None:
+    """Copy some rows to their positions."""
+    if isinstance(part, slice):
+        store.gather(name, rows[part], out[part])
+    else:
+        found = np.empty((len(part), out.shape[1]), np.uint8)
+        store.gather(name, rows[part], found)
+        out[part] = found
+
+
+def positions(part: Part) -> Sequence[int]:
+    """Return positions as numbers."""
+    return range(part.start, part.stop) if isinstance(part, slice) else part.tolist()
 
 
 def _lengths(store: Store, name: str, rows: Rows) -> Lengths:
@@ -185,7 +202,7 @@ def _lengths(store: Store, name: str, rows: Rows) -> Lengths:
 
 def plan_pixels(
     field: Image | Mask,  # what the pictures are
-    num_rows: int,  # how many
+    pieces: Sequence[Part],  # the positions of all of them, some at a time
     records: Records,  # returns some of them, encoded; called on several threads
     blame: Blame,  # makes an error of a picture that cannot be decoded
     progress: bool,  # show a bar where reading their sizes takes long
@@ -201,7 +218,7 @@ def plan_pixels(
         codec = WholeImages(field, scale)
         field = codec.served
     max_pixels = getattr(codec, "max_pixels", MAX_PIXELS)
-    sizes = _picture_sizes(field, num_rows, records, blame, progress, max_pixels)
+    sizes = _picture_sizes(field, pieces, records, blame, progress, max_pixels)
     shared = tuple(sizes[0].tolist()) if len(sizes) and (sizes == sizes[0]).all() else None
     raw = replace(field, codec="raw", size=shared or field.size)
     pixel_nbytes = np.dtype(field.dtype).itemsize * (
@@ -212,8 +229,8 @@ def plan_pixels(
     decode, encode = codec.decode, codec_for(raw).encode
 
     def fill(column: Column, report: Report) -> None:
-        def fill_part(part: slice) -> int:
-            for i, record in enumerate(records(part), part.start):
+        def fill_part(part: Part) -> int:
+            for i, record in zip(positions(part), records(part), strict=True):
                 try:
                     pixels = np.frombuffer(encode(decode(record)), np.uint8)
                 except CodecError as error:
@@ -223,40 +240,41 @@ def plan_pixels(
                 column.row(i)[:] = pixels
             return int(lengths[part].sum())
 
-        on_threads(fill_part, parts(num_rows, _PICTURES), num_threads or cores_of_rank(), report)
+        on_threads(fill_part, pieces, num_threads or cores_of_rank(), report)
 
     return ColumnPlan(raw, lengths, fill)
 
 
 def _picture_sizes(
     field: Image | Mask,
-    num_rows: int,
+    pieces: Sequence[Part],
     records: Records,
     blame: Blame,
     progress: bool,
     max_pixels: int,
 ) -> npt.NDArray[np.int64]:
     """Return height and width of each picture, of the schema or from its header."""
+    num_rows = sum(len(positions(part)) for part in pieces)
     if field.size is not None:
         return np.tile(np.array(field.size, np.int64), (num_rows, 1))
     sizes = np.empty((num_rows, 2), np.int64)
     with meter(num_rows, progress, "reading sizes", "pictures") as bar:
-        for part in parts(num_rows, _PICTURES):
-            for i, record in enumerate(records(part), part.start):
+        for part in pieces:
+            for i, record in zip(positions(part), records(part), strict=True):
                 try:
                     sizes[i] = picture_size(record, max_pixels)
                 except CodecError as error:
                     raise blame(i, str(error)) from error
-            bar.tick(part.stop - part.start)
+            bar.tick(len(positions(part)))
     return sizes
 
 
 def on_threads(
-    fill: Callable[[slice], int], slices: Iterator[slice], num_threads: int, report: Report
+    fill: Callable[[Any], int], pieces: Iterable[Part], num_threads: int, report: Report
 ) -> None:
-    """Call ``fill`` for each slice on threads, and report what it returns, in order."""
+    """Call ``fill`` for each piece on threads, and report what it returns, in order."""
     with ThreadPoolExecutor(num_threads) as threads:
-        for nbytes in threads.map(fill, slices):
+        for nbytes in threads.map(fill, pieces):
             report(nbytes)
 
 

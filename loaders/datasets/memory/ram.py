@@ -30,6 +30,7 @@ from loaders.datasets.memory.loading import (
     parts,
     plan_columns,
     plan_pixels,
+    positions,
 )
 from loaders.datasets.memory.resident import ResidentDataset
 from loaders.datasets.memory.sealed import HeldShard, load_shard
@@ -108,7 +109,7 @@ class RAMDataset(ResidentDataset[SampleT]):
         if home is not None and not (pin or decode or shared):  # straight from the files
             settings = {name: getattr(dataset, name) for name in (*SETTINGS, "leader")}
             PackedDataset.__init__(self, dataset.view, **settings)
-            with self.view.in_order():
+            with self.view.in_order(by_shard=True):
                 self._settle(home, is_pinned=False)
             return
         if not {*dataset.stored_fields, "key"} & {*dataset.schema.fields}:
@@ -116,7 +117,7 @@ class RAMDataset(ResidentDataset[SampleT]):
                 f"nothing of {[*dataset.fields]} is stored: name fields to hold in memory"
             )
         origin = getattr(dataset, "path", Path("datasets joined"))
-        with _telling_of_replace(dataset.on_error), dataset.view.in_order():
+        with _telling_of_replace(dataset.on_error), dataset.view.in_order(by_shard=True):
             if shared:
                 for_all = shared == "all_users"
                 shard, fields = share_columns(dataset, origin, decode, progress, for_all)
@@ -201,8 +202,8 @@ class RAMDataset(ResidentDataset[SampleT]):
                 plan.fill(column, bar.tick)
             plan = plan_pixels(
                 Image(),
-                len(files),
-                lambda part: [column.row(i) for i in range(part.start, part.stop)],
+                [*parts(len(files), 64)],
+                lambda part: [column.row(i) for i in positions(part)],
                 lambda i, what: SourceError(what, files[i]),
                 progress,
                 max_picture_mb=max_mb,

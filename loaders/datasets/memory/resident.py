@@ -31,8 +31,13 @@ from loaders.schema import VIRTUAL_FIELDS, Image, Mask
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy.typing as npt
+
+    from loaders.data.store import Store
     from loaders.datasets.base import Halves
     from loaders.datasets.reading.request import Request
+
+    Int64s = npt.NDArray[np.int64]
 
 _PART_BYTES = 64 << 20  # of one copy to the device
 _WORDS = (torch.int64, torch.int32, torch.int16)
@@ -151,6 +156,15 @@ class ResidentDataset(PackedDataset[SampleT]):
     def _plan_of_rows(self, unfinished: Callable[[Any, Request], Any]) -> ReadPlan:
         return ReadPlan(self.view, (), unfinished=unfinished)
 
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """Where samples are read from: none where batches are gathered on a device."""
+        return super().stores if self._resident is None else ()
+
+    def shards_read(self, indices: Int64s) -> tuple[Int64s, ...]:
+        """Return which shards some samples lie in, of each store."""
+        return super().shards_read(indices) if self._resident is None else ()
+
     def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Return what is to be read of a batch, by rows where it lies on a device."""
         request = super().request(indices, num_workers)
@@ -240,12 +254,11 @@ def _uploaded(dataset: PackedDataset[Any], name: str, device: torch.device) -> t
     nbytes = dataset.schema.fields[name].record_nbytes
     assert nbytes is not None
     column = torch.empty((len(dataset), nbytes), dtype=torch.uint8, device=device)
-    step = max(1, _PART_BYTES // nbytes)
     rows = dataset.rows_of(np.arange(len(dataset)))
-    for first in range(0, len(dataset), step):
-        part = np.empty((min(step, len(dataset) - first), nbytes), np.uint8)
-        dataset.store.gather(name, rows[first : first + len(part)], part)
-        column[first : first + len(part)].copy_(torch.from_numpy(part))
+    for part in rows.parts(max(1, _PART_BYTES // nbytes)):
+        found = np.empty((len(rows[part]), nbytes), np.uint8)
+        dataset.store.gather(name, rows[part], found)
+        column[part] = torch.from_numpy(found).to(device)
     return column
 
 
