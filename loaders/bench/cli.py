@@ -105,7 +105,7 @@ def _amount(text: str) -> float:
 
 def _add_dataset(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("dataset", help="a packed folder, a folder of images, or module:object")
+    add("dataset", help="a packed folder or its URL, a folder of images, or module:object")
     which = "loose images, and those of different sizes"
     what = f"crop {which}, to this (default: {CROP}; 0: do not crop)"
     add("--size", type=_pixels, metavar="PX", help=what)
@@ -118,6 +118,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=_positive, nargs="+", metavar="N", help="batch sizes to try")
     what = "time to spend on measuring, roughly (default: 40)"
     add("--seconds", type=_seconds, default=40, help=what)
+    add_remote(parser)
     what = "runs of each configuration (default: 3)"
     add("--repeats", type=_positive, default=3, metavar="N", help=what)
     add("--limit-samples", type=_positive, metavar="N", help="samples of each run")
@@ -127,6 +128,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(args: argparse.Namespace) -> Target:
+    set_remote(args)
+    if is_url(args.dataset):
+        _say(
+            "fetching the dataset first: loading is measured from the cache, as in a second epoch"
+        )
     target = load(args.dataset, size=CROP if args.size is None else args.size)
     if is_map_style(target.dataset) and not len(target.dataset):
         raise LoadersError(f"{args.dataset!r} has no samples")

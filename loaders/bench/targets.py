@@ -1,4 +1,4 @@
-"""What is measured: a packed folder, a folder of loose images, or any Dataset as ``module:object``."""
+"""What is measured: a packed folder or URL, a folder of loose images, or any Dataset as ``module:object``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import inspect
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ import torch
 
 from loaders import augment
 from loaders.data.manifest import read_manifest
+from loaders.data.shards import FileShard
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.ram import RAMDataset
 from loaders.datasets.packed import PackedDataset
@@ -28,6 +30,7 @@ from loaders.remote.url import is_url
 from loaders.sampling.order import Computed, Shuffled
 from loaders.schema import Image, Mask, Tokens
 from loaders.system import opencv
+from loaders.text import describe_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,6 +107,7 @@ def is_map_style(dataset: Any) -> bool:
 def load(spec: str, *, size: int = CROP) -> Target:
     """Find what a folder or ``module:object`` (a Dataset, or a function or class that makes one) means.
 
+    A packed dataset at a URL is fetched first, so that loading is measured, and not the link.
     Images that differ in size, and loose ones, are cropped to ``size`` at random and flipped, as in training; 0 leaves
     them. TargetError says what was found instead.
     """
@@ -111,9 +115,7 @@ def load(spec: str, *, size: int = CROP) -> Target:
     if path.is_dir():
         return _folder(spec, path, size)
     if is_url(spec):
-        raise TargetError(
-            f"{spec!r} is a URL, and folders of this machine are measured: copy it here first"
-        )
+        return _packed(spec, ShardDataset(spec), size)
     if ":" in spec:
         found = load_object(spec)
         made = found if isinstance(found, torch.utils.data.Dataset) else None
@@ -182,17 +184,7 @@ def shards_of(path: Path) -> list[Path]:
 
 def _folder(spec: str, path: Path, size: int) -> Target:
     if (path / "manifest.json").exists():
-        plain = ShardDataset(path)
-        if isinstance(plain.schema.fields.get("tokens"), Tokens):
-            return _windows(spec, path, plain)
-        size = size if _varies(plain) else 0
-        return Target(
-            spec,
-            "packed",
-            lambda: ShardDataset(path, augment=ops_for(size)),
-            shards_of(path),
-            size,
-        )
+        return _packed(spec, ShardDataset(path), size)
     files = sorted(
         p
         for p in path.rglob("*")
@@ -205,15 +197,29 @@ def _folder(spec: str, path: Path, size: int) -> Target:
     raise TargetError(f"{spec!r} has neither a manifest.json nor images{hint}")
 
 
-def _windows(spec: str, path: Path, rows: ShardDataset) -> Target:
-    """Serve tokens as training does: rows are how they are stored."""
-    num_tokens = int(rows.column("num_tokens").sum())
-    if num_tokens < 2:
-        raise TargetError(f"{spec!r} has {num_tokens} tokens: there is no window of them")
-    length = min(_WINDOW, num_tokens - 1)
-    return Target(
-        spec, "packed", lambda: TokenWindows(path, length), shards_of(path), window=length
-    )
+def _packed(spec: str, plain: ShardDataset[Any], size: int) -> Target:
+    """Serve a packed dataset as training does."""
+    files = _fetched(spec, plain)
+    if isinstance(plain.schema.fields.get("tokens"), Tokens):  # rows are how they are stored
+        num_tokens = int(plain.column("num_tokens").sum())
+        if num_tokens < 2:
+            raise TargetError(f"{spec!r} has {num_tokens} tokens: there is no window of them")
+        length = min(_WINDOW, num_tokens - 1)
+        return Target(spec, "packed", lambda: TokenWindows(spec, length), files, window=length)
+    size = size if _varies(plain) else 0
+    make = partial(ShardDataset[Any], spec, augment=ops_for(size))
+    return Target(spec, "packed", make, files, size)
+
+
+def _fetched(spec: str, dataset: ShardDataset[Any]) -> list[Path]:
+    """Return a dataset's files: of one at a URL those of the cache, when all of them are there."""
+    shards = [shard for shard in dataset.store.shards if isinstance(shard, FileShard)]
+    if dataset.store.pin_limit is not None:
+        size = describe_size(sum(shard.info.size_bytes for shard in shards))
+        what = f"{spec!r} has {size}, and its cache is smaller: the link would be measured"
+        raise TargetError(f"{what}. Give a larger --cache, or copy a part of it ('packdata copy')")
+    with dataset.view.in_order():
+        return [shard.fetch() for shard in shards]
 
 
 def holds(dataset: Any, batch: Any = None) -> Holds:

@@ -211,7 +211,6 @@ def test_a_packed_dataset_by_name_of_a_module_here_has_files(
     [
         ("nowhere", "is no folder"),
         ("no_such_module:x", "no module 'no_such_module'"),
-        ("s3://bucket/packed", "is a URL"),
         ("tests.bench.constructed:nothing", "has no 'nothing'"),
         ("math:pi", "is a float, not a Dataset"),
         ("math:sqrt", "cannot be called without arguments .*: name a Dataset, or a function"),

@@ -1,4 +1,4 @@
-"""``python -m loaders.bench doctor URL`` and ``plan URL``, on real servers."""
+"""``python -m loaders.bench`` with URLs, on real servers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 from loaders import ShardDataset
 from loaders.bench.cli import main
 from loaders.bench.store import StoreProbe, epochs
+from loaders.bench.targets import TargetError, load
 from loaders.remote import origin
 from tests.remote import servers
-from tests.remote.conftest import storage
+from tests.remote.conftest import ended, storage
 from tests.remote.test_remote import S3
 
 if TYPE_CHECKING:
@@ -133,3 +134,28 @@ def test_the_doctor_looks_at_a_url(
     names = [each["name"] for each in json.loads(capsys.readouterr().out)["findings"]]
     assert names[:3] == ["latency", "one connection", "8 connections"]
     origin.set_defaults()
+
+
+@pytest.mark.slow
+def test_a_url_is_measured_from_the_cache_when_all_of_it_is_there(
+    packed: Path, proxy: servers.Proxy, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each byte comes once; a cache that does not hold all of it is refused before any comes."""
+    size = sum(path.stat().st_size for path in (packed / "bucket/packed").glob("*.lmdb"))
+    options = ["--storage", "skip_signature=true", "--storage", f"endpoint={proxy.endpoint}"]
+    short = ["--seconds", "1", "--repeats", "1", "--workers", "0", "1", "--no-verdict", "--json"]
+    try:
+        with ended(cache.with_name("small")) as small:
+            origin.set_defaults({"path": small, "size": size // 2})
+            with pytest.raises(TargetError):
+                load(f"{proxy.endpoint}/bucket/packed")
+            assert not proxy.requests(".lmdb")
+
+        assert main(["sweep", S3, "--cache", str(cache), *options, *short]) == 0
+
+        assert sum(each["bytes"] for each in proxy.requests(".lmdb")) == size
+        told = capsys.readouterr()
+        assert "fetching" in told.err
+        assert json.loads(told.out)["results"]
+    finally:
+        origin.set_defaults()
