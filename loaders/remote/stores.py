@@ -342,6 +342,7 @@ _HINTS = {
     "short": "The object is smaller than the manifest says: upload it again",
     "missing": "Check the URL, and whether the upload was finished",
     "changed": "It was replaced while it was read: open the dataset again",
+    "network": "Check that the server's name resolves and that it answers, then go on from the last checkpoint",
 }
 
 
@@ -357,7 +358,7 @@ def fault_of(error: Exception) -> StoreFault:
     for kind, pattern in _SAYS:
         if re.search(pattern, text, re.IGNORECASE):
             return StoreFault(kind, text, _HINTS.get(kind, ""))
-    return StoreFault("network", text)
+    return StoreFault("network", text, _HINTS["network"])
 
 
 def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str, str]) -> Objects:
