@@ -76,6 +76,7 @@ class Bench:
         self.environments = environments
         self.local = folder / "root" / "bucket" / "packed"
         self.files = sorted(self.local.glob("*.lmdb"))
+        self.num_rows = len(np.load(folder / "rows.npy", mmap_mode="r"))
         self.size = sum(path.stat().st_size for path in self.files)
 
     @contextlib.contextmanager
@@ -202,6 +203,80 @@ def half_cached(bench: Bench) -> tuple[float, float]:
         return bench.size, bench.came()
 
 
+_RANK = """
+import json, sys
+import torch.distributed as dist
+from loaders import DataLoader, ShardDataset
+url, place, cache, storage, rank, num_ranks, batch = json.loads(sys.argv[1])
+dist.init_process_group("gloo", f"file://{place}", rank=rank, world_size=num_ranks)
+loader = DataLoader(ShardDataset(url, cache=cache, storage=storage), batch, shuffle="lanes", num_workers=1)
+for epoch in range(2):
+    print(sum(len(each.data) for each in loader), flush=True)
+    dist.barrier()
+    sys.stdin.readline()
+dist.destroy_process_group()
+"""
+
+
+def ranks(bench: Bench, num_caches: int) -> list[int]:
+    """Return the bytes that four ranks over so many caches download in each of two epochs: gloo, real processes."""
+    bench.proxy.set()
+    came = []
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(tempfile.TemporaryDirectory(dir=bench.folder))
+        caches = [stack.enter_context(ended(Path(place) / f"c{n}")) for n in range(num_caches)]
+        options = storage(bench.proxy.endpoint, max_retries=4, timeout=30)
+        running = []
+        for rank in range(4):
+            cache = str(caches[rank * num_caches // 4])
+            given = [URL, f"{place}/store", cache, options, rank, 4, BATCH]
+            command = [sys.executable, "-c", _RANK, json.dumps(given)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            running.append(subprocess.Popen(command, text=True, **pipes))
+        for _ in range(2):
+            num = sum(int(each.stdout.readline()) for each in running if each.stdout)
+            assert num == bench.num_rows, num
+            came.append(bench.came())
+            bench.proxy.set()
+            for each in running:
+                assert each.stdin is not None
+                each.stdin.write("\n")
+                each.stdin.flush()
+        assert not any(each.wait(60) for each in running)
+    return came
+
+
+def one_node(bench: Bench) -> tuple[float, float]:
+    """Bytes of the data, and those that four ranks of a node download for an epoch."""
+    return bench.size, ranks(bench, 1)[0]
+
+
+def four_nodes(bench: Bench) -> tuple[float, float]:
+    """Bytes of the data, and those that four nodes download between them in two epochs: nothing in the second."""
+    first, second = ranks(bench, 4)
+    assert not second
+    return bench.size, first + second
+
+
+def resume(bench: Bench) -> tuple[float, float]:
+    """Bytes of a window, and those that came when a run that goes on in mid-epoch has its first batch.
+
+    The window: two shards on each connection, one that arrives, and the next one.
+    """
+    with bench.cold() as dataset:
+        loader = DataLoader(dataset, 2, num_workers=1)
+        for _ in zip(range(len(loader) // 2), loader, strict=False):
+            pass
+        state = loader.state_dict()
+    with bench.cold() as dataset:
+        bench.proxy.set(**LINK)
+        loader = DataLoader(dataset, 2, num_workers=1)
+        loader.load_state_dict(state)
+        next(iter(loader))
+        came = (loader.stats().remote or {})["bytes"]
+        return 2 * CONNECTIONS * SHARD_BYTES, came
+
+
 def bad_answers(bench: Bench) -> tuple[float, float]:
     """Seconds of a fill, and of one where 1 % of the requests fail and 1 % are cut."""
     found = []
@@ -270,6 +345,9 @@ ROWS: dict[str, tuple[Callable[[Bench], tuple[float, float]], str, str, bool]] =
     "first batch, cold": (first_batch, "8 shards by plain connections", "<= 1.5", False),
     "pass, all cached (CPU)": (warm_pass, "the local folder", "<= 1.02", False),
     "second epoch, half cached": (half_cached, "bytes of the data", "<= 0.52", False),
+    "4 ranks on one node": (one_node, "bytes of the data", "1.00", False),
+    "4 nodes, lanes, two epochs": (four_nodes, "bytes of the data", "<= 1.05", False),
+    "resume in mid-epoch, first batch": (resume, "bytes of a window", "<= 1", False),
     "fill, 1 % 503 and 1.5 % cut": (bad_answers, "the clean fill", ">= 0.9", True),
     "upload": (send, "4 plain connections", ">= 0.9", True),
     "one sample by its range": (sample, "bytes of a shard", "-", False),
