@@ -1,16 +1,12 @@
-"""What the fetcher and a reader say to each other: what will be read, and who is to let go of what is mapped.
+"""Sends the fetcher the order of reading and the reader's position, so that it fetches and evicts in that order.
 
 1. A thread sends the order once, and the position when it comes to another stretch of it; no batch waits for it.
 2. It ends with its reader. When the connection closes, the fetcher drops the order.
 3. If the fetcher dies, the order is sent to the next one. Without an answer, files are fetched on demand.
-4. Another thread waits while shards are mapped without a limit, also between passes: readers that fit into the cache
-   each alone may not fit together. It ends with its dataset, or with the fetcher.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 import weakref
 from contextlib import closing, suppress
@@ -23,13 +19,10 @@ if TYPE_CHECKING:
 
     Position = tuple[int, bool]
 
-    from loaders.data.store import Store
     from loaders.remote.needs import Needs
     from loaders.remote.origin import Origin
     from loaders.remote.wire import Connection
 
-logger = logging.getLogger(__name__)
-_SHARES = 8  # of the cache: what is read right now is mapped beside that
 _LEAST_S, _MOST_S = 0.01, 0.1  # between two looks at the position: few where it goes slowly
 
 
@@ -55,44 +48,6 @@ class Ahead:
         """End the thread, and let the fetcher forget."""
         self._ended.set()
         self._thread.join(2)
-
-
-class Watcher:
-    """Lets go of what is mapped when the fetcher has no room for what other readers wait for.
-
-    Args:
-        connection: To the fetcher.
-        stores: Those of this process that map its files.
-    """
-
-    def __init__(self, connection: Connection, stores: weakref.WeakSet[Store]) -> None:
-        connection.send({"op": "watch"})
-        args = connection, stores
-        self._thread = threading.Thread(target=_watch, args=args, name="loaders-room", daemon=True)
-        self._thread.start()
-        weakref.finalize(self, _end, os.getpid(), connection)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can be asked: not in a forked child, nor when the fetcher has died."""
-        return self._thread.is_alive()
-
-
-def _watch(connection: Connection, stores: weakref.WeakSet[Store]) -> None:
-    with suppress(OSError):
-        while True:
-            with suppress(TimeoutError):
-                if "room" in (message := connection.receive()):
-                    logger.warning(
-                        "the cache is smaller than what all loaders on this machine read"
-                    )
-                    for store in [*stores]:
-                        store.give_room(message["room"] // (_SHARES * len(stores)))
-
-
-def _end(owner: int, connection: Connection) -> None:
-    if owner == os.getpid():  # a forked child's copy is the same connection
-        connection.hang_up()
 
 
 def _tell(

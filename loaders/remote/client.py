@@ -5,20 +5,24 @@
    an error: it was stopped, and holds the folder.
 3. Where a connection breaks, the fetcher is dead: another one is started, by one client of the machine, and the
    question is asked again. Where that happens ``MAX_DEATHS`` times to one question, it is an error.
+4. A thread waits while shards are mapped without a limit, also between passes: readers that fit into the cache each
+   alone may not fit together. It ends with its dataset, or with the fetcher.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loaders import version
 from loaders.errors import CacheError, LoadersError, RemoteError
@@ -31,7 +35,9 @@ if TYPE_CHECKING:
 
     from loaders.remote.url import URL
 
+logger = logging.getLogger(__name__)
 START_S = 30.0
+_SHARES = 8  # of the cache: what is read right now is mapped beside that
 MAX_DEATHS = 8
 _PAUSE_S = 0.02
 _NOBODY = (FileNotFoundError, ConnectionError)
@@ -129,6 +135,10 @@ class Client:
             raise
         return connection
 
+    def watch(self, mappers: weakref.WeakSet[Mapper]) -> Watcher:
+        """Let some give room when the fetcher asks for it, until what is returned is dropped."""
+        return Watcher(self.connect(), mappers)
+
     def _give(self, connection: Connection) -> None:
         with self._lock.plain:
             self._free.append(connection)
@@ -144,6 +154,51 @@ class Client:
         """Hang up."""
         with self._lock.plain:
             _hang_up(self._free)
+
+
+class Mapper(Protocol):
+    """Maps files of a cache."""
+
+    def give_room(self, max_bytes: int) -> None:
+        """Let go of what is mapped, and map no more than so many bytes at a time from here on."""
+
+
+class Watcher:
+    """Lets go of what is mapped when the fetcher has no room for what other readers wait for.
+
+    Args:
+        connection: To the fetcher.
+        stores: Those of this process that map its files.
+    """
+
+    def __init__(self, connection: Connection, stores: weakref.WeakSet[Mapper]) -> None:
+        connection.send({"op": "watch"})
+        args = connection, stores
+        self._thread = threading.Thread(target=_watch, args=args, name="loaders-room", daemon=True)
+        self._thread.start()
+        weakref.finalize(self, _end, os.getpid(), connection)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked: not in a forked child, nor when the fetcher has died."""
+        return self._thread.is_alive()
+
+
+def _watch(connection: Connection, stores: weakref.WeakSet[Mapper]) -> None:
+    with suppress(OSError):
+        while True:
+            with suppress(TimeoutError):
+                if "room" in (message := connection.receive()):
+                    logger.warning(
+                        "the cache is smaller than what all loaders on this machine read"
+                    )
+                    for store in [*stores]:
+                        store.give_room(message["room"] // (_SHARES * len(stores)))
+
+
+def _end(owner: int, connection: Connection) -> None:
+    if owner == os.getpid():  # a forked child's copy is the same connection
+        connection.hang_up()
 
 
 def _hang_up(connections: list[Connection]) -> None:

@@ -24,9 +24,7 @@ from loaders.system.locks import ForkLock
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loaders.data.store import Store
-    from loaders.remote.ahead import Watcher
-    from loaders.remote.client import Client
+    from loaders.remote.client import Client, Mapper, Watcher
 
 # Of an environment, what says how a store is reached; HOME has the profiles.
 _ANSWER_BYTES = 64 << 20  # of ranges, at a time
@@ -56,7 +54,7 @@ class Origin:
         self._client: Client | None = None
         self._inside: Path | None = None
         self._watcher: Watcher | None = None
-        self._mapping: WeakSet[Store] = WeakSet()
+        self._mapping: WeakSet[Mapper] = WeakSet()
         self._waits: dict[int, dict[str, Any]] = {}
         self._lock = ForkLock()
 
@@ -304,15 +302,13 @@ class Origin:
         budget = self.budget()
         return None if size_bytes <= budget else budget // 4  # batches on their way hold some, too
 
-    def watch(self, store: Store) -> None:
+    def watch(self, store: Mapper) -> None:
         """Have a store let go of what it has mapped when the cache has no room for what others wait for."""
-        from loaders.remote.ahead import Watcher
-
         self._mapping.add(store)
         client = self.client
         with self._lock.plain:
             if self._watcher is None or not self._watcher.is_alive:
-                self._watcher = Watcher(client.connect(), self._mapping)
+                self._watcher = client.watch(self._mapping)
 
     def counts(self) -> dict[str, Any]:
         """Return what the fetcher has counted for this dataset's URL since it started."""
