@@ -4,17 +4,20 @@
 """This project: `packdata`, `ShardDataset` (`loaders:ram`: `RAMDataset`), `DataLoader` with the defaults and two
 workers.
 
-JPEG files are kept byte for byte. `loaders:lmdb` packs into LMDB instead of Parquet.
+JPEG files are kept byte for byte. `loaders:lmdb` packs into LMDB instead of Parquet; `loaders:segments` divides JPEGs
+into segments of the same pixels, as `packdata images --segments` does (by `jpegtran`).
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import packdata
 from benchmarks.peers.protocol import SIDE, WINDOW, Epoch, Job, serve
 from loaders import DataLoader, RAMDataset, ShardDataset, TokenWindows, augment
 from loaders.schema import Array, Image, Label
+from packdata.images.jpegtran import divide_without_loss
 from packdata.tokens.plan import TokenOptions, pack_tokens
 
 
@@ -30,7 +33,10 @@ def prepare(job: Job) -> None:
         field = Image(size=job.row[1][:2], channels=job.row[1][2], codec="raw")
     else:
         field = Array(dtype="float32", dims=job.row[1])
-    values = job.files if job.kind == "jpeg" else job.array()
+    values: Any = job.files if job.kind == "jpeg" else job.array()
+    if job.variant == "segments":
+        files = (Path(file).read_bytes() for file in values)
+        values = (divide_without_loss(file) or file for file in files)
     rows = ({"x": value, "label": i} for i, value in enumerate(values))
     packdata.pack(rows, path, {"x": field, "label": Label()}, format=kind)
 
