@@ -146,7 +146,7 @@ class ThirdParty:
         if is_over:
             states = {"states": self._states(loader)}
             return self._told(loader, current.epoch + 1, 0) | states
-        rest = {"states": current.states, "num_in_round": current.num_in_round}
+        rest = {"states": copy.deepcopy(current.states), "num_in_round": current.num_in_round}
         return self._told(loader, current.epoch, current.delivered) | self._drawn(current) | rest
 
     def _states(self, loader: Any) -> dict[str, Any]:
@@ -310,10 +310,11 @@ class _Tagging:
 
     def __call__(self, samples: Any) -> Tagged:
         batch, info = self._collate_fn(samples), get_worker_info()
+        dataset: Any = self._dataset if info is None else info.dataset
+        state = copy.deepcopy(dataset.state_dict())  # torch's worker pickles it later, on a thread
         if info is None:
-            return Tagged(batch, 0, copy.deepcopy(self._dataset.state_dict()), is_last=True)
-        is_last = info.id == info.num_workers - 1
-        return Tagged(batch, info.id, info.dataset.state_dict(), is_last)  # type: ignore[attr-defined]
+            return Tagged(batch, 0, state, is_last=True)
+        return Tagged(batch, info.id, state, info.id == info.num_workers - 1)
 
 
 class _Loading:

@@ -821,3 +821,18 @@ def test_documents_of_a_mixture_of_one_source_a_batch_have_samples(folder: Path)
     assert torch.equal(sample.tokens, expected.tokens)
     batch = next(iter(torch.utils.data.DataLoader(mixture, 2, collate_fn=collate)))
     assert len(batch.tokens) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("length", 4), ("stride", 3), ("by", "document"), ("tail", "pad"), ("span", (0, 9))],
+)
+def test_settings_of_windows_stay_as_they_were_made(folder: Path, name: str, value: Any) -> None:
+    windows = TokenWindows(folder, 8)
+    before = windows[1].tokens.tolist()
+
+    with pytest.raises(ValueError, match=name):
+        setattr(windows, name, value)
+
+    assert windows[1].tokens.tolist() == before
+    assert [len(part) > 0 for part in windows.split([0.5, 0.5])] == [True, True]

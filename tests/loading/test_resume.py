@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import copy
 import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -239,3 +240,29 @@ def test_pending_batches_come_again() -> None:
     assert next(iter(resumed)).tolist() == last.tolist()
     with pytest.raises(StateError):
         first.state_dict(pending=4)
+
+
+@pytest.mark.parametrize(
+    "make_loader",
+    [
+        lambda: DataLoader(Plain(), 3, sampler=Remembering(), num_workers=0),
+        lambda: DataLoader(Stateful(), 2, num_workers=0),
+        lambda: DataLoader(Stateful(), 2, num_workers=2),
+    ],
+    ids=["sampler", "stream", "stream in processes"],
+)
+def test_a_state_stays_as_it_was_taken(make_loader: Any) -> None:
+    loader = make_loader()
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    state = loader.state_dict()
+    before = copy.deepcopy(state)
+
+    rest = batches_of(iterator)
+
+    assert state == before
+    resumed = make_loader()
+    resumed.load_state_dict(state)
+    assert batches_of(resumed) == rest
+    assert state == before

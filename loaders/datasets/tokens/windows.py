@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from loaders.checks import as_list, shares, shown, whole_number
+from loaders.checks import Settled, as_list, shares, shown, whole_number
 from loaders.codecs.tokenizer import decoder_of
 from loaders.data.shards import MemoryShard
 from loaders.datasets.base import BatchDataset, HostHalf, from_start, index_array
@@ -37,7 +37,7 @@ Tail = Literal["drop", "pad"]
 Dtype = Literal["int64", "int32", "stored"]
 
 
-class TokenWindows(BatchDataset):
+class TokenWindows(Settled, BatchDataset):
     """Windows over a stream of tokens: a map-style dataset of ``tokens`` and ``targets``.
 
     ``windows[i]`` has both, ``length`` tokens each, and a batch has ``batch_size`` rows of them.
@@ -97,6 +97,7 @@ class TokenWindows(BatchDataset):
         print(windows.decode(tokens[0]))
     """
 
+    _settled = frozenset({"dataset", "length", "stride", "tail", "by", "fit", "dtype", "span"})
     finishes_late = True
     _documents: DocumentPlan | None
 
@@ -305,7 +306,7 @@ class TokenWindows(BatchDataset):
     def _of_span(self, start: int, stop: int) -> Self:
         part = type(self).__new__(type(self))  # a subclass stays what it is
         part.__dict__.update(self.__dict__)
-        part.span = start, stop
+        part.__dict__["span"] = start, stop
         part._make_plan()
         return part
 
