@@ -126,7 +126,7 @@ class PackedDataset(BatchDataset[SampleT]):
         check_scale(self._shown_fields, self.scale)
         whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
         check_pixel_ops(self.augment, self._shown_fields)
-        tell_of_unmoved(self.augment, self._shown_fields)
+        tell_of_unmoved(self.augment, self._shown_fields, self.view)
         self.plan = self._planned(self._shown_fields, bad=BadSamples(), transform=self.transform)
         self._check_names()
 

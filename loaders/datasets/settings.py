@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from loaders.augment import PixelOp, Views
 from loaders.checks import as_list, did_you_mean, shown
 from loaders.datasets.reading.crops import spatial_axes
-from loaders.errors import SchemaError
+from loaders.errors import LoadersError, SchemaError
 from loaders.schema import VIRTUAL_FIELDS, Array, Boxes, Image, Images, Json, Keypoints, Mask, Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from loaders.data.view import View
     from loaders.schema import Field, Schema
 
     Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
@@ -24,10 +29,11 @@ SETTINGS = (  # of ``PackedDataset.replace``
     *("fields", "augment", "transform", "batching", "on_error", "scale", "max_picture_mb"),
 )
 _log = logging.getLogger(__name__)
-_PLACES = re.compile(  # words of names
-    r"(?<![a-z])(b?box(es)?|keypoints?|landmarks?|joints|corners|points?|polygons?|segmentation|objects|rectangles?)"
-    "(?![a-z])"
+_PLACES = re.compile(  # words of names of columns, or of members of JSON
+    r"(?<![a-z])(bbs?|b?box(es)?|bndbox|rect(s|angles?)?|[xy](min|max)|xy(xy|wh)|cxcywh|keypoints?|kps?|landmarks?|points?|"
+    "joints|poses?|corners|cent(er|re)|polygons?|segmentation|objects|annotations|instances)(?![a-z])"
 )
+_NUM_LOOKED_AT = 20  # values of a list
 _told: set[str] = set()
 
 
@@ -91,19 +97,49 @@ def check_pixel_ops(ops: Sequence[Any], fields: Mapping[str, Field | None]) -> N
         raise SchemaError(f"{pixel_ops[0]} is for pictures, and samples have none")
 
 
-def tell_of_unmoved(augment: Any, fields: Mapping[str, Field | None]) -> None:
+def tell_of_unmoved(augment: Any, fields: Mapping[str, Field | None], view: View) -> None:
     """Say once, in the log, which fields look like places in pictures, and stay where pictures are moved."""
     pictures = any(isinstance(field, Image | Images | Mask) for field in fields.values())
     for name, field in fields.items() if augment and pictures else ():
-        places = isinstance(field, Array) and not field.spatial and not field.classes
-        plain = isinstance(field, Json | Text) or places
-        if plain and name not in _told and _PLACES.search(name.lower()):
+        plain = isinstance(field, Json | Text) or (
+            isinstance(field, Array) and not field.spatial and not field.classes
+        )
+        if not plain or name in _told:
+            continue
+        if _is_place(name) or (isinstance(field, Json) and _holds_places(_first_json(view, name))):
             _told.add(name)
             _log.warning(
                 "Field %r looks like places in a picture, but is %s, which augment does not move: if it should "
                 "move, pack it as Boxes or Keypoints (packdata images --boxes %s, --keypoints %s)",
                 name, type(field).__name__, name, name,
             )  # fmt: skip
+
+
+def _first_json(view: View, name: str) -> Any:
+    """Return the value of the first sample; None where there is none, it is damaged, or not on this machine."""
+    if not len(view) or view.store.is_remote:
+        return None
+    with suppress(LoadersError, ValueError):
+        return json.loads(view.records(name, np.zeros(1, np.int64))[0].tobytes())
+    return None
+
+
+def _is_place(name: str) -> bool:
+    return bool(_PLACES.search(name.lower()))
+
+
+def _holds_places(value: Any) -> bool:
+    """Tell whether JSON has a member that is called as places are, or is a list of four numbers each."""
+    if isinstance(value, dict):
+        return any(_is_place(name) or _holds_places(member) for name, member in value.items())
+    if not isinstance(value, list):
+        return False
+    some = value[:_NUM_LOOKED_AT]
+    return bool(some) and (all(map(_are_four, some)) or any(map(_holds_places, some)))
+
+
+def _are_four(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 4 and {*map(type, value)} <= {int, float}
 
 
 def as_batching(batching: Any) -> dict[str, Any]:

@@ -148,6 +148,39 @@ def test_what_looks_like_places_and_stays_is_told_once(
     assert [record.args[0] for record in caplog.records if record.args] == ["face_bbox", "corners"]  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bb", []),
+        ("kps", [[1, 2]]),
+        ("bndbox_xmin", 3),
+        ("faces", [[1, 2, 3, 4], [5, 6, 7, 8.5]]),
+        ("litter", [{"label": 0, "bbox": [1, 2, 3, 4]}]),
+        ("about", {"parts": {"rect": [1, 2, 3, 4]}}),
+    ],
+)
+def test_places_are_known_by_names_and_by_values(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    value: Any,
+) -> None:
+    monkeypatch.setattr(settings, "_told", set())
+    fields: dict[str, Field] = {
+        "image": Image(codec="png"),
+        name: Json(),
+        "words": Json(),
+        "scores": Json(),
+    }
+    row = {"image": picture(), name: value, "words": ["box"], "scores": [[1, 2, 3], [4, 5, 6]]}
+    pack([row], tmp_path / "packed", fields)
+
+    ShardDataset(tmp_path / "packed", augment=[augment.RandomHorizontalFlip()], fields=[*fields])
+
+    assert [record.args[0] for record in caplog.records if record.args] == [name]  # type: ignore[index]
+
+
 @pytest.mark.parametrize("pairs", [((0, 3),), ((0, 0),), ((0, 1), (1, 2)), (1, 2), ((-1, 0),)])
 def test_pairs_name_each_point_once(pairs: Any) -> None:
     with pytest.raises(SchemaError):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import copy
+import itertools
 import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any
