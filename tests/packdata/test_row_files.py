@@ -218,6 +218,26 @@ def test_pictures_texts_and_ids_of_litdata_are_packed(tmp_path: Path) -> None:
     assert documents(pack(source, tmp_path / "r", ids_column="ids")) == [[0], [0, 1], [0, 1, 2]]
 
 
+@pytest.mark.parametrize("name", ["litdata-arrow", "litdata-arrow-zstd"])
+def test_rows_that_litdata_keeps_as_arrow_are_read(name: str) -> None:
+    expected = [{"number": i - 3, "share": i / 4, "text": "abc" * i + "é"} for i in range(7)]
+    assert rows_of(FOREIGN / name) == expected
+
+
+@pytest.mark.parametrize("at", [-14, -10, -5])
+def test_damaged_arrow_of_litdata_is_refused_with_its_file(tmp_path: Path, at: int) -> None:
+    source = Path(shutil.copytree(FOREIGN / "litdata-arrow", tmp_path / "lit"))
+    chunk = source / "chunk-0-1.bin"
+    data = bytearray(chunk.read_bytes())
+    data[at] ^= 0xFF
+    chunk.write_bytes(data)
+
+    with pytest.raises(SourceError) as caught:
+        rows_of(source)
+
+    assert caught.value.path == chunk
+
+
 @pytest.mark.parametrize("named", ["", "index.json"])
 def test_tokens_of_litdata_are_a_document_an_item(tmp_path: Path, named: str) -> None:
     folder = pack(FOREIGN / "litdata-tokens" / named, tmp_path / "p")

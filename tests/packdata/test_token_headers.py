@@ -83,6 +83,15 @@ def test_plain_ids_that_are_called_npy_are_read_as_the_type_that_is_given(tmp_pa
     assert documents(pack(source, tmp_path / "p", bin_dtype="uint16")) == [IDS.tolist()]
 
 
+def test_ids_of_llmc_that_are_called_npy_are_not_read_with_their_header(tmp_path: Path) -> None:
+    source = write(tmp_path / "train.npy", llmc(IDS))
+
+    with pytest.raises(SourceError, match=r"llm\.c") as caught:
+        pack(source, tmp_path / "p", bin_dtype="uint16")
+
+    assert caught.value.path == source
+
+
 def test_an_array_with_a_header_is_not_read_as_another_type(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", IDS.astype(np.int32))
 
@@ -166,6 +175,9 @@ KNOWN = {
     "TFRecord": _LENGTH + struct.pack("<I", masked_crc32c(_LENGTH)) + bytes(24),
     "safetensors": struct.pack("<Q", 16) + b'{"a": {"b": 1}} ' + bytes(4),
     "llm.c": llmc(IDS, 20240522),
+    "llm.c of another byte order": (20240520).to_bytes(4, "big") + bytes(1020) + IDS.tobytes(),
+    "IDX": bytes([0, 0, 8, 3]) + np.array([7, 4, 5], ">u4").tobytes() + bytes(140),
+    "sound": b"RIFF" + (36 + 64).to_bytes(4, "little") + b"WAVEfmt " + bytes(92),
     "lit-gpt": b"LITPKDS" + bytes(17),
     "GGUF": b"GGUF" + bytes(12),
     "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(8),

@@ -3,8 +3,9 @@
 Source:
     litdata, ``streaming/writer.py``, ``serializers.py``, ``constants.py``: a chunk is the uint32
     number of items, the uint32 offset of each and of the end, and the items; an item is the uint32
-    size of each of its values, then the values; of tokens it is bare ids. ``index.json`` lists the
-    chunks, the names of values, and how they are stored. All little-endian.
+    size of each of its values, then the values; of tokens it is bare ids. Rows without pictures or
+    arrays are Arrow in place of items: an IPC file, its uint32 length, ``LDARW01`` and NUL.
+    ``index.json`` lists the chunks, the names of values, and how they are stored. All little-endian.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 INDEX = "index.json"
 TOKENS = "input_ids"
-
+_ARROW_END = b"LDARW01\0"
 _TORCH_DTYPES = {0: "<f4", 1: "<f4", 2: "<f8", 3: "<f8", 8: "<f2", 9: "<f2", 11: "u1", 12: "i1"}
 _TORCH_DTYPES |= {13: "<i2", 14: "<i2", 15: "<i4", 16: "<i4", 17: "<i8", 18: "<i8", 20: "<u2"}
 _NUMPY_DTYPES = dict(
@@ -71,8 +72,11 @@ class LitDataRows(RowFile):
     def _open(self, index: Mapping[str, Any]) -> None:
         path = self.path
         self._config: Mapping[str, Any] = index["config"]
-        if any(self._config.get(name) for name in ("encryption", "ipc_compression")):
-            raise SourceError("its chunks are encrypted, or Arrow", path, "Write them without it")
+        if self._config.get("encryption"):
+            raise SourceError("its chunks are encrypted", path, "Write them without it")
+        if self._config.get("compression_level") not in (None, "chunk"):
+            what = f"its chunks are compressed by {self._config['compression_level']}"
+            raise SourceError(what, path, "Write them with compression_level='chunk', or without")
         if self._config.get("compression") not in (None, "zstd"):
             raise SourceError(f"its chunks are compressed as {self._config['compression']}", path)
         self._chunks = [path.with_name(Path(c["filename"]).name) for c in index["chunks"]]
@@ -107,7 +111,21 @@ class LitDataRows(RowFile):
             raise SourceError("it is listed in index.json and is not there", chunk)
         if self._config.get("compression"):
             return int(listed)
-        return len(self._offsets(np.memmap(chunk, np.uint8, "r"), chunk)) - 1
+        data = np.memmap(chunk, np.uint8, "r")
+        arrow = self._arrow(data, chunk)
+        return len(self._offsets(data, chunk)) - 1 if arrow is None else len(arrow)
+
+    def _arrow(self, data: Any, chunk: Path) -> pa.Table | None:
+        """Return the rows of a chunk that are Arrow; None if they are not."""
+        if len(data) < 12 or data[-8:].tobytes() != _ARROW_END:
+            return None
+        try:
+            length = int(data[-12:-8].view("<u4")[0])
+            table = pa.ipc.open_file(pa.py_buffer(data[-12 - length : -12])).read_all()
+            return table.select(self.schema.names).cast(self.schema)
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            what = f"its Arrow rows cannot be read ({error})"
+            raise SourceError(what, chunk, "Is it complete?") from error
 
     def _offsets(self, data: Any, chunk: Path) -> list[int]:
         num = int(data[:4].view("<u4")[0]) if len(data) >= 4 else -1
@@ -130,6 +148,8 @@ class LitDataRows(RowFile):
     def _table(self, group: int) -> pa.Table:
         chunk = self._chunks[group]
         data = self._data(chunk)
+        if (arrow := self._arrow(data, chunk)) is not None:
+            return arrow
         offsets = self._offsets(data, chunk)
         if self._is_tokens:
             ends = np.array(offsets, np.int64) - offsets[0]

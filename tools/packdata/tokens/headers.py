@@ -38,6 +38,9 @@ _MIN_TEXT_BYTES = 32
 _MAX_OPERATIONS = 1000  # of a pickle, that are parsed
 _AS_IDS = "Give what holds the ids"
 _UNPACK = "Unpack it first"
+_AS_ARRAYS = (
+    "Read them by numpy.fromfile, and pack arrays: packdata.pack({'image': x, 'label': y}, ...)"
+)
 _MAGICS = (
     (0, b"\x93NUMPY", "a numpy array", "Call it .npy"),
     (0, b"PAR1", "Parquet", "Call it .parquet"),
@@ -62,6 +65,8 @@ _MAGICS = (
     (0, b"\x89PNG\r\n\x1a\n", "a PNG picture", "See 'packdata images'"),
     (0, b"\xff\xd8\xff", "a JPEG picture", "See 'packdata images'"),
     (0, b"\x7fELF", "a program", _AS_IDS),
+    (8, b"WAVEfmt ", "sound, as WAV", _AS_ARRAYS),
+    (0, b"\xba\x16O/", "a model of fastText", _AS_IDS),
     (0, b"WARC/1.", "a WARC, with headers between its texts", "Extract the texts, as JSON lines"),
 )
 
@@ -69,9 +74,6 @@ _MAGICS = (
 _CIFAR_PIXELS, _STL_PIXELS = 32 * 32 * 3, 96 * 96 * 3
 _MIN_PICTURES, _MAX_PICTURES = 16, 256  # whose labels count: of fewer, chance may make some
 _STL_NAME = re.compile(r"(train|test|unlabeled)_X\.bin")
-_AS_ARRAYS = (
-    "Read them by numpy.fromfile, and pack arrays: packdata.pack({'image': x, 'label': y}, ...)"
-)
 
 
 def check_header(path: Path, size: int) -> None:
@@ -118,8 +120,15 @@ def _is_arrow_stream(head: bytes) -> bool:
 
 def _recognize_whole(file: BinaryIO, head: bytes, size: int) -> tuple[str, str] | None:
     """Recognize what has no magic, by how its parts fit its size."""
-    if what := _OF_LLMC.get(int.from_bytes(head[:4], "little")):
+    magic = int.from_bytes(head[:4], "little")
+    if magic in LLMC:
+        return "a file of llm.c, with a header before its ids", "Call it .bin"
+    if int.from_bytes(head[:4], "big") in LLMC:
+        return "a file of llm.c of the other byte order", _AS_IDS
+    if what := _OF_LLMC.get(magic):
         return what, _AS_IDS
+    if _is_idx(head, size):
+        return "an IDX file, as MNIST's", _AS_ARRAYS
     if chunk := _chunk_of(file, head, size):
         return chunk
     is_long = len(head) >= 16 and _uint64(head) + 16 <= size
@@ -166,6 +175,15 @@ def _chunk_of(file: BinaryIO, head: bytes, size: int) -> tuple[str, str] | None:
     if first == begin:
         return "a chunk of LitData", "Give the folder with its index.json"
     return "a shard of MosaicML Streaming", "Call it .mds"
+
+
+def _is_idx(head: bytes, size: int) -> bool:
+    """Tell whether the sides of an array are in front of as many values (yann.lecun.com/exdb/mnist)."""
+    if len(head) < 8 or head[:2] != b"\0\0" or not 1 <= head[3] <= 4:
+        return False
+    width = {8: 1, 9: 1, 11: 2, 12: 4, 13: 4, 14: 8}.get(head[2], 0)
+    values = head[4 : 4 + 4 * head[3]]
+    return width > 0 and size == 4 + len(values) + width * int(np.frombuffer(values, ">u4").prod())
 
 
 def _is_pickle(file: BinaryIO, head: bytes) -> bool:
