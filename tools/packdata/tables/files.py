@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from urllib.parse import unquote
 from loaders.errors import SchemaError, SourceError
 from packdata.sources.base import FFCV_HINT, is_hidden, suffix_of
 from packdata.sources.listed import list_sources, place_of_source, real_path
-from packdata.sources.litdata import is_litdata
+from packdata.sources.litdata import INDEX, is_litdata
 from packdata.sources.regular import check_regular
 from packdata.sources.rowfiles import listed_files, row_kind
 from packdata.tables.delimited import CsvOptions, DelimitedFile
@@ -65,7 +66,12 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]
     if not paths:
         raise SourceError("there is no table to pack", ", ".join(map(str, sources)))
     taken = {*paths, *map(real_path, sources)}
-    ignored = Counter(other for real, other in others.items() if real not in taken)
+    indexed = {os.path.dirname(real) for real, path in paths.items() if path.name == INDEX}
+    ignored = Counter(
+        other
+        for real, other in others.items()
+        if real not in taken and os.path.dirname(real) not in indexed
+    )
     return list(paths.values()), ignored
 
 
