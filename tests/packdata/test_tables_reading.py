@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,6 +177,37 @@ def test_missing_values_can_be_named(tmp_path: Path, suffix: str) -> None:
     command = ["tables", str(source), str(tmp_path / "c"), "--missing", "nan", "--numeric", "x"]
     assert main([*command, "--missing-values", r"?,\N", "--missing-values", '"None","<NA>"']) == 0
     assert len(PackedReader(tmp_path / "c")) == 4
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_missing_values_that_are_numbers_are_missing_where_a_file_has_numbers(
+    tmp_path: Path, suffix: str
+) -> None:
+    frame = pd.DataFrame({"whole": [1, -999, 3], "share": [-999, 2.5, 3], "small": [1, 2, 3]})
+    source = tmp_path / f"t.{suffix}"
+    if suffix == "csv":
+        source.write_text("whole,share,small\n1,-999,1\n-999,2.5,2\n3,3,3\n")
+    elif suffix == "jsonl":
+        frame.to_json(source, orient="records", lines=True)
+    else:
+        frame.astype({"small": "uint8"}).to_parquet(source)
+
+    reader = packed(tmp_path, source, missing_values=("-999", "?"), missing="nan")
+
+    expected = [[1, np.nan, 1], [np.nan, 2.5, 2], [3, 3, 3]]
+    np.testing.assert_array_equal(reader.column("features"), expected)
+
+
+def test_decimals_and_dictionaries_have_missing_numbers_too(tmp_path: Path) -> None:
+    columns = {
+        "price": pa.array([Decimal("1.50"), Decimal(-999)], pa.decimal128(8, 2)),
+        "coded": pa.array([-999, 4]).dictionary_encode(),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+
+    reader = packed(tmp_path, tmp_path / "t.parquet", missing_values=("-999.0",), missing="nan")
+
+    np.testing.assert_array_equal(reader.column("features"), [[1.5, np.nan], [np.nan, 4]])
 
 
 # ------------------------------------------------------------------------------ all problems at once

@@ -162,7 +162,7 @@ def test_the_target_of_an_id_is_the_next_label(tmp_path: Path, row_tokens: int) 
 def test_windows_of_the_stream_have_labels_as_targets_too(
     tmp_path: Path, tail: Any, dtype: Any
 ) -> None:
-    ids, labels = np.arange(100, 130), np.arange(30) - 100
+    ids, labels = np.arange(100, 130), np.arange(30)[::-1]
     columns = {"input_ids": [ids[:13].tolist(), ids[13:].tolist()]}
     columns["labels"] = [labels[:13].tolist(), labels[13:].tolist()]
     folder = pack(write_rows(tmp_path / "a.parquet", columns), tmp_path / "p", row_tokens=8)
@@ -188,7 +188,7 @@ def test_labels_and_narrow_targets_contradict_each_other(tmp_path: Path) -> None
 
 def test_labels_go_with_their_documents_when_these_are_divided_and_joined(tmp_path: Path) -> None:
     ids = [[i, i + 1, i + 2][: 1 + i % 3] for i in range(60)]
-    columns = {"input_ids": ids, "labels": [[-x for x in row] for row in ids]}
+    columns = {"input_ids": ids, "labels": [[x + 90 for x in row] for row in ids]}
     source = write_rows(tmp_path / "a.parquet", columns)
 
     pack(source, tmp_path / "p", row_tokens=16, val_share=0.3, seed=1)
@@ -197,7 +197,7 @@ def test_labels_go_with_their_documents_when_these_are_divided_and_joined(tmp_pa
 
     for folder in ("p/train", "p/val", "s/a", "s/b", "m"):
         found = documents(tmp_path / folder)
-        assert labels_of(tmp_path / folder) == [[-x for x in row] for row in found]
+        assert labels_of(tmp_path / folder) == [[x + 90 for x in row] for row in found]
     assert sorted(documents(tmp_path / "m")) == sorted(ids)
     parts = [ShardDataset(tmp_path / "s" / name) for name in "ab"]
     windows = TokenWindows(concat(parts), 4, by="document")
@@ -256,6 +256,16 @@ def test_values_that_are_nested_deep_do_not_end_the_process(tmp_path: Path, dept
 
     assert done.returncode in (0, 1)
     assert done.returncode == 0 or "a.jsonl, line 2" in done.stderr
+
+
+@pytest.mark.parametrize(("label", "options"), [(70_000, {}), (-1, {}), (12, {"vocab_size": 12})])
+def test_a_label_that_is_no_id_is_named_with_its_row(
+    tmp_path: Path, label: int, options: dict[str, Any]
+) -> None:
+    rows = {"input_ids": [[1, 2], [3, 4]], "labels": [[-100, 2], [-100, label]]}
+    for kind in ("parquet", "jsonl"):
+        with pytest.raises(SourceError, match=rf"(row 1|line 2): label {label}"):
+            pack(write_rows(tmp_path / f"a.{kind}", rows), tmp_path / "p", **options)
 
 
 def test_an_id_beyond_the_vocabulary_is_named_with_its_row(tmp_path: Path) -> None:

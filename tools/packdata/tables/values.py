@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -136,7 +138,7 @@ def at_places(
 
 
 def without_words(table: pa.Table, words: Sequence[str]) -> pa.Table:
-    """Return a table in which these texts are no values."""
+    """Return a table in which these texts, and numbers as which they can be read, are no values."""
     for i, field in enumerate(table.schema) if words else ():
         kind = getattr(field.type, "value_type", field.type)
         if is_text(kind):
@@ -151,7 +153,24 @@ def without_words(table: pa.Table, words: Sequence[str]) -> pa.Table:
                 column = pa.DictionaryArray.from_arrays(indices, coded.dictionary)
                 column = column if pa.types.is_dictionary(field.type) else plain(column)
                 table = table.set_column(i, field.name, column)
+        elif numbers := _read_as(words, kind):
+            column = plain(combined(table[i]))
+            is_none = pc.is_in(column, value_set=pa.array(numbers, column.type))
+            column = pc.if_else(is_none, pa.scalar(None, column.type), column)
+            table = table.set_column(i, field.name, column)
     return table
+
+
+def _read_as(words: Sequence[str], kind: pa.DataType) -> list[pa.Scalar]:
+    """Return the words that a column of numbers may hold: -999 is -999.0, and the other way round."""
+    types, found = pa.types, []
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
+        return []
+    for word in words:
+        whole = re.sub(r"\.0*$", "", word) if types.is_integer(kind) else word
+        with suppress(pa.ArrowException):
+            found.append(pa.scalar(whole).cast(kind))
+    return found
 
 
 def groups_of_texts(texts: pa.Array, guesses: frozenset[str] = GUESSED) -> Codes:

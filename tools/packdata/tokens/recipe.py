@@ -120,6 +120,7 @@ class TokensRecipe(Recipe):
     def _block(self, documents: Documents, rejects: Sequence[Reject] = ()) -> Block:
         if self.source.kind in ("text", "chat") and self.tokenizer is not None:
             documents = self.tokenizer.encode(documents).without_empty()
+        self.vocabulary.check_labels(documents)
         documents = replace(documents, data=self.vocabulary.narrow(documents))
         if self.source.kind != "ids":
             bos, eod = self.vocabulary.bos, self.vocabulary.eod

@@ -178,3 +178,15 @@ class Vocabulary:
             hint += " Give --vocab-size" if self.size is None else f" --vocab-size is {self.size}"
             raise SourceError(what, documents.place(at), hint)
         return ids.astype(dtype, copy=False)
+
+    def check_labels(self, documents: Documents) -> None:
+        """Raise SourceError, with its place, for a label that is neither an id nor -100."""
+        labels = documents.labels
+        if labels is None or not len(labels):
+            return
+        limit = 1 << 8 * np.dtype(self.dtype).itemsize if self.size is None else self.size
+        bad = ((labels < 0) | (labels >= limit)) & (labels != IGNORED)
+        if bad.any():
+            at = int(bad.argmax())
+            what = f"label {int(labels[at])} is not in [0, {limit}), and not {IGNORED}"
+            raise SourceError(what, documents.place(at), f"{IGNORED} is what no loss counts")
