@@ -593,7 +593,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of a turn")
     parser.add_argument(
         "--scale", type=float, default=1.0, help="share of the samples, for a quick try"
     )

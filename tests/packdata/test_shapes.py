@@ -135,6 +135,8 @@ class TestColumns:
             ([[0, 0, 90, 10]], "xyxy"),
             ([[0, 0, float("nan"), 10]], "xyxy"),
             ([[-9, 0, 5, 5]], "xyxy"),
+            ([[0.1, 0.2, 0.5, 0.9], [0, 0, 1, 0.5]], "xyxy"),
+            ([[0.5, 0.5, 0.2, 0.25]], "cxcywh"),
             ([[1, 2, 3]], "xyxy"),
             (["a"], "xyxy"),
         ],
@@ -151,6 +153,13 @@ class TestColumns:
         assert "a.png" in str(caught.value)
         if np.shape(boxes)[-1:] == (4,):
             assert all(name in str(caught.value) for name in FORMS)
+
+    def test_keypoints_in_shares_are_an_error(self, tmp_path: Path) -> None:
+        pictures(tmp_path, "a.png")
+        source = listed(tmp_path, [{"path": "a.png", "joints": [[[0.25, 0.5], [1, 0]]]}], "jsonl")
+
+        with pytest.raises(SourceError):
+            pack_images(source, tmp_path / "out", keypoints=["joints"])
 
     def test_what_is_declared_is_there(self, tmp_path: Path) -> None:
         pictures(tmp_path, "a.png")

@@ -72,14 +72,20 @@ def test_a_compressed_table_of_a_folder_is_refused_unless_it_is_there_without(
     assert (summary.samples, summary.notes) == (2, ("passed over: 1 .gz",))
 
 
-def test_a_folder_of_folders_is_told_how_their_tables_are_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_folder_of_folders_is_told_how_their_tables_are_taken(
+    tmp_path: Path, suffix: str
+) -> None:
     (tmp_path / "in/2024").mkdir(parents=True)
-    (tmp_path / "in/2024/a.csv").write_text("x\n1\n")
+    pd.DataFrame({"x": [1]}).to_csv(tmp_path / "in/2024/a.csv", index=False)
+    if suffix == "parquet":
+        pd.read_csv(tmp_path / "in/2024/a.csv").to_parquet(tmp_path / "in/2024/a.parquet")
+        (tmp_path / "in/2024/a.csv").unlink()
 
-    with pytest.raises(SourceError, match=r"the folder has no .csv.*'.*in/\*\*/\*.csv' takes"):
+    with pytest.raises(SourceError, match=rf"the folder has no .csv.*in/\*\*/\*.{suffix}' takes"):
         pack_tables(tmp_path / "in", tmp_path / "out")
 
-    assert pack_tables(f"{tmp_path}/in/**/*.csv", tmp_path / "out").samples == 1
+    assert pack_tables(f"{tmp_path}/in/**/*.{suffix}", tmp_path / "out").samples == 1
 
 
 def test_a_file_is_taken_once_whatever_it_is_called(

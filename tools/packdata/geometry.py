@@ -36,6 +36,8 @@ def to_boxes(value: Any, form: str, size: Size) -> Floats:
     height, width = size
     if form == "yolo":
         rows = rows * (width, height, width, height)
+    else:
+        _check_pixels(rows, "boxes", f"read as {form}, in pixels: there are {_FORMATS_TEXT}")
     boxes = rows.copy()
     if form in ("cxcywh", "yolo"):
         boxes[:, :2] = rows[:, :2] - rows[:, 2:] / 2
@@ -43,6 +45,14 @@ def to_boxes(value: Any, form: str, size: Size) -> Floats:
         boxes[:, 2:] = boxes[:, :2] + rows[:, 2:]
     _check_boxes(boxes, form, size)
     return np.clip(boxes, 0, (width, height, width, height)).astype(np.float32)
+
+
+def _check_pixels(numbers: npt.NDArray[Any], what: str, hint: str) -> None:
+    """Raise CodecError for shares of the picture, as they lie within its first pixel."""
+    if numbers.size and (np.abs(numbers) <= 1).all() and (numbers % 1).any():
+        raise CodecError(
+            f"{what} lie between 0 and 1, as shares of the picture do, and are {hint}"
+        )
 
 
 def _check_boxes(boxes: npt.NDArray[np.float64], form: str, size: Size) -> None:
@@ -99,6 +109,7 @@ def _numbers_of_a_point(flat: npt.NDArray[Any], num: int | None) -> int:
 def _check_points(points: npt.NDArray[Any], size: Size) -> None:
     height, width = size
     places = points[..., :2]
+    _check_pixels(places, "keypoints", "in pixels: multiply x by the width and y by the height")
     is_right = (places >= -_ROUNDED).all(-1)
     is_right &= (places <= np.array((width, height)) + _ROUNDED).all(-1)
     if points.shape[2] == 3:

@@ -144,8 +144,9 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
         else:
             found.append((path, FOLDER if path.is_dir() else suffix_of(path.name)))
     if not any(other is None for _, other in found) and "=" not in folder.name:
-        has_folders = any(other == FOLDER for _, other in found)
-        hint = f"'{folder}/**/*.csv' takes those in its folders" if has_folders else ""
+        below = (suffix_of(path.name) for path in sorted(folder.glob("*/*")))
+        suffix = next((suffix for suffix in below if suffix in _SUFFIXES), None)
+        hint = f"'{folder}/**/*{suffix}' takes those in its folders" if suffix else ""
         raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", folder, hint)
     return found
 
