@@ -176,12 +176,16 @@ def read_rate(place: Place) -> Finding:
     name, rates = "read rate", probes.direct_reads(place.path)
     if rates is None:
         where = printable(str(place.path))
-        found = f"no file of 1 MB or more under {where} can be read past the page cache"
+        found = f"no file under {where} can be read past the page cache"
         remedy = "name a folder of the same disk that has larger files"
         if place.path == Path():
             remedy = "name the folder of your data: python -m loaders.bench doctor FOLDER"
         return Finding(name, "unknown", found, remedy=remedy)
     rate, latency_s = rates
+    if rate is None:
+        late = f"{in_seconds(latency_s)} for the first 4 KiB of a file"
+        found = f"{late}, page cache bypassed; no file has 1 MB, so MB/s are not known"
+        return Finding(name, "unknown", found, remedy="name a folder that has larger files")
     late = f"{in_seconds(latency_s)} for 4 KiB at a random place"
     found = f"{describe_size(rate)}/s, {late}, page cache bypassed"
     if rate >= _SLOW_READ:

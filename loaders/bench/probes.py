@@ -52,20 +52,30 @@ print(1 / (time.perf_counter() - began))
 """
 
 
-def direct_reads(path: Path) -> tuple[float, float] | None:
-    """Read the largest file found in a folder past the page cache, for about two seconds.
+def direct_reads(path: Path) -> tuple[float | None, float] | None:
+    """Read files of a folder past the page cache, for about two seconds.
 
-    Return bytes/s from its start, and the median seconds of 4 KiB at random places; None if that cannot be done.
+    Return bytes/s from the start of the largest, and the median seconds of 4 KiB at random places in it. Where all are
+    smaller than 1 MiB, there is no rate, and the seconds are of the first 4 KiB of each. None if that cannot be done.
     """
-    file = _largest(path)
-    if file is None or not hasattr(os, "O_DIRECT"):
+    files = _files(path)
+    if not files or not hasattr(os, "O_DIRECT"):
         return None
-    took = list(_timed_reads(file, itertools.count(0, _BLOCK), _BLOCK))
-    places = np.random.default_rng(0).integers(0, file.stat().st_size // _SMALL, _MAX_READS)
-    late = [s for _, s in _timed_reads(file, (places * _SMALL).tolist(), _SMALL)]
-    if not took or not late:
+    size, largest = max(files)
+    took: list[tuple[int, float]] = []
+    if size >= _MIN_FILE:
+        took = list(_timed_reads(largest, itertools.count(0, _BLOCK), _BLOCK))
+        places = np.random.default_rng(0).integers(0, size // _SMALL, _MAX_READS)
+        reads = _timed_reads(largest, (places * _SMALL).tolist(), _SMALL)
+    else:
+        deadline = time.perf_counter() + _READ_S
+        some = itertools.takewhile(lambda _: time.perf_counter() < deadline, files)
+        reads = itertools.chain.from_iterable(_timed_reads(file, [0], _SMALL) for _, file in some)
+    late = [seconds for _, seconds in reads]
+    if not late:
         return None
-    return sum(got for got, _ in took) / sum(s for _, s in took), statistics.median(late)
+    rate = sum(got for got, _ in took) / sum(s for _, s in took) if took else None
+    return rate, statistics.median(late)
 
 
 def _timed_reads(file: Path, offsets: Iterable[int], nbytes: int) -> Iterator[tuple[int, float]]:
@@ -87,13 +97,14 @@ def _timed_reads(file: Path, offsets: Iterable[int], nbytes: int) -> Iterator[tu
             os.close(fd)
 
 
-def _largest(path: Path) -> Path | None:
-    best, best_size = None, _MIN_FILE
+def _files(path: Path) -> list[tuple[int, Path]]:
+    """Return files with their sizes, but for empty ones."""
+    found = []
     for file in itertools.islice(path.rglob("*") if path.is_dir() else [path], _MAX_LOOKED_AT):
         with suppress(OSError):
-            if file.is_file() and (size := file.stat().st_size) >= best_size:
-                best, best_size = file, size
-    return best
+            if file.is_file() and (size := file.stat().st_size):
+                found.append((size, file))
+    return found
 
 
 def pool_sizes() -> tuple[int, int]:
