@@ -17,7 +17,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from loaders.checks import shown
 from loaders.remote.folder import Cache, shard_path
-from loaders.remote.url import PUBLIC_OPTIONS, URL, split_secrets
+from loaders.remote.url import PUBLIC_OPTIONS, URL, is_url, split_secrets
 from loaders.remote.wire import PROTOCOL, Entry
 from loaders.system.locks import ForkLock
 
@@ -338,12 +338,14 @@ def _thread() -> int:
 
 
 _origins: WeakValueDictionary[URL, Origin] = WeakValueDictionary()
+_kept: dict[URL, Origin] = {}  # of URLs with secrets, which are known without them from there on
 _defaults: dict[str, Any] = {"cache": None, "storage": None}
 
 
 def set_defaults(cache: Any = None, storage: Mapping[str, Any] | None = None) -> None:
     """Set what a URL is opened with where nothing else is said, in this process: for commands."""
     _defaults.update(cache=cache, storage=storage)
+    _kept.clear()
     _origins.clear()  # which were opened otherwise
 
 
@@ -352,6 +354,16 @@ def get_defaults() -> dict[str, Any]:
     storage = _defaults["storage"]
     public = storage and {n: value for n, value in storage.items() if n in PUBLIC_OPTIONS}
     return {"cache": _defaults["cache"], "storage": public}
+
+
+def target_at(place: Path | str) -> Path:
+    """Return a path, or a URL without its secrets, which this process goes on to use for it."""
+    if not is_url(place):
+        return Path(place)
+    url, secrets = split_secrets(place)
+    if secrets:
+        _kept[url] = origin_of(place)
+    return url
 
 
 def origin_of(place: Path | str, cache: Any = None, storage: Any = None) -> Origin:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import xxhash
 
-from loaders.remote.url import OBSTORE_SCHEMES
+from loaders.remote.url import KINDS, OBSTORE_SCHEMES
 from loaders.remote.wire import Entry
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ _VARIABLES = {
     "gs": re.compile(r"GOOGLE_(SERVICE_ACCOUNT\w*|APPLICATION_CREDENTIALS|SKIP_SIGNATURE)"),
     "az": re.compile(r"AZURE_\w+"),
 }
-KINDS = {"s3a": "s3", "abfs": "az", "abfss": "az"}
 _WAYS = (
     "Give access_key_id and secret_access_key in storage=, set AWS_ACCESS_KEY_ID, name a profile of ~/.aws, or run \
 where a metadata service gives them; of a public bucket, storage={'skip_signature': True}"

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 _FILE_URL = re.compile(r"file:/+", re.IGNORECASE)
 OBSTORE_SCHEMES = frozenset(["s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https"])
+KINDS = {"s3a": "s3", "abfs": "az", "abfss": "az"}  # other names of schemes
 
 # Options that are no secrets; every other one is taken for such.
 PUBLIC_OPTIONS = frozenset(

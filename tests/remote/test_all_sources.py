@@ -385,6 +385,22 @@ def test_what_is_left_of_a_killed_process_is_used_and_removed(
     assert not [each for each in store.proxy.requests("ids.npy") if each["method"] == "GET"]
 
 
+def test_nothing_stays_of_processes_that_were_killed_beside_each_other(
+    raw: Path, store: Store, staging: Path
+) -> None:
+    list_sources([f"{RAW}/ids.npy"])
+    stored = ListedURL(f"{RAW}/ids.npy").stored
+    assert stored is not None
+    one, other = fetched._Copies(), fetched._Copies()
+    other.path(stored)
+    other._stack.close()  # as the kernel gives its lock back
+    assert [*staging.rglob("made/*")]
+
+    one.close()
+
+    assert not [*staging.rglob("made")]
+
+
 def test_what_is_not_read_from_urls_says_so(raw: Path, store: Store, tmp_path: Path) -> None:
     (raw / "yolo").mkdir()
     (raw / "yolo" / "00.txt").write_text("0 0.5 0.5 0.1 0.1\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +13,18 @@ import packdata
 from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
 from loaders.errors import ManifestError, PackError, SchemaError
+from loaders.remote import origin
 from loaders.schema import Array, Text
 from packdata.cli import main
 from packdata.packed import sent
 from packdata.packed.combine import extend, merge
+from packdata.packing import upload as upload_module
 from packdata.packing.upload import put_shards, upload
+from packdata.tables import pack_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.recipes import contents
+from tests.remote import servers
+from tests.remote.conftest import SETTINGS, ended
 from tests.remote.test_packing import killed_before_asking, shards_at
 
 if TYPE_CHECKING:
@@ -208,3 +214,90 @@ def test_killed_before_any_change_the_same_command_makes_one_of_each(
         if not was_killed:
             break
     assert nth > 2
+
+
+def test_a_target_is_no_source_however_it_is_spelled(
+    three: list[Path], store: Store, tmp_path: Path
+) -> None:
+    merge(OUT, three[:1])
+    merge(tmp_path / "all", three[:1])
+    (tmp_path / "link").symlink_to(tmp_path / "all")
+    file = f"file://{tmp_path}"
+    for dst, src in (
+        (OUT, "s3a://out/all"),
+        (OUT, "s3://out/other/../all"),
+        (f"{file}/all", tmp_path / "all"),
+        (tmp_path / "all", f"{file}/all"),
+        (f"{file}/link", f"{file}/all"),
+    ):
+        with pytest.raises(PackError):
+            extend(dst, [src])
+        with pytest.raises(PackError):
+            merge(dst, [src, three[1]], overwrite=True)
+
+
+def test_what_was_killed_when_it_was_published_is_known_though_others_have_added(
+    three: list[Path], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"values": Array(dtype="int16", dims=(2,))}
+    for i, name in enumerate("abc"):
+        rows = ({"values": np.full(2, i, np.int16)} for _ in range(5))
+        packdata.pack(rows, tmp_path / name, fields)
+    merge(OUT, [tmp_path / "a"])
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(origin.Origin, "delete", killed)
+        patched.setattr(upload_module, "keeps_conditions", lambda *_: True)
+        with pytest.raises(KeyboardInterrupt):
+            extend(OUT, [tmp_path / "b"])
+    extend(OUT, [tmp_path / "c"])
+
+    extend(OUT, [tmp_path / "b"])
+
+    assert read_manifest(store.root / "out" / "all").num_samples == 15
+    extend(OUT, [tmp_path / "b"])
+    assert read_manifest(store.root / "out" / "all").num_samples == 20
+
+
+@pytest.mark.parametrize("command", ["merge", "copy"])
+def test_what_is_made_of_a_source_that_has_changed_since_it_was_killed_is_made_anew(
+    three: list[Path],
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "tmp").mkdir()
+    merge(tmp_path / "a", three[:1])
+    argv = [command, str(tmp_path / "a"), OUT, "--shard-size", "40kB", *store.options]
+    assert killed_before_asking(1, argv)
+    extend(tmp_path / "a", three[1:2])
+
+    assert main(argv) == 0
+
+    assert read_manifest(store.root / "out" / "all").num_samples == 80
+    assert not [*(tmp_path / "tmp").glob("packdata-*/*")]
+
+
+def test_a_url_with_secrets_is_written_to_with_them(
+    three: list[Path], signed: str, tmp_path: Path
+) -> None:
+    given = {name: value for name, value in SETTINGS.items() if name != "skip_signature"}
+    url = "s3://{access_key_id}:{secret_access_key}@bucket/secret".format(**servers.SECRET)
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    with ended(tmp_path / "cache") as cache:
+        origin.set_defaults(cache, given | {"endpoint": signed})
+        try:
+            merge(f"{url}/all", three[:1])
+            merged = extend(f"{url}/all", three[1:2])
+            few = merge(f"{url}/few", three[:2], shard_bytes=1 << 20)
+            packed = pack_tables(tmp_path / "a.csv", f"{url}/table")
+        finally:
+            origin.set_defaults()
+    assert (merged.num_samples, few.num_samples, packed.samples) == (80, 80, 1)
+    assert servers.SECRET["secret_access_key"] not in f"{packed.dst}{packed.notes}"

@@ -17,6 +17,8 @@ from loaders.errors import PackError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_MOST = 256  # folders for one thing, of which those that are left are looked for
+
 
 def staging_folder(what: str) -> Path:
     """Return the folder of something on this machine, the same one for the same.
@@ -55,6 +57,15 @@ def claimed_folder(what: str) -> Iterator[Path]:
                 shutil.rmtree(above, ignore_errors=True)
             os.close(fd)
         return
+
+
+def drop_unclaimed(what: str) -> None:
+    """Remove the folders for something that killed processes have left."""
+    for number in range(_MOST):
+        folder = staging_folder(f"{what} {number}")
+        if folder.exists() and (fd := _claim(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(fd)
 
 
 def _claim(folder: Path) -> int | None:

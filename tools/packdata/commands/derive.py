@@ -101,8 +101,9 @@ def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note)
     if is_same and args.format in (None, format_of(open_view(args.src))):
         with as_folder(args.src) as folder:
             return _upload(args, folder, url, note)
-    made = [args.src.absolute(), url, options, options.digests(), args.format, args.shard_size]
-    with staging(" ".join(map(str, made))) as folder:
+    made = [args.src.absolute(), url, options, args.format, args.shard_size]
+    of = [read_manifest(args.src).fingerprint, str(options.digests())]
+    with staging(" ".join(map(str, made)), of) as folder:
         _write_copy(args, folder, options, note)
         return _upload(args, folder, url, note)
 

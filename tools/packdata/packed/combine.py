@@ -12,6 +12,7 @@ from loaders.data.manifest import read_manifest
 from loaders.data.view import join_views, open_view
 from loaders.errors import PackError, SchemaError
 from loaders.remote.origin import origin_of as origin_at
+from loaders.remote.origin import target_at
 from loaders.remote.url import URL, place_of
 from packdata.describe import counted
 from packdata.inspect.compare import schema_differences
@@ -66,12 +67,12 @@ def merge(
         PackError: The target is taken or cannot be written, is a source, lies inside one or holds one.
     """
     check_outside(dst, sources)
-    dst = place_of(dst)
+    dst = target_at(dst)
     if isinstance(dst, URL) and shard_bytes is not None:
         made = " ".join(
             map(str, ["merge", dst, *map(Path.absolute, map(place_of, sources)), shard_bytes])
         )
-        with staging(made) as folder:
+        with staging(made, [read_manifest(path).fingerprint for path in sources]) as folder:
             merge(folder, sources, shard_bytes=shard_bytes, note=note)
             _check_merged_before(dst)
             return upload(folder, dst, overwrite=overwrite, tick=tick, note=note)
@@ -110,7 +111,7 @@ def extend(
         PackError: The target is a source, lies inside one or holds one, or cannot be written.
     """
     check_outside(dst, sources)
-    dst = place_of(dst)
+    dst = target_at(dst)
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [open_view(path, "never") for path in sources]
     plan = plan_of("extend", added)

@@ -103,7 +103,7 @@ class Sending:
         if before.fingerprint != grown.fingerprint:
             raise PackError("it was replaced meanwhile", self.url, "Run the same command again")
         record = f"{PARTS_NAME}/extend-{digest_of(self.plan)}.json"
-        if origin.read(record)[0] == data:
+        if self._is_in(before, origin.read(record)[0]):
             origin.delete(record)
             self.note(f"{self.url}: {FINISHED}")
             return before
@@ -116,6 +116,13 @@ class Sending:
         publish_at(origin, "", manifest, seen, self.note, "Run the same command again")
         origin.delete(record)
         return manifest
+
+    def _is_in(self, there: Manifest, record: bytes | None) -> bool:
+        """Tell whether what was about to be published was, though others may have added to it meanwhile."""
+        if record is None:
+            return False
+        shards = parse_manifest(record, self.url / PARTS_NAME).shards
+        return there.shards[: len(shards)] == shards
 
     def _infos(self, first: int) -> list[ShardInfo]:
         """Return the shards under their names at the URL, numbered from one on."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import PackError
-from loaders.remote.url import is_url, place_of
+from loaders.remote.url import KINDS, URL, is_url, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +23,9 @@ def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
     Names do not decide: links and bind mounts are followed, and a dataset is also known by its manifest
     file, which a copy by hard links shares.
     """
+    dst, sources = _as_file(dst), [*map(_as_file, sources)]
     if is_url(dst):
-        _check_beside(str(place_of(dst)), [str(place_of(s)) for s in sources if is_url(s)])
+        _check_beside(_one_name(dst), [_one_name(s) for s in sources if is_url(s)])
         return
     target = os.path.realpath(dst)  # unlike Path.resolve(), it does not raise for a link to itself
     # Thousands of sources lie in a few folders.
@@ -40,6 +41,19 @@ def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
             what = f"the source {str(source)!r} lies inside it"
         if what is not None:
             raise PackError(what, dst, "Choose a folder beside it; nothing was written")
+
+
+def _as_file(place: Path | str) -> Path | str:
+    """Return the path that a URL of a file is."""
+    url = place_of(place)
+    is_file = isinstance(url, URL) and url.scheme == "file"
+    return str(url).removeprefix("file://") if is_file else place
+
+
+def _one_name(place: Path | str) -> str:
+    """Return a URL as all spell it."""
+    scheme, _, rest = str(place_of(place)).partition("://")
+    return f"{KINDS.get(scheme, scheme)}://{os.path.normpath(rest)}"
 
 
 def _check_beside(dst: str, sources: Sequence[str]) -> None:

@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from loaders.data.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -31,7 +33,7 @@ from packdata.claimed import staging_folder
 from packdata.packing.settings import OVERWRITE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from loaders.data.manifest import ShardInfo
     from loaders.remote.origin import Origin
@@ -199,8 +201,17 @@ def as_file(data: bytes) -> Iterator[Path]:
 
 
 @contextmanager
-def staging(what: str) -> Iterator[Path]:
-    """Yield the folder in which a dataset for a URL is made; deleted when it was sent."""
-    folder = staging_folder(what)
+def staging(what: str, of: Iterable[str]) -> Iterator[Path]:
+    """Yield the folder in which a dataset for a URL is made; deleted when it was sent.
+
+    Args:
+        what: The command.
+        of: What it is made of: where that has changed, what a killed command has made of it is deleted.
+    """
+    above = staging_folder(what)
+    folder = above / xxhash.xxh3_64_hexdigest(" ".join(of).encode())
+    for other in above.glob("*"):
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
     yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(above, ignore_errors=True)

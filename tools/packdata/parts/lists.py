@@ -10,7 +10,7 @@ import pyarrow as pa
 import xxhash
 
 from loaders.errors import PackError
-from loaders.remote.origin import origin_of
+from loaders.remote.origin import origin_of, target_at
 from loaders.remote.url import URL, is_url, place_of
 from loaders.remote.wire import Entry
 from packdata.packing.disk import explained
@@ -43,7 +43,7 @@ def keep_list(source: Path | str, dst: Path | str, *, overwrite: bool = False) -
         PackError: A list is there, or it cannot be kept.
         SourceError, RemoteError: The source cannot be listed.
     """
-    origin, place, name = origin_of(source), place_of(dst), _name(source)
+    origin, place, name = origin_of(source), target_at(dst), _name(source)
     if not overwrite and _read(place, name) is not None:
         hint = f"{OVERWRITE} makes it anew; what was packed by it is then refused"
         raise PackError(f"a list of {origin.url} is there", place, hint)
@@ -88,17 +88,17 @@ def kept_lists(
     Raises:
         PackError: There is none of one.
     """
-    lists = {}
+    lists, place = {}, target_at(dst)
     for source in filter(is_url, sources):
-        data = _read(place_of(dst), _name(source))
+        data = _read(place, _name(source))
         url = origin_of(source).url
-        if data is None and not overwrite and holds_datasets(place_of(dst)):
+        if data is None and not overwrite and holds_datasets(place):
             return {}
         if data is None:
-            hint = f"'packdata plan {url} {place_of(dst)}' makes it, once for all parts"
-            raise PackError(f"no list of {url} is there", place_of(dst), hint)
+            hint = f"'packdata plan {url} {place}' makes it, once for all parts"
+            raise PackError(f"no list of {url} is there", place, hint)
         lists[url] = _unpacked(data)
-        if _is_list(url) and (data := _read(place_of(dst), _name(url.parent))):
+        if _is_list(url) and (data := _read(place, _name(url.parent))):
             lists[origin_of(url.parent).url] = _unpacked(data)
     return lists
 

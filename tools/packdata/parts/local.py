@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 from loaders.data.manifest import MANIFEST_NAME, read_manifest, sync_folder
 from loaders.data.shards import FileShard
 from loaders.errors import ManifestError, PackError
-from loaders.remote.origin import origin_of
-from loaders.remote.url import URL, place_of
+from loaders.remote.origin import origin_of, target_at
+from loaders.remote.url import URL
 from loaders.schema import Schema
 from packdata.claimed import claimed_folder
 from packdata.describe import counted
@@ -99,7 +99,7 @@ def pack_part(
         PackError: The target cannot be written, or holds something else: also parts made with other options.
     """
     share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
-    plan, place = plan_of(recipes, format, shard_bytes, share), place_of(dst)
+    plan, place = plan_of(recipes, format, shard_bytes, share), target_at(dst)
     folders = [folder for split, recipe in recipes for folder in target_folders(split, recipe)]
     with _part_at(place, part, plan, overwrite) as packing:
         if overwrite:
@@ -280,7 +280,7 @@ def finish(
         PackError: Parts are missing, or were made of other sources, with other options or versions; the target
             holds something else, or cannot be written; or there is nothing to be done.
     """
-    began, place = time.monotonic(), place_of(dst)
+    began, place = time.monotonic(), target_at(dst)
     if isinstance(place, URL):
         return finish_stored(place, overwrite=overwrite, delete_old=delete_old, digest=digest)
     if delete_old:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 import xxhash
 
 from loaders.errors import SourceError
-from packdata.claimed import claimed_folder
+from packdata.claimed import claimed_folder, drop_unclaimed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,6 +125,7 @@ class _Copies:
         """Remove the files."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self._stack.close()
+        drop_unclaimed("sources")
 
 
 def _fetch(stored: Stored, path: Path) -> None:
