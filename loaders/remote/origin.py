@@ -11,11 +11,13 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, WeakValueDictionary
 
 from loaders.checks import shown
+from loaders.errors import LoadersError
 from loaders.remote.folder import Cache, shard_path
 from loaders.remote.url import PUBLIC_OPTIONS, URL, is_url, split_secrets
 from loaders.remote.wire import PROTOCOL, Entry
@@ -308,7 +310,8 @@ class Origin:
         client = self.client
         with self._lock.plain:
             if self._watcher is None or not self._watcher.is_alive:
-                self._watcher = client.watch(self._mapping)
+                with suppress(OSError, LoadersError):  # else at the next shard
+                    self._watcher = client.watch(self._mapping)
 
     def counts(self) -> dict[str, Any]:
         """Return what the fetcher has counted for this dataset's URL since it started."""

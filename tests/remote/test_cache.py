@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -417,3 +418,24 @@ def test_needs_tell_what_comes_next_and_how_much_at_a_time() -> None:
     assert [(d, f.file) for d, f in needs.upcoming()] == [(0, "0"), (0, "1"), (16, "2")]
     assert needs.least_bytes() == 10 + 11 + 12
     assert [(d, f.file) for d, f in needs.upcoming(9)] == [(0, "1"), (7, "0"), (7, "2")]
+
+
+def test_a_shard_that_is_here_is_mapped_though_the_fetcher_dies_when_it_is_told_of_it(
+    server: str, cache: Path
+) -> None:
+    about: Any = {"cache": cache, "storage": storage(server)}
+    store = ShardDataset("s3://bucket/packed", **about).store
+    for number in (0, 2):
+        ShardDataset("s3://bucket/packed", **about).store.shards[number].open("never")
+    store.shard(0)
+    os.kill(fetcher_of(cache), signal.SIGKILL)
+    wait_until(lambda: not fetcher_of(cache))
+    len(ShardDataset("s3://bucket/packed", **about))
+    pid = fetcher_of(cache)
+    os.kill(pid, signal.SIGSTOP)
+    later = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
+    later.start()
+
+    assert store.shard(2) is not None
+
+    later.join()
