@@ -82,6 +82,7 @@ DATA = [
     ("tables t.csv {dst} --numeric kind", "t.csv, line 2: column 'kind' holds no number in any row ('p')"),
     ("tables t.csv {dst} --target price", "t.csv: it has no column 'price'. It has x, y, zip, kind"),
     ("arrays scans {dst} --mask-array marks", "it is one array, with no mask beside it. --mask-array names"),
+    ("arrays scans {dst} --masks scans", "it is one array, with no mask beside it. --mask-array names"),
     ("images photos {dst} --classes nowhere", "cannot be read from it (No such file or directory)."),
     ("images photos taken --overwrite", "taken: it is not empty (it holds 'thesis.tex')"),
     ("images photos {dst}/a/b --masks empty", "empty: it holds no pictures"),

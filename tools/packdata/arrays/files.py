@@ -141,7 +141,7 @@ class ArrayFiles:
     def mask_header(self, item: Item) -> ArrayHeader:
         """Read the header of an item's mask; SourceError if there is none or it holds no integers."""
         path, where = self._mask_of(item)
-        if path is item.file and not zipfile.is_zipfile(
+        if path == item.file and not zipfile.is_zipfile(
             path if isinstance(path, str) else path.open()
         ):
             hint = "--mask-array names the mask of an .npz; --masks is for masks in files of their own"

@@ -68,7 +68,7 @@ DATASET
 --quick
   check only sizes and hashes of the files
 --decode
-  also decode every record
+  also decode every record; not with --quick
 --workers N
   shards at once (default: all usable cores)
 {JSON}"""
