@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loaders.remote.url import URL
+    from loaders.system.signals import Living
 
 logger = logging.getLogger(__name__)
 START_S = 30.0
@@ -135,7 +136,7 @@ class Client:
             raise
         return connection
 
-    def watch(self, mappers: weakref.WeakSet[Mapper]) -> Watcher:
+    def watch(self, mappers: Living[Mapper]) -> Watcher:
         """Let some give room when the fetcher asks for it, until what is returned is dropped."""
         return Watcher(self.connect(), mappers)
 
@@ -171,7 +172,7 @@ class Watcher:
         stores: Those of this process that map its files.
     """
 
-    def __init__(self, connection: Connection, stores: weakref.WeakSet[Mapper]) -> None:
+    def __init__(self, connection: Connection, stores: Living[Mapper]) -> None:
         connection.send({"op": "watch"})
         args = connection, stores
         self._thread = threading.Thread(target=_watch, args=args, name="loaders-room", daemon=True)
@@ -184,7 +185,7 @@ class Watcher:
         return self._thread.is_alive()
 
 
-def _watch(connection: Connection, stores: weakref.WeakSet[Mapper]) -> None:
+def _watch(connection: Connection, stores: Living[Mapper]) -> None:
     with suppress(OSError):
         while True:
             with suppress(TimeoutError):
@@ -192,8 +193,8 @@ def _watch(connection: Connection, stores: weakref.WeakSet[Mapper]) -> None:
                     logger.warning(
                         "the cache is smaller than what all loaders on this machine read"
                     )
-                    for store in [*stores]:
-                        store.give_room(message["room"] // (_SHARES * len(stores)))
+                    for store in (living := stores.all()):
+                        store.give_room(message["room"] // (_SHARES * len(living)))
 
 
 def _end(owner: int, connection: Connection) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from loaders.checks import shown
 from loaders.errors import LoadersError
@@ -22,6 +22,7 @@ from loaders.remote.folder import Cache, shard_path
 from loaders.remote.url import PUBLIC_OPTIONS, URL, is_url, split_secrets
 from loaders.remote.wire import PROTOCOL, Entry
 from loaders.system.locks import ForkLock
+from loaders.system.signals import Living
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,7 +57,7 @@ class Origin:
         self._client: Client | None = None
         self._inside: Path | None = None
         self._watcher: Watcher | None = None
-        self._mapping: WeakSet[Mapper] = WeakSet()
+        self._mapping: Living[Mapper] = Living()
         self._waits: dict[int, dict[str, Any]] = {}
         self._lock = ForkLock()
 
@@ -306,7 +307,8 @@ class Origin:
 
     def watch(self, store: Mapper) -> None:
         """Have a store let go of what it has mapped when the cache has no room for what others wait for."""
-        self._mapping.add(store)
+        if store not in self._mapping.all():
+            self._mapping.add(store)
         client = self.client
         with self._lock.plain:
             if self._watcher is None or not self._watcher.is_alive:
