@@ -554,7 +554,9 @@ def test_doctor_prints_findings(
     assert [list(f) for f in found["findings"]] == [
         ["name", "level", "found", "cost", "remedy"]
     ] * 2
-    assert "larger files" in found["findings"][1]["remedy"]  # than those of the folder that is named
+    assert (
+        "larger files" in found["findings"][1]["remedy"]
+    )  # than those of the folder that is named
     assert main(["doctor"]) == 0
     assert "cores: " in capsys.readouterr().out
 
