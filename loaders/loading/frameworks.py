@@ -11,7 +11,7 @@ from loaders.sampling.sampler import EpochBatches
 def tell_accelerate(delivery: Any, *, is_over: bool = False) -> None:
     """Let accelerate ask an iteration whether it is at its end: there it syncs the gradients that it accumulates.
 
-    It has ``end_of_dataloader`` and ``remainder``; with ``is_over`` nobody is to ask it any more.
+    It has ``end_of_dataloader`` and ``remainder``; with ``is_over`` it is forgotten.
     """
     state: Any = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     if state is None or not getattr(state, "_shared_state", None):

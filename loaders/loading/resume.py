@@ -115,7 +115,7 @@ class ThirdParty:
 
     @property
     def _times_told(self) -> int:
-        """How often a dataset of ours was told an epoch: it is the one of the next pass."""
+        """How often ``set_epoch`` of a dataset of this package was called: its epoch is the next pass's."""
         return getattr(self._dataset, "num_epochs_told", 0)
 
     def set_epoch(self, epoch: int) -> None:

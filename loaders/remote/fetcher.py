@@ -481,7 +481,7 @@ class Fetcher:
             yield Wanted(distance, is_far, file, source)
 
     def _begin_ahead(self) -> None:
-        """Begin files that will be needed: freely where there is room; near ones in place of others behind them."""
+        """Prefetch files: any while there is room, then near ones in place of those needed later."""
         begun = sum(each.file.size for each in self._downloads.values() if each.is_begun)
         is_full = False
         for distance, is_far, file, source in self._wanted:

@@ -198,7 +198,7 @@ class Origin:
         self.client.ask({"op": "delete", "name": name})
 
     def end_uploads(self) -> int:
-        """End uploads below the URL that nobody finished; return how many.
+        """Abort unfinished uploads below the URL; return how many.
 
         Raises:
             RemoteError: The store does not say which there are.

@@ -47,7 +47,7 @@ class Source:
             self.objects = self._open()
 
     async def end_uploads(self) -> int:
-        """End uploads that nobody finished; return how many."""
+        """Abort unfinished uploads; return how many."""
         try:
             work = asyncio.to_thread(end_uploads, self.url, self._storage, self._environment)
             return await asyncio.wait_for(work, _UPLOADS_S)

@@ -1,4 +1,4 @@
-"""Uploads in parts that nobody finished: a store keeps their parts, and asks money for them, until they are ended."""
+"""Unfinished multipart uploads: a store keeps their parts, and charges for them, until they are aborted."""
 
 from __future__ import annotations
 

@@ -86,6 +86,14 @@ def bound(source: str, target: str) -> Iterator[None]:
         subprocess.run(["umount", target], check=True)
 
 
+def test_merge_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PackError) as caught:
+        combine.merge(tmp_path / "all", [])
+
+    assert caught.value.path == tmp_path / "all"
+    assert not (tmp_path / "all").exists()
+
+
 def test_merge_replaces_what_merge_has_made_alone(tmp_path: Path) -> None:
     """With a word too few, or in the old order, the last source would be the target."""
     parts = [pack_samples(tmp_path / f"p{i}", 3, first=3 * i, fields=SMALL) for i in range(3)]

@@ -64,8 +64,10 @@ def merge(
 
     Raises:
         SchemaError: The sources differ in fields or classes, or share a key.
-        PackError: The target is taken or cannot be written, is a source, lies inside one or holds one.
+        PackError: No source; a target that is taken or cannot be written, is a source, lies inside one or holds one.
     """
+    if not sources:
+        raise PackError("it would be made of no dataset", dst, "Name at least one source")
     check_outside(dst, sources)
     dst = target_at(dst)
     if isinstance(dst, URL) and shard_bytes is not None:
