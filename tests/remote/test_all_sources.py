@@ -28,9 +28,10 @@ from packdata.parts import stored
 from packdata.parts.local import finish
 from packdata.sources import fetched, listed
 from packdata.sources.fetched import drop_copies, local_path
-from packdata.sources.listed import ListedURL, list_sources
+from packdata.sources.listed import ListedURL, files_matching, list_sources
 from packdata.tables.plan import pack_tables, plan_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens
+from packdata.tokens.tokenizer import train_bpe
 from tests.packdata.recipes import contents
 from tests.remote.conftest import storage
 from tests.remote.test_packing import killed_before_asking, shards_at, staging
@@ -59,6 +60,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "t/year=2024",
         "t/year=2025",
         "tars",
+        "yolo/images/a",
+        "yolo/labels/a",
+        "voc/images",
+        "voc/annotations",
+        "model",
     ):
         (root / name).mkdir(parents=True)
     names = [f"{'ab'[i % 2]}/{i:02}.png" for i in range(20)]
@@ -86,6 +92,28 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "categories": [{"id": 1, "name": "x"}, {"id": 2, "name": "y"}],
     }
     (root / "coco.json").write_text(json.dumps(coco))
+    for i in range(6):
+        shutil.copy(root / "photos" / names[0], root / "yolo" / "images" / "a" / f"{i}.png")
+        shutil.copy(root / "photos" / names[0], root / "voc" / "images" / f"{i}.png")
+        label = f"{i % 2} 0.5 0.5 0.25 0.25\n"
+        (root / "yolo" / "labels" / "a" / f"{i}.txt").write_text(label * i)
+        box = "<xmin>1</xmin><ymin>1</ymin><xmax>4</xmax><ymax>5</ymax>"
+        (root / "voc" / "annotations" / f"{i}.xml").write_text(
+            f"<annotation><object><name>{'xy'[i % 2]}</name><bndbox>{box}</bndbox></object></annotation>"
+        )
+    (root / "yolo" / "data.yaml").write_text("path: .\nnames: [cat, dog]\n")
+    (root / "classes.txt").write_text("b\nc\na\n")
+    (root / "palette.txt").write_text("0 0 0\n1 1 1\n2 2 2\n")
+    (root / "chat.jsonl").write_text(
+        "".join(
+            json.dumps({"messages": [{"role": "user", "content": f"é {i}"}]}) + "\n"
+            for i in range(30)
+        )
+    )
+    template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    (root / "model" / "chat_template.jinja").write_text(template)
+    (root / "model" / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    (root / "model" / "tokenizer.json").write_bytes(train_bpe(["some text of words"] * 9, 260))
     for half in ("a", "b"):
         below = ["-C", str(root / "photos"), *(name for name in names if name[0] == half)]
         subprocess.run(["tar", "cf", str(root / "tars" / f"{half}.tar"), *below], check=True)
@@ -137,19 +165,35 @@ CASES: dict[str, tuple[Callable[..., Any], str | list[str], dict[str, Any]]] = {
     "list of several": (pack_images, "pairs.jsonl", {}),
     "tars": (pack_images, "tars", {}),
     "two tars": (pack_images, ["tars/b.tar", "tars/a.tar"], {}),
+    "tars by a pattern": (pack_images, "tars/*.tar", {}),
     "tar.gz": (pack_images, "a.tar.gz", {}),
+    "yolo": (pack_images, "yolo/images", {"annotations": "yolo/labels"}),
+    "voc": (pack_images, "voc/images", {"annotations": "voc/annotations"}),
+    "classes": (
+        pack_images,
+        "photos",
+        {"masks": "masks", "palette": "palette.txt", "classes": "classes.txt"},
+    ),
     "parquet of pictures": (pack_images, "hf.parquet", {}),
     "idx": (pack_images, "train-images-idx3-ubyte.gz", {}),
     "arrays": (pack_arrays, "arrays", {"masks": "segs"}),
     "list of arrays": (pack_arrays, "arrays.csv", {}),
     "csv": (pack_tables, "t", {"target": ["price"]}),
+    "csv by a pattern": (pack_tables, "t/*/p*.csv", {"target": ["price"]}),
     "json lines": (pack_tables, "rows.jsonl", {}),
     "parquet": (pack_tables, "rows.parquet", {}),
     "arrow": (pack_tables, "rows.arrow", {}),
     "ids": (pack_tokens, "ids.npy", {}),
     "texts in parquet": (pack_tokens, "texts.parquet", {}),
+    "texts by a pattern": (pack_tokens, "**/[cp]*.txt", {"tokenizer": "model"}),
+    "chat": (
+        pack_tokens,
+        "chat.jsonl",
+        {"tokenizer": "model/tokenizer.json", "chat_template": "model"},
+    ),
 }
-PLACES = ("masks", "annotations")
+LISTED = ("masks", "annotations")
+PLACES = (*LISTED, "classes", "palette", "tokenizer", "chat_template")
 JOURNALS = {f".parts/part-0000{i}-of-00002" for i in range(2)}  # which hold times
 
 
@@ -198,13 +242,14 @@ def test_of_every_source_a_url_gets_what_a_folder_gets(
     assert one.schema == two.schema == three.schema
     assert two.provenance == three.provenance
     differs = {name for name in one.provenance if one.provenance[name] != three.provenance[name]}
-    assert differs == {"plan_xxh3_128"}
+    assert differs - {"marks"} == {"plan_xxh3_128"}  # marks: the options as they were given
     assert (
         (there.samples, there.shards)
         == (mixed.samples, mixed.shards)
         == (local.samples, local.shards)
     )
-    assert {*there.notes} == {*mixed.notes}
+    notes = {note.replace("out/mixed", "out/packed") for note in mixed.notes}
+    assert {*there.notes} == notes
     assert not pack(case, RAW, "s3://out/packed").datasets
 
 
@@ -215,7 +260,7 @@ def words(case: str, above: Path | str, dst: Path | str, store: Store, *more: st
     options = [
         word
         for n, value in given.items()
-        for word in (f"--{n}", str(*value) if n == "target" else value)
+        for word in (f"--{n.replace('_', '-')}", str(*value) if n == "target" else value)
     ]
     size = [] if command == "tokens" else ["--shard-size", "2kB"]
     return [
@@ -234,13 +279,23 @@ def lists_of(case: str) -> list[str]:
     src, given = sources(case, RAW)
     return [
         *([src] if isinstance(src, str) else src),
-        *(v for n, v in given.items() if n in PLACES),
+        *(v for n, v in given.items() if n in LISTED),
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", ["masks", "list", "two tars", "arrays", "csv", "texts in parquet"]
+    "case",
+    [
+        "masks",
+        "list",
+        "two tars",
+        "tars by a pattern",
+        "yolo",
+        "arrays",
+        "csv",
+        "texts in parquet",
+    ],
 )
 def test_parts_of_every_source_are_joined_to_what_parts_of_a_folder_are(
     case: str,
@@ -401,19 +456,71 @@ def test_nothing_stays_of_processes_that_were_killed_beside_each_other(
     assert not [*staging.rglob("made")]
 
 
-def test_what_is_not_read_from_urls_says_so(raw: Path, store: Store, tmp_path: Path) -> None:
-    (raw / "yolo").mkdir()
-    (raw / "yolo" / "00.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+def test_what_is_not_at_a_url_says_so(raw: Path, store: Store, tmp_path: Path) -> None:
     for line in (
-        "tables s3://raw/t/*.csv DST",
-        "images s3://raw/photos DST --classes s3://raw/masked.csv",
-        "images s3://raw/photos DST --annotations s3://raw/yolo",
+        "tables s3://raw/none/*.csv DST",
+        "images s3://raw/photos DST --classes s3://raw/none",
+        "images s3://raw/photos DST --annotations s3://raw/none",
+        "images s3://raw/photos DST --masks s3://raw/masks --palette s3://raw/none",
+        "tables s3://raw/t DST --like s3://raw/none",
+        "tables s3://raw/t DST --part 0/2 --plan s3://raw/none",
+        "tokens s3://raw/chat.jsonl DST --tokenizer s3://raw/none",
+        "tokens s3://raw/chat.jsonl DST --chat-template s3://raw/none",
         "images s3://raw/photos DST --masks s3://raw/none",
     ):
         argv = [word.replace("DST", str(tmp_path / "dst")) for word in line.split()]
-        with suppress(SystemExit):
-            assert main([*argv, *store.options]) == 1
+        assert main([*argv, *store.options]) == 1, line
     assert not (tmp_path / "dst").exists()
+
+
+def test_tables_are_packed_like_one_at_a_url_and_by_a_plan_there(
+    files: Path, raw: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["tables", f"{RAW}/t", "--target", "price", *store.options]
+    assert main([*argv, "s3://out/train", "--dry-run", "--json"]) == 0
+    (raw / "plan.json").write_text(capsys.readouterr().out)
+    assert main(["plan", f"{RAW}/t", "s3://out/train", *store.options]) == 0
+    parts = [*argv, "s3://out/train", "--plan", f"{RAW}/plan.json", "--part"]
+    assert [main([*parts, f"{i}/2"]) for i in range(2)] == [0, 0]
+    finish("s3://out/train")
+
+    assert main(["tables", f"{RAW}/t/*4/*", "s3://out/like", "--like", "s3://out/train"]) == 0
+
+    pack_tables(files / "t", tmp_path / "train", target=["price"])
+    assert read_manifest("s3://out/train").schema == read_manifest(tmp_path / "train").schema
+    pack_tables(files / "t" / "year=2024", tmp_path / "like", like=tmp_path / "train")
+    assert shards_at(store.root / "out" / "like") == shards_at(tmp_path / "like")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "named"),
+    [
+        ("*.txt", ["a.txt"]),
+        ("**", ["a.txt", "one/b.txt", "one/two/c.csv"]),
+        ("**/*.txt", ["a.txt", "one/b.txt"]),
+        ("o*/*", ["one/b.txt"]),
+        ("*/.h*", ["one/.hidden"]),
+        ("one/**/c.*", ["one/two/c.csv"]),
+        ("[ab]*", ["a.txt"]),
+        ("**/t*/*", ["one/two/c.csv"]),
+        ("x*", []),
+    ],
+)
+def test_a_pattern_means_at_a_url_what_it_means_of_files(
+    pattern: str, named: list[str], raw: Path, tmp_path: Path
+) -> None:
+    for name in ("a.txt", "one/b.txt", "one/.hidden", "one/two/c.csv", ".no/d.txt"):
+        for root in (tmp_path, raw / "some"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(name)
+
+    with suppress(SourceError):
+        list_sources([f"{RAW}/some/{pattern}"])
+
+    above = [f"{tmp_path}/{pattern}", f"{RAW}/some/{pattern}"]
+    local, there = ([*map(str, files_matching(each))] for each in above)
+    assert sorted(there) == [f"{RAW}/some/{name}" for name in named]
+    assert {*local} == {str(tmp_path / name) for name in named}
 
 
 @pytest.mark.parametrize("case", ["masks", "list", "two tars", "arrays", "csv"])

@@ -24,7 +24,8 @@ from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
 from packdata.parts.local import finish
 from packdata.plan import pack_plan
-from packdata.sources.listed import ListedURL, Tree, fetched_ahead, list_sources
+from packdata.sources.listed import ListedURL, Tree, list_sources
+from packdata.sources.objects import fetched_ahead
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 
 if TYPE_CHECKING:

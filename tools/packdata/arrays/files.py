@@ -18,7 +18,7 @@ from packdata.sources.npy import ArrayHeader, read_array, read_header
 if TYPE_CHECKING:
     from packdata.sources.base import Item, Source
     from packdata.sources.folders import MaskFolder
-    from packdata.sources.listed import RemoteFile
+    from packdata.sources.objects import RemoteFile
 
 Channels = Literal["first", "last", "none"]
 _VOLUME_AXES = 3

@@ -117,6 +117,8 @@ differently.
         "boxes": REPEATED,
         "keypoints": REPEATED,
         "annotations": TARGET,
+        "palette": TARGET,
+        "label-map": TARGET,
         **OF_SOURCE,
     },
 )

@@ -53,6 +53,7 @@ def packing_command(
         "shard-size": {"default": shard_bytes},
         "on-error": {"default": "fail"},
         "part": {"type": _parse_part},
+        "plan": TARGET,
     }
     return Command(
         name=name,
@@ -127,6 +128,7 @@ SOURCE_OPTIONS = ("masks", "mask_suffix", "classes", "mask_column", "label_colum
 OF_SOURCE: dict[str, dict[str, Any]] = {
     "shuffle": {"type": int},
     "masks": TARGET,
+    "classes": TARGET,
     "mask-suffix": {"default": ""},
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaders.progress import Meter
-from packdata.commands.common import parse_names, parse_skip, unescaped
+from packdata.commands.common import TARGET, parse_names, parse_skip, unescaped
 from packdata.commands.packing import AGAIN, packing_command, run_packing
 from packdata.packing.shards import TABLE_SHARD_BYTES
 
@@ -110,6 +110,7 @@ packdata tables 'taxis-*.csv' packed --target fare --dates parts --missing mean 
 packdata tables train.parquet packed/train --target label --categorical label,zip --standardize
 packdata tables test.parquet packed/test --like packed/train""",
     how={
+        "like": TARGET,
         "missing": {"default": "error"},
         "dtype": {"default": "float32"},
         "missing-values": {"type": parse_names, "action": "extend", "default": []},

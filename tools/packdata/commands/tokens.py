@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from packdata.commands.common import parse_place, unescaped
+from packdata.commands.common import TARGET, unescaped
 from packdata.commands.packing import AGAIN, packing_command, run_packing
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ packdata tokens poems.txt packed --documents '\n\n'
 packdata tokens openwebtext/train.bin packed --vocab-size 50257 --eod 50256""",
     how={
         "documents": {"default": "file", "type": unescaped},
-        "tokenizer": {"type": parse_place},
+        "tokenizer": TARGET,
+        "chat-template": TARGET,
         "train-bpe": {"type": int},
         "eod": {"type": _eod, "default": "auto"},
         "bos": {"type": _eod, "default": "none"},

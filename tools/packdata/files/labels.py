@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.checks import shown
 from loaders.codecs import Codec, codec_for
-from loaders.data.manifest import read_manifest
+from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.errors import CodecError, SourceError
+from loaders.remote.origin import origin_of
+from loaders.remote.url import URL, place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, Text
-from loaders.system.regular import read_regular
-from packdata.sources.base import Column, Item, Source, is_folder, is_missing
+from packdata.sources.base import Column, Item, Source, is_folder, is_missing, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,15 +168,21 @@ def _check_fixed(sources: Mapping[str, Source], fixed: tuple[str, ...], given: o
 def _read_classes(classes: Sequence[str] | Path | str) -> tuple[str, ...]:
     if not isinstance(classes, str | Path):
         names, place = tuple(classes), "classes"
-    elif is_folder(Path(classes), "--classes takes a file or dataset that you may read"):
-        return _classes_of_dataset(Path(classes))
+    elif _is_dataset(path := place_of(classes)):
+        return _classes_of_dataset(path)
     else:
-        names, place = tuple(_lines(Path(classes))), str(classes)
+        names, place = tuple(_lines(path)), str(path)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice or not names:
         what = f"it has {twice[:3]} more than once" if twice else "it holds no class names"
         raise SourceError(what, place, "It takes one class name a line")
     return names
+
+
+def _is_dataset(path: Path) -> bool:
+    if isinstance(path, URL):
+        return origin_of(path).read(MANIFEST_NAME)[0] is not None
+    return is_folder(path, "--classes takes a file or dataset that you may read")
 
 
 def _classes_of_dataset(folder: Path) -> tuple[str, ...]:
@@ -189,8 +196,7 @@ def _classes_of_dataset(folder: Path) -> tuple[str, ...]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = read_regular(path).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SourceError(f"class names cannot be read from it ({reason})", path) from error
+        text = read_file(path, str(path)).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"class names cannot be read from it ({error})", path) from error
     return [line.strip() for line in text.splitlines() if line.strip()]

@@ -54,7 +54,7 @@ class SourceOptions:
         masks = None if self.masks is None else place_of(self.masks).absolute()
         classes = self.classes
         if isinstance(classes, Path | str):
-            classes = Path(classes).absolute()
+            classes = place_of(classes).absolute()
         return replace(self, masks=masks, classes=classes)
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.errors import CodecError, SchemaError, SourceError
+from loaders.remote.url import is_url, split_secrets
 from packdata.images.headers import read_header
 from packdata.images.pictures import decode_mask, decode_picture
 from packdata.sources.base import read_file
@@ -64,7 +65,8 @@ class Marks:
         numbers = None if palette is None or is_ade20k else _palette(palette)
         table = None if label_map is None else _table(label_map)
         given = {"palette": palette, "label map": label_map}
-        names = tuple(f"{name} {value}" for name, value in given.items() if value is not None)
+        shown = {name: split_secrets(v)[0] if v and is_url(v) else v for name, v in given.items()}
+        names = tuple(f"{name} {value}" for name, value in shown.items() if value is not None)
         return cls(numbers, table, is_ade20k, names)
 
     @property
@@ -190,7 +192,7 @@ def _dense(pairs: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _read(path: Path | str, hint: str) -> str:
-    if not Path(path).is_file():
+    if not is_url(path) and not Path(path).is_file():
         raise SourceError("there is no such file", path, hint)
     return read_file(path, str(path)).decode(errors="replace")
 

@@ -49,7 +49,7 @@ from packdata.images.profiles import CONVERTED
 from packdata.images.scratch import Scratch
 from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
 from packdata.recipe import Tally, Target
-from packdata.sources.listed import fetched_ahead
+from packdata.sources.objects import fetched_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

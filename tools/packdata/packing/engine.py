@@ -428,7 +428,7 @@ class _PartPacker:
         def size_of(outcome: Outcome) -> int:
             return outcome.nbytes
 
-        from packdata.sources.listed import fetched_ahead  # late: --help is quick without
+        from packdata.sources.objects import fetched_ahead  # late: --help is quick without
 
         # Blocks are alike, so that a few are enough to keep all workers busy.
         limit = {"max_bytes": _MAX_BLOCK_BYTES} if self.recipe.is_of_blocks else {}

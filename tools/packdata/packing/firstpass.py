@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
-from loaders.system.regular import read_regular
+from packdata.sources.base import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -66,10 +66,10 @@ class FirstPass:
 
 def _read(path: Path | str) -> dict[str, Any]:
     try:
-        given = json.loads(read_regular(path))[KEY]
+        given = json.loads(read_file(path, str(path)))[KEY]
         return {"identity": dict(given["identity"]), "found": dict(given["found"])}
-    except OSError as error:
-        raise SourceError(f"it cannot be read ({error.strerror})", path) from error
+    except SourceError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise SourceError(
             "it is not a plan that has something to tell to parts", path, _HOW

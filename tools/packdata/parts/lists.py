@@ -18,7 +18,7 @@ from packdata.packing.settings import OVERWRITE
 from packdata.packing.target import PARTS_NAME
 from packdata.parts.local import holds_datasets
 from packdata.sources.base import suffix_of
-from packdata.sources.listed import list_origin
+from packdata.sources.listed import kept_entries, list_origin
 from packdata.sources.lists import LIST_SUFFIXES
 
 if TYPE_CHECKING:
@@ -48,12 +48,11 @@ def keep_list(source: Path | str, dst: Path | str, *, overwrite: bool = False) -
         hint = f"{OVERWRITE} makes it anew; what was packed by it is then refused"
         raise PackError(f"a list of {origin.url} is there", place, hint)
     tree = list_origin(origin)
-    entries = list(tree)
-    if tree.origin.url != origin.url:  # one object, which has no name below itself
-        if _is_list(origin.url):  # the pictures that it names lie beside it, and below
-            beside = list(list_origin(origin_of(origin.url.parent)))
-            _keep(place, _name(origin.url.parent), beside)
-        entries = [entries[0]._replace(name="")]
+    entries = kept_entries(origin, tree)
+    if tree.origin.url != origin.url and _is_list(origin.url):
+        # One object, and the pictures that it names lie beside it, and below.
+        beside = list(list_origin(origin_of(origin.url.parent)))
+        _keep(place, _name(origin.url.parent), beside)
     _keep(place, name, entries)
     return len(entries), sum(entry.size for entry in entries)
 

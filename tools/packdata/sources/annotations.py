@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -27,12 +29,18 @@ from packdata.sources.base import (
 from packdata.sources.composed import ExtendedSource
 from packdata.sources.folders import files_below
 from packdata.sources.layouts import SPLIT_NAMES
-from packdata.sources.listed import ListedURL, RemoteFile, list_sources, place_of_source
+from packdata.sources.listed import (
+    ListedURL,
+    list_sources,
+    place_of_source,
+    with_beside,
+)
+from packdata.sources.objects import RemoteFile, fetched_ahead
 from packdata.sources.readers import parse_json
 from packdata.sources.regular import nothing_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from packdata.sources.base import Item
 
@@ -137,8 +145,6 @@ def open_annotations(path: Path | str, split: str = "") -> Annotations:
         hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
         raise SourceError(what if kinds else "it holds no annotations", path, hint)
     (kind,) = kinds
-    if isinstance(path, ListedURL) and kind != ".json":
-        raise SourceError("of URLs COCO's .json files are read", path, "Copy it here first")
     chosen = [file for file in files if suffix_of(file.name) == kind]
     try:
         found = _READERS[kind](path, chosen, split)
@@ -167,8 +173,25 @@ def _files(path: Path) -> list[Path]:
 def _hash(path: Path, files: Iterable[Path]) -> str:
     hashed = FileHash()
     for file in files:
-        hashed.add(str(file.relative_to(path) if file != path else file.name), file.stat())
+        hashed.add(str(_inside(path, file)), file.stat())
     return hashed.hexdigest()
+
+
+def _inside(path: Path, file: Path) -> PurePath:
+    """Return what a file is called below a path, or alone."""
+    return PurePath(file.name) if file == path else PurePath(str(file)).relative_to(str(path))
+
+
+def _reading(files: Sequence[Path]) -> Iterator[tuple[Path, Callable[[], bytes]]]:
+    """Yield files with what reads them; those of a store are fetched ahead."""
+    readers: Iterator[Callable[[], bytes]] = (
+        stored.reader()
+        if isinstance(file, ListedURL) and (stored := file.stored)
+        else partial(read_file, file, str(file))
+        for file in files
+    )
+    with closing(fetched_ahead(readers)) as ahead:
+        yield from zip(files, ahead, strict=True)
 
 
 # -- COCO ---------------------------------------------------------------------------------------------
@@ -300,10 +323,10 @@ def _kind_of_split(word: str) -> str:
 def _read_voc(path: Path, files: Sequence[Path], split: str) -> Annotations:
     by_name: dict[str, Values | SourceError] = {}
     sizes: dict[str, tuple[int, int]] = {}
-    for file in files:
-        name = str((file.relative_to(path) if file != path else Path(file.name)).with_suffix(""))
+    for file, read in _reading(files):
+        name = str(_inside(path, file).with_suffix(""))
         try:
-            root = ElementTree.fromstring(read_file(file, str(file)))
+            root = ElementTree.fromstring(read())
             by_name[name] = _voc_values(root)
             if size := _size_of(root.findtext("size/height"), root.findtext("size/width")):
                 sizes[name] = size
@@ -338,11 +361,11 @@ def _voc_values(root: ElementTree.Element) -> Values:
 
 def _read_yolo(path: Path, files: Sequence[Path], split: str) -> Annotations:
     by_name: dict[str, Values | SourceError] = {}
-    for file in files:
-        inside = (file.relative_to(path) if file != path else Path(file.name)).with_suffix("")
+    for file, read in _reading(files):
+        inside = _inside(path, file).with_suffix("")
         values: Values | SourceError
         try:
-            values = _yolo_values(file)
+            values = _yolo_values(read())
         except ValueError as error:
             values = SourceError(f"{file}: {error}", file)
         by_name[str(inside)] = values
@@ -365,9 +388,9 @@ def _read_yolo(path: Path, files: Sequence[Path], split: str) -> Annotations:
     return Annotations("YOLO", "yolo", names, columns, by_name, notes)
 
 
-def _yolo_values(file: Path) -> Values:
+def _yolo_values(data: bytes) -> Values:
     values: Values = {BOXES: [], BOX_LABELS: [], "segmentation": []}
-    for line, text in enumerate(read_file(file, str(file)).decode().splitlines(), start=1):
+    for line, text in enumerate(data.decode().splitlines(), start=1):
         words = text.split()
         if not words:
             continue
@@ -389,7 +412,8 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
 
 def _yolo_names(path: Path) -> tuple[str, ...]:
     """Read the names of classes from ``data.yaml`` or ``classes.txt``, in the folder or up to two above."""
-    folders = (path, *path.resolve().parents[:2])
+    above = (folder for folder in path.resolve().parents[:2] if not _is_above_stores(folder))
+    folders = (path, *map(with_beside, above))
     for file in (file for folder in folders for file in sorted(folder.glob("*.y*ml"))):
         text = read_file(file, str(file)).decode(errors="replace")
         _check_no_pose(text, file)
@@ -400,6 +424,10 @@ def _yolo_names(path: Path) -> tuple[str, ...]:
             lines = read_file(file, str(file)).decode(errors="replace").splitlines()
             return tuple(line.strip() for line in lines if line.strip())
     return ()
+
+
+def _is_above_stores(folder: Path) -> bool:
+    return isinstance(folder, ListedURL) and not folder.parent.name
 
 
 def _check_no_pose(text: str, file: Path) -> None:

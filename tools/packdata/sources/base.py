@@ -19,9 +19,12 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.errors import SourceError
+from loaders.remote.origin import origin_of
+from loaders.remote.url import is_url, place_of
 from loaders.system.regular import regular
-from packdata.sources.listed import ListedURL, RemoteFile, fetched_ahead
+from packdata.sources.listed import ListedURL
 from packdata.sources.names import twice
+from packdata.sources.objects import RemoteFile, fetched_ahead
 from packdata.sources.regular import read_regular
 
 if TYPE_CHECKING:
@@ -197,10 +200,12 @@ def is_folder(path: Path, hint: str = "") -> bool:
 
 
 def read_file(path: Path | str, where: str) -> bytes:
-    """Return the bytes of a file; SourceError that names ``where`` if that fails."""
+    """Return the bytes of a file, also of one at a URL; SourceError that names ``where`` if that fails."""
     try:
         if isinstance(path, ListedURL) and (stored := path.stored) is not None:
             return stored.reader()()
+        if is_url(path):
+            return _read_object(place_of(path))
         return read_regular(path, where)
     except SourceError:
         raise
@@ -209,6 +214,13 @@ def read_file(path: Path | str, where: str) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise SourceError(f"it cannot be read ({reason})", where) from error
+
+
+def _read_object(url: Path) -> bytes:
+    data, _ = origin_of(str(url.parent)).read(url.name)
+    if data is None:
+        raise FileNotFoundError
+    return data
 
 
 def read_head(file: Path | str | RemoteFile) -> bytes:

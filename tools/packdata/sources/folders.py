@@ -30,8 +30,9 @@ from packdata.sources.base import (
     suffix_of,
 )
 from packdata.sources.idx import IDX_IMAGES
-from packdata.sources.listed import ListedEntry, ListedURL, RemoteFile, StoredFiles
+from packdata.sources.listed import ListedEntry, ListedURL, StoredFiles
 from packdata.sources.names import Names
+from packdata.sources.objects import RemoteFile
 from packdata.sources.regular import check_name
 
 if TYPE_CHECKING:

@@ -7,20 +7,17 @@ read is compared with what was listed.
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 from array import array
 from bisect import bisect_left
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from glob import has_magic
+from fnmatch import fnmatchcase
+from glob import glob, has_magic
 from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
@@ -30,15 +27,14 @@ from loaders.remote.url import URL, is_url, split_secrets
 from loaders.remote.wire import Entry
 from packdata.sources.fetched import local_path
 from packdata.sources.names import Names
+from packdata.sources.objects import RemoteFile, StoredFile
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from loaders.remote.origin import Origin
 
-T = TypeVar("T")
-_ASKS, _ASK_ITEMS, _ASK_BYTES = 8, 32, 4 << 20  # questions on their way, and how much each is for
-_FIRST_BYTES, _MOST_BYTES = 256 << 10, 8 << 20  # of a file that is read in its order
+_OF_PATTERN = "../"  # before names of objects in lists of what a pattern means
 
 
 class _Folder:
@@ -135,6 +131,9 @@ class Tree:
 
 
 _trees: dict[str, Tree] = {}
+_beside: dict[
+    str, Tree
+] = {}  # folders, without those in them, in which what is no source was looked for
 _given: set[str] = set()  # of which the list was made elsewhere
 _sent: dict[str, StoredFile] = {}  # objects that another process has listed
 
@@ -143,12 +142,14 @@ class ListedURL(URL):
     """A folder or object of a source that was listed."""
 
     def _found(self) -> tuple[Tree | None, str]:
-        text = str(self)
-        roots = [root for root in tuple(_trees) if text == root or text.startswith(f"{root}/")]
-        if not roots:
-            return None, ""
-        tree = _trees[max(roots, key=len)]
-        return tree, text[len(str(tree.origin.url)) + 1 :]
+        text, names = str(self), [str(self), *map(str, self.parents)]
+        tree = next((_trees[name] for name in names if name in _trees), None)
+        if tree is None:  # it may be one of those that a pattern means
+            patterns = (tree for root, tree in tuple(_trees.items()) if has_magic(root))
+            tree = next((each for each in patterns if each.find(_name_in(each, text))), None)
+        if tree is None:
+            tree = next((_beside[name] for name in names[:2] if name in _beside), None)
+        return tree, "" if tree is None else _name_in(tree, text)
 
     @property
     def origin(self) -> Origin:
@@ -181,6 +182,13 @@ class ListedURL(URL):
         """Yield what is directly inside."""
         files, folders = self.scan()
         yield from (self / name for name in [*(file.name for file in files), *folders])
+
+    def glob(self, pattern: str, **_: Any) -> Generator[ListedURL]:
+        """Yield what matches, level by level."""
+        first, rest = [*pattern.split("/", 1), ""][:2]
+        for path in self.iterdir():
+            if fnmatchcase(path.name, first):
+                yield from path.glob(rest) if rest else [path]
 
     def is_dir(self) -> bool:
         """Tell whether something lies below it."""
@@ -218,6 +226,11 @@ class ListedURL(URL):
         files, folders = ([], []) if tree is None else tree.inside(path)
         start = len(path) + 1 if path else 0
         return [ListedEntry(entry.name[start:], entry, self) for entry in files], folders
+
+
+def _name_in(tree: Tree, url: str) -> str:
+    above = f"{tree.origin.url}/"
+    return url[len(above) :] if url.startswith(above) else ""
 
 
 def _sent_url(text: str, stored: StoredFile | None) -> ListedURL:
@@ -306,18 +319,88 @@ def list_origin(origin: Origin) -> Tree:
         above = origin_of(str(origin.url.parent))
         if (one := above.look(origin.url.name)) is not None:
             return Tree(above, [one])
-    hint = "Check the URL"
-    if has_magic(str(origin.url)):
-        hint = "Patterns are for files of this machine: give the folder, or each object"
-    raise SourceError("there is no such object, and none below it", origin.url, hint)
+    if has_magic(str(origin.url)) and (matching := _list_pattern(origin.url)).is_folder(""):
+        return matching
+    raise SourceError("there is no such object, and none below it", origin.url, "Check the URL")
+
+
+def _list_pattern(pattern: URL) -> Tree:
+    """List what a pattern means: in its folder, or else below the last folder that no pattern names."""
+    above = _above_pattern(pattern)
+    names = pattern.parts[len(above.parts) :]
+    origin = origin_of(str(above))
+    is_flat = len(names) == 1 and names != ("**",)
+    some = [origin.in_folder()[0]] if is_flat else origin.below()
+    entries = chain.from_iterable(some)
+    return Tree(origin, (each for each in entries if _matches(each.name.split("/"), names)))
+
+
+def _above_pattern(pattern: URL) -> URL:
+    return next(above for above in pattern.parents if not has_magic(str(above)))
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Tell whether the names of a path match, each as ``glob`` has it; ``**`` is folders at any depth."""
+    if not patterns or not names:
+        return not patterns and not names
+    first, shown = patterns[0], not names[0].startswith(".")
+    if first == "**":
+        return _matches(names, patterns[1:]) or (
+            shown and (len(names) == 1 == len(patterns) or _matches(names[1:], patterns))
+        )
+    is_one = fnmatchcase(names[0], first) and (shown or first.startswith("."))
+    return is_one and _matches(names[1:], patterns[1:])
+
+
+def files_matching(pattern: Path | str) -> list[Path]:
+    """Return the files that a pattern means, in no order; of URLs the objects, when it was listed."""
+    place = place_of_source(pattern)
+    if isinstance(place, ListedURL):
+        tree = _trees.get(str(place))
+        return [] if tree is None else [ListedURL(f"{tree.origin.url}/{e.name}") for e in tree]
+    found = map(Path, glob(str(pattern), recursive=True))
+    return [path for path in found if not path.is_dir()]
+
+
+def with_beside(place: Path | str) -> Path:
+    """Return a path; at a URL that is no source, what lies there or beside it is listed first, but for what is below.
+
+    Raises:
+        RemoteError: It cannot be listed.
+    """
+    path = place_of_source(place)
+    for url in (path, path.parent) if isinstance(path, ListedURL) else ():
+        origin = origin_of(str(url))
+        if entries := origin.in_folder()[0]:
+            _beside[str(url)] = Tree(origin, entries)
+            break
+        _beside.pop(str(url), None)
+    return path
+
+
+def kept_entries(origin: Origin, tree: Tree) -> list[Entry]:
+    """Return what was listed of a source as ``given`` takes it."""
+    entries = list(tree)
+    if tree.origin.url == origin.url:
+        return entries
+    if [entry.name for entry in entries] == [
+        origin.url.name
+    ]:  # one object has no name below itself
+        return [entries[0]._replace(name="")]
+    return [entry._replace(name=_OF_PATTERN + entry.name) for entry in entries]
 
 
 def _given_tree(url: URL, entries: Iterable[Entry]) -> Tree:
     found = iter(entries)
     first = list(islice(found, 1))
-    if first and not first[0].name:  # the URL is of one object
+    entries = chain(first, found)
+    name = first[0].name if first else "."
+    if not name:  # the URL is of one object
         return Tree(origin_of(str(url.parent)), [first[0]._replace(name=url.name)])
-    return Tree(origin_of(url), chain(first, found))
+    if name.startswith(_OF_PATTERN):
+        above = origin_of(str(_above_pattern(url)))
+        return Tree(above, (e._replace(name=e.name.removeprefix(_OF_PATTERN)) for e in entries))
+    return Tree(origin_of(url), entries)
 
 
 @contextmanager
@@ -332,55 +415,6 @@ def given(lists: Mapping[URL, Iterable[Entry]]) -> Iterator[None]:
         for url in lists:
             _given.discard(str(url))
             _trees.pop(str(url), None)
-
-
-class RemoteFile:
-    """Reads an object, or a range of it, which may have been fetched ahead."""
-
-    __slots__ = ("_number", "_some", "end", "entry", "origin", "start", "where")
-
-    def __init__(
-        self, origin: Origin, entry: Entry, where: str, start: int = 0, end: int | None = None
-    ) -> None:
-        self.origin, self.entry, self.where = origin, entry, where
-        self.start, self.end = start, entry.size if end is None else min(end, entry.size)
-        self._some: Future[list[memoryview | str]] | None = None
-        self._number = 0
-
-    def __call__(self) -> bytes:
-        """Return its bytes; SourceError if it is not what was listed."""
-        if self._some is None:
-            got = self.origin.objects([(self.entry, self.start, self.end)])[0]
-        else:
-            got = self._some.result()[self._number]
-        if isinstance(got, str):
-            raise SourceError(got, self.where, "Was the source changed? Then list it again")
-        return bytes(got)
-
-    @property
-    def url(self) -> str:
-        """Of the object."""
-        return f"{self.origin.url}/{self.entry.name}"
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of the object."""
-        return (self.start, self.end) == (0, self.entry.size)
-
-    def whole(self, most: int | None = None) -> RemoteFile:
-        """Return what reads all of the object, or its first bytes."""
-        return RemoteFile(self.origin, self.entry, self.where, 0, most)
-
-    def open(self) -> BinaryIO:
-        """Open it: what was fetched ahead, or else the object, to be read by ranges."""
-        if self._some is not None:
-            return io.BytesIO(self())
-        reading: Any = _Reading(self.origin, self.entry, self.where)
-        return reading  # type: ignore[no-any-return]
-
-    def expect(self, some: Future[list[memoryview | str]], number: int) -> None:
-        """Take its bytes from what is being fetched."""
-        self._some, self._number = some, number
 
 
 class StoredFiles:
@@ -401,126 +435,3 @@ class StoredFiles:
         name = f"{self._prefix}/{file}".lstrip("/")
         entry = Entry(name, self._sizes[number], self._marks[number])
         return RemoteFile(self._origin, entry, where)
-
-
-class _Reading(io.RawIOBase):
-    """An object as a file: what is read in its order comes in larger and larger ranges."""
-
-    def __init__(self, origin: Origin, entry: Entry, where: str) -> None:
-        self._origin, self._entry, self._where = origin, entry, where
-        self._at, self._next, self._size = 0, 0, _FIRST_BYTES
-        self._first, self._data = 0, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._entry.size}
-        self._at = max(0, bases[whence] + offset)
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        left = self._entry.size - self._at
-        wanted = left if size < 0 else min(size, left)
-        pieces = []
-        while wanted > 0:
-            if not self._first <= self._at < self._first + len(self._data):
-                self._fetch(wanted)
-            start = self._at - self._first
-            pieces.append(self._data[start : start + wanted])
-            self._at += len(pieces[-1])
-            wanted -= len(pieces[-1])
-        return b"".join(pieces)
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def _fetch(self, wanted: int) -> None:
-        is_next = self._at == self._next
-        self._size = min(2 * self._size, _MOST_BYTES) if is_next else _FIRST_BYTES
-        end = self._at + min(max(wanted, self._size), _MOST_BYTES)
-        self._data = RemoteFile(self._origin, self._entry, self._where, self._at, end)()
-        self._first, self._next = self._at, self._at + len(self._data)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """An object of a source, for whoever reads it in ranges."""
-
-    origin: Origin
-    entry: Entry
-    where: str
-
-    def open(self) -> BinaryIO:
-        """Open it, to be read by ranges: SourceError where that fails."""
-        return self.reader(0, self.entry.size).open()
-
-    def reader(self, start: int = 0, end: int | None = None) -> RemoteFile:
-        """Return what reads it, or a range."""
-        return RemoteFile(self.origin, self.entry, self.where, start, end)
-
-
-def fetched_ahead(items: Iterator[T]) -> Generator[T]:
-    """Yield items; the objects that they are, ``read``, or name as ``reads``, are fetched meanwhile, some ahead."""
-    first = list(islice(items, 1))
-    if not any(map(_files, first)):
-        yield from first
-        yield from items
-        return
-    pool = ThreadPoolExecutor(_ASKS, "fetch-ahead")
-    ahead: deque[list[T]] = deque()
-    try:
-        while True:
-            while len(ahead) < _ASKS and sum(map(_nbytes, ahead)) < _ASKS * _ASK_BYTES:
-                if not (some := _some(first, items)):
-                    break
-                first = []
-                _expect(pool, some)
-                ahead.append(some)
-            if not ahead:
-                return
-            yield from ahead.popleft()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _some(first: list[T], items: Iterator[T]) -> list[T]:
-    """Return the next items that one question is for."""
-    some, nbytes = [*first], 0
-    for item in items:
-        some.append(item)
-        nbytes += _nbytes([item])
-        if len(some) >= _ASK_ITEMS or nbytes >= _ASK_BYTES:
-            break
-    return some
-
-
-def _nbytes(items: Iterable[object]) -> int:
-    return sum(file.end - file.start for item in items for file in _files(item))
-
-
-def _files(item: Any) -> list[RemoteFile]:
-    if isinstance(item, RemoteFile):
-        return [item]
-    read = getattr(item, "read", None)
-    reads: list[RemoteFile] = getattr(item, "reads", [])
-    return [read] if isinstance(read, RemoteFile) else reads
-
-
-def _expect(pool: ThreadPoolExecutor, items: Iterable[object]) -> None:
-    by_origin: dict[int, list[RemoteFile]] = {}
-    for file in (file for item in items for file in _files(item)):
-        by_origin.setdefault(id(file.origin), []).append(file)
-    for files in by_origin.values():
-        wanted = [(file.entry, file.start, file.end) for file in files]
-        some = pool.submit(files[0].origin.objects, wanted)
-        for number, file in enumerate(files):
-            file.expect(some, number)

@@ -33,7 +33,8 @@ from packdata.sources.base import (
     read_heads,
     shared_keys,
 )
-from packdata.sources.listed import ListedURL, RemoteFile, objects_beside, stat_of
+from packdata.sources.listed import ListedURL, objects_beside, stat_of
+from packdata.sources.objects import RemoteFile
 from packdata.sources.readers import csv_rows, encoding_hint, json_object
 
 if TYPE_CHECKING:

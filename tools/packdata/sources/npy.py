@@ -25,7 +25,7 @@ from packdata.wording import few
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from packdata.sources.listed import RemoteFile
+    from packdata.sources.objects import RemoteFile
 
 _ZIP_MAGIC = b"PK"
 # NumPy parses a header with ``ast``, which in Python 3.11 fails at random where two threads do so

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import re
 from collections import Counter
 from pathlib import Path
@@ -23,7 +22,7 @@ from packdata.sources.base import (
 from packdata.sources.folders import FolderSource, Listing, files_below, scan
 from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
 from packdata.sources.layouts import SPLIT_NAMES, split_commands
-from packdata.sources.listed import place_of_source
+from packdata.sources.listed import files_matching, place_of_source
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.litdata import is_litdata
 from packdata.sources.regular import check_regular, nothing_at
@@ -296,7 +295,7 @@ def _files_at(path: Path) -> list[Path] | None:
     elif exists:
         files = [path]
     else:
-        files = [Path(name) for name in sorted(glob.glob(str(path))) if not Path(name).is_dir()]
+        files = sorted(files_matching(path), key=str)
         if not files:
             braces = "{" in str(path)  # as WebDataset writes them
             hint = "A pattern has '*' in place of braces" if braces else "Check the path"

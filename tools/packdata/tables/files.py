@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections import Counter
-from pathlib import Path
+from glob import has_magic
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from loaders.errors import SchemaError, SourceError
 from packdata.sources.base import FFCV_HINT, is_hidden, suffix_of
-from packdata.sources.listed import list_sources, place_of_source, real_path
+from packdata.sources.listed import files_matching, list_sources, place_of_source, real_path
 from packdata.sources.litdata import INDEX, is_litdata
 from packdata.sources.regular import check_regular
 from packdata.sources.rowfiles import listed_files, row_kind
@@ -22,6 +21,7 @@ from packdata.tables.typed import arrow_table, parquet_table, rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from packdata.tables.parts import TableFile
 
@@ -115,9 +115,9 @@ def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
         raise SourceError("it is a packed dataset already", path, hint)
     if path.is_dir():
         return _list_folder(path)
-    if path.exists() or not glob.has_magic(str(source)):
+    if path.exists() or not has_magic(str(source)):
         return [(path, None)]
-    matches = sorted(Path(match) for match in glob.glob(str(source), recursive=True))
+    matches = sorted(files_matching(source))
     if not matches:
         raise SourceError("no file matches", source)
     return [(match, None) for match in matches if match.is_file()]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import date, datetime, time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +18,14 @@ import pyarrow as pa
 import xxhash
 
 from loaders.errors import LoadersError, SourceError
-from packdata.sources.regular import read_regular
+from packdata.sources.base import read_file
+from packdata.sources.listed import with_beside
 from packdata.tokens.contents import Content, as_utf8, type_of, value_of
 from packdata.tokens.documents import join_documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from packdata.tokens.documents import Document, Documents, Place, Reject
 
@@ -204,7 +205,9 @@ def import_jinja2() -> Any:
     return jinja2
 
 
-def open_template(path: Path, tokenizer: Path | str | None, day: date | None) -> ChatTemplate:
+def open_template(
+    template: Path | str, tokenizer: Path | str | None, day: date | None
+) -> ChatTemplate:
     """Open a Jinja file, a ``tokenizer_config.json`` with a template, or a folder that holds either.
 
     Special tokens are looked for beside the ``tokenizer``, too; ``day`` is None for today.
@@ -213,6 +216,7 @@ def open_template(path: Path, tokenizer: Path | str | None, day: date | None) ->
         SourceError: It cannot be read, holds no template, or needs a token that is not known.
         LoadersError: ``jinja2`` is not installed.
     """
+    path = with_beside(template)
     if path.is_dir():
         path = next((path / n for n in (TEMPLATE, CONFIG) if (path / n).exists()), path / CONFIG)
     text, config = _read(path), {}
@@ -220,20 +224,20 @@ def open_template(path: Path, tokenizer: Path | str | None, day: date | None) ->
         config = _config(text, path)
         text = _template_in(config, path)
     else:
-        folders = [path.parent] if tokenizer is None else [path.parent, Path(tokenizer).parent]
-        if isinstance(tokenizer, Path) and tokenizer.is_dir():
-            folders.append(tokenizer)
-        beside = next((f / CONFIG for f in folders if (f / CONFIG).is_file()), None)
-        config = {} if beside is None else _config(_read(beside), beside)
+        folders = [path.parent]
+        if tokenizer is not None:
+            beside = with_beside(tokenizer)
+            folders += [beside.parent, *[beside] * beside.is_dir()]
+        found = next((f / CONFIG for f in folders if (f / CONFIG).is_file()), None)
+        config = {} if found is None else _config(_read(found), found)
     return ChatTemplate(text, _special_tokens(config), path, day or date.today())
 
 
 def _read(path: Path) -> str:
     try:
-        return read_regular(path, path).decode()
-    except OSError as error:
-        hint = f"Give a Jinja file or a {CONFIG}"
-        raise SourceError(f"it cannot be read ({error.strerror})", path, hint) from error
+        return read_file(path, str(path)).decode()
+    except SourceError as error:
+        raise SourceError(error.what, path, f"Give a Jinja file or a {CONFIG}") from error
     except UnicodeDecodeError as error:
         raise SourceError(f"it is not UTF-8 ({error})", path) from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import date
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaders.errors import SourceError
@@ -45,7 +44,7 @@ def _content_of(rows: Sequence[SourceFile], options: TokenOptions) -> Content:
     columns = _columns_of(rows[0])
     if options.chat_template is not None:
         day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
-        template = open_template(Path(options.chat_template), options.tokenizer, day)
+        template = open_template(options.chat_template, options.tokenizer, day)
         return Chat(options.messages_column or "messages", template, TOOLS in columns)
     text = options.text_column
     if text is None and (options.tokenizer or options.train_bpe) and "text" in columns:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import glob
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,14 +11,22 @@ import pyarrow as pa
 from loaders.errors import SourceError
 from packdata.sources.base import FFCV_HINT, is_hidden
 from packdata.sources.folders import LINK_ABOVE, files_below
-from packdata.sources.listed import ListedURL, StoredFile, list_sources, place_of_source
+from packdata.sources.listed import (
+    ListedURL,
+    files_matching,
+    list_sources,
+    place_of_source,
+)
 from packdata.sources.litdata import is_litdata
 from packdata.sources.regular import check_mode, nothing_at
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
     from typing import BinaryIO
+
+    from packdata.sources.objects import StoredFile
 
 _KINDS = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
@@ -136,15 +142,15 @@ def _list_folder(folder: Path, listing: Listing) -> None:
 
 
 def _list_pattern(path: Path, listing: Listing) -> None:
-    names = [n for n in sorted(glob.glob(str(path), recursive=True)) if not Path(n).is_dir()]
+    found = sorted(files_matching(path), key=str)
     pair = path.with_name(f"{path.name}.bin")
-    if not names and pair.exists():  # Megatron names the pair by what both begin with
-        names = [str(pair)]
-    if not names:
+    if not found and pair.exists():  # Megatron names the pair by what both begin with
+        found = [pair]
+    if not found:
         raise nothing_at(path)
-    for name in names:
-        if not _is_index_of_bin(Path(name)):
-            listing.files.append(_source_file(Path(name), Path(name).name))
+    for file in found:
+        if not _is_index_of_bin(file):
+            listing.files.append(_source_file(file, file.name))
 
 
 def _is_index_of_bin(path: Path) -> bool:

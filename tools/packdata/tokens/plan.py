@@ -12,12 +12,12 @@ from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
 from loaders.remote.url import is_url, place_of
-from loaders.system.regular import read_regular
 from packdata.describe import counted, describe_field
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings, check_options
 from packdata.plan import pack_plan
-from packdata.sources.listed import list_sources, without_secrets
+from packdata.sources.base import read_file
+from packdata.sources.listed import list_sources, with_beside, without_secrets
 from packdata.sources.opening import joined_splits
 from packdata.tokens.detect import content_of
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS, Listing, identity_of, list_files
@@ -378,13 +378,14 @@ def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
     """
     if name == "bytes":
         return BytesTokenizer()
-    path = Path(name)
+    path = with_beside(name)
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
-        return JsonTokenizer(read_regular(path), path, is_chat=is_chat)
-    except OSError as error:
+        data = read_file(path, str(path))
+    except SourceError as error:
         hint = "Give 'bytes' or the path of a tokenizer.json"
-        raise SourceError(f"it cannot be read ({error.strerror})", path, hint) from error
+        raise SourceError(error.what, path, hint) from error
+    return JsonTokenizer(data, path, is_chat=is_chat)
 
 
 def pack_tokens(

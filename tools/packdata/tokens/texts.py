@@ -30,7 +30,7 @@ from packdata.tokens.tables import RowRanges, RowsPart
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from packdata.sources.listed import RemoteFile
+    from packdata.sources.objects import RemoteFile
     from packdata.tokens.contents import Content
 
 PIECE_BYTES = 4 << 20

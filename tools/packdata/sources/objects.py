@@ -1,0 +1,195 @@
+"""Objects of a store, as listed: read whole, by ranges, or some ahead of need."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from loaders.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator
+
+    from loaders.remote.origin import Origin
+    from loaders.remote.wire import Entry
+
+T = TypeVar("T")
+_ASKS, _ASK_ITEMS, _ASK_BYTES = 8, 32, 4 << 20  # questions on their way, and how much each is for
+_FIRST_BYTES, _MOST_BYTES = 256 << 10, 8 << 20  # of a file that is read in its order
+
+
+class RemoteFile:
+    """Reads an object, or a range of it, which may have been fetched ahead."""
+
+    __slots__ = ("_number", "_some", "end", "entry", "origin", "start", "where")
+
+    def __init__(
+        self, origin: Origin, entry: Entry, where: str, start: int = 0, end: int | None = None
+    ) -> None:
+        self.origin, self.entry, self.where = origin, entry, where
+        self.start, self.end = start, entry.size if end is None else min(end, entry.size)
+        self._some: Future[list[memoryview | str]] | None = None
+        self._number = 0
+
+    def __call__(self) -> bytes:
+        """Return its bytes; SourceError if it is not what was listed."""
+        if self._some is None:
+            got = self.origin.objects([(self.entry, self.start, self.end)])[0]
+        else:
+            got = self._some.result()[self._number]
+        if isinstance(got, str):
+            raise SourceError(got, self.where, "Was the source changed? Then list it again")
+        return bytes(got)
+
+    @property
+    def url(self) -> str:
+        """Of the object."""
+        return f"{self.origin.url}/{self.entry.name}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the object."""
+        return (self.start, self.end) == (0, self.entry.size)
+
+    def whole(self, most: int | None = None) -> RemoteFile:
+        """Return what reads all of the object, or its first bytes."""
+        return RemoteFile(self.origin, self.entry, self.where, 0, most)
+
+    def open(self) -> BinaryIO:
+        """Open it: what was fetched ahead, or else the object, to be read by ranges."""
+        if self._some is not None:
+            return io.BytesIO(self())
+        reading: Any = _Reading(self.origin, self.entry, self.where)
+        return reading  # type: ignore[no-any-return]
+
+    def expect(self, some: Future[list[memoryview | str]], number: int) -> None:
+        """Take its bytes from what is being fetched."""
+        self._some, self._number = some, number
+
+
+class _Reading(io.RawIOBase):
+    """An object as a file: what is read in its order comes in larger and larger ranges."""
+
+    def __init__(self, origin: Origin, entry: Entry, where: str) -> None:
+        self._origin, self._entry, self._where = origin, entry, where
+        self._at, self._next, self._size = 0, 0, _FIRST_BYTES
+        self._first, self._data = 0, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._entry.size}
+        self._at = max(0, bases[whence] + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._entry.size - self._at
+        wanted = left if size < 0 else min(size, left)
+        pieces = []
+        while wanted > 0:
+            if not self._first <= self._at < self._first + len(self._data):
+                self._fetch(wanted)
+            start = self._at - self._first
+            pieces.append(self._data[start : start + wanted])
+            self._at += len(pieces[-1])
+            wanted -= len(pieces[-1])
+        return b"".join(pieces)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _fetch(self, wanted: int) -> None:
+        is_next = self._at == self._next
+        self._size = min(2 * self._size, _MOST_BYTES) if is_next else _FIRST_BYTES
+        end = self._at + min(max(wanted, self._size), _MOST_BYTES)
+        self._data = RemoteFile(self._origin, self._entry, self._where, self._at, end)()
+        self._first, self._next = self._at, self._at + len(self._data)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """An object of a source, for whoever reads it in ranges."""
+
+    origin: Origin
+    entry: Entry
+    where: str
+
+    def open(self) -> BinaryIO:
+        """Open it, to be read by ranges: SourceError where that fails."""
+        return self.reader(0, self.entry.size).open()
+
+    def reader(self, start: int = 0, end: int | None = None) -> RemoteFile:
+        """Return what reads it, or a range."""
+        return RemoteFile(self.origin, self.entry, self.where, start, end)
+
+
+def fetched_ahead(items: Iterator[T]) -> Generator[T]:
+    """Yield items; the objects that they are, ``read``, or name as ``reads``, are fetched meanwhile, some ahead."""
+    first = list(islice(items, 1))
+    if not any(map(_files, first)):
+        yield from first
+        yield from items
+        return
+    pool = ThreadPoolExecutor(_ASKS, "fetch-ahead")
+    ahead: deque[list[T]] = deque()
+    try:
+        while True:
+            while len(ahead) < _ASKS and sum(map(_nbytes, ahead)) < _ASKS * _ASK_BYTES:
+                if not (some := _some(first, items)):
+                    break
+                first = []
+                _expect(pool, some)
+                ahead.append(some)
+            if not ahead:
+                return
+            yield from ahead.popleft()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _some(first: list[T], items: Iterator[T]) -> list[T]:
+    """Return the next items that one question is for."""
+    some, nbytes = [*first], 0
+    for item in items:
+        some.append(item)
+        nbytes += _nbytes([item])
+        if len(some) >= _ASK_ITEMS or nbytes >= _ASK_BYTES:
+            break
+    return some
+
+
+def _nbytes(items: Iterable[object]) -> int:
+    return sum(file.end - file.start for item in items for file in _files(item))
+
+
+def _files(item: Any) -> list[RemoteFile]:
+    if isinstance(item, RemoteFile):
+        return [item]
+    read = getattr(item, "read", None)
+    reads: list[RemoteFile] = getattr(item, "reads", [])
+    return [read] if isinstance(read, RemoteFile) else reads
+
+
+def _expect(pool: ThreadPoolExecutor, items: Iterable[object]) -> None:
+    by_origin: dict[int, list[RemoteFile]] = {}
+    for file in (file for item in items for file in _files(item)):
+        by_origin.setdefault(id(file.origin), []).append(file)
+    for files in by_origin.values():
+        wanted = [(file.entry, file.start, file.end) for file in files]
+        some = pool.submit(files[0].origin.objects, wanted)
+        for number, file in enumerate(files):
+            file.expect(some, number)
