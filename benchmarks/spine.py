@@ -376,6 +376,13 @@ def cases(data: Data) -> Iterator[Case]:
         "budget: 0.3, after importing torch",
         True,
     )
+    yield Case(
+        "first batch of a further epoch, 1,000 samples in memory, batch 100",
+        "ms",
+        further_epochs(),
+        "budget: 3; medians of 50 epochs, CPU time is that of all threads",
+        True,
+    )
     yield packing(data)
 
 
@@ -390,6 +397,40 @@ def overheads(data: Data) -> dict[str, Run]:
         return (time.perf_counter() - began) / num_batches * 1e6
 
     return {"inline": lambda: per_batch(0), "one thread, groups of batches": lambda: per_batch(1)}
+
+
+def further_epochs() -> dict[str, Run]:
+    """Time from `iter` to the first batch, where an epoch takes no longer than that."""
+    labels = np.arange(1000)
+    datasets = {
+        "rows of 16 floats": RAMDataset.from_arrays(
+            x=np.zeros((1000, 16), np.float32), label=labels
+        ),
+        "images of 32 px": RAMDataset.from_arrays(
+            image=np.zeros((1000, 32, 32, 3), np.uint8), label=labels
+        ),
+    }
+
+    def first(dataset: Any, backend: Any, clock: Callable[[], float]) -> float:
+        loader = DataLoader(dataset, 100, shuffle=True, num_workers=WORKERS, backend=backend)
+        took = []
+        for _ in range(51):
+            began = clock()
+            batches = iter(loader)
+            next(batches)
+            took.append(clock() - began)
+            for _batch in batches:
+                pass
+        return statistics.median(took[1:]) * 1e3
+
+    return {
+        f"{name}, {backend}{', CPU time' if clock is time.process_time else ''}": functools.partial(
+            first, dataset, backend, clock
+        )
+        for name, dataset in datasets.items()
+        for backend in ("thread", "auto")
+        for clock in (time.perf_counter, time.process_time)
+    }
 
 
 def epoch_in_parts(loader: DataLoader, num_workers: int) -> float:

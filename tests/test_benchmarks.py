@@ -38,7 +38,7 @@ NEEDS_FUSE = pytest.mark.skipif(
     not can_mount(), reason="needs libfuse 3, a C compiler and /dev/fuse"
 )
 CASES = [
-    ("spine", ["--scale", "0.1"], 11),
+    ("spine", ["--scale", "0.1"], 12),
     ("tokens", ["--tokens", "100000", "--workers", "1"], 4),
     ("arrays", ["--side", "80", "--volumes", "2", "--crops", "16"], 4),
     ("tables", ["--rows", "20000", "--csv-rows", "2000"], 2),

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,7 +27,7 @@ from loaders.sampling import Sequential
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 NUM = 23
 ROOT = Path(__file__).parents[2]
@@ -593,6 +594,47 @@ def test_slots_stay_as_many_over_ten_epochs(large: ShardDataset, num_workers: in
     )  # in flight, made and handed over; of the 8 batches of an epoch at most
     assert loader.stats().slot_bytes <= num_groups * 8 * 8 * 40 * 48 * 3
     assert loader.stats().num_batches == 11 * 8
+
+
+def calls_of(work: Callable[[], Any]) -> tuple[int, Any]:
+    """Return how many functions a piece of work calls on this thread, and what it returns."""
+    calls = 0
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        done = work()
+    finally:
+        sys.setprofile(None)
+    return calls, done
+
+
+@pytest.mark.parametrize(("length", "most"), [(1_000, 1_500), (50_000, 4_000), (1_000_000, 4_000)])
+def test_a_further_epoch_begins_with_as_little_work_however_long_it_is(
+    length: int, most: int
+) -> None:
+    """Milliseconds on a quiet machine (``benchmarks/spine.py`` has them); here, what they are made of."""
+    dataset = RAMDataset.from_arrays(x=np.zeros((length, 4), np.float32))
+    loader = DataLoader(dataset, 100, shuffle=True, num_workers=1, backend="thread")
+    begun = []
+    for epoch in range(20):
+        loader.set_epoch(epoch)
+        calls, batches = calls_of(partial(_first_of, loader))
+        begun.append(calls)
+        batches.close()
+
+    assert max(begun) < most
+    assert max(begun[1:]) < 1.05 * begun[0]  # nothing is kept that later epochs must go through
+
+
+def _first_of(loader: DataLoader[Any]) -> Any:
+    """Begin an epoch, and take its first batch."""
+    batches = iter(loader)
+    next(batches)
+    return batches
 
 
 def test_torchs_threads_are_left_alone(one: Path) -> None:
