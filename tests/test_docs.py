@@ -216,7 +216,9 @@ def test_named_tests_exist() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_are_as_narrow_as_the_site(page: str) -> None:
     """What is wider is cut on a screen of 1,280 pixels."""
-    assert not [line for _, block in blocks(page) for line in block.splitlines() if len(line) > 118]
+    assert not [
+        line for _, block in blocks(page) for line in block.splitlines() if len(line) > 118
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES)
