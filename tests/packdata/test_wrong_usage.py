@@ -37,7 +37,6 @@ USAGE = [
     ("tables t.csv {dst} --features ','", "argument --features: takes names separated by commas, got ','"),
     ("tables t.csv {dst} --like train --dtype float64", "dtype follows from the dataset of --like"),
     ("arrays scans {dst} --mask-dtype uint8", "there are no masks to store as uint8: give --masks"),
-    ("arrays scans {dst} --classes https://a.org/names", "https://a.org/names is a URL"),
     ("info packed table", "'table' is too many: it takes DATASET"),
     ("images photos {dst} --fitt cover", "there is no option --fitt: did you mean '--fit'?"),
     ("images photos {dst} --siz 8", "there is no option --siz: did you mean '--size'?"),

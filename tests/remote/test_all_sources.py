@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -28,17 +32,16 @@ from packdata.parts import stored
 from packdata.parts.local import finish
 from packdata.sources import fetched, listed
 from packdata.sources.fetched import drop_copies, local_path
-from packdata.sources.listed import ListedURL, files_matching, list_sources
+from packdata.sources.listed import ListedURL, files_matching, list_sources, opened_in_order
 from packdata.tables.plan import pack_tables, plan_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from packdata.tokens.tokenizer import train_bpe
 from tests.packdata.recipes import contents
-from tests.remote.conftest import storage
+from tests.remote.conftest import storage, wait_until
 from tests.remote.test_packing import killed_before_asking, shards_at, staging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.remote.conftest import Store
 
@@ -395,6 +398,40 @@ def test_what_is_fetched_goes_when_room_ends_and_when_it_was_read(
     copies.close()
     assert not folder.exists()
     assert local_path(objects[0])
+
+
+def test_the_next_objects_come_while_one_is_read_and_no_more_than_a_few(
+    raw: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(20):
+        (raw / f"{i:02}.bin").write_bytes(bytes([i]) * 1_000)
+    list_sources([RAW])
+    monkeypatch.setattr(fetched, "_AHEAD_BYTES", 3_000)
+    files = [ListedURL(f"{RAW}/{i:02}.bin") for i in range(20)]
+    opened_in_order(files)
+
+    def read(i: int) -> bool:
+        return Path(os.fspath(files[i])).read_bytes() == bytes([i]) * 1_000
+
+    assert read(4)
+
+    (copies,) = fetched._copies
+    wait_until(lambda: len([*copies.folder.glob("?" * 32)]) == 4)
+    found = {path.read_bytes()[0] for path in copies.folder.glob("?" * 32)}
+    assert found == {4, 5, 6, 7}
+    (raw / "09.bin").unlink()
+    assert all(map(read, range(5, 9)))
+    with pytest.raises(SourceError):  # what cannot be fetched is an error of whoever opens it
+        read(9)
+    store.proxy.set(faults=[{"kind": "hang", "match": "17.bin"}])
+    assert read(16)
+    began = time.monotonic()
+
+    drop_copies()
+
+    assert time.monotonic() - began < 15
+    assert not copies.folder.exists()
+    assert not [t for t in threading.enumerate() if t.name.startswith("fetch")]
 
 
 def test_what_is_listed_again_is_not_what_was_listed_below_it_before(raw: Path) -> None:

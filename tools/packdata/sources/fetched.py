@@ -1,6 +1,7 @@
 """Objects of a store as files of this machine, for whoever opens them by name.
 
-1. An object is fetched when it is first opened, in ranges, and compared with its listing (size, e-tag).
+1. An object is fetched when it is first opened, in ranges, and compared with its listing (size, e-tag). Those that
+   are opened behind it come meanwhile, as far as that is known: the next one, or a few that are small.
 2. Files lie in a folder of this process below ``$TMPDIR``. They take up to half of its disk: then those go that were
    opened longest ago, and are fetched again if they are opened again. Who has one open reads on.
 3. The folder goes when the packing ends. What a killed process left is used, or removed, by the next one.
@@ -14,9 +15,9 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import xxhash
@@ -25,12 +26,13 @@ from loaders.errors import SourceError
 from packdata.claimed import claimed_folder, drop_unclaimed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from loaders.remote.wire import Entry
 
-_RANGE_BYTES, _AT_ONCE = 8 << 20, 8
+_RANGE_BYTES, _AT_ONCE = 8 << 20, 8  # of all that is fetched: what it takes of memory
+_AHEAD, _AHEAD_BYTES = 8, 64 << 20  # objects ahead of the one that was opened last
 _SAFE_S = 10.0  # for so long a file stays, that who asked for it can open it
 _TO_COME = ".part"
 
@@ -64,6 +66,8 @@ class _Copies:
         self.folder.mkdir(exist_ok=True)
         self._lock = threading.Lock()
         self._fetching: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._ranges = ThreadPoolExecutor(_AT_ONCE, "fetch")
+        self._ahead = ThreadPoolExecutor(_AHEAD, "fetch-ahead")
         self._used: dict[
             str, tuple[int, float]
         ] = {}  # size and time, by name, in the order of their last use
@@ -84,23 +88,43 @@ class _Copies:
             SourceError: The object is not what was listed, or there is no room for it.
             RemoteError: The store does not answer, or refuses.
         """
-        about = f"{stored.where} {stored.entry.size} {stored.entry.mark}"
-        name = xxhash.xxh3_128_hexdigest(about.encode())
-        path, size = self.folder / name, stored.entry.size
-        with self._lock:
-            fetching = self._fetching[name]
-        with fetching:
-            if not self._touch(name):
-                self._make_room(size)
-                try:
-                    _fetch(stored, path)
-                except OSError as error:
-                    what = f"it cannot be fetched into {self.folder} ({error.strerror})"
-                    hint = "Set TMPDIR to a folder on a disk with more room"
-                    raise SourceError(what, stored.where, hint) from error
-                with self._lock:
-                    self._used[name] = size, time.monotonic()
+        with self._fetching_of(_name_of(stored)):
+            path = self._bring(stored, lambda: self._expect(stored))
+        self._expect(stored)
         return path
+
+    def _fetching_of(self, name: str) -> threading.Lock:
+        with self._lock:
+            return self._fetching[name]
+
+    def _bring(self, stored: Stored, meanwhile: Callable[[], object]) -> Path:
+        name, size = _name_of(stored), stored.entry.size
+        path = self.folder / name
+        if not self._touch(name):
+            self._make_room(size)
+            try:
+                _fetch(stored, path, self._ranges, meanwhile)
+            except OSError as error:
+                what = f"it cannot be fetched into {self.folder} ({error.strerror})"
+                hint = "Set TMPDIR to a folder on a disk with more room"
+                raise SourceError(what, stored.where, hint) from error
+            with self._lock:
+                self._used[name] = size, time.monotonic()
+        return path
+
+    def _expect(self, stored: Stored) -> None:
+        """Fetch what is opened after an object; what fails is an error when it is opened."""
+        for following in _following(stored):
+            name = _name_of(following)
+            with self._lock:
+                is_known = name in self._used or self._fetching[name].locked()
+            if not is_known:
+                with suppress(RuntimeError):  # it was closed
+                    self._ahead.submit(self._bring_ahead, following)
+
+    def _bring_ahead(self, stored: Stored) -> None:
+        with self._fetching_of(_name_of(stored)), suppress(Exception):
+            self._bring(stored, lambda: None)
 
     def _touch(self, name: str) -> bool:
         """Note that a file is used; return False if it is not there."""
@@ -123,24 +147,36 @@ class _Copies:
 
     def close(self) -> None:
         """Remove the files."""
+        self._ranges.shutdown(wait=False, cancel_futures=True)
+        self._ahead.shutdown(cancel_futures=True)
+        self._ranges.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
         self._stack.close()
         drop_unclaimed("sources")
 
 
-def _fetch(stored: Stored, path: Path) -> None:
+def _name_of(stored: Stored) -> str:
+    about = f"{stored.where} {stored.entry.size} {stored.entry.mark}"
+    return xxhash.xxh3_128_hexdigest(about.encode())
+
+
+def _fetch(
+    stored: Stored, path: Path, pool: ThreadPoolExecutor, meanwhile: Callable[[], object]
+) -> None:
     """Write an object to a file, in ranges, some at a time."""
     beside, size = path.with_name(path.name + _TO_COME), stored.entry.size
     try:
-        with open(beside, "wb") as file, ThreadPoolExecutor(_AT_ONCE, "fetch") as pool:
+        with open(beside, "wb") as file:
+            fd, starts = file.fileno(), range(0, size, _RANGE_BYTES)
+            parts = [pool.submit(_write, fd, stored, start) for start in starts]
             try:
-                for _ in pool.map(
-                    partial(_write, file.fileno(), stored), range(0, size, _RANGE_BYTES)
-                ):
-                    pass
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+                meanwhile()
+                for part in parts:
+                    part.result()
+            finally:
+                for part in parts:
+                    part.cancel()
+                wait(parts)  # they write to an open file
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
@@ -155,6 +191,7 @@ def _write(fd: int, stored: Stored, start: int) -> None:
 
 
 _copies: list[_Copies] = []
+_after: dict[str, Stored] = {}  # by the URL of an object what is opened after it
 _making = threading.Lock()
 
 
@@ -171,9 +208,24 @@ def local_path(stored: Stored) -> str:
     return str(copies.path(stored))
 
 
+def expect_in_order(objects: Iterable[Stored]) -> None:
+    """Tell in which order objects are opened as files."""
+    _after.update((one.where, other) for one, other in pairwise(objects))
+
+
+def _following(stored: Stored) -> Iterator[Stored]:
+    """Yield what is opened after an object, as far as it may come ahead."""
+    num, nbytes, following = 0, 0, _after.get(stored.where)
+    while following is not None and num < _AHEAD and nbytes < _AHEAD_BYTES:
+        yield following
+        num, nbytes = num + 1, nbytes + following.entry.size
+        following = _after.get(following.where)
+
+
 @atexit.register
 def drop_copies() -> None:
     """Remove what was fetched: it was read, or no more will be."""
+    _after.clear()
     with _making:
         while _copies:
             copies = _copies.pop()

@@ -25,7 +25,7 @@ from loaders.errors import SourceError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, is_url, split_secrets
 from loaders.remote.wire import Entry
-from packdata.sources.fetched import local_path
+from packdata.sources.fetched import expect_in_order, local_path
 from packdata.sources.names import Names
 from packdata.sources.objects import RemoteFile, StoredFile
 
@@ -360,6 +360,12 @@ def files_matching(pattern: Path | str) -> list[Path]:
         return [] if tree is None else [ListedURL(f"{tree.origin.url}/{e.name}") for e in tree]
     found = map(Path, glob(str(pattern), recursive=True))
     return [path for path in found if not path.is_dir()]
+
+
+def opened_in_order(paths: Iterable[Path]) -> None:
+    """Tell in which order files are opened: of those that are objects, the next comes while one is read."""
+    found = (path.stored for path in paths if isinstance(path, ListedURL))
+    expect_in_order(filter(None, found))
 
 
 def with_beside(place: Path | str) -> Path:

@@ -22,7 +22,7 @@ from packdata.sources.base import (
 from packdata.sources.folders import FolderSource, Listing, files_below, scan
 from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
 from packdata.sources.layouts import SPLIT_NAMES, split_commands
-from packdata.sources.listed import files_matching, place_of_source
+from packdata.sources.listed import files_matching, opened_in_order, place_of_source
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.litdata import is_litdata
 from packdata.sources.regular import check_regular, nothing_at
@@ -78,6 +78,7 @@ def open_source(
     for file in files:
         check_regular(file, file)
     _check_one_kind(path, files)
+    opened_in_order(files)
     first = files[0]
     archive = "litdata" if is_litdata(first) else _archive_kind(first.name)
     if archive == "tar":

@@ -10,7 +10,13 @@ from urllib.parse import unquote
 
 from loaders.errors import SchemaError, SourceError
 from packdata.sources.base import FFCV_HINT, is_hidden, suffix_of
-from packdata.sources.listed import files_matching, list_sources, place_of_source, real_path
+from packdata.sources.listed import (
+    files_matching,
+    list_sources,
+    opened_in_order,
+    place_of_source,
+    real_path,
+)
 from packdata.sources.litdata import INDEX, is_litdata
 from packdata.sources.regular import check_regular
 from packdata.sources.rowfiles import listed_files, row_kind
@@ -89,6 +95,7 @@ def open_tables(
         SchemaError: There are options for CSV files, but no such file.
         SourceError: A file cannot be read, or is not a table.
     """
+    opened_in_order(paths)
     options = CsvOptions() if options is None else options
     given = [name for name, value in options.to_json().items() if name != "delimiter"]
     if given and not any(suffix_of(path.name) in _DELIMITED for path in paths):

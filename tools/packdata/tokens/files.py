@@ -15,6 +15,7 @@ from packdata.sources.listed import (
     ListedURL,
     files_matching,
     list_sources,
+    opened_in_order,
     place_of_source,
 )
 from packdata.sources.litdata import is_litdata
@@ -110,6 +111,7 @@ def list_files(sources: Sequence[Path | str]) -> Listing:
     twice = next((path for path, n in Counter(paths).items() if n > 1), None)
     if twice is not None:
         raise SourceError("it is given more than once", twice)
+    opened_in_order(paths)
     return listing
 
 
