@@ -383,13 +383,52 @@ def test_a_store_that_refuses_all_is_one_error_in_time_and_the_command_goes_on(
     assert_same(store, tmp_path / "local")
 
 
+def test_shards_are_sent_and_deleted_while_others_are_packed(
+    photos: Path, store: Store, staging: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, most, num_sent = Client.ask, 0, 0
+
+    def counted(self: Client, message: dict[str, Any], *about: Any, **more: Any) -> Any:
+        nonlocal most, num_sent
+        if message["op"] == "put" and "hash" in message:
+            most = max(most, len([*staging.rglob("shard-*.parquet")]))
+            num_sent += 1
+        return ask(self, message, *about, **more)
+
+    monkeypatch.setattr(Client, "ask", counted)
+    store.proxy.set(latency_s=0.05)
+    options: dict[str, Any] = {"sizes": 64, "fit": "stretch", "codec": "raw"}
+
+    assert pack(photos, **options).shards == 12
+
+    assert num_sent == 12
+    assert most <= 6  # of them four are on their way, and one was just written
+    pack(photos, tmp_path / "local", **options)
+    assert_same(store, tmp_path / "local")
+
+
+def test_a_shard_that_was_sent_and_is_gone_is_packed_again(
+    photos: Path, store: Store, tmp_path: Path
+) -> None:
+    argv = ["images", str(photos), OUT, "--shard-size", "4kB", *store.options]
+    assert killed_before_asking(2, argv)
+    sent = sorted(store.root.glob("out/packed/train/shard-*"))
+    sent[0].unlink()
+
+    assert main(argv) == 0
+
+    pack(photos, tmp_path / "local")
+    assert_same(store, tmp_path / "local")
+
+
 @pytest.mark.slow
 def test_a_staging_disk_that_fills_is_told_and_the_command_goes_on(
     photos: Path, store: Store, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "packdata", "images", str(photos)]
     options = ["--size", "64x64", "--fit", "stretch", "--codec", "raw", "--shard-size", "4kB"]
-    with tmpfs(tmp_path / "disk", "64k") as disk:
+    store.proxy.set(latency_s=0.3)  # what waits to be sent is more than the disk holds
+    with tmpfs(tmp_path / "disk", "36k") as disk:
 
         def run() -> subprocess.CompletedProcess[bytes]:
             env = os.environ | {"TMPDIR": str(disk)}

@@ -19,9 +19,8 @@ from loaders.remote.origin import origin_of
 from packdata.packed.remote import as_folder
 from packdata.packing.links import file_beside, file_fault
 from packdata.packing.provenance import PLAN
-from packdata.packing.publish import digest_of
 from packdata.packing.shards import shard_format, shard_name
-from packdata.packing.target import PARTS_NAME
+from packdata.packing.target import PARTS_NAME, digest_of
 from packdata.packing.upload import as_file, publish_at, put_shards, seen_at, stored_info
 
 if TYPE_CHECKING:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from loaders.data.manifest import Manifest
     from packdata.packing.journal import Kind, State
+    from packdata.packing.publish import Sender
     from packdata.recipe import Recipe, Records
 
 _SHOWN_REJECTS = 10
@@ -183,6 +184,7 @@ def pack_recipes(
     progress: Progress | None = None,
     is_unchanged: Callable[[], bool] = lambda: True,
     share: Mapping[str, Any] | None = None,
+    sender: Sender | None = None,
 ) -> Summary:
     """Pack recipes into one destination and publish their datasets together.
 
@@ -203,6 +205,7 @@ def pack_recipes(
         is_unchanged: Asked before publishing whether the source is still what the recipes listed.
         share: Of recipes that are a part of a source, which may be empty and stays staged: what its
             plan says of that.
+        sender: Takes shards away when they are finished.
 
     Raises:
         SourceError: An item cannot be packed, and ``on_error`` is ``"fail"``.
@@ -215,7 +218,16 @@ def pack_recipes(
     check_on_error(on_error)
     progress = Quiet() if progress is None else progress
     run = _Run(
-        parts, Path(dst), format, shard_bytes, num_workers, on_error, progress, is_unchanged, share
+        parts,
+        Path(dst),
+        format,
+        shard_bytes,
+        num_workers,
+        on_error,
+        progress,
+        is_unchanged,
+        share,
+        sender,
     )
     return run(overwrite)
 
@@ -246,6 +258,7 @@ class _Run:
     progress: Progress
     is_unchanged: Callable[[], bool]
     share: Mapping[str, Any] | None
+    sender: Sender | None
     num_encoded: int = 0
     num_rejected: int = 0
 
@@ -257,7 +270,9 @@ class _Run:
         notes: list[str] = []
         plan = plan_of(self.parts, self.format, self.shard_bytes, self.share)
         kind: Kind = "packing" if self.share is None else "part"
-        with Packing(self.dst, folders, plan, overwrite=overwrite, kind=kind) as packing:
+        with Packing(
+            self.dst, folders, plan, overwrite=overwrite, kind=kind, sender=self.sender
+        ) as packing:
             if packing.is_published:
                 self._check_rejects(packing.rejected())
                 is_now = (

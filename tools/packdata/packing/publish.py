@@ -9,15 +9,12 @@ step may be repeated.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
-
-import xxhash
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from loaders.data.manifest import (
     MANIFEST_NAME,
@@ -32,7 +29,6 @@ from loaders.data.manifest import (
 from loaders.errors import PackError
 from loaders.schema import Schema
 from loaders.system.regular import read_regular
-from loaders.text import printable_json
 from packdata.packing.disk import GO_ON, explained, write_staged
 from packdata.packing.journal import JOURNAL_NAME, Header, Journal, Kind, Reject, State
 from packdata.packing.links import file_beside, file_fault, stage_whole
@@ -46,16 +42,19 @@ from packdata.packing.target import (
     REJECTED_NAME,
     check_unclaimed,
     dataset_at,
+    digest_of,
     files_of,
     find_datasets,
     free_number,
     has_any,
+    is_made,
     is_there,
     is_unfinished,
     leftovers,
     make_folder,
     missing_folders,
     rejects_at,
+    rejects_bytes,
     size_of,
     sync_made,
 )
@@ -102,6 +101,16 @@ class Reached:
         }
 
 
+class Sender(Protocol):
+    """Takes finished shards from the folder that they were written to."""
+
+    def send(self, folder: str, path: Path, shard: ShardInfo) -> None:
+        """Begin to send a shard, which is then deleted; wait while others are on their way."""
+
+    def has(self, folder: str, path: Path, shard: ShardInfo) -> bool:
+        """Tell whether a shard was sent, and is there still."""
+
+
 class Packing:
     """The making of datasets in one folder: its lock, its journal, and a thread that writes shards.
 
@@ -113,6 +122,7 @@ class Packing:
             plan.
         kind: What is left where it ends early. A ``command`` may share the destination with other datasets.
         extend: The shards of the dataset that is there stay, and come first.
+        sender: Takes shards away when they are finished.
 
     Attributes:
         was_there: True if the datasets are there already, made by the same plan, and nothing is to be done.
@@ -130,8 +140,10 @@ class Packing:
         overwrite: bool = False,
         kind: Kind = "packing",
         extend: bool = False,
+        sender: Sender | None = None,
     ) -> None:
         self.dst, self.folders = dst, tuple(folders)
+        self._sender = sender
         self._kind, self._overwrite, self._extend = kind, overwrite, extend
         self._plan = dict(plan)
         self._journal: Journal | None = None
@@ -313,8 +325,10 @@ class Packing:
         }
 
     def _has_shard(self, folder: str, info: ShardInfo) -> bool:
-        places = (self._staged(folder) / info.file, self._place / folder / info.file)
-        return any(size_of(path) == info.size_bytes for path in places)
+        staged = self._staged(folder) / info.file
+        if any(size_of(p) == info.size_bytes for p in (staged, self._place / folder / info.file)):
+            return True
+        return self._sender is not None and self._sender.has(folder, staged, info)
 
     def _staged(self, folder: str) -> Path:
         return self._work / STAGED / folder
@@ -365,6 +379,8 @@ class Packing:
                 raise
             sync_folder(path.parent)
             self.journal.append(line | {"shard": info.to_json()})
+        if self._sender is not None:
+            self._sender.send(line["target"], path, info)
 
     def take_whole(
         self,
@@ -573,30 +589,6 @@ class Packing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def rejects_bytes(rejects: Sequence[Reject]) -> bytes:
-    """Return what ``rejected.jsonl`` holds, escaped as the manifest is."""
-    lines = [json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects]
-    text = "".join(f"{printable_json(line)}\n" for line in lines)
-    return text.encode(errors="backslashreplace")
-
-
-def digest_of(plan: Mapping[str, str]) -> str:
-    """Return the hash by which a dataset knows the plan that made it."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(plan, sort_keys=True).encode())
-
-
-def is_made(dst: Path, folders: Sequence[str], digest: str) -> bool:
-    """Tell whether the datasets are there as the plan of this hash has made them."""
-    return all(_is_made(dst / folder, digest) for folder in folders)
-
-
-def _is_made(folder: Path, digest: str) -> bool:
-    there = dataset_at(folder)
-    if there is None or there.provenance.get(PLAN) != digest:
-        return False
-    return all(size_of(folder / shard.file) == shard.size_bytes for shard in there.shards)
 
 
 def _remove(paths: Sequence[Path]) -> None:

@@ -9,13 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from loaders.data.manifest import MANIFEST_NAME, Manifest, ShardInfo, read_manifest, sync_folder
 from loaders.errors import ManifestError, PackError
 from loaders.schema import Schema
 from loaders.system.regular import read_regular
-from packdata.packing.journal import JOURNAL_NAME, read_journal
+from loaders.text import printable_json
+from packdata.packing.journal import JOURNAL_NAME, Reject, read_journal
 from packdata.packing.links import file_fault
 from packdata.packing.lock import LOCK_NAME, lock_owner
+from packdata.packing.provenance import PLAN
 from packdata.packing.settings import OVERWRITE
 
 if TYPE_CHECKING:
@@ -196,6 +200,13 @@ def parse_rejects(data: bytes) -> list[tuple[str, str]]:
     return [(line["item"], line["error"]) for line in lines]
 
 
+def rejects_bytes(rejects: Sequence[Reject]) -> bytes:
+    """Return what ``rejected.jsonl`` holds, escaped as the manifest is."""
+    lines = [json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects]
+    text = "".join(f"{printable_json(line)}\n" for line in lines)
+    return text.encode(errors="backslashreplace")
+
+
 def leftovers(place: Path) -> list[Path]:
     """Return what a command that was killed while it published below a folder has to delete, or to take back.
 
@@ -218,3 +229,20 @@ def leftovers(place: Path) -> list[Path]:
         plain = (name for name in names if os.path.basename(name) == name)
         left += [target / n for n in plain if n not in listed and (target / n).exists()]
     return left
+
+
+def digest_of(plan: Mapping[str, str]) -> str:
+    """Return the hash by which a dataset knows the plan that made it."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(plan, sort_keys=True).encode())
+
+
+def is_made(dst: Path, folders: Sequence[str], digest: str) -> bool:
+    """Tell whether the datasets are there as the plan of this hash has made them."""
+    return all(_is_made(dst / folder, digest) for folder in folders)
+
+
+def _is_made(folder: Path, digest: str) -> bool:
+    there = dataset_at(folder)
+    if there is None or there.provenance.get(PLAN) != digest:
+        return False
+    return all(size_of(folder / shard.file) == shard.size_bytes for shard in there.shards)

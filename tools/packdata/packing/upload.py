@@ -12,11 +12,12 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import xxhash
 
@@ -110,6 +111,63 @@ def put_shards(
     with ThreadPoolExecutor(_AT_ONCE, "upload") as pool:
         for _ in pool.map(one, *zip(*shards, strict=True)):
             pass
+
+
+class ShardSender:
+    """Sends shards while others are packed, and deletes them here; a mark in the place of one says that it was sent.
+
+    Args:
+        origin: Of the target.
+        stored: Returns a shard as the manifest at the target is to list it.
+    """
+
+    def __init__(self, origin: Origin, stored: Callable[[ShardInfo], ShardInfo]) -> None:
+        self._origin, self._stored = origin, stored
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "upload")
+        self._sending: deque[Future[None]] = deque()
+        self._there: dict[str, dict[str, int]] = {}
+
+    def send(self, folder: str, path: Path, shard: ShardInfo) -> None:
+        """Begin to send a shard; wait while others are on their way.
+
+        Raises:
+            ChecksumError, RemoteError: One before it could not be sent.
+        """
+        self._wait_for_all_but(_AT_ONCE - 1)
+        self._sending.append(self._pool.submit(self._send, folder, path, shard))
+
+    def _send(self, folder: str, path: Path, shard: ShardInfo) -> None:
+        put_shards(self._origin, folder, [(path, self._stored(shard))])
+        _sent_mark(path).touch()
+        path.unlink()
+
+    def has(self, folder: str, path: Path, shard: ShardInfo) -> bool:
+        """Tell whether a shard was sent by a command that was killed, and is there still."""
+        if not _sent_mark(path).exists():
+            return False
+        if folder not in self._there:
+            entries, _ = self._origin.in_folder(folder)
+            self._there[folder] = {entry.name: entry.size for entry in entries}
+        name = name_at(folder, self._stored(shard).file)
+        return self._there[folder].get(name) == shard.size_bytes
+
+    def _wait_for_all_but(self, num: int) -> None:
+        while len(self._sending) > num:
+            self._sending.popleft().result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self._wait_for_all_but(0)
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _sent_mark(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sent")
 
 
 def stored_info(shard: ShardInfo) -> ShardInfo:

@@ -7,7 +7,7 @@ import re
 import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -18,13 +18,14 @@ from packdata.packing.engine import Summary
 from packdata.packing.journal import Header, Reject, State
 from packdata.packing.lock import LOCK_NAME, lock_owner
 from packdata.packing.provenance import PLAN
-from packdata.packing.publish import Reached, digest_of
+from packdata.packing.publish import Reached
 from packdata.packing.settings import OVERWRITE
-from packdata.packing.target import PACKING_NAME
+from packdata.packing.target import PACKING_NAME, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from packdata.packing.publish import Sender
     from packdata.parts.part import Part
 
 NUM_PARTS = "num_parts"  # in the provenance of a dataset that was joined of several
@@ -92,6 +93,10 @@ class PartPlace(ABC, Generic[_P]):
     @abstractmethod
     def make_room(self, folders: Sequence[str]) -> None:
         """Make room for the part; PackError if something else is there."""
+
+    def sending(self) -> AbstractContextManager[Sender | None]:
+        """Return what takes shards away when they are finished, if they do not stay until the part is complete."""
+        return nullcontext()
 
     @abstractmethod
     def complete(self) -> None:

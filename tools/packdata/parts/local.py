@@ -45,13 +45,15 @@ from packdata.packing.engine import (
     target_folders,
 )
 from packdata.packing.journal import JOURNAL_NAME, read_journal
-from packdata.packing.publish import STAGED, Packing, digest_of, is_made
+from packdata.packing.publish import STAGED, Packing
 from packdata.packing.settings import OVERWRITE
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.target import (
     PACKING_NAME,
     PARTS_NAME,
+    digest_of,
     find_datasets,
+    is_made,
     is_there,
     is_unfinished,
     rejects_at,
@@ -109,15 +111,17 @@ def pack_part(
             return packing.nothing_done("was packed earlier; nothing was read or written")
         packing.make_room(folders)
         try:
-            summary = pack_recipes(
-                part.cut(recipes),
-                packing.own,
-                format=format,
-                shard_bytes=shard_bytes,
-                overwrite=overwrite,
-                share=share,
-                **settings,
-            )
+            with packing.sending() as sender:
+                summary = pack_recipes(
+                    part.cut(recipes),
+                    packing.own,
+                    format=format,
+                    shard_bytes=shard_bytes,
+                    overwrite=overwrite,
+                    share=share,
+                    sender=sender,
+                    **settings,
+                )
             packing.complete()
         except PackError:
             if not packing.is_done(folders):  # else another has finished it, and all, meanwhile

@@ -2,8 +2,9 @@
 
 1. A part is packed in a folder of this machine below ``$TMPDIR``, where the same command continues it; a second
    process that packs it meanwhile takes another.
-2. Its shards are sent, under names that hold the part's number and their hash: whoever packs it sends the same.
-   Then its journal is put as ``URL/.parts/part-00003-of-00010``, only where none is.
+2. Its shards are sent, each when it is finished, and then deleted here, under names that hold the part's number and
+   their hash: whoever packs it sends the same. When all are there, its journal is put as
+   ``URL/.parts/part-00003-of-00010``, only where none is.
 3. ``finish`` lists the journals, reads them, asks whether all shards are there, and puts the manifests, each under a
    condition. Then it deletes the journals. Killed, the same command finishes: where manifests are there that say
    that the same plan made them, deleting is all that is left.
@@ -28,10 +29,18 @@ from packdata.describe import counted
 from packdata.packing.engine import Summary, summarize
 from packdata.packing.journal import JOURNAL_NAME, Reject, State, parse_journal, read_journal
 from packdata.packing.provenance import PLAN
-from packdata.packing.publish import STAGED, digest_of, rejects_bytes
+from packdata.packing.publish import STAGED
 from packdata.packing.settings import OVERWRITE
-from packdata.packing.target import PACKING_NAME, PARTS_NAME, REJECTED_NAME, parse_rejects
+from packdata.packing.target import (
+    PACKING_NAME,
+    PARTS_NAME,
+    REJECTED_NAME,
+    digest_of,
+    parse_rejects,
+    rejects_bytes,
+)
 from packdata.packing.upload import (
+    ShardSender,
     as_file,
     manifest_at,
     name_at,
@@ -109,8 +118,12 @@ class StoredPart(PartPlace[URL]):
             self.remove()
         _delete(self._origin, [f"{PARTS_NAME}/{path.name}" for path in others])
 
+    def sending(self) -> ShardSender:
+        """Return what sends shards when they are finished."""
+        return ShardSender(self._origin, self.part.stored)
+
     def complete(self) -> None:
-        """Send what was packed; PackError where another has packed the same otherwise."""
+        """Send what was packed, and not sent yet; PackError where another has packed the same otherwise."""
         staged, origin = self.own / PACKING_NAME, self._origin
         found = read_journal(staged / JOURNAL_NAME)
         if found is None:
@@ -118,9 +131,9 @@ class StoredPart(PartPlace[URL]):
                 "it was removed while it was packed", self.own, "Run the same command again"
             )
         for folder, shards in found[1].shards.items():
-            places = [staged / STAGED / folder / shard.file for shard in shards]
-            named = map(self.part.stored, shards)
-            put_shards(origin, folder, list(zip(places, named, strict=True)))
+            places = ((staged / STAGED / folder / shard.file, shard) for shard in shards)
+            left = [(path, self.part.stored(shard)) for path, shard in places if path.exists()]
+            put_shards(origin, folder, left)
         for folder, content in (found[1].done or {}).items():
             for name, digest in Schema.from_json(content["schema"]).files.items():
                 origin.put(_kept(digest), staged / STAGED / folder / name)
