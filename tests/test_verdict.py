@@ -121,12 +121,13 @@ def test_changes_are_ranked_by_gain_and_those_that_do_not_help_left_out() -> Non
     assert judge(facts(step_s=2e-3), tried).changes == []
 
 
-def test_on_a_busy_machine_the_verdict_says_so_and_nothing_of_the_gil() -> None:
+@pytest.mark.parametrize("available", [0.3, 0.5])
+def test_on_a_busy_machine_the_verdict_says_so_and_nothing_of_the_gil(available: float) -> None:
     """Threads hardly run at once there, and who waits for whom cannot be seen."""
-    verdict = judge(facts(gil_s=9e-4, rate=500.0, available=0.3))
+    verdict = judge(facts(gil_s=9e-4, rate=500.0, available=available))
 
     assert verdict.bound == "cpu"
-    assert "70% of the cores" in verdict.sentence
+    assert f"{1 - available:.0%} of the cores" in verdict.sentence
 
 
 def test_a_step_that_waits_little_is_the_limit_though_loading_alone_is_not_faster() -> None:
