@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from packdata.sources.listed import kept_entries, list_origin
 from packdata.sources.lists import LIST_SUFFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 _LINE = 1_000  # objects
@@ -48,20 +49,18 @@ def keep_list(source: Path | str, dst: Path | str, *, overwrite: bool = False) -
         hint = f"{OVERWRITE} makes it anew; what was packed by it is then refused"
         raise PackError(f"a list of {origin.url} is there", place, hint)
     tree = list_origin(origin)
-    entries = kept_entries(origin, tree)
     if tree.origin.url != origin.url and _is_list(origin.url):
         # One object, and the pictures that it names lie beside it, and below.
-        beside = list(list_origin(origin_of(origin.url.parent)))
-        _keep(place, _name(origin.url.parent), beside)
-    _keep(place, name, entries)
-    return len(entries), sum(entry.size for entry in entries)
+        _keep(place, _name(origin.url.parent), list_origin(origin_of(origin.url.parent)))
+    _keep(place, name, kept_entries(origin, tree))
+    return len(tree), sum(entry.size for entry in tree)
 
 
 def _is_list(url: URL) -> bool:
     return suffix_of(url.name) in LIST_SUFFIXES
 
 
-def _keep(place: Path, name: str, entries: Sequence[Entry]) -> None:
+def _keep(place: Path, name: str, entries: Iterable[Entry]) -> None:
     data = _packed(entries)
     if isinstance(place, URL):
         from packdata.packing.upload import as_file
@@ -114,11 +113,11 @@ def _read(place: Path, name: str) -> bytes | None:
     return path.read_bytes() if path.exists() else None
 
 
-def _packed(entries: Sequence[Entry]) -> bytes:
-    sink = pa.BufferOutputStream()
+def _packed(entries: Iterable[Entry]) -> bytes:
+    sink, left = pa.BufferOutputStream(), iter(entries)
     with pa.CompressedOutputStream(sink, "zstd") as file:
-        for start in range(0, len(entries), _LINE):
-            file.write(json.dumps(entries[start : start + _LINE]).encode() + b"\n")
+        while some := list(islice(left, _LINE)):
+            file.write(json.dumps(some).encode() + b"\n")
     data: bytes = sink.getvalue().to_pybytes()
     return data
 

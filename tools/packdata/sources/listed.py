@@ -123,6 +123,9 @@ class Tree:
                 raise SourceError(what, self.origin.url / prefix / name, "Rename one of them")
         return files, sorted(folder.folders)
 
+    def __len__(self) -> int:
+        return sum(len(folder.names) for folder in self._folders.values())
+
     def __iter__(self) -> Iterator[Entry]:
         for path, folder in self._folders.items():
             prefix = f"{path}/" if path else ""
@@ -296,6 +299,7 @@ def list_sources(sources: Iterable[Path | str]) -> None:
         origin = origin_of(source)
         if str(origin.url) in _given:
             continue
+        _trees.pop(str(origin.url), None)  # of tens of millions two would take twice the room
         _trees[str(origin.url)] = list_origin(origin)
         for root in [root for root in tuple(_trees) if root.startswith(f"{origin.url}/")]:
             if root not in _given:  # what was listed below it may be another by now
@@ -384,16 +388,14 @@ def with_beside(place: Path | str) -> Path:
     return path
 
 
-def kept_entries(origin: Origin, tree: Tree) -> list[Entry]:
-    """Return what was listed of a source as ``given`` takes it."""
-    entries = list(tree)
+def kept_entries(origin: Origin, tree: Tree) -> Iterator[Entry]:
+    """Yield what was listed of a source as ``given`` takes it."""
     if tree.origin.url == origin.url:
-        return entries
-    if [entry.name for entry in entries] == [
-        origin.url.name
-    ]:  # one object has no name below itself
-        return [entries[0]._replace(name="")]
-    return [entry._replace(name=_OF_PATTERN + entry.name) for entry in entries]
+        yield from tree
+    elif (one := tree.find(origin.url.name)) is not None:  # which has no name below itself
+        yield one._replace(name="")
+    else:
+        yield from (entry._replace(name=_OF_PATTERN + entry.name) for entry in tree)
 
 
 def _given_tree(url: URL, entries: Iterable[Entry]) -> Tree:
