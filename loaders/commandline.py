@@ -21,13 +21,17 @@ _MAX_WIDTH = 100  # columns of running text, however wide a terminal is
 _TWO_COLUMNS = re.compile(r"( +\S.*? {2,})(?=\S)")
 
 
-def wrapped(text: str, indent: str = "") -> str:
-    """Return lines that fit the terminal; lines that follow a wrapped one are indented."""
+def wrapped(text: str) -> str:
+    """Return lines that fit the terminal; what is left of a line stands below it, further to the right."""
     width = min(_MAX_WIDTH, shutil.get_terminal_size().columns)
-    fill = textwrap.TextWrapper(
-        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    return "\n".join(_wrapped(line, width) for line in text.splitlines())
+
+
+def _wrapped(line: str, width: int) -> str:
+    below = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.fill(
+        line, width, subsequent_indent=below, break_long_words=False, break_on_hyphens=False
     )
-    return "\n".join(fill.fill(line) for line in text.splitlines())
 
 
 def folded(text: str) -> str:

@@ -411,7 +411,7 @@ def _describe(target: Target) -> str:
 
 def _show(text: str) -> None:
     """Print lines to standard output."""
-    print(wrapped(printable(text, keep="\n"), "    "), flush=True)
+    print(wrapped(printable(text, keep="\n")), flush=True)
 
 
 def _say(text: str) -> None:

@@ -78,10 +78,12 @@ def test_running_text_is_as_wide_as_the_terminal_and_no_wider_than_can_be_read(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
 
-    lines = wrapped("word " * 100 + "\nnext", "  ").splitlines()
+    lines = wrapped("word " * 100 + "\n  " + "more " * 100 + "\nnext").splitlines()
 
     assert most - 5 <= max(map(len, lines)) <= most
-    assert lines[1].startswith("  word")
+    assert lines[1].startswith("    word")
+    first = next(i for i, line in enumerate(lines) if line.startswith("  more"))
+    assert lines[first + 1].startswith("      more")  # further in than the line that it belongs to
     assert lines[-1] == "next"
 
 

@@ -170,7 +170,7 @@ def _stats(args: argparse.Namespace) -> int:
 def _show_stats(found: Stats) -> None:
     some = "" if found.num_decoded == found.num_samples else f", {found.num_decoded:,} decoded"
     show(f"{counted(found.num_samples, 'sample')}{some}")
-    show(wrapped(f"bytes per sample: {_row(found.bytes_per_sample)}", "    "))
+    show(wrapped(f"bytes per sample: {_row(found.bytes_per_sample)}"))
     for name, about in found.fields.items():
         rest = {k: value for k, value in about.items() if k not in ("kind", "standardized")}
         if rest:
@@ -181,9 +181,9 @@ def _show_stats(found: Stats) -> None:
                 _show_counts(key.replace("_", " "), value)
             elif key == "columns":
                 for column, numbers in value.items():
-                    show(wrapped(f"  {printable(column)}: {_row(numbers)}", "    "))
+                    show(wrapped(f"  {printable(column)}: {_row(numbers)}"))
             else:
-                show(wrapped(f"  {key.replace('_', ' ')}: {_row(value)}", "    "))
+                show(wrapped(f"  {key.replace('_', ' ')}: {_row(value)}"))
 
 
 def _row(value: Any) -> str:
