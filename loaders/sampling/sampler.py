@@ -406,7 +406,9 @@ def check_state(state: Mapping[str, Any], order: Order) -> None:
         told = ", ".join(
             f"{name} {state.get(name)!r} (here {expected[name]!r})" for name in differing
         )
-        hint = f". States of runs with {VARIABLE} are for such runs alone" * ("sample" in differing)
+        hint = f". States of runs with {VARIABLE} are for such runs alone" * (
+            "sample" in differing
+        )
         raise StateError(f"the sampler's state belongs to another order: {told}{hint}")
     _check_range(state, "delivered", order.length + 1)
 
