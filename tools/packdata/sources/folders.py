@@ -51,7 +51,9 @@ class Listing:
         self.root, self._suffixes, self._without = root, kind.suffixes, without
         # What reads the files, where they are objects of a store.
         self.stored = StoredFiles(root) if isinstance(root, ListedURL) else None
-        self.files = Names()  # their relative paths with forward slashes
+        self._names = Names()
+        # Their relative paths with forward slashes.
+        self.files: Sequence[str] = self._names if self.stored is None else self.stored
         self.folders: list[str] = []  # the folders below ``root`` that hold some of them
         # Other files passed over, by suffix; also each ``link to a folder above``.
         self.ignored: Counter[str] = Counter()
@@ -92,9 +94,10 @@ class Listing:
                 continue
             relative = prefix + name
             check_name(relative, entry.path)
-            self.files.append(relative)
             if self.stored is not None and isinstance(entry, ListedEntry):
-                self.stored.add(entry.entry)
+                self.stored.add(entry)
+            else:
+                self._names.append(relative)
             self._hash.add(relative, _stat(entry))
 
 
@@ -211,7 +214,7 @@ class FolderSource(Source):
             labels = {"label": file.split("/", 1)[0]} if labelled else {}
             key = key_of(file, self._shared)
             if self._stored is not None:
-                yield Item(key, where, self._stored.reader(i, file, where), labels)
+                yield Item(key, where, self._stored.reader(i, where), labels)
             else:
                 yield Item(key, where, partial(read_file, path, where), labels, path=path)
 
@@ -286,7 +289,9 @@ class MaskFolder:
         check_unique(lambda: masks, root)
         self.root, self._place, self._kind = root, root.absolute(), kind
         self._stored = listing.stored
-        self._numbers = {file: i for i, file in enumerate(listing.files)} if self._stored else {}
+        self._numbers = {
+            file: i for i, file in enumerate(listing.files if self._stored is not None else ())
+        }
         self.identity: dict[str, Any] = {"num_files": len(listing.files), "files": listing.digest}
         if suffix:
             self.identity["suffix"] = suffix
@@ -313,7 +318,7 @@ class MaskFolder:
         """Return the path of a mask, or what reads it, where it is an object of a store."""
         if self._stored is None:
             return os.path.join(self._place, file)
-        return self._stored.reader(self._numbers[file], file, f"{self.root}/{file}")
+        return self._stored.reader(self._numbers[file], f"{self.root}/{file}")
 
     def name(self, key: str) -> str | None:
         """Return the path of the mask for a picture, beginning as the folder's was given."""

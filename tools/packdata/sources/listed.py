@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import stat
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from glob import glob, has_magic
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import xxhash
 
@@ -26,11 +27,11 @@ from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, is_url, split_secrets
 from loaders.remote.wire import Entry
 from packdata.sources.fetched import expect_in_order, local_path
-from packdata.sources.names import Names
+from packdata.sources.names import Names, appended
 from packdata.sources.objects import RemoteFile, StoredFile
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from loaders.remote.origin import Origin
 
@@ -44,7 +45,7 @@ class _Folder:
 
     def __init__(self) -> None:
         self.names = Names()
-        self.sizes, self.marks = array("Q"), array("Q")
+        self.sizes, self.marks = array("I"), array("Q")
         self.folders: dict[str, None] = {}
         self.is_sorted = True
 
@@ -52,8 +53,18 @@ class _Folder:
         """Add an object; most stores give them by name."""
         self.is_sorted = self.is_sorted and not (self.names and name < self.names[-1])
         self.names.append(name)
-        self.sizes.append(size)
+        self.sizes = appended(self.sizes, size)
         self.marks.append(mark)
+
+    def find(self, name: str) -> int | None:
+        """Return the number of an object, which is its place by name."""
+        self.sort()
+        i = bisect_left(self.names, name)
+        return i if i < len(self.names) and self.names[i] == name else None
+
+    def entry(self, above: str, number: int) -> Entry:
+        """Return an object, under its name in a folder above (which ends in a slash, or is empty)."""
+        return Entry(above + self.names[number], self.sizes[number], self.marks[number])
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
         return zip(self.names, self.sizes, self.marks, strict=True)
@@ -63,7 +74,7 @@ class _Folder:
         if not self.is_sorted:
             found = sorted(self)
             self.names = Names(name for name, _, _ in found)
-            self.sizes = array("Q", (size for _, size, _ in found))
+            self.sizes = array(self.sizes.typecode, (size for _, size, _ in found))
             self.marks = array("Q", (mark for _, _, mark in found))
             self.is_sorted = True
 
@@ -101,27 +112,27 @@ class Tree:
         """Return an object."""
         above, _, name = path.rpartition("/")
         folder = self._folders.get(above)
-        if folder is None:
+        number = None if folder is None else folder.find(name)
+        if folder is None or number is None:
             return None
-        folder.sort()
-        i = bisect_left(folder.names, name)
-        if i == len(folder.names) or folder.names[i] != name:
-            return None
-        return Entry(path, folder.sizes[i], folder.marks[i])
+        return folder.entry(path[: len(path) - len(name)], number)
 
-    def inside(self, path: str) -> tuple[list[Entry], list[str]]:
-        """Return the objects in a folder, by name, and the names of folders in it."""
+    def inside(self, path: str) -> tuple[_Folder, Sequence[int], list[str]]:
+        """Return what lies in a folder, by name: where the objects are, their numbers there, and names of folders."""
         folder = self._folders.get(path) or _Folder()
-        prefix = f"{path}/" if path else ""
         folder.sort()
-        files = []
-        for name, size, mark in folder:
-            if name not in folder.folders:
-                files.append(Entry(prefix + name, size, mark))
-            elif size:  # else it stands for the folder, as some tools make
+        both = {n for name in folder.folders if (n := folder.find(name)) is not None}
+        for n in both:
+            if folder.sizes[n]:  # else it stands for the folder, as some tools make
                 what = "it is an object, and others lie below it as in a folder"
-                raise SourceError(what, self.origin.url / prefix / name, "Rename one of them")
-        return files, sorted(folder.folders)
+                where = self.origin.url / path / folder.names[n]
+                raise SourceError(what, where, "Rename one of them")
+        every = range(len(folder.names))
+        return (
+            folder,
+            [n for n in every if n not in both] if both else every,
+            sorted(folder.folders),
+        )
 
     def __len__(self) -> int:
         return sum(len(folder.names) for folder in self._folders.values())
@@ -223,12 +234,13 @@ class ListedURL(URL):
             raise FileNotFoundError(2, "there is no such object", str(self))
         return stat_of(stored.entry, ino)
 
-    def scan(self) -> tuple[list[ListedEntry], list[str]]:
+    def scan(self) -> tuple[Sequence[ListedEntry], list[str]]:
         """Return what is directly inside, by name: objects, and names of folders."""
         tree, path = self._found()
-        files, folders = ([], []) if tree is None else tree.inside(path)
-        start = len(path) + 1 if path else 0
-        return [ListedEntry(entry.name[start:], entry, self) for entry in files], folders
+        if tree is None:
+            return [], []
+        folder, numbers, folders = tree.inside(path)
+        return _Inside(self, f"{path}/" if path else "", folder, numbers), folders
 
 
 def _name_in(tree: Tree, url: str) -> str:
@@ -254,6 +266,8 @@ class ListedEntry(NamedTuple):
     name: str
     entry: Entry
     folder: ListedURL
+    kept: _Folder  # where the listing has it, and its number there
+    number: int
 
     @property
     def path(self) -> str:
@@ -263,6 +277,33 @@ class ListedEntry(NamedTuple):
     def stat(self) -> Any:
         """Tell its size and what changes with it."""
         return stat_of(self.entry)
+
+
+class _Inside(Sequence[ListedEntry]):
+    """The objects in a folder: of tens of millions there is no list beside the listing."""
+
+    def __init__(
+        self, url: ListedURL, above: str, folder: _Folder, numbers: Sequence[int]
+    ) -> None:
+        self._url, self._above, self._folder, self._numbers = url, above, folder, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> ListedEntry: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ListedEntry]: ...
+    def __getitem__(self, index: int | slice) -> ListedEntry | list[ListedEntry]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number, folder = self._numbers[index], self._folder
+        name = folder.names[number]
+        entry = Entry(self._above + name, folder.sizes[number], folder.marks[number])
+        return ListedEntry(name, entry, self._url, folder, number)
+
+    def __iter__(self) -> Iterator[ListedEntry]:
+        return map(self.__getitem__, range(len(self)))
 
 
 def place_of_source(path: Path | str) -> Path:
@@ -425,21 +466,47 @@ def given(lists: Mapping[URL, Iterable[Entry]]) -> Iterator[None]:
             _trees.pop(str(url), None)
 
 
-class StoredFiles:
-    """The objects that a source has of a folder, in its order."""
+class StoredFiles(Sequence[str]):
+    """The objects that a source has of a folder, in its order, by their names below it; the listing has them."""
 
     def __init__(self, root: ListedURL) -> None:
         self._origin = root.origin
         self._prefix = str(root)[len(str(self._origin.url)) :].lstrip("/")
-        self._sizes, self._marks = array("Q"), array("Q")
+        self._folders: list[tuple[str, _Folder]] = []
+        self._starts = array("Q")  # the first object of each
+        self._numbers = array("I")  # of each object, in its folder
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: ListedEntry) -> None:
         """Add one."""
-        self._sizes.append(entry.size)
-        self._marks.append(entry.mark)
+        if not self._folders or self._folders[-1][1] is not entry.kept:
+            above = entry.entry.name[: -len(entry.name)]
+            self._folders.append((above, entry.kept))
+            self._starts.append(len(self._numbers))
+        self._numbers = appended(self._numbers, entry.number)
 
-    def reader(self, number: int, file: str, where: str) -> RemoteFile:
-        """Return what reads the object of a number, whose name below the folder this is."""
-        name = f"{self._prefix}/{file}".lstrip("/")
-        entry = Entry(name, self._sizes[number], self._marks[number])
-        return RemoteFile(self._origin, entry, where)
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self._entry(range(len(self))[index]).name[len(self._prefix) :].lstrip("/")
+
+    def __iter__(self) -> Iterator[str]:
+        for (above, folder), (start, end) in zip(
+            self._folders, pairwise([*self._starts, len(self)]), strict=True
+        ):
+            inside, names = above[len(self._prefix) :].lstrip("/"), folder.names
+            yield from (inside + names[self._numbers[i]] for i in range(start, end))
+
+    def _entry(self, number: int) -> Entry:
+        above, folder = self._folders[bisect_right(self._starts, number) - 1]
+        return folder.entry(above, self._numbers[number])
+
+    def reader(self, number: int, where: str) -> RemoteFile:
+        """Return what reads the object of a number."""
+        return RemoteFile(self._origin, self._entry(number), where)

@@ -12,17 +12,27 @@ import xxhash
 _ENCODING = ("utf-8", "surrogateescape")
 
 
+def appended(numbers: array[int], number: int) -> array[int]:
+    """Append a number of at least 0; return the array, or one of wider numbers, if it takes that."""
+    try:
+        numbers.append(number)
+    except OverflowError:
+        numbers = array("Q", numbers)
+        numbers.append(number)
+    return numbers
+
+
 class Names(Sequence[str]):
-    """A list of names that can only grow: its bytes, and 8 more for each."""
+    """A list of names that can only grow: its bytes, and 4 more for each, or 8 above 4 GB."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        self._bytes, self._ends = bytearray(), array("Q")
+        self._bytes, self._ends = bytearray(), array("I")
         for name in names:
             self.append(name)
 
     def append(self, name: str) -> None:
         self._bytes += name.encode(*_ENCODING)
-        self._ends.append(len(self._bytes))
+        self._ends = appended(self._ends, len(self._bytes))
 
     def __len__(self) -> int:
         return len(self._ends)
