@@ -1,10 +1,12 @@
-"""Parts in processes beside as many workers: `python benchmarks/cluster.py [--pictures 2000] [--ray]`.
+"""Parts in processes beside as many workers: `python benchmarks/cluster.py [--ray] [--peers litdata]`.
 
 Pictures of 800 x 600 become JPEGs of 256, by one process with two workers, and as two parts in two processes of one
-worker that are then joined; with `--ray` also as two tasks of a Ray that starts for it. Starting Python is in each
-figure. `finish` joins parts of one shard, beside linking those shards alone. Then from a bucket whose objects take
-30 ms, and `finish` in a bucket. In turns; median, range, ratio. Writes, with every repeat,
-`benchmarks/results/cluster.json`. Extra ``dev``.
+worker that are then joined; with `--peers litdata` also by its `optimize` (in an environment that is made for it, with
+Pillow and workers that are processes). With `--ray` the parts, beside the same as tasks of a Ray that runs already.
+Starting Python is in each figure. `finish` joins parts of one shard, beside linking those shards alone. Then from a
+bucket whose objects take 30 ms: pictures, tars and CSV; `finish` in a bucket; and the memory of a process that has
+listed pictures in a bucket (of `--items` objects that are made up), beside what 1 GB for 10,000,000 of them would be.
+In turns; median, range, ratio. Writes, with every repeat, `benchmarks/results/cluster.json`. Extra ``dev``.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import pickle
+import resource
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,14 +31,20 @@ from page import write
 from spine import HERE, ROOT, Case, Told, conditions
 
 from loaders.remote.origin import origin_of, set_defaults
+from loaders.remote.url import URL
+from loaders.remote.wire import Entry
+from packdata.files.splits import open_splits
 from packdata.images.plan import pack_images
 from packdata.parts.local import finish
 from packdata.parts.part import Part
+from packdata.sources.listed import given
 
 sys.path.insert(0, str(ROOT))
+from benchmarks.compare import Place, place_of
 from tests.remote import servers
 
 PROCESSES, LATENCY_S = 2, 0.03
+PER_TAR, CSV_ROWS = 100, 20_000
 
 
 def make_pictures(folder: Path, num: int) -> Path:
@@ -60,7 +71,7 @@ def packdata(*commands: list[str]) -> None:
     assert [process.wait() for process in running] == [0] * len(commands)
 
 
-def packing_case(folder: Path, num: int, with_ray: bool) -> Case:
+def packing_case(folder: Path, num: int, litdata: Place | None) -> Case:
     """Pack the same pictures in each way."""
     src, dst = str(make_pictures(folder / "pictures", num)), folder / "packed"
     pack = ["images", src, str(dst), "--size", "256", "--shard-size", "16MB"]
@@ -72,16 +83,52 @@ def packing_case(folder: Path, num: int, with_ray: bool) -> Case:
             packdata(*commands)
         return num / (time.perf_counter() - began)
 
+    def optimized() -> float:
+        assert litdata is not None
+        shutil.rmtree(dst, ignore_errors=True)
+        began = time.perf_counter()
+        words = [str(litdata.python), str(HERE / "cluster_peer.py"), src, str(dst), str(PROCESSES)]
+        subprocess.run(words, env=litdata.env, check=True, capture_output=True)
+        return num / (time.perf_counter() - began)
+
     parts = [[*pack, "--workers", "1", "--part", f"{i}/{PROCESSES}"] for i in range(PROCESSES)]
     runs = {
         f"one process, {PROCESSES} workers": lambda: timed([[*pack, "--workers", str(PROCESSES)]]),
         f"{PROCESSES} parts, and finish": lambda: timed(parts, [["finish", str(dst)]]),
     }
-    if with_ray:
-        runs["the parts on Ray, started for it"] = lambda: timed(
-            [[*pack, "--engine", "ray", "--parts", str(PROCESSES)]]
-        )
+    if litdata is not None:
+        runs[f"LitData's optimize, {PROCESSES} workers"] = optimized
     return Case("packing in parts", "images/s", runs, f"{num:,} JPEGs of 800 x 600, to 256")
+
+
+def ray_case(folder: Path, num: int) -> Case:
+    """Pack the same parts in processes, and as tasks of a Ray that runs already."""
+    import ray
+
+    src, dst = str(make_pictures(folder / "pictures", num)), folder / "packed"
+    ray.init(num_cpus=PROCESSES, include_dashboard=False, address="local", logging_level="ERROR")
+    address = ray.get_runtime_context().gcs_address
+    pack = ["images", src, str(dst), "--size", "256", "--shard-size", "16MB", "--workers", "1"]
+    num_parts = 4 * PROCESSES
+
+    def timed(*steps: list[list[str]]) -> float:
+        shutil.rmtree(dst, ignore_errors=True)
+        began = time.perf_counter()
+        for commands in steps:
+            packdata(*commands)
+        return num / (time.perf_counter() - began)
+
+    parts = [[*pack, "--part", f"{i}/{num_parts}"] for i in range(num_parts)]
+    at_once = [parts[i : i + PROCESSES] for i in range(0, num_parts, PROCESSES)]
+    on_ray = [*pack, "--engine", "ray", "--parts", str(num_parts), "--address", address]
+    runs = {
+        "the parts, two at a time, and finish": lambda: timed(*at_once, [["finish", str(dst)]]),
+        "the parts on Ray": lambda: timed([on_ray]),
+    }
+    note = (
+        f"{num:,} JPEGs of 800 x 600, to 256, in {num_parts} parts; each part alone starts Python"
+    )
+    return Case("parts on Ray", "images/s", runs, note)
 
 
 def finish_case(folder: Path, num_parts: int) -> Case:
@@ -117,23 +164,79 @@ def finish_case(folder: Path, num_parts: int) -> Case:
     return Case("finish", "parts/s", {"os.link alone": link, "finish": join}, note)
 
 
-def source_case(folder: Path, num: int, proxy: servers.Proxy, options: list[str]) -> Case:
-    """Pack the same pictures from files and from objects that take 30 ms each."""
-    files = make_pictures(folder / "root" / "raw", num)
+def source_case(
+    folder: Path, what: str, num: int, proxy: servers.Proxy, options: list[str]
+) -> Case:
+    """Pack the same pictures, tars or tables from files and from objects that take 30 ms each."""
+    raw = folder / "root" / "raw"
+    files = {"pictures": make_pictures, "tars": make_tars, "CSV": make_tables}[what](
+        raw / what.lower(), num
+    )
     proxy.set(latency_s=LATENCY_S)
+    command = ["tables", "--target", "a"] if what == "CSV" else ["images", "--size", "256"]
 
     def timed(src: str) -> float:
         shutil.rmtree(folder / "packed", ignore_errors=True)
         began = time.perf_counter()
-        pack = ["images", src, str(folder / "packed"), "--size", "256", "--shard-size", "16MB"]
+        pack = [command[0], src, str(folder / "packed"), *command[1:], "--shard-size", "16MB"]
         packdata([*pack, "--workers", str(PROCESSES), *options])
         return num / (time.perf_counter() - began)
 
     runs = {
         "local files": lambda: timed(str(files)),
-        "objects, 30 ms each": lambda: timed("s3://raw"),
+        "objects, 30 ms each": lambda: timed(f"s3://raw/{files.name}"),
     }
-    return Case("source in a bucket", "images/s", runs, f"{num:,} JPEGs of 800 x 600, to 256")
+    notes = {
+        "pictures": f"{num:,} JPEGs of 800 x 600, to 256",
+        "tars": f"{num:,} JPEGs of 800 x 600, to 256, in tars of {PER_TAR}",
+        "CSV": f"{num:,} files of {CSV_ROWS:,} rows",
+    }
+    unit = "files/s" if what == "CSV" else "images/s"
+    return Case(f"{what} in a bucket", unit, runs, notes[what])
+
+
+def make_tars(folder: Path, num: int) -> Path:
+    """Write the same pictures into tars."""
+    loose = make_pictures(folder.parent / "loose", num)
+    folder.mkdir(parents=True)
+    files = sorted(loose.rglob("*.jpg"), key=lambda file: file.name)
+    for start in range(0, num, PER_TAR):
+        with tarfile.open(folder / f"{start:06d}.tar", "w") as tar:
+            for file in files[start : start + PER_TAR]:
+                tar.add(file, file.name)
+    shutil.rmtree(loose)
+    return folder
+
+
+def make_tables(folder: Path, num: int) -> Path:
+    """Write tables of numbers and words."""
+    folder.mkdir(parents=True)
+    rows = "".join(f"{i},{i / 7:.3f},{'xyz'[i % 3]}\n" for i in range(CSV_ROWS))
+    for i in range(num):
+        (folder / f"{i:04d}.csv").write_text(f"a,b,c\n{rows}")
+    return folder
+
+
+def memory_case(num: int) -> Case:
+    """List made up objects as a source of pictures, in a process of its own, and pickle it as for Ray."""
+
+    def listed() -> float:
+        command = [sys.executable, str(HERE / "cluster.py"), "--list", str(num)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return float(done.stdout)
+
+    runs = {"1 GB for 10,000,000": lambda: num / 10_000, "at most, of a driver": listed}
+    note = f"{num:,} names of 24 bytes; numpy, cv2 and pyarrow, which are imported, are in it"
+    return Case("memory of a listing", "MB", runs, note, lower_is_better=True)
+
+
+def list_objects(num: int) -> None:
+    """Print the most memory that this process has taken, in MB, when it has a source of so many objects."""
+    names = (f"c{i * 1000 // num:04d}/img_{i:010d}.jpg" for i in range(num))
+    entries = (Entry(name, 100_000 + i % 1000, 2 * i + 1) for i, name in enumerate(names))
+    with given({URL("s3://raw"): entries}):
+        pickle.dumps([split.source for split in open_splits("s3://raw")])
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000)
 
 
 def stored_finish_case(folder: Path, num_parts: int) -> Case:
@@ -185,12 +288,24 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=2000)
     parser.add_argument("--parts", type=int, default=1000)
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--peers", nargs="*", default=[], choices=["litdata"])
+    parser.add_argument("--items", type=int, default=1_000_000)
+    parser.add_argument("--list", type=int, help=argparse.SUPPRESS)
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "loaders-compare"
+    parser.add_argument("--cache", type=Path, default=home, help="environments of peers")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=HERE, help="folder for results/")
     args = parser.parse_args()
+    if args.list:
+        list_objects(args.list)
+        return
     told = Told()
+    litdata = place_of("litdata", args.cache) if args.peers else None
     with tempfile.TemporaryDirectory() as folder:
-        told.run(packing_case(Path(folder), args.pictures, args.ray), args.repeats)
+        told.run(packing_case(Path(folder), args.pictures, litdata), args.repeats)
+    if args.ray:
+        with tempfile.TemporaryDirectory() as folder:
+            told.run(ray_case(Path(folder), args.pictures), args.repeats)
     with tempfile.TemporaryDirectory() as folder:
         told.run(finish_case(Path(folder), args.parts), args.repeats)
     with contextlib.ExitStack() as stack:
@@ -201,9 +316,12 @@ def main() -> None:
         storage = {"endpoint": proxy.endpoint, "skip_signature": True}
         options = [f"--storage={name}={value}" for name, value in storage.items()]
         options.append(f"--cache={place / 'cache'}")
-        told.run(source_case(place, args.pictures, proxy, options), args.repeats)
+        for what in ("pictures", "tars", "CSV"):
+            num = max(2, args.pictures // 50) if what == "CSV" else args.pictures
+            told.run(source_case(place, what, num, proxy, options), args.repeats)
         set_defaults(place / "cache", storage | {"endpoint": endpoint})
         told.run(stored_finish_case(place, args.parts), args.repeats)
+    told.run(memory_case(args.items), 1)
     where = conditions("none") | {"load": [round(each, 1) for each in os.getloadavg()]}
     title = "Packing on many machines, played by one: `python benchmarks/cluster.py`"
     write(args.out, "cluster", title, {"conditions": where, "cases": told.cases}, told.tables)
