@@ -1,4 +1,4 @@
-"""torchvision, where it is installed, as what ops are compared with; a build for CUDA also beside a torch without."""
+"""torchvision, as what ops are compared with: installed, or where `tools/venv` puts it; a build for CUDA, too, beside a torch without."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def _libraries() -> list[str]:
 
 def torchvision_v2(module: str = "torchvision.transforms.v2") -> Any:
     """Return a module of torchvision; skip the test without it."""
+    if (beside := str(Path(sys.prefix) / "beside")) not in sys.path:
+        sys.path.append(beside)  # behind what is installed
     if importlib.util.find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")
     if "torchvision" not in sys.modules:

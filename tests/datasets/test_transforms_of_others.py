@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -131,6 +130,8 @@ def test_functions_of_numpy_and_python_stay_what_they_were() -> None:
         lambda x: torch.randperm(50),
         lambda x: torch.normal(0.0, 1.0, (2,)),
         lambda x: torch.distributions.Beta(1.0, 2.0).sample(),
+        lambda x: torch.nn.functional.dropout(x.float()),
+        lambda x: torch.nn.Dropout(0.25)(x.float()),
         lambda x: torch.multinomial(torch.ones(500), 2),
         lambda x: torch.tensor(np.random.rand()),  # noqa: NPY002
         lambda x: torch.tensor(np.random.sample()),  # noqa: NPY002
@@ -151,6 +152,8 @@ def test_functions_of_numpy_and_python_stay_what_they_were() -> None:
             "randperm",
             "normal",
             "beta",
+            "dropout",
+            "Dropout",
             "multinomial",
         ),
         *("numpy.rand", "numpy.sample", "numpy.permutation"),
@@ -165,13 +168,13 @@ def test_functions_that_draw_repeat(draw: Callable[[Any], torch.Tensor]) -> None
     assert len({value.numpy().tobytes() for value in one.values()}) > 12
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("albumentations") is None, reason="albumentations is not installed"
-)
-def test_albumentations_repeat_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def albumentations(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
-    albumentations: Any = __import__("albumentations")
+    return pytest.importorskip("albumentations")
 
+
+def test_albumentations_repeat_on_threads(albumentations: Any) -> None:
     assert_repeats(
         albumentations.Compose(
             [
@@ -181,3 +184,21 @@ def test_albumentations_repeat_on_threads(monkeypatch: pytest.MonkeyPatch) -> No
             ]
         )
     )
+
+
+def of_torchs_loader(transform: Any, num_workers: int) -> list[torch.Tensor]:
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 20, 22, 3), np.uint8)
+    dataset: Any = RAMDataset.from_arrays(image=pixels, transform={"image": transform})
+    loader: Any = torch.utils.data.DataLoader(dataset, 8, num_workers=num_workers)
+    return [torch.cat([batch.image for batch in loader]) for _ in range(3)]
+
+
+def test_albumentations_change_by_epoch_under_torchs_own_loader(albumentations: Any) -> None:
+    crop = albumentations.Compose([albumentations.RandomCrop(16, 16)])
+
+    with pytest.warns(UserWarning, match="no epoch is set"):
+        of_torchs_loader(crop, 0)  # here all epochs are the same
+    first, second, third = of_torchs_loader(crop, 2)
+
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)

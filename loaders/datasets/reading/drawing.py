@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
@@ -79,12 +80,28 @@ class _TorchDraws(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is F.dropout:  # which takes no generator
+            return _dropped(*args, **kwargs)
         if func in _LIKE and kwargs.get("generator") is None:
             func, args, kwargs = _sized(func, *args, **kwargs)
         if func in _DRAWING and kwargs.get("generator") is None:
-            mine = _mine("torch", torch.Generator, torch.Generator.manual_seed)
-            kwargs = {**kwargs, "generator": mine}
+            kwargs = {**kwargs, "generator": _torchs()}
         return func(*args, **kwargs)
+
+
+def _torchs() -> torch.Generator:
+    made: torch.Generator = _mine("torch", torch.Generator, torch.Generator.manual_seed)
+    return made
+
+
+def _dropped(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    """Return what ``dropout`` of torch does, and refuse what it refuses."""
+    if not training or not 0 < p < 1:
+        return F.dropout(input, p, training, inplace)
+    kept = torch.empty_like(input).bernoulli_(1 - p, generator=_torchs()).div_(1 - p)
+    return input.mul_(kept) if inplace else input * kept
 
 
 # They take no generator in every torch.

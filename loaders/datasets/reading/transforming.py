@@ -73,7 +73,7 @@ class Transforming:
             return self._transformed(sample, seed)
         with drawing(seed):
             made = self._transformed(sample, seed)
-            self._has_drawn |= has_drawn()
+            self._has_drawn |= has_drawn() or bool(self._copied)
             return made
 
     def _transformed(self, sample: Any, seed: int) -> Any:
@@ -98,6 +98,8 @@ class Transforming:
         copies: dict[str, Any] = self._copies.__dict__.setdefault("by_name", {})
         if name not in copies:
             copies[name] = copy.deepcopy(self._functions[name])
+        if get_worker_info() is not None and not is_reading():  # what torch seeds for each epoch
+            seed = int(torch.randint(1 << 31, ()))
         copies[name].set_random_seed(seed & 0x7FFFFFFF)
         made = copies[name](image=np.ascontiguousarray(image.permute(1, 2, 0).numpy()))["image"]
         if isinstance(made, torch.Tensor):
