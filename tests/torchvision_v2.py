@@ -1,4 +1,4 @@
-"""torchvision, as what ops are compared with: installed, or where `tools/venv` puts it; a build for CUDA, too, beside a torch without."""
+"""torchvision, as what ops are compared with: installed, or as `tools/venv` puts it beside, for CUDA or not."""
 
 from __future__ import annotations
 
