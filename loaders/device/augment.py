@@ -352,12 +352,19 @@ def _filtered(
     """Return positions and weights of one of Pillow's filters, at a box ``(N, 2)`` of an axis: start and extent."""
     start, extent = region[:, :1], region[:, 1:]
     scale, at = extent / size, _positions(flip, size)
-    centre, wide = start + (at + 0.5) * scale, scale.clamp(min=1)
-    first = (centre - SUPPORT[how.interpolation] * wide).floor().long()
+    # Calculated as Pillow does, and from the same pixel on, as the host hands it the pixels below a box alone: whether
+    # a pixel lies on the edge of an area hangs on the last bit.
+    margin = (SUPPORT[how.interpolation] * scale.clamp(min=1)).ceil() + 1
+    begin = (start - margin).floor().clamp_(min=0)
+    low, high = ((edge - begin).float().to(region.dtype) for edge in (start, start + extent))
+    scale = (high - low) / size
+    centre, wide = low + (at + 0.5) * scale, scale.clamp(min=1)
+    reach = SUPPORT[how.interpolation] * wide
+    first, last = ((edge + 0.5).floor().long() for edge in (centre - reach, centre + reach))
     taps = first.unsqueeze(-1) + torch.arange(num, device=region.device)
-    # Calculated as Pillow does: whether a pixel lies on the edge of an area hangs on the last bit.
     x = (taps - centre.unsqueeze(-1) + 0.5) * (1 / wide).unsqueeze(-1)
-    weights = _weights(x, how.interpolation)
+    weights = _weights(x, how.interpolation) * (taps < last.unsqueeze(-1))
+    taps += begin.long().unsqueeze(-1)
     weights = weights / weights.sum(-1, keepdim=True)
     is_mixed = is_between_pixels(start, extent, size, length)
     # Where a box reaches outside; else the image ends where it does.
