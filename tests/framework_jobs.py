@@ -363,7 +363,48 @@ def run_ignite_ends(folder: str, out: Path) -> dict[str, Any]:
     return {"wrong": wrong}
 
 
+def run_transformers_ends(folder: str, out: Path) -> dict[str, Any]:
+    """Save each step and resume from each, those at the ends of epochs too; return what went wrong."""
+    from transformers import Trainer, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[Any] = []
+
+        def forward(self, score: torch.Tensor, x: torch.Tensor) -> dict[str, Any]:
+            self.seen.append(x.tolist())
+            return {"loss": self.layer(score[:, None]).square().mean()}
+
+    def train(num_workers: int, folder_of: Path, resume: Path | None) -> list[Any]:
+        class OurTrainer(Trainer):  # type: ignore[misc]  # seen as Any
+            def get_train_dataloader(self) -> Any:
+                return small_loader(11, num_workers, as_dict=True)
+
+        model = Model()
+        arguments = TrainingArguments(
+            str(folder_of), num_train_epochs=3, use_cpu=True, report_to=[], disable_tqdm=True,
+            logging_strategy="no", save_strategy="steps" if resume is None else "no", save_steps=1,
+        )  # fmt: skip
+        OurTrainer(model, arguments).train(resume_from_checkpoint=resume and str(resume))
+        return model.seen
+
+    wrong = []
+    for num_workers in (0, 2):
+        folder_of = out / f"trainer{num_workers}"
+        undisturbed = train(num_workers, folder_of, None)
+        for checkpoint in sorted(folder_of.iterdir()):
+            step = int(checkpoint.name.rpartition("-")[2])
+            if step < len(undisturbed):
+                resumed = train(num_workers, folder_of, checkpoint)
+                if resumed != undisturbed[step:]:
+                    wrong.append([num_workers, checkpoint.name, resumed, undisturbed[step:]])
+    return {"wrong": wrong}
+
+
 RUN = {
+    "transformers-ends": run_transformers_ends,
     "lightning-ends": run_lightning_ends,
     "accelerate-ends": run_accelerate_ends,
     "ignite-ends": run_ignite_ends,

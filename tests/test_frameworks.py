@@ -84,7 +84,9 @@ def test_a_run_that_was_cut_off_sees_what_an_undisturbed_one_would(
         assert sorted(served) == list(range(24))
 
 
-@pytest.mark.parametrize("framework", ["lightning-ends", "accelerate-ends", "ignite-ends"])
+@pytest.mark.parametrize(
+    "framework", ["lightning-ends", "accelerate-ends", "transformers-ends", "ignite-ends"]
+)
 def test_a_run_resumes_from_any_step_also_from_the_last_of_an_epoch(
     folder: Path, tmp_path: Path, framework: str
 ) -> None:
