@@ -188,6 +188,28 @@ def test_who_is_overtaken_by_another_is_refused_and_adds_nothing(
     assert read_manifest(store.root / "out" / "all").num_samples == 120
 
 
+def test_of_two_that_add_the_same_at_one_time_both_are_done_and_it_is_there_once(
+    three: list[Path], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a job that its scheduler has started twice; meanwhile a third one adds something else."""
+    merge(OUT, three[:1])
+
+    def late(*about: Any) -> None:
+        monkeypatch.setattr(sent, "put_shards", put_shards)
+        extend(OUT, three[1:2])
+        extend(OUT, three[2:])
+        put_shards(*about)
+
+    monkeypatch.setattr(sent, "put_shards", late)
+    notes: list[str] = []
+
+    there = extend(OUT, three[1:2], note=notes.append)
+
+    assert there.num_samples == read_manifest(store.root / "out" / "all").num_samples == 120
+    assert notes
+    assert not any(name.startswith(".parts") for name in contents(store.root / "out" / "all"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["merge", "extend", "few"])
 def test_killed_before_any_change_the_same_command_makes_one_of_each(

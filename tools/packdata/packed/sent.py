@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from loaders.remote.origin import Origin
 
 MADE = "the same command made it earlier; nothing was written"
+TWIN = "the same command made it meanwhile"
 FINISHED = "the same command was killed when it had made it; it was finished"
 
 
@@ -112,9 +113,19 @@ class Sending:
         self._send(added)
         with as_file(manifest_bytes(manifest)) as path:
             origin.put(record, path)
-        publish_at(origin, "", manifest, seen, self.note, "Run the same command again")
+        made = manifest
+        try:
+            publish_at(origin, "", manifest, seen, self.note, "Run the same command again")
+        except PackError:
+            data, _ = origin.read(MANIFEST_NAME)
+            if data is None:
+                raise
+            made = parse_manifest(data, self.url / MANIFEST_NAME)
+            if not self._is_in(made, manifest_bytes(manifest)):
+                raise
+            self.note(f"{self.url}: {TWIN}")
         origin.delete(record)
-        return manifest
+        return made
 
     def _is_in(self, there: Manifest, record: bytes | None) -> bool:
         """Tell whether what was about to be published was, though others may have added to it meanwhile."""
