@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +17,11 @@ import pytest
 from loaders.errors import SchemaError, SourceError
 from packdata.cli import main
 from packdata.tables import pack_tables, plan_tables
+from packdata.tables.values import shown
 from tests.packdata.reading import PackedReader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -634,3 +638,45 @@ def test_errors_from_python_give_arguments_that_pass(
     assert f"{name}=" in caught.value.hint
     assert "--" not in str(caught.value)
     pack_tables(source, tmp_path / "out", **options | {name: value})
+
+
+def test_values_are_shown_where_somebody_reads_them_and_nowhere_else(tmp_path: Path) -> None:
+    """To show one takes long, and not every value can be: a time after the year 9999, or of an unknown zone."""
+    rows = [f"{i},2024-01-0{1 + i % 9},{'x' if i % 4 == 0 else i}\n" for i in range(4000)]
+    bad = write(tmp_path, "a,d,n\n" + "".join(rows))
+    good = tmp_path / "good.parquet"
+    late = pa.array([253402300800 + i for i in range(400)], pa.timestamp("s"))
+    label = [f"c{i % 3}" for i in range(400)]
+    pq.write_table(pa.table({"t": late, "w": label, "y": label}), good)
+    options: dict[str, Any] = {"dates": "days", "workers": 1}
+
+    num_good, _ = num_shown(lambda: pack_tables(good, tmp_path / "good", target=["y"], **options))
+    num_failed, _ = num_shown(
+        lambda: assert_refused(tmp_path, bad, "t.csv, line 2", numeric=["n"], **options)
+    )
+    num_skipped, _ = num_shown(
+        lambda: pack_tables(bad, tmp_path / "out", numeric=["n"], on_error="skip", **options)
+    )
+
+    assert num_good <= 3  # first values, one a column
+    assert num_failed <= 3
+    assert len(rejected(tmp_path)) == 1000
+    assert num_skipped <= 1000 + 3  # each reason once
+
+
+def num_shown(work: Callable[[], Any]) -> tuple[int, Any]:
+    """Return how many values were shown meanwhile, on any thread, and the result."""
+    calls = 0
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code is shown.__code__
+
+    threading.setprofile(count)
+    sys.setprofile(count)
+    try:
+        done = work()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return calls, done

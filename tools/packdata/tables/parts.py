@@ -6,6 +6,7 @@ memory, packing goes on in the middle after a kill, and the result does not depe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -16,7 +17,7 @@ from loaders.errors import SourceError
 from packdata.tables.values import GUESSED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from packdata.tables.values import Codes
@@ -25,6 +26,7 @@ Kind = Literal["number", "flag", "date", "time", "text"]  # what a column is rea
 PART_BYTES = 4 << 20  # of text: large enough for few calls, small enough for many workers
 MAX_ROW_BYTES = 64 << 20
 _LINE_END = 10
+Why = str | Callable[[], str]  # a reason in words, or what makes some
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +53,21 @@ class Rows:
     Attributes:
         table: The columns that were asked for.
         line: Says at which line or row of the file a row of the table stands.
-        bad: Lines that were left out, and why.
+        bad: Lines that were left out, and why; ``said`` makes words of that, where somebody reads them.
         cell: Says how a value is written there, where that is not what the table shows.
         mixed: Of columns of JSON with values of several kinds: the kind of each, as its place in ``GROUPS``.
     """
 
     table: pa.Table
     line: Callable[[int], int]
-    bad: Sequence[tuple[int, str]] = ()
+    bad: Sequence[tuple[int, Why]] = ()
     mixed: Mapping[str, Codes] = field(default_factory=dict)
     cell: Callable[[int, str], str] | None = None
+
+
+def said(why: Why) -> str:
+    """Return a reason in words."""
+    return why if isinstance(why, str) else why()
 
 
 class TableFile(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from loaders.errors import SourceError
 from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.rows import standardized
 from packdata.tables.columns import CATEGORIES, FEATURES, MISSING, kind_of
-from packdata.tables.parts import Rows
+from packdata.tables.parts import Rows, said
 from packdata.tables.scan import place
 from packdata.tables.values import (
     Dates,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from packdata.tables.columns import ColumnPlan, TargetColumn
     from packdata.tables.kept import TableReader
-    from packdata.tables.parts import Kind, Part, TableFile
+    from packdata.tables.parts import Kind, Part, TableFile, Why
 
 Matrix = npt.NDArray[Any]
 _MISSING, _UNKNOWN = "missing:", "unknown:"
@@ -109,7 +110,7 @@ class TablesRecipe(Recipe):
         pieces: list[dict[str, Matrix]] = [
             {name: self._empty(name) for name in self.schema.fields}
         ]
-        rejects: list[tuple[int, str]] = []
+        rejects: list[tuple[int, Why]] = []
         for rows in self.reader.read(item, list(kinds), kinds):
             arrays, counted, wrong = self._arrays(file, rows)
             if wrong:
@@ -129,7 +130,7 @@ class TablesRecipe(Recipe):
         if not wrong:
             return rows
         kept = _others(rows, wrong)
-        bad = sorted([*rows.bad, *_placed(rows, wrong)])
+        bad = sorted([*rows.bad, *_placed(rows, wrong)], key=itemgetter(0))
         return Rows(rows.table.take(pa.array(kept)), lambda row: rows.line(int(kept[row])), bad)
 
     def _empty(self, name: str) -> Matrix:
@@ -137,15 +138,15 @@ class TablesRecipe(Recipe):
         return np.empty((0, *(n or 0 for n in field.shape or ())), field.dtype)
 
     def _rejects(
-        self, file: TableFile, found: list[tuple[int, str]]
+        self, file: TableFile, found: list[tuple[int, Why]]
     ) -> Iterator[tuple[str, SourceError]]:
-        for line, why in sorted(found):
+        for line, why in sorted(found, key=itemgetter(0)):
             where = place(file, line)
-            yield where, SourceError(why, where)
+            yield where, SourceError(said(why), where)
 
     def _arrays(
         self, file: TableFile, rows: Rows
-    ) -> tuple[dict[str, Matrix], dict[str, Flags], dict[int, str]]:
+    ) -> tuple[dict[str, Matrix], dict[str, Flags], Mapping[int, Why]]:
         """Return the values of every field, the rows that are counted as something, and those that cannot be packed.
 
         Rows that cannot be packed come with the reason.
@@ -293,11 +294,11 @@ class _Table:
         wrong.note(flags, lambda row: f"{what} ({float(values[row])!r})")
 
 
-def _others(rows: Rows, wrong: Mapping[int, str]) -> npt.NDArray[np.int64]:
+def _others(rows: Rows, wrong: Mapping[int, Why]) -> npt.NDArray[np.int64]:
     return np.setdiff1d(np.arange(len(rows.table)), list(wrong))
 
 
-def _placed(rows: Rows, wrong: Mapping[int, str]) -> list[tuple[int, str]]:
+def _placed(rows: Rows, wrong: Mapping[int, Why]) -> list[tuple[int, Why]]:
     return [(rows.line(row), why) for row, why in wrong.items()]
 
 
@@ -305,13 +306,13 @@ class _Wrong:
     """Rows that cannot be packed, and the first reason of each."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, str] = {}
+        self.rows: dict[int, Why] = {}
 
     def note(self, flags: Flags, why: Callable[[int], str]) -> None:
         if flags.any():
             for row in np.flatnonzero(flags).tolist():
                 if row not in self.rows:
-                    self.rows[row] = why(row)
+                    self.rows[row] = partial(why, row)
 
 
 def _column(arrays: Sequence[Matrix]) -> FixedColumn:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from loaders.errors import SourceError
 from packdata.moments import Moments
 from packdata.packing.pool import OrderedPool
+from packdata.tables.parts import said
 from packdata.tables.values import (
     GROUPS,
     NO_VALUES,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from packdata.packing.progress import Progress
     from packdata.packing.settings import OnError
     from packdata.tables.kept import TableReader
-    from packdata.tables.parts import Kind, Part, Rows, TableFile
+    from packdata.tables.parts import Kind, Part, Rows, TableFile, Why
 
 MAX_CATEGORIES = 1_000_000
 _FEW_WORDS = 1 << 16
@@ -235,7 +236,7 @@ def scan_tables(
 
     def scan_part(part: Part) -> Scan:
         file, num_rows = files[part.file], 0
-        bad: list[tuple[int, str]] = []
+        bad: list[tuple[int, Why]] = []
         scans: dict[str, ColumnScan] = {}
         for rows in reader.read(part, columns, kinds):
             rows = rows if judge is None else judge(file, rows)
@@ -252,7 +253,7 @@ def scan_tables(
                 reader.keep(part, rows, typed)
         if bad and on_error == "fail":
             line, why = bad[0]
-            raise SourceError(why, place(file, line))
+            raise SourceError(said(why), place(file, line))
         return Scan([part], num_rows, len(bad), scans)
 
     try:
