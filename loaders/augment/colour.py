@@ -50,7 +50,7 @@ class PixelOp(Op):
         raise NotImplementedError
 
 
-def _as_range(
+def as_range(
     name: str, value: Any, *, centre: float = 1.0, low: float = 0.0, high: float = math.inf
 ) -> tuple[float, float] | None:
     """Read a number, ``centre`` plus or minus it, or (low, high); None if nothing is to be done."""
@@ -91,8 +91,8 @@ class ColorJitter(PixelOp):
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
-            object.__setattr__(self, name, _as_range(name, getattr(self, name)))
-        hue = _as_range("hue", self.hue, centre=0.0, low=-0.5, high=0.5)
+            object.__setattr__(self, name, as_range(name, getattr(self, name)))
+        hue = as_range("hue", self.hue, centre=0.0, low=-0.5, high=0.5)
         object.__setattr__(self, "hue", hue)
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import cv2
 import numpy as np
 
+from loaders.augment.colour import as_range
 from loaders.augment.edits import NUM_VALUES
 from loaders.augment.geometry import Op, between, enclosing, moved_points
+from loaders.augment.ops import check_range
 from loaders.augment.pixels import apply
 from loaders.augment.resampling import Fill, Resampling, as_fill
 from loaders.checks import one_of, real_number, whole_number
@@ -72,15 +75,8 @@ def as_values(matrices: Floats, interpolation: str, fill: Any) -> Floats:
     return values
 
 
-def _as_pair(name: str, value: Any) -> tuple[float, float]:
-    """Read (low, high), or one number: from minus to plus it."""
-    if isinstance(value, (tuple, list)):
-        low, high = (float(real_number(name, each)) for each in value)
-        if low > high:
-            raise ValueError(f"{name} must be a number or (low, high), in order, got {value!r}")
-        return low, high
-    number = float(real_number(name, value, at_least=0))
-    return -number, number
+def _around_0(name: str, value: Any) -> tuple[float, float]:
+    return as_range(name, value, centre=0.0, low=-math.inf) or (0.0, 0.0)
 
 
 def _check(op: Any) -> None:
@@ -123,15 +119,15 @@ class RandomAffine(Op):
 
     def __post_init__(self) -> None:
         _check(self)
-        object.__setattr__(self, "degrees", _as_pair("degrees", self.degrees))
+        object.__setattr__(self, "degrees", _around_0("degrees", self.degrees))
         for share in self.translate or ():
             real_number("translate", share, at_least=0, at_most=1)
-        if self.scale is not None and _as_pair("scale", self.scale)[0] <= 0:
-            raise ValueError(f"scale must be above 0, got {self.scale}")
+        if self.scale is not None:
+            check_range("scale", self.scale)
         shear: Any = self.shear
         pairs = shear if isinstance(shear, (tuple, list)) and len(shear) == 4 else None
-        x = (0.0, 0.0) if shear is None else _as_pair("shear", pairs[:2] if pairs else shear)
-        y = _as_pair("shear", pairs[2:]) if pairs else (0.0, 0.0)
+        x = (0.0, 0.0) if shear is None else _around_0("shear", pairs[:2] if pairs else shear)
+        y = _around_0("shear", pairs[2:]) if pairs else (0.0, 0.0)
         object.__setattr__(self, "shear", (*x, *y))
 
     def move(self, window: Window, draws: Floats) -> None:
@@ -180,7 +176,7 @@ class RandomRotation(Op):
 
     def __post_init__(self) -> None:
         _check(self)
-        object.__setattr__(self, "degrees", _as_pair("degrees", self.degrees))
+        object.__setattr__(self, "degrees", _around_0("degrees", self.degrees))
 
     def move(self, window: Window, draws: Floats) -> None:
         height, width = window.size.T.astype(np.float64)
