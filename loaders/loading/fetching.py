@@ -17,6 +17,7 @@ from loaders.errors import CacheError
 from loaders.remote.ahead import Ahead
 from loaders.remote.needs import File, Needs
 from loaders.sampling.batch import evaluate
+from loaders.sampling.lanes import Lanes
 from loaders.text import describe_size
 
 if TYPE_CHECKING:
@@ -131,7 +132,10 @@ class Reading:
         if least > budget:
             what = f"{order_name} reads {describe_size(least)} at a time, and it may hold {describe_size(budget)}"
             cost = f"An epoch would download {describe_size(size * _STRETCHES)} or more"
-            remedy = f"shuffle='lanes', cache= of at least {describe_size(least)}, or cache={{'mode': 'records'}}"
+            lanes = "" if order_name == Lanes.__name__ else "shuffle='lanes', "
+            remedy = (
+                f"{lanes}cache= of at least {describe_size(least)}, or cache={{'mode': 'records'}}"
+            )
             hint = f"{cost}: {read / _LINK_BYTES_PER_S:,.0f} s and more at 1 Gbit/s. Give {remedy}"
             raise CacheError(what, self.origin.inside.parent, hint)
         # Each thread that waits for a shard may hold what it has opened, of before, too.

@@ -96,9 +96,8 @@ class Fetcher:
     def __init__(self, inside: Path) -> None:
         self._inside = inside
         self._stored = Stored(inside)
-        self._clients: dict[
-            asyncio.StreamWriter, int | None
-        ] = {}  # and the size that each asked for
+        # Those that said hello, and the size that each asked for.
+        self._clients: dict[asyncio.StreamWriter, int | None] = {}
         self._sources: dict[str, Source] = {}
         self._needs: dict[asyncio.StreamWriter, Reader] = {}
         self._watching = set[asyncio.StreamWriter]()  # who can be asked for room
@@ -145,7 +144,7 @@ class Fetcher:
         if peer_uid(writer.get_extra_info("socket")) != os.getuid():
             writer.close()
             return
-        self._clients[writer] = None
+        self._last_seen = time.monotonic()
         try:
             source = await self._greet(reader, writer)
             while source is not None and (line := await reader.readline()):
@@ -153,7 +152,7 @@ class Fetcher:
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
             logger.debug("a client has gone: %s", type(error).__name__)
         finally:
-            del self._clients[writer]
+            self._clients.pop(writer, None)
             self._watching.discard(writer)
             asyncio.get_running_loop().call_later(_LEFT_S, self._forget, writer)
             self._last_seen = time.monotonic()
@@ -331,9 +330,7 @@ class Fetcher:
             return
         if fault.kind == "missing":
             what = "there is no packed dataset (no manifest.json)"
-            raise ManifestError(
-                what, source.url, "Check the URL, and whether its upload was finished"
-            )
+            raise ManifestError(what, source.url, fault.hint)
         raise source.refused("opened", "", fault)
 
     # -- shards ------------------------------------------------------------------------------------
@@ -374,7 +371,7 @@ class Fetcher:
 
     def _ask_for_room(self) -> None:
         """Ask readers to give up what they have mapped: each alone would fit, and all of them do not."""
-        for writer in self._watching & self._clients.keys():
+        for writer in self._watching:
             writer.write(encoded({"room": self.budget}))
 
     def _room_patience_s(self) -> float:
@@ -429,7 +426,9 @@ class Fetcher:
     # -- what next ---------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Begin what there is room for, and keep connections busy."""
+        """Begin what there is room for, and keep connections busy; nothing is fetched for nobody."""
+        if not self._clients:
+            return
         for download in [*self._downloads.values()]:
             if not download.is_begun and download.distance < 0:
                 self._begin(download)

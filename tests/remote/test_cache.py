@@ -113,6 +113,32 @@ def test_what_was_served_right_now_goes_by_when_it_is_needed(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_nothing_is_fetched_for_a_job_that_has_gone(
+    many: Path, many_proxy: servers.Proxy, cache: Path
+) -> None:
+    """What it would have read next is not, nor is its budget forgotten."""
+    budget = 30 * 421_888
+    script = """
+import json, sys
+from loaders import DataLoader, ShardDataset
+url, cache, storage = json.loads(sys.argv[1])
+dataset = ShardDataset(url, cache=cache, storage=storage)
+next(iter(DataLoader(dataset, 16, shuffle="lanes", num_workers=1, collate_fn=list)))
+"""
+    limits = {"path": str(cache), "size": budget}
+    options = ["s3://bucket/many", limits, storage(many_proxy.endpoint)]
+    many_proxy.set(latency_s=0.05)
+    job = subprocess.Popen([sys.executable, "-c", script, json.dumps(options)])
+    assert not job.wait(60)
+    num_requests = len(many_proxy.requests())
+
+    wait_until(lambda: not fetcher_of(cache))
+
+    assert 0 < held(cache) <= budget
+    assert len(many_proxy.requests()) <= num_requests + 8  # which were on their way
+
+
+@pytest.mark.slow
 def test_lanes_in_a_cache_that_holds_them_request_nothing_in_the_second_epoch(
     many: Path, many_proxy: servers.Proxy, cache: Path
 ) -> None:
@@ -174,17 +200,18 @@ print(sum(len(batch.values) for batch in loader))
     assert len(many_proxy.requests("manifest.json")) <= 4
 
 
+@pytest.mark.parametrize("shuffle", [True, "lanes"])
 def test_what_cannot_work_is_refused_before_the_first_batch(
-    many: Path, many_proxy: servers.Proxy, cache: Path
+    many: Path, many_proxy: servers.Proxy, cache: Path, shuffle: Any
 ) -> None:
     limits = {"path": cache, "size": 4 * 400_000}
     remote = ShardDataset("s3://bucket/many", cache=limits, storage=storage(many_proxy.endpoint))
 
     with pytest.raises(CacheError) as caught:
-        next(iter(DataLoader(remote, batch_size=64, shuffle=True, num_workers=1)))
+        next(iter(DataLoader(remote, batch_size=64, shuffle=shuffle, num_workers=1)))
 
     assert Path(caught.value.path) == cache
-    assert "lanes" in caught.value.hint
+    assert ("lanes" in caught.value.hint) == (shuffle is True)
     assert not many_proxy.requests(".lmdb")
 
 
