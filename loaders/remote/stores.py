@@ -56,6 +56,17 @@ _PUTS_AT_ONCE = 4  # of one object
 Buffer = Any  # what has the buffer protocol
 
 
+_HINTS = {
+    "denied": "Check the credentials and that they may read this; a store that is asked too much may say the same",
+    "expired": "Renew the credentials, or give a profile whose provider renews them",
+    "region": "Give the bucket's region: storage={'region': ...}",
+    "short": "The object is smaller than the manifest says: upload it again",
+    "missing": "Check the URL, and whether the upload was finished",
+    "changed": "It was replaced while it was read: open the dataset again",
+    "network": "Check that the server's name resolves and that it answers, then go on from the last checkpoint",
+}
+
+
 class StoreFault(Exception):
     """What a store answered, in one word, for who decides what to do.
 
@@ -65,7 +76,7 @@ class StoreFault(Exception):
 
     def __init__(self, kind: str, text: str, hint: str = "") -> None:
         super().__init__(kind, text, hint)
-        self.kind, self.text, self.hint = kind, text, hint
+        self.kind, self.text, self.hint = kind, text, hint or _HINTS.get(kind, "")
 
 
 class Mark(NamedTuple):
@@ -330,34 +341,35 @@ _SAYS = (
     ("short", r"\b416\b|InvalidRange|Requested range .* out of bounds"),
     ("changed", r"\b412\b|PreconditionFailed"),
     ("denied", r"\b40[13]\b|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId"),
-    ("missing", r"\b404\b|NoSuchKey|NoSuchBucket"),
+    ("missing", r"\b404\b|NoSuchKey"),
     ("network", r"timed? ?out|connect|reset|dns|50[0234]|429|body|incomplete"),
     ("unusable", r"builder error|Missing|UnknownConfigurationKey|URL scheme is not allowed"),
 )
-_HINTS = {
-    "denied": "Check the credentials and that they may read this; a store that is asked too much may say the same",
-    "expired": "Renew the credentials, or give a profile whose provider renews them",
-    "region": "Give the bucket's region: storage={'region': ...}",
-    "short": "The object is smaller than the manifest says: upload it again",
-    "missing": "Check the URL, and whether the upload was finished",
-    "changed": "It was replaced while it was read: open the dataset again",
-    "network": "Check that the server's name resolves and that it answers, then go on from the last checkpoint",
-}
+_NO_BUCKET = "There is no such bucket: check its name, or make it"
+_XML = re.compile(r"(<\?xml[^>]*>\s*)?<Error>.*?</Error>", re.DOTALL)
+
+
+def _said_by(answer: re.Match[str]) -> str:
+    """Return the code and the message of an answer in XML."""
+    found = (re.search(f"<{tag}>([^<]*)<", answer[0]) for tag in ("Code", "Message"))
+    return ": ".join(dict.fromkeys(each[1] for each in found if each))
 
 
 def fault_of(error: Exception) -> StoreFault:
     """Return what an error of obstore means."""
     if isinstance(error, StoreFault):
         return error
-    text = str(error).partition("\n\nDebug source")[0]
+    text = _XML.sub(_said_by, str(error).partition("\n\nDebug source")[0])
+    if "NoSuchBucket" in text:
+        return StoreFault("missing", text, _NO_BUCKET)
     if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":
-        return StoreFault("missing", text, _HINTS["missing"])
+        return StoreFault("missing", text)
     if type(error).__name__ == "PreconditionError":
-        return StoreFault("changed", text, _HINTS["changed"])
+        return StoreFault("changed", text)
     for kind, pattern in _SAYS:
         if re.search(pattern, text, re.IGNORECASE):
-            return StoreFault(kind, text, _HINTS.get(kind, ""))
-    return StoreFault("network", text, _HINTS["network"])
+            return StoreFault(kind, text)
+    return StoreFault("network", text)
 
 
 def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str, str]) -> Objects:

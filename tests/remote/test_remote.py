@@ -13,6 +13,7 @@ import pytest
 from loaders import DataLoader, ShardDataset
 from loaders.errors import CacheError, ManifestError, RemoteError, SampleError
 from loaders.remote.folder import Cache
+from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, is_url, split_secrets
 from tests.remote import servers
 from tests.remote.conftest import is_alive, storage, wait_until
@@ -116,8 +117,20 @@ def test_a_missing_dataset_and_a_dead_server_are_errors_with_the_url(
         ShardDataset("s3://bucket/nothing", cache=shared, storage=storage(server))
     with pytest.raises(RemoteError) as dead:
         ShardDataset(S3, cache=shared, storage=storage("http://127.0.0.1:1", retry_timeout=1))
+    with pytest.raises(ManifestError) as fileless:
+        ShardDataset(f"file://{shared}/nothing", cache=shared)
+
+    with pytest.raises(ManifestError) as bucketless:
+        ShardDataset("s3://nowhere/packed", cache=shared, storage=storage(server))
+    with pytest.raises(RemoteError) as asked:
+        origin_of("s3://nowhere/packed", shared, storage(server)).small_file("a")
 
     assert str(missing.value.path).startswith("s3://bucket/nothing")
+    assert "bucket" in bucketless.value.hint != missing.value.hint
+    assert asked.value.hint == bucketless.value.hint
+    assert fileless.value.hint == missing.value.hint
+    assert "NoSuchBucket" in asked.value.what
+    assert "<" not in asked.value.what
     assert str(dead.value.path) == S3
 
 
