@@ -2,7 +2,7 @@
 
 1. A thread sends the order once, and the position when it comes to another stretch of it; no batch waits for it.
 2. It ends with its reader. When the connection closes, the fetcher drops the order.
-3. If the fetcher dies, the order is sent to the next one. Without an answer, files are fetched on demand.
+3. If the fetcher dies, the order is sent to the next one, also while the reader stands still. Without an answer, files are fetched on demand.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def _follow(
 ) -> None:
     last, pause_s = 0, _LEAST_S
     while not ended.wait(pause_s):
+        connection.check()  # of a reader that waits for a file the position does not change
         at, is_over = position()
         pause_s = min(2 * pause_s, _MOST_S)
         if (stretch := needs.stretch(at)) != last:

@@ -4,7 +4,8 @@
    and shards from before the last boot are to be hashed again.
 2. It serves its own user, over a socket in the folder. A connection says hello, with the URL and how to reach it.
 3. A file is fetched once for all that wait for it, and they get the same error. Files that are waited for come first,
-   then those that loaders will need, in that order, as far as there is room. What is needed last is evicted.
+   then those that loaders will need, in that order, as far as there is room. What is needed last is evicted, but
+   nothing that a client waits for or is about to map.
 4. End: some seconds after its last client has gone, or by SIGTERM. The next one deletes what ``kill -9`` left.
 """
 
@@ -16,6 +17,7 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -31,7 +33,7 @@ from loaders.remote.folder import default_size, manifest_folder, shard_path
 from loaders.remote.listing import listing, read_objects
 from loaders.remote.needs import File, Needs
 from loaders.remote.source import Source
-from loaders.remote.stored import Stored
+from loaders.remote.stored import MAP_S, Stored
 from loaders.remote.stores import StoreFault, hide_secrets
 from loaders.remote.transfer import Download, Pace, probe, ranges
 from loaders.remote.upload import hash_of, put, remove
@@ -154,6 +156,7 @@ class Fetcher:
         finally:
             self._clients.pop(writer, None)
             self._watching.discard(writer)
+            self._stored.promised.pop(writer, None)
             asyncio.get_running_loop().call_later(_LEFT_S, self._forget, writer)
             self._last_seen = time.monotonic()
             writer.close()
@@ -257,7 +260,10 @@ class Fetcher:
                 await remove(source, message["name"])
                 return {}
             case "shard":
-                await self._shard(source, File(message["file"], message["size"], message["hash"]))
+                file = File(message["file"], message["size"], message["hash"])
+                self._stored.promised[writer] = file.hash, math.inf
+                await self._shard(source, file)
+                self._stored.promised[writer] = file.hash, time.monotonic() + MAP_S
                 return {}
             case "needs":
                 for left in self._needs.keys() - self._clients.keys():
@@ -347,7 +353,6 @@ class Fetcher:
             task.what = download.describe
             self._pump()
             await self._done(download)
-        self._stored.serve(file.hash)
 
     def _raise_failed(self, file: File) -> None:
         when, error = self._failed.get(file.hash, (-1e9, None))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-SERVED_S = 0.3  # for so long after a client was told of a file that no known order has, it is evicted last
+MAP_S = 0.3  # for so long after a client was told of a file it stays: it is about to map it
 
 
 class StoredFile(NamedTuple):
@@ -32,6 +32,7 @@ class Stored:
         used_bytes: What they take.
         reserved_bytes: What is on its way, and will take.
         num_evicted: How many were deleted to make room.
+        promised: By client the file that it waits for, or was told of last, and until when that stays.
     """
 
     def __init__(self, inside: Path) -> None:
@@ -40,7 +41,7 @@ class Stored:
         self.files = {file.path.stem: file for file in found}
         self.used_bytes = sum(file.size for file in self.files.values())
         self.reserved_bytes = self.num_evicted = self.evicted_bytes = 0
-        self._served: dict[str, float] = {}
+        self.promised: dict[object, tuple[str, float]] = {}
 
     def has(self, digest: str) -> bool:
         """Tell whether a file is there; one that somebody deleted is forgotten."""
@@ -49,10 +50,6 @@ class Stored:
             self._forget(digest)
             return False
         return file is not None
-
-    def serve(self, digest: str) -> None:
-        """Note that a client was told that a file is there: it is about to map it."""
-        self._served[digest] = time.monotonic()
 
     def add(self, digest: str, path: Path, size: int) -> None:
         """Note a file that was published, and give back what was reserved for it."""
@@ -63,7 +60,6 @@ class Stored:
 
     def _forget(self, digest: str) -> None:
         self.used_bytes -= self.files.pop(digest).size
-        self._served.pop(digest, None)
 
     def reserve(
         self, nbytes: int, budget: int, needs: Mapping[str, float], beyond: float = -1.0
@@ -99,19 +95,17 @@ class Stored:
 
     def _candidates(self, needs: Mapping[str, float], beyond: float) -> Iterator[str]:
         now = time.monotonic()
+        kept = {digest for digest, until in self.promised.values() if until > now}
 
-        def last_first(digest: str) -> tuple[bool, float, float]:
-            if (
-                digest in needs
-            ):  # of a pass faster than SERVED_S, all would have been served right now
-                return False, -needs[digest], 0.0
-            is_served = now - self._served.get(digest, -math.inf) < SERVED_S
+        def last_first(digest: str) -> tuple[float, float]:
+            if digest in needs:
+                return -needs[digest], 0.0
             with suppress(OSError):
-                return is_served, -math.inf, self.files[digest].path.stat().st_mtime
-            return is_served, -math.inf, 0.0
+                return -math.inf, self.files[digest].path.stat().st_mtime
+            return -math.inf, 0.0
 
         far = [digest for digest in self.files if needs.get(digest, math.inf) > beyond]
-        yield from sorted(far, key=last_first)
+        yield from sorted((digest for digest in far if digest not in kept), key=last_first)
 
     def _evict(self, digest: str) -> int:
         """Delete a file unless a reader has it mapped; return the bytes that came free."""

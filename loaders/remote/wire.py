@@ -116,6 +116,16 @@ class Connection:
         del self._rest[:nbytes]
         return data
 
+    def check(self) -> None:
+        """Raise ``OSError`` if the other end is gone, where it owes no answer."""
+        with suppress(BlockingIOError):
+            before = self._socket.gettimeout()
+            try:
+                self._socket.setblocking(False)
+                self._rest += self._more()
+            finally:
+                self._socket.settimeout(before)
+
     def _more(self) -> bytes:
         data = self._socket.recv(1 << 18)
         if not data:

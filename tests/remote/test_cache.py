@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -95,21 +97,45 @@ def test_half_a_cache_keeps_half_from_epoch_to_epoch(many: Path, cache: Path) ->
     assert np.diff(counts) / size == pytest.approx([1, 0.52, 0.52], abs=0.04)
 
 
-def test_what_was_served_right_now_goes_by_when_it_is_needed(tmp_path: Path) -> None:
-    for name in ("near", "far", "unknown", "idle"):
+def test_what_goes_is_needed_last_and_nobody_was_told_of_it_right_now(tmp_path: Path) -> None:
+    for name in ("near", "far", "told", "idle"):
         path = tmp_path / f"shards/{name[:2]}/{name}.lmdb"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"1234")
     stored = Stored(tmp_path)
-    for name in ("near", "far", "unknown"):
-        stored.serve(name)
+    needs = {"near": 10.0, "far": 500.0, "told": 900.0}
+    stored.promised["a client"] = "told", math.inf
 
     left = []
     for size in (12, 8, 4):
-        assert stored.make_room(0, size, {"near": 10.0, "far": 500.0})
+        assert stored.make_room(0, size, needs)
         left.append(sorted(stored.files))
 
-    assert left == [["far", "near", "unknown"], ["near", "unknown"], ["unknown"]]
+    assert left == [["far", "near", "told"], ["near", "told"], ["told"]]
+    assert not stored.make_room(0, 0, needs)
+    stored.promised["a client"] = "told", 0.0
+    assert stored.make_room(0, 0, needs)
+
+
+@pytest.mark.slow
+def test_the_next_fetcher_is_told_what_a_reader_needs_that_stands_still(
+    many: Path, many_proxy: servers.Proxy, cache: Path
+) -> None:
+    """It waits for a file, for example, which others would evict for theirs, again and again."""
+    remote = ShardDataset("s3://bucket/many", cache=cache, storage=storage(many_proxy.endpoint))
+    many_proxy.set(latency_s=0.5)
+    batches = iter(DataLoader(remote, 16, num_workers=1, collate_fn=list))
+    next(batches)
+    time.sleep(0.3)  # until that was told
+    first = fetcher_of(cache)
+    os.kill(first, signal.SIGKILL)
+    shards = cache / "v1/shards"
+    assert len([*shards.glob("??/*")]) < NUM_SHARDS
+    many_proxy.set()
+
+    wait_until(lambda: len([*shards.glob("??/*")]) == NUM_SHARDS)
+
+    assert fetcher_of(cache) not in (0, first)
 
 
 @pytest.mark.slow
