@@ -2,7 +2,8 @@
 
 1. A thread sends the order once, and the position when it comes to another stretch of it; no batch waits for it.
 2. It ends with its reader. When the connection closes, the fetcher drops the order.
-3. If the fetcher dies, the order is sent to the next one, also while the reader stands still. Without an answer, files are fetched on demand.
+3. If the fetcher dies, the order is sent to the next one, also while the reader stands still. Without an answer, files
+   are fetched on demand.
 """
 
 from __future__ import annotations
