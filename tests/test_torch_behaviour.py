@@ -5,6 +5,7 @@ Most tests run beside torch's loader where that is possible, so that the expecta
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import time
@@ -464,6 +465,27 @@ class CountsCalls(Dataset[Any]):
     def __getitem__(self, index: int) -> int:
         self.num_calls += 1
         return self.num_calls
+
+
+@pytest.mark.parametrize("make", [TorchLoader, DataLoader], ids=["torchs", "ours"])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_workers_end_with_the_last_name_of_their_iterator(
+    make: Any, persistent: bool, shuffle: bool
+) -> None:
+    gc.disable()  # no cycle may keep them until it comes
+    try:
+        batches = iter(
+            make(Squares(), num_workers=1, persistent_workers=persistent, shuffle=shuffle)
+        )
+        next(batches)
+        workers = batches._workers
+        del batches
+        for worker in workers:
+            worker.join(60)
+            assert not worker.is_alive()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("persistent", [False, True])

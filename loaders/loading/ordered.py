@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -99,17 +99,23 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
 
     @property
     def _index_sampler(self) -> Any:
-        """What indices are taken from, by torch's iterator, too."""
+        """What indices are taken from, by torch's iterator, too, which a loader keeps whose workers persist."""
+        loader = weakref.proxy(self)  # or the two would keep each other, and the workers
         steps = self._steps
         if steps is not None:
             if not steps.sampler.cursor.is_left:
                 self._follow_length(steps.sampler)
-            return IndexSource(steps, lambda: self._entered(self._own_indices(steps)))
+            return IndexSource(steps, lambda: loader._entered(loader._own_indices(steps)))
         given, others = super()._index_sampler, getattr(self, "_others", None)
         if others is None or others.is_iterable:
             return given
-        number = partial(self._numbered, given) if self._is_numbered else lambda _: given
-        return IndexSource(given, lambda: self._entered(others.take(number)))
+        is_numbered = self._is_numbered
+        return IndexSource(
+            given,
+            lambda: loader._entered(
+                others.take(lambda epoch: loader._numbered(given, epoch) if is_numbered else given)
+            ),
+        )
 
     def _entered(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Yield steps: each in its context where torch's iterator fetches it here right afterwards."""
