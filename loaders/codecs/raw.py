@@ -26,7 +26,8 @@ class RawCodec:
         self.field = field
         self.shape = (*shape[1:], shape[0]) if isinstance(field, Image) else shape
         self.dtype = np.dtype(field.dtype).newbyteorder("<")
-        self.num_free = sum(n is None for n in self.shape)
+        self._free = [axis for axis, n in enumerate(self.shape) if n is None]
+        self.num_free = len(self._free)
         self._known = math.prod(n for n in self.shape if n is not None)
 
     def encode(self, value: Any) -> bytes:
@@ -82,13 +83,16 @@ class RawCodec:
         if self.num_free == 0:
             return self.shape, record  # type: ignore[return-value]
         if self.num_free == 1:
-            free = iter([len(record) // max(1, self._known * self.dtype.itemsize)])
+            lengths = [len(record) // max(1, self._known * self.dtype.itemsize)]
         else:
             if len(record) < 4 * self.num_free:
                 raise CodecError(f"a record of {len(record)} bytes has no room for its shape")
-            free = iter(np.frombuffer(record[: 4 * self.num_free], "<u4").tolist())
+            lengths = np.frombuffer(record, "<u4", self.num_free).tolist()
             record = record[4 * self.num_free :]
-        return tuple(next(free) if n is None else n for n in self.shape), record
+        shape: list[Any] = list(self.shape)
+        for axis, length in zip(self._free, lengths, strict=True):
+            shape[axis] = length
+        return tuple(shape), record
 
 
 def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -225,3 +225,28 @@ def test_a_transform_sees_pictures_of_any_size_while_other_parts_are_read(tmp_pa
     batches = list(DataLoader(dataset, 32, num_workers=4, backend="thread"))
 
     assert [batch.image.shape for batch in batches] == [(32, 3, 8, 9)] * 3
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("size", [None, (40, 56)])
+def test_raw_pictures_are_those_of_a_lossless_codec(
+    channels: int, size: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    sizes = [size or (30 + 7 * i, 61 - 5 * i) for i in range(9)]
+    samples = [{"image": rng.integers(0, 256, (*hw, channels), dtype=np.uint8)} for hw in sizes]
+    ops = [
+        augment.RandomResizedCrop(24),
+        augment.RandomHorizontalFlip(),
+        augment.RandomVerticalFlip(),
+        augment.RandomCrop(24, padding=4),
+    ]
+
+    served = []
+    for codec in ("raw", "png"):
+        field = Image(codec=codec, channels=channels, size=size)
+        packdata.pack(samples, tmp_path / codec, {"image": field})
+        dataset = ShardDataset(tmp_path / codec, augment=ops[:3] if size else ops)
+        served.append(torch.cat([b.image for b in DataLoader(dataset, 5, shuffle=True)]))
+
+    assert torch.equal(*served)

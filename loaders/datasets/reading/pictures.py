@@ -50,8 +50,8 @@ class Wanted:
     reductions: list[int]  # by how much each may be reduced
     # What happens to each that is ready: of each view 8 lists, of the numbers of a ``Step``.
     steps: list[list[list[int]]]
-    # Whether it is a JPEG whose boxes are all inside, with results of the batch's size: others are looked at one by
-    # one.
+    # Whether it is a JPEG, or raw bytes, whose boxes are all inside, with results of the batch's size: others are
+    # looked at one by one.
     are_ready: list[bool]
     heights: list[int] = dataclass_field(init=False)  # of each, in pixels
     widths: list[int] = dataclass_field(init=False)  # the same
@@ -138,7 +138,9 @@ class PictureReader:
             return
         wanted, start = self.wanted(request, first, last)
         buffer = scratch(wanted.most_pixels * self._channels)
-        decode: Any = getattr(self.codec, "decode_jpeg", None)  # those that are ready have one
+        decode: Any = (
+            self._decode_raw if self._is_bytes else getattr(self.codec, "decode_jpeg", None)
+        )
         pictures = wanted.each(start, start + last - first)
         rows = zip(range(first, last), pictures, *self._places(values, first, last), strict=True)
         # Inlined on purpose: this runs with the GIL held and a cold cache.
@@ -208,19 +210,21 @@ class PictureReader:
         ]
         covers, reductions = _needed(plans, heads.sizes)
         blocks = blocks_of(heads.sizes, heads.jpegs, covers, request.num_workers)
-        ends = ends_of(heads.sizes, covers).tolist()
+        ends = ends_of(heads.sizes, covers)
+        if self._is_bytes:  # which are there, all of them
+            reductions[:], ends[:] = 1, 0
         ready = self._steps(heads, plans, reductions)
         num = min(request.num_workers, len(records))  # that are decoded at once
         most_nbytes = int(heads.sizes.prod(axis=1).max(initial=0)) * self._channels
         _tell_if_large(self.name, num, num * most_nbytes)
-        return Wanted(records, heads, plans, blocks, ends, reductions.tolist(), *ready)
+        return Wanted(records, heads, plans, blocks, ends.tolist(), reductions.tolist(), *ready)
 
     def _steps(
         self, heads: PictureHeads, plans: Sequence[augment.Geometry], reductions: Ints
     ) -> tuple[list[list[list[int]]], list[bool]]:
-        """Prepare what happens to JPEGs; return which of them are ready, too."""
+        """Prepare what happens to JPEGs and raw bytes; return which of them are ready, too."""
         num = len(heads.jpegs)
-        are_ready = np.array([jpeg is not None for jpeg in heads.jpegs], bool)
+        are_ready = np.array([self._is_bytes or jpeg is not None for jpeg in heads.jpegs], bool)
         if None in self.sizes or num < _FEW or not are_ready.any():
             return [[[0] * num]] * len(plans), [False] * num
         views: list[list[list[int]]] = []
@@ -238,6 +242,20 @@ class PictureReader:
     @cached_property
     def _channels(self) -> int:
         return self.field.channels if isinstance(self.field, Image) else 1
+
+    @cached_property
+    def _is_bytes(self) -> bool:
+        """Whether pictures are stored as the bytes that steps are taken on."""
+        field = self.field
+        return (
+            field.codec == "raw"
+            and field.dtype == "uint8"
+            and 1 <= self._channels <= 4
+            and isinstance(field, Image)
+        )
+
+    def _decode_raw(self, record: UInt8Array, *_: Any) -> npt.NDArray[Any]:
+        return self.codec.decode(record)  # type: ignore[no-any-return]
 
     @property
     def _is_plain(self) -> bool:
