@@ -27,6 +27,7 @@ from loaders.errors import CodecError, LoadersError, SampleError, SchemaError
 from loaders.schema import Boxes, Field, Image, Label, Mask, Text
 from tests.device.test_decode import pictures
 from tests.packdata.packing import pack
+from tests.torchvision_v2 import torchvision_v2
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -295,12 +296,10 @@ def test_what_only_the_host_can_do_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or importlib.util.find_spec("torchvision") is None,
-    reason="needs a CUDA device and torchvision",
-)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_torchvision_decodes_on_cuda_what_the_cpu_decodes() -> None:
     """Within a few steps: smooth pictures, so that no rounding of chroma is far off."""
+    torchvision_v2()
     records = of_many_kinds()
     finish = JpegFinish(JPEG, "cuda")
 
