@@ -31,6 +31,8 @@ from packdata.parts import joining
 from packdata.parts import local as parts_module
 from packdata.parts.local import finish
 from packdata.parts.part import Part, PartRecipe
+from packdata.tables.scan import ColumnScan, Scan
+from packdata.tables.shares import joined_scan, scan_to_json
 from packdata.tokens.plan import pack_tokens
 from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
@@ -165,6 +167,104 @@ def test_what_all_rows_teach_comes_to_parts_by_a_plan(
     assert contents(tmp_path / "parts") == contents(tmp_path / "plain")
     other = ["--dtype", "float64"] if line.startswith("tables") else ["--seed", "1"]
     assert main([*argv[1], *other, "--part", "0/2", "--plan", str(plan)]) == 1
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five files of each of some tables, which differ in what their columns seem to be."""
+    folder, rng = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
+    for i in range(5):
+        (folder / "plain").mkdir(exist_ok=True)
+        lines = [
+            f"{k},{x:.4f},{'0' * (i == 3) + str(k % 40)},{('', 'NA')[i % 2] if k % 7 == i or i == 3 else k},"
+            f"2024-0{1 + k % 9}-01,{'pqrs'[(k + i) % (i + 1) % 4]}\n"
+            for k, x in enumerate(rng.normal(size=60))
+        ]
+        if i == 2:
+            lines[5] = "5,many,1,1,2024-01-01,p\n"
+        header = "id,x,code,gap,day,kind\n"
+        (folder / "plain" / f"{i}.csv").write_text(header + "".join(lines))
+        (folder / "rows").mkdir(exist_ok=True)
+        rows = ({"a": k * i, **({"late": f"w{k % i}"} if i > 1 else {})} for k in range(30))
+        (folder / "rows" / f"{i}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        (folder / "ids").mkdir(exist_ok=True)
+        lists = ({"input_ids": [i, 9_000 * (i + 4), 3]} for _ in range(8))
+        (folder / "ids" / f"{i}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lists))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tables plain DST --target kind --missing mean --dates parts --numeric x --on-error skip",
+        "tables plain DST --features id,gap,code --standardize --missing nan",
+        "tables plain DST --drop x,day --on-error skip --categorical kind",
+        "tables rows DST --target a",
+        "tokens ids DST",
+    ],
+)
+@pytest.mark.parametrize("of", [1, 3, 7])
+def test_what_all_rows_teach_is_learned_in_shares(
+    tables: Path,
+    tmp_path: Path,
+    line: str,
+    of: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tables)
+    argv = line.replace("DST", str(tmp_path / "dst")).split()
+    asks = ["--dry-run", "--json"]
+    plans = []
+    for i in range(of):
+        assert main([*argv, *asks, "--part", f"{i}/{of}"]) == 0
+        plans += ["--plan", str(tmp_path / f"{i}.json")]
+        (tmp_path / f"{i}.json").write_text(capsys.readouterr().out)
+    assert main([*argv, *asks]) == 0
+    whole = json.loads(capsys.readouterr().out)
+
+    assert main([*argv, *asks, *reversed_pairs(plans)]) == 0
+
+    joined = json.loads(capsys.readouterr().out)
+    assert_close(joined, whole)
+    (tmp_path / "plan.json").write_text(json.dumps(joined))
+    parts = [*argv, "--plan", str(tmp_path / "plan.json"), "--part"]
+    assert {main([*parts, f"{i}/2"]) for i in range(2)} <= {0, 3}
+    assert finish(tmp_path / "dst").samples > 0
+    if of > 1:
+        assert main([*argv, *asks, *plans[2:]]) == 1  # one is missing
+        assert main([*argv, *asks, *plans, *plans[:2]]) == 1  # one is there twice
+    other = ["--dtype", "float64"] if line.startswith("tables") else ["--seed", "1"]
+    assert main([*argv, *asks, *other, *plans]) == 1
+
+
+def test_a_share_tells_that_a_column_has_too_many_texts() -> None:
+    full, few = Scan(columns={"a": ColumnScan()}), Scan(columns={"a": ColumnScan()})
+    full.columns["a"].words.is_full = True
+
+    for shares in ((full, few), (few, full)):
+        joined = joined_scan(json.loads(json.dumps([*map(scan_to_json, shares)])))
+        assert joined.columns["a"].words.is_full
+        assert joined.columns["a"].other
+
+
+def reversed_pairs(words: list[str]) -> list[str]:
+    """Return options and their values in the other order of pairs."""
+    return [word for i in range(len(words) - 2, -1, -2) for word in words[i : i + 2]]
+
+
+def assert_close(one: Any, other: Any) -> None:
+    """Assert that JSON is the same, but for last digits of floats."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert_close(one[name], other[name])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for each, its in zip(one, other, strict=True):
+            assert_close(each, its)
+    else:
+        assert one == (pytest.approx(other, rel=1e-12) if isinstance(one, float) else other)
 
 
 def test_shuffled_by_a_seed_parts_hold_the_order_of_the_whole(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from loaders.errors import SourceError
 from loaders.progress import Meter
 from packdata.commands.common import (
+    REPEATED,
     SIZES,
     TARGET,
     Command,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from packdata.packing.engine import Summary
+    from packdata.packing.shards import Format
     from packdata.plan import Plan
 
 AGAIN = """
@@ -53,7 +55,7 @@ def packing_command(
         "shard-size": {"default": shard_bytes},
         "on-error": {"default": "fail"},
         "part": {"type": _parse_part},
-        "plan": TARGET,
+        "plan": TARGET | REPEATED,
     }
     return Command(
         name=name,
@@ -98,8 +100,28 @@ def _packing_options(item: str, usual: str, shard_bytes: int, has_first_pass: bo
 _PLAN = """\
 --plan FILE
   with --part: output of the same command with --dry-run --json; needed where something is learned from the whole
-  source: column types, statistics, a tokenizer
+  source: column types, statistics, a tokenizer, the largest id. Many machines may learn: each with
+  --part I/N --dry-run --json a share of the files; then give --plan once for each of their outputs
 """
+
+
+class Planned(Protocol):
+    """What a dry run prints."""
+
+    @property
+    def format(self) -> Format:
+        """Of the shards."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+
+
+def share_of(args: argparse.Namespace) -> tuple[int, int] | None:
+    """Return which share of a source is looked at alone, so that others may look at the rest."""
+    if args.part is None or args.plan or not args.dry_run:
+        return None
+    number, _, of = args.part.partition("/")
+    return int(number), int(of)
 
 
 def source_options(kind: str, files: str) -> str:
@@ -143,7 +165,7 @@ def _parse_part(text: str) -> str:
 
 
 def run_packing(
-    args: argparse.Namespace, make_plan: Callable[[], Plan], *, unit: str = "images"
+    args: argparse.Namespace, make_plan: Callable[[], Planned], *, unit: str = "images"
 ) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
     from packdata.packing.outside import check_outside
@@ -166,7 +188,7 @@ def run_packing(
         drop_copies()
 
 
-def _run(args: argparse.Namespace, make_plan: Callable[[], Plan], unit: str) -> int:
+def _run(args: argparse.Namespace, make_plan: Callable[[], Planned], unit: str) -> int:
     with usage_errors(args, schema=True):
         if args.format is not None:  # before a source is read for long
             check_shard_options(args.format, args.shard_size)
@@ -174,7 +196,7 @@ def _run(args: argparse.Namespace, make_plan: Callable[[], Plan], unit: str) -> 
         check_shard_options(plan.format, args.shard_size)
     if args.dry_run:
         return show_result(args, plan)
-    summary = _pack(args, plan, unit)
+    summary = _pack(args, cast("Plan", plan), unit)
     return show_result(args, summary) or (3 if summary.rejected else 0)
 
 
@@ -208,7 +230,7 @@ def _pack(args: argparse.Namespace, plan: Plan, unit: str) -> Summary:
         raise
 
 
-def show_result(args: argparse.Namespace, result: Plan | Summary) -> int:
+def show_result(args: argparse.Namespace, result: Planned | Summary) -> int:
     """Print a plan or a summary."""
     if args.json:
         show_json(result.to_json())

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.progress import Meter
 from packdata.commands.common import TARGET, parse_names, parse_skip, unescaped
-from packdata.commands.packing import AGAIN, packing_command, run_packing
+from packdata.commands.packing import AGAIN, packing_command, run_packing, share_of
 from packdata.packing.shards import TABLE_SHARD_BYTES
 
 if TYPE_CHECKING:
     import argparse
 
-    from packdata.plan import Plan
+    from packdata.commands.packing import Planned
 
 _COLUMNS = """
 --target NAMES
@@ -60,7 +60,7 @@ _CSV = r"""
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata tables``."""
     from packdata.packing.firstpass import FirstPass
-    from packdata.tables import plan_tables
+    from packdata.tables.plan import plan_share, plan_tables
 
     lists = ("target", "features", "drop", "categorical", "numeric", "missing_values", "names")
     others = (
@@ -71,9 +71,14 @@ def run(args: argparse.Namespace) -> int:
     options |= {name: getattr(args, name) for name in others}
     options |= {"header": not args.no_header, "beside": None if args.dry_run else args.dst}
 
-    def make_plan() -> Plan:
+    def make_plan() -> Planned:
+        progress, share = Meter("read", "rows"), share_of(args)
+        if share is not None and args.like is None:
+            own = {
+                name: value for name, value in options.items() if name not in ("like", "beside")
+            }
+            return plan_share(args.src, share, progress=progress, **own)
         first_pass = FirstPass(args.plan, is_part=args.part is not None)
-        progress = Meter("read", "rows")
         return plan_tables(args.src, progress=progress, first_pass=first_pass, **options)
 
     return run_packing(args, make_plan, unit="rows")

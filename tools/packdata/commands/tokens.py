@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from packdata.commands.common import TARGET, unescaped
-from packdata.commands.packing import AGAIN, packing_command, run_packing
+from packdata.commands.packing import AGAIN, packing_command, run_packing, share_of
 
 if TYPE_CHECKING:
     from packdata.tokens.plan import TokensPlan
@@ -79,7 +79,7 @@ def _plan(args: argparse.Namespace) -> TokensPlan:
         TokenOptions(**options),
         format=args.format,
         on_error=args.on_error,
-        first_pass=FirstPass(args.plan, is_part=args.part is not None),
+        first_pass=FirstPass(args.plan, is_part=args.part is not None, share=share_of(args)),
     )
 
 

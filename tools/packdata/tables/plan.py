@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
@@ -44,12 +44,13 @@ from packdata.tables.options import TableOptions
 from packdata.tables.parts import Part
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import scan_tables
+from packdata.tables.shares import joined_scan, scan_to_json
 from packdata.tables.spelling import in_python, speaking_python
 from packdata.tables.values import in_words
 from packdata.wording import names_in_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from packdata.packing.engine import Summary
     from packdata.packing.settings import OnError
@@ -182,25 +183,21 @@ def plan_tables(
         _check_like(chosen)
         missing_values = chosen.missing_values or missing_values_of(like)
         chosen = replace(chosen, missing_values=missing_values)
-    if is_frame(sources):
-        files: list[TableFile] = [FrameTable(sources, chosen.missing_values)]
-        given, ignored = tuple[Path | str, ...](), Counter[str]()
-    else:
-        paths, ignored = list_tables(sources)
-        files = open_tables(paths, csv, chosen.missing_values)
-        given = tuple(without_secrets(sources))
+    files, given, ignored = _opened(sources, csv, chosen)
     before = _identity(files)
     reader = TableReader(files, beside if like is None else None)
     first_pass = FirstPass() if first_pass is None else first_pass
     if like is None:
         learned: list[_Learned] = []
 
-        def learn() -> dict[str, Any]:
-            found = _scanned(reader, chosen, check_workers(workers), on_error, progress)
-            learned.append(found)
-            return _as_json(*found)
+        scanner = _scanner(reader, chosen, check_workers(workers), on_error, progress)
 
-        taken = first_pass.get("rows", learn, "types, categories and statistics")
+        def learn(scan: Scan | None = None) -> dict[str, Any]:
+            found = scanner.first() if scan is None else scan
+            learned.append(_learned(reader, chosen, scanner, on_error, found))
+            return _as_json(*learned[0])
+
+        taken = first_pass.get(_ROWS, learn, _WHAT, lambda shares: learn(joined_scan(shares)))
         parts, plan, rows = learned[0] if learned else _from_json(taken)
     else:
         columns = _common_columns(files, None, chosen.drop)
@@ -208,7 +205,7 @@ def plan_tables(
         plan = plan_like(like, columns, chosen.drop, named.path)
         _common_columns(files, list(plan.kinds))
         parts, rows = [part for i, file in enumerate(files) for part in file.parts(i)], None
-    told = {OPTIONS: chosen.to_json(), **csv.to_json()}
+    told = _told(chosen, csv)
     same = None if like is None else read_manifest(like).fingerprint
     identity = {"command": "tables", "source": before, **told, "like": same}
     first_pass.check(identity)
@@ -223,6 +220,63 @@ def plan_tables(
     return TablesPlan(files, plan, recipe, format, given, dict(ignored), first_pass)
 
 
+def plan_share(
+    sources: Sequence[Path | str],
+    share: tuple[int, int],
+    *,
+    format: Format = "parquet",
+    workers: int | None = None,
+    on_error: OnError = "fail",
+    progress: Progress | None = None,
+    **options: Any,
+) -> SharePlan:
+    """Learn what a share of the files teaches: share I of N; see ``plan_tables``."""
+    csv = take(CsvOptions, options)
+    chosen = TableOptions(**options)
+    files, given, _ = _opened(sources, csv, chosen)
+    before, (i, of) = _identity(files), share
+    scanner = _scanner(TableReader(files), chosen, check_workers(workers), on_error, progress)
+    numbers = range(i * len(files) // of, (i + 1) * len(files) // of)
+    first_pass = FirstPass(is_part=True, share=share)
+    first_pass.get(_ROWS, lambda: scan_to_json(scanner.first(numbers)), _WHAT, list)
+    identity = {"command": "tables", "source": before, **_told(chosen, csv), "like": None}
+    return SharePlan(first_pass, identity, format, given)
+
+
+@dataclass(frozen=True, slots=True)
+class SharePlan:
+    """What a share of some table files teaches: nothing can be packed by that alone."""
+
+    first_pass: FirstPass
+    identity: Mapping[str, Any]
+    format: Format
+    sources: Sequence[Path | str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return self.first_pass.to_json(self.identity)
+
+    def __str__(self) -> str:
+        rows = self.first_pass.found[_ROWS]["rows"]
+        return f"{counted(rows, 'row')} were read: --json prints what they teach, for --plan"
+
+
+def _opened(
+    sources: Sequence[Path | str] | Any, csv: CsvOptions, options: TableOptions
+) -> tuple[list[TableFile], tuple[Path | str, ...], Counter[str]]:
+    """Return the files of sources, what these are called, and what else folders hold."""
+    if is_frame(sources):
+        return [FrameTable(sources, options.missing_values)], (), Counter()
+    paths, ignored = list_tables(sources)
+    files = open_tables(paths, csv, options.missing_values)
+    return files, tuple(without_secrets(sources)), ignored
+
+
+def _told(options: TableOptions, csv: CsvOptions) -> dict[str, Any]:
+    return {OPTIONS: options.to_json(), **csv.to_json()}
+
+
+_ROWS, _WHAT = "rows", "types, categories and statistics"  # in the plan, and in words
 _Learned = tuple[Sequence[Part], ColumnPlan, int]
 
 
@@ -256,13 +310,25 @@ def _from_json(told: Mapping[str, Any]) -> _Learned:
     return [Part(*numbers) for numbers in told["parts"]], plan, told["rows"]
 
 
-def _scanned(
+class _Scanner(NamedTuple):
+    """Reads all rows once: as what they seem to be, or as it is known by then."""
+
+    columns: list[str] | None
+    kinds: dict[str, Kind]
+    scan: Callable[..., Scan]
+
+    def first(self, numbers: range | None = None) -> Scan:
+        """Read the files of some numbers, or all."""
+        return self.scan(self.columns, self.kinds, numbers=numbers)
+
+
+def _scanner(
     reader: TableReader,
     options: TableOptions,
     workers: int,
     on_error: OnError,
     progress: Progress | None,
-) -> tuple[list[Part], ColumnPlan, int]:
+) -> _Scanner:
     files, first = reader.files, reader.files[0].path
     asked = [*options.features, *options.categorical, *options.numeric, *options.target]
     wanted = list(dict.fromkeys(asked)) if options.features else None
@@ -275,15 +341,27 @@ def _scanned(
     scan = partial(
         scan_tables,
         reader,
+        drop=options.drop,
         parts_of_dates=options.parts_of_dates_and_targets,
         workers=workers,
         on_error=on_error,
         progress=Quiet() if progress is None else progress,
     )
-    skips = on_error == "skip"
-    found = scan(columns, kinds, drop=options.drop)
+    return _Scanner(columns, kinds, scan)
+
+
+def _learned(
+    reader: TableReader,
+    options: TableOptions,
+    scanner: _Scanner,
+    on_error: OnError,
+    found: Scan,
+) -> _Learned:
+    """Return what was found of all rows, which are read again where that takes it."""
+    files, first = reader.files, reader.files[0].path
+    (columns, kinds, scan), skips = scanner, on_error == "skip"
     if codes := _codes(found, kinds):  # once more: parts without zeros were read as numbers
-        again = scan(columns, kinds | dict.fromkeys(codes, "text"), drop=options.drop)
+        again = scan(columns, kinds | dict.fromkeys(codes, "text"))
         for name in codes:
             again.columns[name].first["code"] = found.columns[name].first["code"]
         found = again

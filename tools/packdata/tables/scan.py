@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,18 @@ if TYPE_CHECKING:
 
 MAX_CATEGORIES = 1_000_000
 _FEW_WORDS = 1 << 16
+
+
+class Told(Protocol):
+    """Where a value was seen first, for messages."""
+
+    @property
+    def shown(self) -> str:
+        """The value."""
+
+    @property
+    def where(self) -> str:
+        """File and line or row."""
 
 
 class Place(NamedTuple):
@@ -141,7 +153,7 @@ class ColumnScan:
     num_missing: int = 0
     num_unsure: int = 0
     groups: Counter[Group] = field(default_factory=Counter)
-    first: dict[str, Place] = field(default_factory=dict)
+    first: dict[str, Told] = field(default_factory=dict)
     moments: dict[str, Moments] = field(default_factory=dict)
     words: Words = field(default_factory=Words)
     is_whole: bool = True
@@ -211,6 +223,7 @@ def scan_tables(
     *,
     drop: Sequence[str] = (),
     judge: Callable[[TableFile, Rows], Rows] | None = None,
+    numbers: range | None = None,
     workers: int,
     on_error: OnError,
     progress: Progress,
@@ -224,6 +237,7 @@ def scan_tables(
         parts_of_dates: What dates become, for their statistics.
         drop: Columns not to look at, where all would be.
         judge: Takes the rows that cannot be packed out; None where they are not known yet.
+        numbers: Of the files that are read; None for all.
         workers: Threads.
         on_error: ``"fail"`` ends at the first row that cannot be read, or packed.
         progress: Is told of every row.
@@ -259,12 +273,18 @@ def scan_tables(
     try:
         progress.start(None, 0)
         with OrderedPool(scan_part, workers) as pool:
-            parts = (part for number, file in enumerate(files) for part in file.parts(number))
+            chosen = range(len(files)) if numbers is None else numbers
+            parts = (part for number in chosen for part in files[number].parts(number))
             for each in pool.map(parts):
                 found.add(each)
                 progress.advance(found.bad, each.num_rows + each.bad)
     finally:
         progress.close()
+    return end_scan(found)
+
+
+def end_scan(found: Scan) -> Scan:
+    """Return what was found, when all of it is there."""
     for column in found.columns.values():
         column.words.join()
         if column.words.is_full and not column.other:

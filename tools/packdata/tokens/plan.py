@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -309,17 +310,21 @@ def _ids_recipe(
     largest = None
     if size is None and itemsize > 2:
         what = "the largest id (or --vocab-size)"
-        largest = int(first_pass.get("largest", lambda: _largest_in(source, eod, bos), what))
+        share = first_pass.share or (0, 1)
+        learned = first_pass.get(
+            "largest", lambda: _largest_in(source, share, eod, bos), what, max
+        )
+        largest = int(learned)
         # No fewer than two bytes, so that parts of one corpus agree.
         itemsize = itemsize if largest >= 1 << 16 else 2
     vocabulary = Vocabulary.of(size, itemsize, eod, bos)
     return _recipe(listing, options, source, vocabulary, tokenizer, cut, largest)
 
 
-def _largest_in(source: TokenSource, *others: int | None) -> int:
-    """Look for the largest id; what cannot be read is an error in its turn."""
+def _largest_in(source: TokenSource, share: tuple[int, int], *others: int | None) -> int:
+    """Look for the largest id in a share of the pieces; what cannot be read is an error in its turn."""
     largest = max((other for other in others if other is not None), default=0)
-    for piece in source.pieces():
+    for piece in islice(source.pieces(), share[0], None, share[1]):
         with suppress(SourceError):
             ids = piece.read().data
             largest = max(largest, int(ids.max(initial=0)))
