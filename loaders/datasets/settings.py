@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 _PLACES = re.compile(  # words of names of columns, or of members of JSON
     r"(?<![a-z])(bbs?|b?box(es)?|bndbox|rect(s|angles?)?|[xy](min|max)|xy(xy|wh)|cxcywh|keypoints?|kps?|landmarks?|points?|"
     "joints|poses?|corners|cent(er|re)|polygons?|segmentation|objects|annotations|instances)(?![a-z])"
+    r"(?!_(labels?|ids?|class(es)?|names?|areas?|scores?|is_?crowd)$)"  # of such, and no places
 )
 _NUM_LOOKED_AT = 20  # values of a list
 _told: set[str] = set()

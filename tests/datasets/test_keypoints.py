@@ -128,6 +128,8 @@ def test_what_looks_like_places_and_stays_is_told_once(
         "face_bbox": Json(),
         "corners": Array("float32", (4, 2)),
         "names": Json(),
+        "box_labels": Array("int64", (None,)),  # what they are, not where
+        "bbox_iscrowd": Array("uint8", (None,)),
     }
     row = {
         "image": picture(),
@@ -135,6 +137,8 @@ def test_what_looks_like_places_and_stays_is_told_once(
         "face_bbox": [1, 2],
         "names": [],
         "corners": np.zeros((4, 2)),
+        "box_labels": np.arange(3),
+        "bbox_iscrowd": np.zeros(3, np.uint8),
     }
     pack([row], tmp_path / "packed", fields)
 
