@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loaders.errors import RemoteError
 from loaders.remote.stores import Objects, StoreFault, hide_secrets, open_objects
 from loaders.remote.uploads import end_uploads
+from loaders.remote.url import PUBLIC_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -58,8 +59,9 @@ class Source:
 
     def public(self, text: str) -> str:
         """Return a text without secrets."""
-        secret = {n: v for n, v in self._environment.items() if "KEY" in n or "TOKEN" in n}
-        return hide_secrets(text, {**self._storage, **secret, "endpoint": "", "region": ""})
+        given = {n: v for n, v in self._storage.items() if n not in PUBLIC_OPTIONS}
+        found = {n: v for n, v in self._environment.items() if "KEY" in n or "TOKEN" in n}
+        return hide_secrets(text, given | found)
 
     def refused(self, what: str, name: str, fault: StoreFault) -> RemoteError:
         """Return the error that something cannot be done to an object, without secrets."""

@@ -5,6 +5,7 @@ Imported by the fetcher alone: a client of a store does not live through a fork.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import base64
 import os
@@ -346,6 +347,7 @@ _SAYS = (
     ("unusable", r"builder error|Missing|UnknownConfigurationKey|URL scheme is not allowed"),
 )
 _NO_BUCKET = "There is no such bucket: check its name, or make it"
+_OURS = re.compile(r"StoreFault: (\(.*\))")
 _XML = re.compile(r"(<\?xml[^>]*>\s*)?<Error>.*?</Error>", re.DOTALL)
 
 
@@ -360,6 +362,8 @@ def fault_of(error: Exception) -> StoreFault:
     if isinstance(error, StoreFault):
         return error
     text = _XML.sub(_said_by, str(error).partition("\n\nDebug source")[0])
+    if ours := _OURS.search(text):  # of who gives credentials
+        return StoreFault(*ast.literal_eval(ours[1]))
     if "NoSuchBucket" in text:
         return StoreFault("missing", text, _NO_BUCKET)
     if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":

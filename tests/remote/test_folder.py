@@ -6,12 +6,13 @@ import contextlib
 import gc
 import os
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from loaders import DataLoader, ShardDataset
-from loaders.errors import CacheError
+from loaders.errors import CacheError, RemoteError
 from tests.remote import servers
 from tests.remote.conftest import ended, storage
 from tests.remote.test_remote import S3, assert_same, batches
@@ -130,6 +131,31 @@ def test_keys_of_a_profile_in_the_home_folder_sign_requests(
     del options["skip_signature"]
 
     assert int(ShardDataset(S3, cache=shared, storage=options)[9].label) == 2
+
+
+@pytest.mark.parametrize("more", [{}, {"profile": "nobodys"}])
+def test_without_credentials_the_error_names_the_ways_in_seconds(
+    server: str,
+    tmp_path: Path,
+    shared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: dict[str, str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    options = storage(server) | more
+    del options["skip_signature"]
+    began = time.monotonic()
+
+    with pytest.raises(RemoteError) as caught:
+        ShardDataset(S3, cache=shared, storage=options)
+
+    assert time.monotonic() - began < 10
+    assert str(caught.value.path) == S3
+    assert more.get("profile", "") in caught.value.what
+    ways = ("access_key_id", "AWS_ACCESS_KEY_ID", "~/.aws", "metadata", "skip_signature")
+    assert all(way in caught.value.hint for way in ways)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
