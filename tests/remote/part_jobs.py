@@ -1,0 +1,101 @@
+"""Fetches one object in small parts, with an answer that is bad at each request in turn; ``test_parts.py`` starts it.
+
+``part_jobs.py FOLDER ENDPOINT PROXY KIND``: a process of its own, as clients of stores do not live through a fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loaders.errors import ChecksumError
+from loaders.remote import transfer
+from loaders.remote.needs import File
+from loaders.remote.source import Source
+from loaders.remote.upload import hash_of
+from loaders.remote.url import URL
+from tests.remote.conftest import storage
+from tests.remote.servers import Proxy
+
+NAME, PART, NUM_PARTS = "object.lmdb", 64 << 10, 5
+
+
+class Place:
+    """An object behind the proxy, and where it is fetched to."""
+
+    def __init__(self, folder: Path, endpoint: str) -> None:
+        self.object = folder / "bucket/data" / NAME
+        self.part, self.target = folder / "part", folder / "shards" / NAME
+        rng = np.random.default_rng(0)
+        self.right, self.wrong = (rng.bytes(NUM_PARTS * PART - 1_000) for _ in range(2))
+        self.object.parent.mkdir(parents=True)
+        self.object.write_bytes(self.right)
+        self.file = File(NAME, len(self.right), hash_of(self.object))
+        self.source = Source(URL("s3://bucket/data"), storage(endpoint), {})
+
+    async def fetch(self, on_part: Any = lambda number: None) -> transfer.Download:
+        """Fetch it, eight parts at a time; return the download, which has ended."""
+        pace = transfer.Pace()
+        download = transfer.Download(
+            self.source, self.file, self.part, self.target, pace, lambda *_: None
+        )
+        download.open()
+        flying, number = set[asyncio.Task[None]](), 0
+        while not download.done.done():
+            while download.has_part and len(flying) < 8:
+                flying.add(asyncio.ensure_future(download.take_part()))
+            if flying:
+                _, flying = await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
+            on_part(number)
+            number += 1
+        await asyncio.wait({download.done})
+        assert not self.part.exists()
+        return download
+
+    def take(self) -> bytes:
+        """Return what was fetched, which is there no more."""
+        data = self.target.read_bytes()
+        self.target.unlink()
+        return data
+
+
+async def once(place: Place, proxy: Proxy, kind: str) -> None:
+    for at in range(NUM_PARTS):
+        proxy.set(faults=[{"kind": kind, "at": [at]}])
+        await (await place.fetch()).done
+        assert place.take() == place.right, at
+        assert len(proxy.requests(NAME)) > NUM_PARTS
+
+
+async def replaced(place: Place, proxy: Proxy) -> None:
+    """By one of the same size, while it is fetched: the right one before or after."""
+    for before, after in ((place.right, place.wrong), (place.wrong, place.right)):
+        place.object.write_bytes(before)
+        proxy.set(faults=[{"kind": "slow", "at": [1, 3]}])
+
+        def replace(number: int, after: bytes = after) -> None:
+            if number == 0:
+                place.object.write_bytes(after)
+
+        download = await place.fetch(replace)
+        if after == place.right:
+            await download.done
+            assert place.take() == place.right
+        else:
+            assert isinstance(download.done.exception(), ChecksumError)
+            assert not place.target.exists()
+
+
+def main(folder: str, endpoint: str, kind: str) -> None:
+    transfer.PART_BYTES = PART
+    transfer._FIRST_PATIENCE_S = transfer._LEAST_PATIENCE_S = 0.5
+    place, proxy = Place(Path(folder), endpoint), Proxy(endpoint)
+    asyncio.run(replaced(place, proxy) if kind == "replaced" else once(place, proxy, kind))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
