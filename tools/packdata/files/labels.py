@@ -17,6 +17,7 @@ from loaders.errors import CodecError, SourceError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, Text
+from loaders.system.regular import read_regular
 from packdata.sources.base import Column, Item, Source, is_folder, is_missing, read_file
 
 if TYPE_CHECKING:
@@ -196,7 +197,9 @@ def _classes_of_dataset(folder: Path) -> tuple[str, ...]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = read_file(path, str(path)).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"class names cannot be read from it ({error})", path) from error
+        data = read_file(path, str(path)) if isinstance(path, URL) else read_regular(path)
+        text = data.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"class names cannot be read from it ({reason})", path) from error
     return [line.strip() for line in text.splitlines() if line.strip()]
