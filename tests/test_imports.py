@@ -49,6 +49,20 @@ def test_importing_a_part_does_not_load_what_it_does_not_need(
     assert modules_after(statement) & absent == set()
 
 
+def test_packing_a_table_does_not_import_pandas_and_a_process_of_others_keeps_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,a\n2,b\n")
+    words = ["tables", str(tmp_path / "a.csv"), str(tmp_path / "b"), "--target", "y"]
+    run = f"import packdata.cli as c; sys.argv[1:] = {words}; c.main()"
+
+    assert "pandas" not in modules_after(run)
+    series = "import pandas, pyarrow; assert pyarrow.array(pandas.Series([1])).type == 'int64'"
+    assert "pandas" in modules_after(
+        f"{run.replace('c.main()', 'c.main(sys.argv[1:])')}; {series}"
+    )
+
+
 def names_for_type_checkers() -> dict[str, str]:
     """Return name -> module of the imports that only type checkers see."""
     tree = ast.parse(Path(loaders.__file__).read_text())

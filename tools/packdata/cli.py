@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Literal, TextIO
 
 _DONE, _BAD_DATA, _INTERRUPTED = 0, 1, 130  # beside a command's own 3
+_WRITING = {each.name for title in ("pack", "derive") for each in GROUPS[title]}
 
 _DESCRIPTION = """\
 Pack images, tokens, tables and arrays into shards that the Python package 'loaders' serves,
@@ -75,6 +76,26 @@ def _quiet_pillow() -> Iterator[None]:
         yield
 
 
+class _NoPandas:
+    """Finds pandas nowhere."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name=name)
+
+
+def _keep_pandas_out() -> None:
+    """Let pyarrow look for pandas now, in vain: it would import it with the first array: 0.4 s, for nothing."""
+    import pyarrow as pa  # which the help does without
+
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pa.array([])
+    finally:
+        sys.meta_path.remove(_NoPandas)
+
+
 def _message(error: LoadersError | OSError, options: Iterable[str]) -> str:
     """Return an error as a line; those of the system without their number, as other commands print them."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
@@ -94,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["append"]:
         parser.error(f"'append DST SRC...' is now 'extend SRC... DST': {spelled_anew(words[1:])}")
     args = parser.parse_args(words)
+    if argv is None and words[0] in _WRITING and "pandas" not in sys.modules:
+        _keep_pandas_out()  # of a process that does nothing else
     try:
         set_remote(args)
         with _quiet_pillow():
