@@ -307,6 +307,10 @@ class FsspecObjects:
     async def delete(self, name: str) -> None:
         """Delete an object."""
         await self._run(self._files.rm_file, self._path(name))
+        folder = name.rpartition("/")[0]
+        if folder and "file" in self._files.protocol:  # which keeps folders of no objects
+            with suppress(StoreFault):  # there are others in it
+                await self._run(os.rmdir, self._path(folder))
 
 
 def _put_file(path: str, data: Buffer | Path, is_new: bool) -> bool:

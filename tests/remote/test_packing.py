@@ -436,7 +436,8 @@ def test_a_staging_disk_that_fills_is_told_and_the_command_goes_on(
             return subprocess.run(whole, env=env, capture_output=True, timeout=60)
 
         full = run()
-        assert (full.returncode, str(disk).encode() in full.stderr) == (1, True)
+        assert full.returncode == 1
+        assert all(place.encode() in full.stderr for place in (str(disk), OUT))
         subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
         again = run()
         assert (again.returncode, again.stderr) == (0, b"")
@@ -496,5 +497,6 @@ def test_a_mounted_folder_is_packed_into_without_locks(
 
     assert shards_at(there / "train") == shards_at(tmp_path / "local" / "train")
     assert not [path for path in there.rglob("*") if path.is_file() and path.name.endswith("tmp")]
+    assert {path.name for path in there.iterdir()} == {"train", "val"}
     names = {path.name for path in (there / "val").iterdir()}
     assert names == {"manifest.json", *(s.file for s in read_manifest(there / "val").shards)}

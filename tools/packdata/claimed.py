@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from loaders.errors import PackError
+from loaders.errors import LoadersError, PackError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,17 @@ def staging_folder(what: str) -> Path:
     if above.is_symlink() or above.stat().st_uid != os.getuid():
         raise PackError("it belongs to another user", above, "Set TMPDIR to a folder of yours")
     return above / xxhash.xxh3_64_hexdigest(what.encode())
+
+
+@contextmanager
+def on_the_way(folder: Path, url: Path) -> Iterator[None]:
+    """Say in errors of a folder what is made there, and for which place: nobody has named that folder."""
+    try:
+        yield
+    except LoadersError as error:
+        if str(folder) in str(error):
+            error.add_note(f"what goes to {url} is made there first: TMPDIR chooses another disk")
+        raise
 
 
 @contextmanager

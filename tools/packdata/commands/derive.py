@@ -103,7 +103,7 @@ def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note)
             return _upload(args, folder, url, note)
     made = [args.src.absolute(), url, options, args.format, args.shard_size]
     of = [read_manifest(args.src).fingerprint, str(options.digests())]
-    with staging(" ".join(map(str, made)), of) as folder:
+    with staging(url, " ".join(map(str, made)), of) as folder:
         _write_copy(args, folder, options, note)
         return _upload(args, folder, url, note)
 

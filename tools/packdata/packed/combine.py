@@ -74,7 +74,7 @@ def merge(
         made = " ".join(
             map(str, ["merge", dst, *map(Path.absolute, map(place_of, sources)), shard_bytes])
         )
-        with staging(made, [read_manifest(path).fingerprint for path in sources]) as folder:
+        with staging(dst, made, [read_manifest(path).fingerprint for path in sources]) as folder:
             merge(folder, sources, shard_bytes=shard_bytes, note=note)
             _check_merged_before(dst)
             return upload(folder, dst, overwrite=overwrite, tick=tick, note=note)

@@ -30,7 +30,7 @@ from loaders.data.manifest import (
 )
 from loaders.errors import PackError, RemoteError
 from loaders.remote.origin import origin_of
-from packdata.claimed import staging_folder
+from packdata.claimed import on_the_way, staging_folder
 from packdata.packing.settings import OVERWRITE
 
 if TYPE_CHECKING:
@@ -259,10 +259,11 @@ def as_file(data: bytes) -> Iterator[Path]:
 
 
 @contextmanager
-def staging(what: str, of: Iterable[str]) -> Iterator[Path]:
+def staging(url: Path, what: str, of: Iterable[str]) -> Iterator[Path]:
     """Yield the folder in which a dataset for a URL is made; deleted when it was sent.
 
     Args:
+        url: Where it goes.
         what: The command.
         of: What it is made of: where that has changed, what a killed command has made of it is deleted.
     """
@@ -271,5 +272,6 @@ def staging(what: str, of: Iterable[str]) -> Iterator[Path]:
     for other in above.glob("*"):
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
-    yield folder
+    with on_the_way(above, url):
+        yield folder
     shutil.rmtree(above, ignore_errors=True)

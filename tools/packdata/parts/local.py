@@ -33,7 +33,7 @@ from loaders.errors import ManifestError, PackError
 from loaders.remote.origin import origin_of, target_at
 from loaders.remote.url import URL
 from loaders.schema import Schema
-from packdata.claimed import claimed_folder
+from packdata.claimed import claimed_folder, on_the_way
 from packdata.describe import counted
 from packdata.packing.disk import GO_ON, explained
 from packdata.packing.engine import (
@@ -136,7 +136,7 @@ def _part_at(
     place: Path, part: Part, plan: Mapping[str, str], overwrite: bool
 ) -> Iterator[PartPlace[Any]]:
     if isinstance(place, URL):
-        with claimed_folder(f"{place} {part.name}") as own:
+        with claimed_folder(f"{place} {part.name}") as own, on_the_way(own, place):
             yield StoredPart(place, part, plan, overwrite, own)
     else:
         own = place / PARTS_NAME / f"{part.name}.{_this_machine()}"
