@@ -261,8 +261,8 @@ def four_nodes(bench: Bench) -> tuple[float, float]:
 def resume(bench: Bench) -> tuple[float, float]:
     """Bytes of a window, and those that came when a run that goes on in mid-epoch has its first batch.
 
-    The window: two shards on each connection, one that arrives, and the next one. Eight shards are on their way together
-    and arrive within milliseconds, so one to eight of them have come when the batch has: that is chance.
+    The window: two shards on each connection, one that arrives, and the next one. Eight shards are on their way and
+    arrive within milliseconds of each other: whether one or eight have come when the batch has is chance.
     """
     with bench.cold() as dataset:
         loader = DataLoader(dataset, 2, num_workers=1)
