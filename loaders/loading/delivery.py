@@ -47,8 +47,9 @@ class LoaderStats:
         backend: Who makes the batches now: ``"inline"`` (there are no workers), ``"thread"``,
             ``"subprocess"`` or ``"process"``.
         remote: Of datasets at URLs, summed over them, else None: ``bytes`` and ``requests`` of this machine since
-            its fetcher started, ``retries``, ``evicted`` shards, ``cached_bytes``, ``budget_bytes``; and ``waited_s``,
-            seconds that threads of this process waited for shards.
+            its fetcher started, ``retries``, ``evicted`` shards, ``cached_bytes``, ``budget_bytes``, ``others_bytes``
+            that loaders of other datasets read now; and ``waited_s``, seconds that threads of this process waited for
+            shards.
     """
 
     num_batches: int = 0

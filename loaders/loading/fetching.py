@@ -122,8 +122,16 @@ class Reading:
 
     def check(self, order_name: str, num_workers: int) -> None:
         """Let readers give room where not all of it fits; CacheError if less fits than what is read at a time."""
-        budget, size = self.origin.budget(), self.size_bytes
+        counts, size = self.origin.counts(), self.size_bytes
+        budget, others = counts["budget_bytes"], counts["others_bytes"]
         if size <= budget:
+            if others and size + others > budget:
+                logger.warning(
+                    "%s: its %s and the %s that other loaders of this machine read do not fit into a cache of %s "
+                    "together: what goes is downloaded again. Give cache= at least %s",
+                    self.origin.url,
+                    *map(describe_size, (size, others, budget, size + others)),
+                )
             self._pin(None)
             return
         ranks = _ranks_of_node(self._plan)

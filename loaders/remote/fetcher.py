@@ -287,7 +287,14 @@ class Fetcher:
             "evicted_bytes": self._stored.evicted_bytes,
             "cached_bytes": self._stored.used_bytes,
             "budget_bytes": self.budget,
+            "others_bytes": self._others_bytes(source),
         }
+
+    def _others_bytes(self, source: Source) -> int:
+        """Return how many bytes loaders of other datasets read just now."""
+        readers = (reader for writer, reader in self._needs.items() if writer in self._clients)
+        others = (each.needs.files for each in readers if each.source.url != source.url)
+        return sum({file.hash: file.size for files in others for file in files}.values())
 
     # -- manifests ---------------------------------------------------------------------------------
 

@@ -310,6 +310,24 @@ def test_two_jobs_of_different_orders_share_a_cache_that_holds_each_but_not_both
     assert total < 3 * 2 * 24 * 421_888  # of two passes of each
 
 
+def test_who_does_not_fit_beside_others_is_told_before_the_first_batch(
+    two: list[Path], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = {"path": cache, "size": 24 * 550_000}
+    datasets = [ShardDataset(f"file://{folder}", cache=limits) for folder in two]
+    loaders = [DataLoader(each, 16, shuffle=True, num_workers=1) for each in datasets]
+
+    first = iter(loaders[0])
+    next(first)
+    wait_until(lambda: (loaders[1].stats().remote or {})["others_bytes"] > 0)
+    assert not caplog.records
+    other = iter(loaders[1])
+
+    told = [each.args for each in caplog.records if isinstance(each.args, tuple)]
+    assert [str(args[0]) for args in told] == [f"file://{two[1]}"]
+    del first, other
+
+
 def test_what_all_jobs_need_is_begun_in_one_order_and_no_job_waits_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
