@@ -174,16 +174,47 @@ def albumentations(monkeypatch: pytest.MonkeyPatch) -> Any:
     return pytest.importorskip("albumentations")
 
 
-def test_albumentations_repeat_on_threads(albumentations: Any) -> None:
-    assert_repeats(
-        albumentations.Compose(
-            [
-                albumentations.RandomCrop(16, 16),
-                albumentations.HorizontalFlip(),
-                albumentations.RandomBrightnessContrast(p=1.0),
-            ]
-        )
+def albumented(albumentations: Any) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
+    """Return a transform, and a function that calls it."""
+    transform = albumentations.Compose(
+        [
+            albumentations.RandomCrop(16, 16),
+            albumentations.OneOf([albumentations.HorizontalFlip(), albumentations.Transpose()]),
+            albumentations.RandomBrightnessContrast(p=1.0),
+        ]
     )
+
+    def inside(image: torch.Tensor) -> torch.Tensor:
+        made = transform(image=image.permute(1, 2, 0).numpy().copy())["image"]
+        return torch.from_numpy(made.copy()).permute(2, 0, 1)
+
+    return transform, inside
+
+
+def test_albumentations_repeat_on_threads(albumentations: Any) -> None:
+    transform, inside = albumented(albumentations)
+    before = transform.py_random
+
+    assert_repeats(transform)
+    assert_repeats(inside)
+
+    assert transform.py_random is before  # beside a loader it draws as ever
+    assert len({transform.py_random.random() for _ in range(9)}) == 9
+    assert pickle.loads(pickle.dumps(transform)).random_generator is not None
+
+
+def everything(image: torch.Tensor) -> torch.Tensor:
+    drawn = [*torch.rand(2).tolist(), np.random.rand(), random.random(), random.gauss(0, 1)]  # noqa: NPY002
+    return torch.tensor(drawn)
+
+
+@pytest.mark.slow
+def test_processes_of_torch_draw_what_threads_do(albumentations: Any) -> None:
+    for transform in (everything, *albumented(albumentations)):
+        one = served(transform, 8, num_workers=2)
+        other = served(transform, 5, num_workers=2, backend="process")
+
+        assert all(torch.equal(one[n], other[n]) for n in one)
 
 
 def of_torchs_loader(transform: Any, num_workers: int) -> list[torch.Tensor]:
@@ -198,7 +229,12 @@ def test_albumentations_change_by_epoch_under_torchs_own_loader(albumentations: 
 
     with pytest.warns(UserWarning, match="no epoch is set"):
         of_torchs_loader(crop, 0)  # here all epochs are the same
-    first, second, third = of_torchs_loader(crop, 2)
+    for transform in (crop, lambda image: _cropped(crop, image)):
+        first, second, third = of_torchs_loader(transform, 2)
 
-    assert not torch.equal(first, second)
-    assert not torch.equal(second, third)
+        assert not torch.equal(first, second)
+        assert not torch.equal(second, third)
+
+
+def _cropped(crop: Any, image: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(crop(image=image.permute(1, 2, 0).numpy().copy())["image"].copy())

@@ -7,6 +7,7 @@ numbers of the sample for a while: seen from its thread alone, so that neither o
 - numpy and Python: their functions, such as ``numpy.random.rand`` and ``random.choice``, are methods of one object.
   ``follow_threads`` puts others in their place, which ask whether their thread works on a sample. The names that a
   module took of these functions before (``from random import choice``) stay the process's.
+- albumentations: its objects have generators of their own, under two names, which are asked for in the same way.
 
 One lock around transforms, with the process's generators seeded inside, would be less: threads would wait for each
 other, and what the trainer draws meanwhile would be the sample's.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import get_worker_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -134,9 +137,9 @@ _DRAWING = frozenset(
 
 
 def follow_threads() -> None:
-    """Have the functions of ``random`` and ``numpy.random`` ask their thread, from now on; once."""
+    """Have the functions of ``random`` and ``numpy.random``, and albumentations once it is there, ask their thread."""
     global _are_followed
-    if _are_followed:
+    if _are_followed and _is_followed(_albumentations()):
         return
     with _lock:
         if not _are_followed:
@@ -145,6 +148,43 @@ def follow_threads() -> None:
             pythons: Any = random
             _follow(random, pythons._inst, random.Random)
             _are_followed = True
+        for kind in _albumentations():
+            kind.random_generator = _Generator("random_generator", np.random.default_rng)
+            kind.py_random = _Generator("py_random", random.Random)
+
+
+def _albumentations() -> list[Any]:
+    """Return the classes that have generators of their own, if they were imported."""
+    names = ("BasicTransform", "BaseCompose")
+    kinds = [getattr(sys.modules.get("albumentations"), name, None) for name in names]
+    return [kind for kind in kinds if kind is not None]
+
+
+def _is_followed(kinds: list[Any]) -> bool:
+    return all("py_random" in vars(kind) for kind in kinds)
+
+
+class _Generator:
+    """The generator of an object; of a thread that works on a sample the sample's."""
+
+    def __init__(self, name: str, make: Callable[[int], Any]) -> None:
+        self.name, self.make = name, make
+
+    def __get__(self, one: Any, kind: Any = None) -> Any:
+        if _here.seed is not None:
+            if self.name not in _here.used:
+                _here.used[self.name] = self.make(_here.seed)
+            return _here.used[self.name]
+        if get_worker_info() is not None:  # which are seeded for each epoch
+            own: Any = np.random.mtrand._rand
+            return random if self.name == "py_random" else np.random.Generator(own._bit_generator)
+        try:
+            return vars(one)[self.name]
+        except (KeyError, TypeError):
+            raise AttributeError(self.name) from None
+
+    def __set__(self, one: Any, value: Any) -> None:
+        vars(one)[self.name] = value
 
 
 def _follow(module: ModuleType, shared: Any, make: Callable[[], Any]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import random
-import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from loaders.datasets.reading.drawing import drawing, has_drawn
+from loaders.datasets.reading.drawing import drawing, follow_threads, has_drawn
 from loaders.rng import hash64, key64
 from loaders.sampling.context import is_reading
 
@@ -32,9 +30,9 @@ class Transforming:
     A function with a parameter ``generator``, that has no default, is given a ``torch.Generator`` by that name. Its
     numbers follow from seed, epoch, sample and draw, so they are the same on any thread, worker and rank. Functions
     that draw from torch's, numpy's or Python's own generator, as torchvision's transforms do, are given such numbers
-    there, too, on the thread that they run on; the trainer's generators are left alone (``drawing``). Transforms of
-    albumentations, for fields of images, have generators of their own: each thread has a copy, which begins with each
-    sample at numbers of the same kind. In a worker process of torch so do those of Python, numpy and torch.
+    there, too, on the thread that they run on; the trainer's generators are left alone (``drawing``). So are
+    transforms of albumentations, which may also stand for a function of an image. In a worker process of torch
+    the generators of Python, numpy and torch begin with each sample at such numbers.
 
     Args:
         given: A function of a sample, or ``{field: function}``.
@@ -44,14 +42,8 @@ class Transforming:
         self._functions = given if isinstance(given, Mapping) else {"": given}
         self._is_of_sample = not isinstance(given, Mapping)
         self._drawing = {name for name, f in self._functions.items() if takes_generator(f)}
-        self._copied = {name for name, f in self._functions.items() if _is_of_albumentations(f)}
-        self._copies = threading.local()
+        self._of_arrays = {name for name, f in self._functions.items() if _is_of_albumentations(f)}
         self._has_drawn = False
-
-    def __reduce__(self) -> Any:
-        """Leave out what threads have of their own."""
-        given = self._functions[""] if self._is_of_sample else self._functions
-        return Transforming, (given,)
 
     @property
     def draws(self) -> bool:
@@ -66,14 +58,16 @@ class Transforming:
 
     def __call__(self, sample: Any, seed: int) -> Any:
         """Return what the functions make of a sample."""
-        # One sample at a time has the generators of this process.
         if get_worker_info() is not None:
-            if is_reading():  # else its epoch is unknown, and each would draw the same
-                _seed_process(seed)
-            return self._transformed(sample, seed)
+            if (
+                not is_reading()
+            ):  # its epoch is unknown: numbers are those that torch seeds for each
+                follow_threads()
+                return self._transformed(sample, seed)
+            _seed_process(seed)  # which works on one sample at a time: for what else draws from it
         with drawing(seed):
             made = self._transformed(sample, seed)
-            self._has_drawn |= has_drawn() or bool(self._copied)
+            self._has_drawn |= has_drawn()
             return made
 
     def _transformed(self, sample: Any, seed: int) -> Any:
@@ -87,34 +81,30 @@ class Transforming:
 
     def _apply(self, name: str, value: Any, seed: int) -> Any:
         function = self._functions[name]
-        if name in self._copied and isinstance(value, torch.Tensor):
-            return self._albumented(name, value, seed)
+        if name in self._of_arrays and isinstance(value, torch.Tensor):
+            return _albumented(function, value)
         if name not in self._drawing:
             return function(value)
         return function(value, generator=torch.Generator().manual_seed(seed))
 
-    def _albumented(self, name: str, image: torch.Tensor, seed: int) -> torch.Tensor:
-        """Apply this thread's copy of a transform of albumentations to an image ``(C, H, W)``, seeded by the sample."""
-        copies: dict[str, Any] = self._copies.__dict__.setdefault("by_name", {})
-        if name not in copies:
-            copies[name] = copy.deepcopy(self._functions[name])
-        if get_worker_info() is not None and not is_reading():  # what torch seeds for each epoch
-            seed = int(torch.randint(1 << 31, ()))
-        copies[name].set_random_seed(seed & 0x7FFFFFFF)
-        made = copies[name](image=np.ascontiguousarray(image.permute(1, 2, 0).numpy()))["image"]
-        if isinstance(made, torch.Tensor):
-            return made
-        made = made[:, :, None] if made.ndim == 2 else made
-        return torch.from_numpy(np.ascontiguousarray(made.transpose(2, 0, 1)))
+
+def _albumented(function: Function, image: torch.Tensor) -> torch.Tensor:
+    """Apply a transform of albumentations to an image ``(C, H, W)``."""
+    made = function(image=np.ascontiguousarray(image.permute(1, 2, 0).numpy()))["image"]
+    if isinstance(made, torch.Tensor):
+        return made
+    made = made[:, :, None] if made.ndim == 2 else made
+    return torch.from_numpy(np.ascontiguousarray(made.transpose(2, 0, 1)))
 
 
 def _is_of_albumentations(function: Any) -> bool:
-    names = (kind.__module__.partition(".")[0] for kind in type(function).__mro__)
-    return "albumentations" in names and hasattr(function, "set_random_seed")
+    return any(
+        kind.__module__.partition(".")[0] == "albumentations" for kind in type(function).__mro__
+    )
 
 
 def _seed_process(seed: int) -> None:
-    random.seed(seed)
+    random.seed(seed & 0xFFFFFFFF)  # as on threads
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # what third-party transforms draw from
     torch.default_generator.manual_seed(seed)  # torch's own looks for devices, which takes 0.2 ms
 
