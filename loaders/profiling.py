@@ -111,15 +111,19 @@ class ProfileReport:
             step_s = statistics.median(self.compute_s)
             per_s = number(self.batch_size / step_s)
             said = f"training alone takes {in_seconds(step_s)} per step, {per_s} samples/s"
-            return f"verdict: {said}.\nDo: profile without free=True: what is more there is waiting for data"
+            return f"verdict: {said}.\nDo: profile without free=True: the additional time is waiting for data"
         total_s, cpu_s = sum(self.stage_s.values()), sum(span.cpu_s for span in spans)
         wait_s = total_s - cpu_s
         if share >= SMALL_STALL and (
             not spans or (wait_s > _WAITING * total_s and not self.has_read)
         ):
-            why = "workers wait, but not for a disk" if spans else "workers are out of sight here"
+            why = (
+                "workers wait, but not for a disk"
+                if spans
+                else "what its workers do is not visible here"
+            )
             said = f"Loading is the limit: the step waits {share:.0%} of the time, and {why}"
-            return f"verdict: {said}.\nDo: python -m loaders.bench DATASET, which tells what they wait for"
+            return f"verdict: {said}.\nDo: python -m loaders.bench DATASET, which says what they wait for"
         num_samples = max(1, self.num_batches) * self.batch_size
         # Means, not medians: steps that save or evaluate take their time of the run, too.
         step_s = statistics.fmean(_later(self.compute_s))

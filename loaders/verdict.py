@@ -161,22 +161,22 @@ _SAID: dict[Bound, str] = {
     "gil": "The GIL is the limit: {held:.0%} of a sample's CPU time ({gil}) is Python that holds it, "
     "so threads together end near {least} samples/s.",
     "transfer": "The copy to the device is the limit: {transfer} per sample, {limit} samples/s.",
-    "finish": "What is done to a batch after the copy is the limit: {finish} per sample, {limit} "
+    "finish": "Finishing batches (what is left to the device) is the limit: {finish} per sample, {limit} "
     "samples/s.",
     "step": "The training step is the limit: it takes {limit} samples/s{loading}.",
-    "overhead": "No stage explains the {rate} samples/s: what is left is handing over, starting, or "
-    "other work on this machine.",
+    "overhead": "No stage explains the {rate} samples/s: the rest is handing batches over, starting workers, "
+    "or other programs on this machine.",
 }  # fmt: skip
 _NAMES = {
     "storage": "storage", "cpu": "the CPU", "memory": "memory bandwidth",
-    "gil": "the GIL", "transfer": "the copy to the device", "finish": "the work on the device",
+    "gil": "the GIL", "transfer": "the copy to the device", "finish": "finishing batches",
     "step": "the training step", "loading": "loading",
 }  # fmt: skip
 _DO: dict[Bound, str] = {
     "storage": "try more workers, shuffle='block', or RAMDataset, which reads once",
     "cpu": "give a sample less work (a cheaper transform), or the process more cores",
     "memory": "make samples smaller (narrower dtypes)",
-    "gil": "backend='process' runs it in processes; or call what releases the GIL (cv2, numpy on whole batches)",
+    "gil": "use backend='process', or functions that release the GIL (cv2, numpy on whole batches)",
     "transfer": "send fewer bytes: uint8 instead of float, a crop before the copy, pin_memory=True",
     "finish": "give the device less to do before the step",
     "overhead": "try a larger batch_size, more prefetch, or a quieter machine",
@@ -192,7 +192,7 @@ _DO_FOR: dict[Holds, dict[Bound, str]] = {
     },
     "tokens": {
         "memory": "TokenWindows(..., dtype='stored') is narrower",
-        "finish": "TokenWindows(..., dtype='int32') makes half of the bytes there, dtype='stored' none",
+        "finish": "TokenWindows(..., dtype='int32') halves that work, dtype='stored' avoids it",
     },
     "volumes": dict.fromkeys(("storage", "cpu", "memory"), _WHOLE_VOLUMES),
     "other": {},
@@ -261,4 +261,5 @@ def _advice_to_a_step(facts: Facts) -> str:
         return f"{nothing}: {waits}"
     if not facts.num_workers:
         return f"num_workers=1 or more: {waits}, as batches are made on its own thread"
-    return f"prefetch_factor=4, or leave it a core: {waits}, as the two share the cores or batches come unevenly"
+    why = "training and loading share the cores, or batches come unevenly"
+    return f"prefetch_factor=4, or one thread fewer for training: {waits}, as {why}"

@@ -115,9 +115,9 @@ class Successor:
             elif self._child.has_message:
                 self._child.receive()
         except UnsendableError as error:
-            self._give_up(f"backend='subprocess' would take that away, but {error}")
+            self._give_up(f"backend='subprocess' would avoid that, but {error}")
         except (LoadersError, OSError, RuntimeError) as error:  # no memory or process is left, say
-            self._give_up(f"no child process can be started, threads go on: {error}")
+            self._give_up(f"no child process can be started, so threads continue: {error}")
         child = self._child
         return child if child is not None and child.is_up else None
 
@@ -129,14 +129,14 @@ class Successor:
         if not payload.user_code:
             return Child(maker, payload)
         names = ", ".join(payload.user_code)
-        what = "backend='subprocess' would take that away, and is not chosen by itself"
-        self._give_up(f"{what}: the loader runs code that is not its own ({names})")
+        what = "backend='subprocess' would avoid that, but is not chosen automatically"
+        self._give_up(f"{what}: the loader runs code of yours ({names})")
         return None
 
     def _give_up(self, why: str) -> None:
         self._child = None
         self.watch.give_up()
-        lost = f"{self.watch.lost_share:.0%} of the time of training steps was lost to waiting"
+        lost = f"{self.watch.lost_share:.0%} of the time of training steps was spent waiting"
         logger.warning("%s for the GIL beside the loader's threads; %s", lost, why)
 
 

@@ -44,7 +44,7 @@ _REPEATED = (
     "repeat it. Divide it in __iter__, by torch.utils.data.get_worker_info"
 )
 _MAY_BE_REPEATED = (
-    "of a stream, each of several workers gives the whole, unless the stream divides itself in __iter__, "
+    "each of several workers serves the whole stream, unless its __iter__ divides it "
     "by torch.utils.data.get_worker_info"
 )
 IS_SHORT = "cold: a pass has so few batches that the start of the workers counts, too"

@@ -170,7 +170,7 @@ class _Interleaving:
             if not part.dim() or len(part) != len(rows):
                 raise BatchError(
                     f"field {name!r} has no row per sample, so batches of several sources cannot "
-                    "have it: Mixture(batch_from='one') serves them one at a time"
+                    "have it: Mixture(batch_from='one') serves each source in batches of its own"
                 )
         kinds = [(tuple(part.shape[1:]), part.dtype) for part in parts]
         if len(set(kinds)) > 1:

@@ -176,7 +176,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
         if steps is not None and not (steps.pad or steps.drop_last):
             last = replace(steps.plan(), rank=steps.sampler.num_replicas - 1)
             if last.num_steps < replace(last, rank=0).num_steps:
-                what = "with pad=False ranks have unequal steps, and forever() would let their epochs drift"
+                what = "with pad=False ranks have unequal steps, and in forever() their epochs would drift apart"
                 raise ValueError(f"{what}: give drop_last=True, or leave out pad")
         return self._forever()
 
@@ -200,7 +200,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
         """
         if not self.in_order:
             raise StateError(
-                "in_order=False hands batches over in an order that no state can tell"
+                "with in_order=False batches come in an order that no state can describe"
             )
         state = {"version": _STATE_VERSION, "dataset": fingerprint_of(self.dataset)}
         steps = self._steps

@@ -103,7 +103,7 @@ class Client:
                 raise
             self._give(connection)
             return answer
-        what = f"its fetcher died {MAX_DEATHS} times while it was asked for one thing"
+        what = f"its fetcher died {MAX_DEATHS} times during one request"
         raise CacheError(what, self._inside.parent, _look(self._inside))
 
     def _answer(
@@ -280,4 +280,4 @@ def check_extra(url: URL) -> None:
         what = f"a URL needs {' and '.join(missing)}, which is not installed"
         raise RemoteError(what, url, "Run: pip install 'loaders[remote]'")
     if not sys.platform.startswith("linux"):
-        raise RemoteError("URLs are read on Linux alone", url, "Copy the dataset here first")
+        raise RemoteError("reading URLs needs Linux", url, "Copy the dataset here first")

@@ -187,7 +187,7 @@ class Fetcher:
         began = time.monotonic()
         while hello["missing"] and hello["id"] not in self._sources:
             if time.monotonic() - began > _SECRETS_S:
-                what = f"{', '.join(hello['missing'])} of storage= is not pickled, nor known here"
+                what = f"{', '.join(hello['missing'])} of storage= is not pickled, and not set in this process"
                 hint = "Set them in the environment of this process, too, or open the URL here"
                 raise RemoteError(what, hello["url"], hint)
             await asyncio.sleep(0.1)

@@ -96,7 +96,7 @@ def test_a_stream_that_each_worker_gives_whole_is_found_by_its_first_samples(
     ("name", "is_repeated", "said"),
     [
         ("Whole", True, "each gives the whole stream, and several only repeat it"),
-        ("Divided", False, "each of several workers gives the whole, unless the stream divides"),
+        ("Divided", False, "each of several workers serves the whole stream, unless"),
     ],
 )
 def test_workers_that_repeat_each_other_are_not_chosen(

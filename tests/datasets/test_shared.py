@@ -148,7 +148,7 @@ def test_one_that_fails_to_load_tells_those_who_wait(tmp_path: Path) -> None:
     kind, text, _ = first.ask("go on")
 
     assert kind == "ChecksumError"
-    assert other.hear()[1].endswith(f"could not: ChecksumError: {text}")
+    assert other.hear()[1].endswith(f"failed: ChecksumError: {text}")
 
 
 def test_the_copy_outlives_the_process_that_loaded_it(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_silence_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     loading_ = {"state": "loading", "done": 1, "total": 2, "pid": 1}
     impostor = _offer(name_of(folder), None, loading_)
 
-    with pytest.raises(LoadersError, match="was not heard of for 0 s"):
+    with pytest.raises(LoadersError, match="sent nothing for 0 s"):
         RAMDataset(folder, shared=True, progress=False)
 
     impostor.join(30)
@@ -445,9 +445,7 @@ def test_what_is_no_message_is_an_error_of_ours(data: bytes) -> None:
 def test_a_copy_that_is_ready_and_does_not_come_is_an_error(folder: Path) -> None:
     impostor = _offer(name_of(folder), None, READY)
 
-    with pytest.raises(
-        LoadersError, match=r"process \d+, which .* is ready, and sent none: end it"
-    ):
+    with pytest.raises(LoadersError, match=r"process \d+, which .* is ready, but sent no copy"):
         RAMDataset(folder, shared=True, progress=False)
 
     impostor.join(30)
@@ -494,7 +492,7 @@ def test_one_who_hangs_up_without_a_word_is_an_error_in_the_end(
     impostor = threading.Thread(target=hang_up, daemon=True)
     impostor.start()
 
-    with pytest.raises(LoadersError, match="hangs up"):
+    with pytest.raises(LoadersError, match="closing the connection"):
         RAMDataset(folder, shared=True, progress=False)
 
     done.set()

@@ -632,7 +632,7 @@ def test_pictures_of_one_name_keep_their_suffix_in_the_key(
         picture(tmp_path / "src" / name, i)
 
     note = (
-        "2 files differ from others in the suffix alone, which their keys keep: a/x.jpg, a/x.png"
+        "2 files differ from others only in the suffix, so their keys include it: a/x.jpg, a/x.png"
     )
 
     for workers in (1, 3):
@@ -704,12 +704,12 @@ def test_classes_that_are_empty_in_every_split_are_left_out_and_named(
     assert run("images", src, tmp_path / "b", "--classes", tmp_path / "classes", "--dry-run") == 0
     fixed = capsys.readouterr().out
 
-    assert "empty folder, so no class: ant, bee (--classes can name it)" in text
+    assert "empty folders are not classes: ant, bee (--classes can name them)" in text
     for split in ("train", "val"):
         label = read_manifest(tmp_path / "a" / split).schema.fields["label"]
         assert label == Label(classes=("cat", "dog"))
     assert "3 classes: bee, cat, dog" in fixed
-    assert "so no class: ant (" in fixed
+    assert "not classes: ant (" in fixed
 
 
 def test_columns_of_a_list_can_be_chosen(tmp_path: Path) -> None:

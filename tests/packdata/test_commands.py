@@ -1210,7 +1210,7 @@ def test_copy_adds_columns_by_key(tmp_path: Path, capsys: pytest.CaptureFixture[
     told = capsys.readouterr()
     made = json.loads(told.out)
 
-    assert told.err == f"packdata: {table}: 1 of its 4 rows is of no sample here: none/999\n"
+    assert told.err == f"packdata: {table}: 1 of its 4 rows belongs to no sample here: none/999\n"
     reader = PackedReader(tmp_path / "b")
     assert made["num_samples"] == 2
     assert list(reader.schema.fields) == [

@@ -229,7 +229,7 @@ def test_all_problems_are_told_at_once_with_options_that_pass(
         plan_tables([source])
     for column in ("when", "kg", "empty", "tags", "a", "wide", "in, out"):
         assert f"column {column!r}" in str(caught.value)
-    options = str(caught.value).partition("These options pass: ")[2].rstrip(".")
+    options = str(caught.value).partition("With these options it would pass: ")[2].rstrip(".")
 
     assert main(["tables", str(source), str(tmp_path / "out"), *shlex.split(options)]) == 0
     assert len(PackedReader(tmp_path / "out")) == 6
@@ -240,7 +240,7 @@ def test_what_cannot_be_dropped_is_told_as_such(tmp_path: Path) -> None:
 
     with pytest.raises(SourceError, match=r"--drop b") as caught:
         plan_tables([source], features=("a", "x"), numeric=("b",))
-    assert "Not to be asked for: a" in str(caught.value)
+    assert "Leave out of the options: a" in str(caught.value)
 
 
 def test_all_columns_that_are_not_there_are_told_at_once(tmp_path: Path) -> None:

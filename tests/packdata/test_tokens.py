@@ -47,8 +47,10 @@ WORDS = [
 ]
 
 
-NO_END = "documents are separated in the dataset only, nothing in the ids ends them; --eod ID puts an id behind each"
-BYTES_END = " (of bytes 256, which is none, or 10, the line break)"
+NO_END = (
+    "no id marks the end of a document, only the dataset knows it; --eod ID adds one after each"
+)
+BYTES_END = " (for bytes: 256, a new id, or 10, the line break)"
 
 
 def write(path: Path, data: bytes | str) -> Path:
@@ -199,7 +201,7 @@ def test_splits_that_become_one_stream_are_told(tmp_path: Path, names: tuple[str
     ("name", "text", "hint"),
     [
         ("a.txt", "one\n<|endoftext|>\ntwo", "--documents '<|endoftext|>'"),
-        ("a.jsonl", '{"text": "<|im_start|>user"}', "not the id"),
+        ("a.jsonl", '{"text": "<|im_start|>user"}', "not as one token"),
         ("a.txt", "one <s>two</s> <| three |>", ""),
     ],
 )

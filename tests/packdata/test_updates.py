@@ -76,7 +76,7 @@ def test_samples_of_a_class_are_named_by_it_or_by_its_number(folder: Path) -> No
     with pytest.raises(SourceError, match=r"key 'dog' stands in it twice \(rows 1 and 2\)"):
         updated(folder, "label,score\n2,8\ndog,8\n", on="label")
     with pytest.raises(
-        SourceError, match=r"2 keys of it are of no sample here: 3, horse.*--on NAME"
+        SourceError, match=r"2 keys in it belong to no sample here: 3, horse.*--on NAME"
     ):
         updated(folder, "label,score\nhorse,8\n3,1\n", on="label")
 
@@ -90,7 +90,7 @@ def test_conditions_see_what_changed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("key,label\ncat/01,dog\nx,dog\n", "2 keys of it are of no sample here: cat/01, x"),
+        ("key,label\ncat/01,dog\nx,dog\n", "2 keys in it belong to no sample here: cat/01, x"),
         ("key,label\ncat/001,horse\n", "row 1, column 'label': 'horse' .*classes are bird, cat"),
         (
             "key,label\ncat/001,fish\n",

@@ -189,7 +189,7 @@ def _find(name: Name, patience: float, progress: bool) -> SharedColumns | None:
             _pause(
                 patience,
                 f"process {Peer.of(connection).pid}, which has the name of the shared copy "
-                f"{name.identity}, hangs up without a word, again and again: end it",
+                f"{name.identity}, keeps closing the connection without an answer: end that process",
             )
             connection.close()
             return None
@@ -222,18 +222,22 @@ def _receive_copy(name: Name, connection: socket.socket, progress: bool) -> int 
             try:
                 message, fd = receive(connection)
             except TimeoutError:
-                raise LoadersError(f"{who} was not heard of for {SILENCE_S:.0f} s") from None
+                raise LoadersError(f"{who} sent nothing for {SILENCE_S:.0f} s") from None
             if message is None and heard:
-                raise LoadersError(f"{who} died at it: start all that share it again")
+                raise LoadersError(
+                    f"{who} died while loading it: start all processes that share it again"
+                )
             if message is None:
                 return None
             if message["state"] == "failed":
-                raise LoadersError(f"{who} could not: {message['why']}")
+                raise LoadersError(f"{who} failed: {message['why']}")
             if fd is not None:
                 connection.settimeout(None)
                 return fd
             if message["state"] == "ready":
-                raise LoadersError(f"{who} said that it is ready, and sent none: end it")
+                raise LoadersError(
+                    f"{who} said that it is ready, but sent no copy: end that process"
+                )
             if not heard:
                 logger.info("process %d loads the copy that this one will share", peer.pid)
             heard = True

@@ -167,7 +167,7 @@ def _followed(
         raise SchemaError(f"{what}: add one to fields, or leave out augment")
     field = stored.get(leader or "")
     if leader is None or not isinstance(field, Image | Mask):
-        what = f"boxes {boxes!r} follow the crops of {leader!r}, which was left out of the memory"
+        what = f"boxes {boxes!r} follow the crops of {leader!r}, which was not loaded into memory"
         raise SchemaError(f"{what}: add it to fields there, or leave out augment")
     return leader, field
 

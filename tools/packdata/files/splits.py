@@ -208,10 +208,10 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         ]
         notes.append(f"passed over: {few(counts)}")
     if empty := _empty_classes(splits):
-        notes.append(f"empty folder, so no class: {few(empty)} (--classes can name it)")
+        notes.append(f"empty folders are not classes: {few(empty)} (--classes can name them)")
     if suffixed := [file for split in splits for file in split.source.suffixed]:
-        what = f"{counted(len(suffixed), 'file')} differ from others in the suffix alone"
-        notes.append(f"{what}, which their keys keep: {few(suffixed)}")
+        what = f"{counted(len(suffixed), 'file')} differ from others only in the suffix"
+        notes.append(f"{what}, so their keys include it: {few(suffixed)}")
     if doubles := sorted({f.name for split in splits for f in split.labels if f.column.is_double}):
         notes.append(f"stored as float32, of 24 bits: {few(doubles)}")
     if gaps := _gaps(splits):
@@ -276,7 +276,7 @@ def _written_alike(splits: Sequence[Split]) -> Iterator[str]:
         alike[" ".join(name.casefold().split())].append(name)
     found = [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
     if found:
-        yield f"classes of their own, though written almost alike: {few(found)}"
+        yield f"classes whose names are almost the same: {few(found)}"
 
 
 def _pairs(splits: Sequence[Split]) -> Iterator[str]:
@@ -335,10 +335,8 @@ def _unused_splits(splits: Sequence[Split]) -> Iterator[str]:
     """Say that a column divides samples which are packed as one dataset."""
     names = {label.name for split in splits for label in split.labels} & {"split", "subset"}
     if names and not splits[0].name:
-        how = (
-            f"""packdata copy DST NEW --where '{min(names)} == "train"' makes a dataset of some"""
-        )
-        yield f"{min(names)} is a column like any other: {how}"
+        how = f"""packdata copy DST NEW --where '{min(names)} == "train"' makes a dataset of one part"""
+        yield f"{min(names)} is packed as an ordinary column: {how}"
 
 
 def _idx_without_labels(splits: Sequence[Split]) -> Iterator[str]:

@@ -42,7 +42,7 @@ class ForeignKind:
         """
         if self.module and find_spec(self.module) is None:
             return (
-                f"it is {self.name}, whatever it is called: 'pip install {self.package}' to read such "
+                f"it is {self.name}, despite its name: 'pip install {self.package}' to read such "
                 "files, or convert them to JPEG or PNG"
             )
         size = _box_size(data)

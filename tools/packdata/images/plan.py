@@ -149,10 +149,10 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
         for what, n in smaller.items()
     ]
     if turned := counts.pop(TURNED_BELOW, 0):
-        what = "turned upright by Exif: boxes and keypoints are taken for places in the upright picture"
+        what = "rotated as Exif says: boxes and keypoints are read as positions in the upright picture"
         notes.append(f"{counted(turned, 'picture')} {what}")
     if profiles := counts.pop(HAS_PROFILE, 0):
-        what = "with a colour profile, whose numbers are kept as they are: --icc srgb converts what is not of sRGB"
+        what = "with a colour profile: pixel values are kept as they are; --icc srgb converts those that are not sRGB"
         notes.append(f"{counted(profiles, 'picture')} {what}")
     if not counts["kept"] and (num := counts[CONVERTED]):
         notes.append(f"{counted(num, 'picture')} {CONVERTED}")

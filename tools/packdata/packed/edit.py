@@ -198,7 +198,8 @@ class _Plan:
     def _check_updates(self) -> None:
         """Raise SourceError if a sample is to change that is not there: a key may be misspelled."""
         if unknown := sorted(self.updates.keys() - {*self.keys}):
-            what = f"{counted(len(unknown), 'key')} of it {'is' if len(unknown) == 1 else 'are'} of no sample here: "
+            belong = "belongs" if len(unknown) == 1 else "belong"
+            what = f"{counted(len(unknown), 'key')} in it {belong} to no sample here: "
             hint = f"Correct or remove them; --on NAME takes another column than {self.options.on!r} for the key"
             raise SourceError(what + ", ".join(unknown[:_SHOWN]), self.options.update or "", hint)
 
@@ -206,9 +207,9 @@ class _Plan:
         """Yield notes: a table may list more samples than are here, such as those of all splits."""
         keys = {*self.keys}
         if self.table is not None and (extra := [k for k in self.table.records if k not in keys]):
-            are = "is" if len(extra) == 1 else "are"
+            belong = "belongs" if len(extra) == 1 else "belong"
             rows = f"{len(extra)} of its {counted(len(self.table.records), 'row')}"
-            yield f"{self.options.add}: {rows} {are} of no sample here: {_few(extra)}"
+            yield f"{self.options.add}: {rows} {belong} to no sample here: {_few(extra)}"
 
     def _schema(self) -> Schema:
         old = self.view.schema

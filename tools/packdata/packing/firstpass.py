@@ -107,6 +107,4 @@ def _read(path: Path | str) -> dict[str, Any]:
     except SourceError:
         raise
     except (ValueError, KeyError, TypeError) as error:
-        raise SourceError(
-            "it is not a plan that has something to tell to parts", path, _HOW
-        ) from error
+        raise SourceError("it is not a plan that parts can use", path, _HOW) from error

@@ -226,7 +226,7 @@ def nothing_left(
             dst, "everything was packed earlier: nothing was read or written", rejected
         )
     if any(NUM_PARTS in each for each in found):
-        why = "no part lies there any more, but what was made of them"
+        why = "the parts are gone, and the dataset that was made of them is there"
         return nothing_done(dst, why, rejected)
     what = "no part of a packing is there" + (", but a packed dataset" if found else "")
     hint = "'packdata images SRC... DST --part I/N' packs one, and so do tokens, tables and arrays"

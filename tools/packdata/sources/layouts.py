@@ -118,7 +118,7 @@ def check_layout(
     found = _Reader(f"packdata {command}").read(_Tree(root, folders), are_classes)
     if found is not None:
         what, meant = found
-        raise SourceError(what, root, f"Meant is: {meant} ({_OTHERWISE})")
+        raise SourceError(what, root, f"You probably want: {meant} ({_OTHERWISE})")
 
 
 def split_commands(root: Path, folders: Sequence[str], splits: Sequence[str], command: str) -> str:
@@ -231,14 +231,14 @@ class _Reader:
         if inside.has_files and not _Name.of(name).is_vague:
             return None
         where = "in folders of " if not inside.has_files else "in "
-        return f"everything in it lies {where}{name}, the one class it would have", self._meant(
+        return f"everything in it lies {where}{name}, which would be the only class", self._meant(
             tree
         )
 
     def _several(self, tree: _Tree, names: Mapping[str, _Name]) -> tuple[str, str] | None:
         """Parts of a dataset, or datasets, beside each other."""
         if all(said.is_vague for said in names.values()):
-            what = f"its folders ({few(names, 4)}) are called as parts of one dataset are, not classes"
+            what = f"its folders ({few(names, 4)}) are named like parts of one dataset, not like classes"
             listed = "of the columns path and label, or one folder with all files"
             return what, f"a .csv list {listed}: {self._run(tree.path / 'list.csv')}"
         trees = [tree.at(name) for name in names]
@@ -249,7 +249,7 @@ class _Reader:
             return found
         around = [t for t in trees if names[t.path.name].is_vague and not t.has_files]
         if around:
-            what = f"{around[0].path.name} holds folders: it is no class, but around others"
+            what = f"{around[0].path.name} holds only folders: it is not a class, but a folder around classes"
             return what, self._meant(around[0])
         return None
 
@@ -269,7 +269,9 @@ class _Reader:
         first = trees[0].inner.keys()
         if len(first) < max(_MANY, len(names) + 1) or any(t.inner.keys() != first for t in trees):
             return None
-        what = f"its folders ({few(names, 4)}) all hold the same ones ({few(first, 4)})"
+        what = (
+            f"its folders ({few(names, 4)}) all hold folders of the same names ({few(first, 4)})"
+        )
         runs = [self._run(t.path, dst=f"DST/{shlex.quote(t.path.name)}") for t in trees]
         return what, "; ".join(runs)
 

@@ -223,7 +223,7 @@ def _no_mask(column: str, where: str) -> bytes:
 
 def _read_listed(path: str, where: str) -> bytes:
     if re.search(r"[a-z0-9]{2,}:/+", path):
-        what = "it is an address, and no object in the folder of a list at a URL"
+        what = "it is a URL outside the folder of the list"
         raise SourceError(what, where, "Download it first")
     return read_file(path, where)
 

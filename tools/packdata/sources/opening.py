@@ -146,7 +146,7 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
         return _split_files(inside, archives)
     if others:
         listed = _lists(path, inside.folders, kind)
-        hint = f"Meant may be: {split_commands(path, listed, [*splits], kind.command)}"
+        hint = f"You may want: {split_commands(path, listed, [*splits], kind.command)}"
         raise _no_safe_reading(path, splits, f"other folders ({few(others)})", hint)
     known = {name.lower() for name in splits}
     if lost := [f.name for f in archives if _named_split(f.name) not in (None, *known)]:

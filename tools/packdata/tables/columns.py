@@ -185,8 +185,8 @@ class _Problems:
             f"{option} {values[0] if option in _VALUED else shlex.quote(names_in_option(values))}"
             for option, values in self._options.items()
         ]
-        passing = f"\nThese options pass: {' '.join(ways)}" if ways else ""
-        return passing + (f"\nNot to be asked for: {in_words(unasked)}" if unasked else "")
+        passing = f"\nWith these options it would pass: {' '.join(ways)}" if ways else ""
+        return passing + (f"\nLeave out of the options: {in_words(unasked)}" if unasked else "")
 
 
 _UNASKED = "not to be asked for"
@@ -288,7 +288,7 @@ def _role(
     elif not groups and (bad := column.first.get("bad")) is not None:
         kind = "number" if is_numeric else "date or time"
         what = f"column {name!r} holds no {kind} in any row ({bad.shown!r})"
-        hint = f"Leave it out{' of --numeric, or out' if is_numeric else ''}: {drop}"
+        hint = f"{'Do not name it in --numeric, or leave it out' if is_numeric else 'Leave it out'}: {drop}"
         problems.add(name, what, bad.where, hint, "--drop")
     elif not groups:
         hint = f"Leave it out: {drop}"

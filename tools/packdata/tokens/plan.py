@@ -131,7 +131,7 @@ class TokensPlan:
         if token is not None and token not in separator:
             is_text = {file.kind for file in self.listing.files} == {"text"}
             hint = f"; --documents '{token}' makes it the end of a document" if is_text else ""
-            yield f"{token!r} in a text is text like any other, not the id of a token{hint}"
+            yield f"{token!r} in a text is encoded as ordinary text, not as one token{hint}"
 
     def amount(self, packed: Summary) -> str:
         """Count tokens and documents: samples are rows of tokens. What was sent is not fetched for that."""
@@ -157,9 +157,9 @@ class TokensPlan:
         one = whole and len(files) - len(recipe.source.empty_files) == 1
         if recipe.source.kind == "text" and recipe.vocabulary.eod is None and not one:
             is_bytes = isinstance(recipe.tokenizer, BytesTokenizer)
-            what = " (of bytes 256, which is none, or 10, the line break)" if is_bytes else ""
-            note = "documents are separated in the dataset only, nothing in the ids ends them"
-            yield f"{note}; --eod ID puts an id behind each{what}"
+            what = " (for bytes: 256, a new id, or 10, the line break)" if is_bytes else ""
+            note = "no id marks the end of a document, only the dataset knows it"
+            yield f"{note}; --eod ID adds one after each{what}"
 
     def is_unchanged(self) -> bool:
         """Tell whether the files are still as they were listed."""
@@ -335,7 +335,9 @@ def _files_recipe(
     listing: Listing, options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
 ) -> TokensRecipe:
     if options.bos != "none" and options.train_bpe is None:
-        raise ValueError("bos is for text and lists of ids: where documents begin in files, it is")
+        raise ValueError(
+            "bos is for text and lists of ids: files of ids do not say where documents begin"
+        )
     rows = max(1, PIECE_TOKENS // options.row_tokens)
     cut = rows * options.row_tokens if may_cut else None
     source = IdsSource(listing.files, options.bin_dtype, _given(options.eod), cut)

@@ -90,8 +90,10 @@ class TokensRecipe(Recipe):
         """Say why one of the two datasets may get no document."""
         if not self.divides:
             return ""
-        why = "Documents go to train or val as a whole, equal ones together"
-        hint = "Take another --val-share or --seed, or of text files other --documents"
+        why = (
+            "A document is never divided between train and val, and equal documents stay together"
+        )
+        hint = "Take another --val-share or --seed, or for text files another --documents"
         return f"{why}. {hint}, and add {OVERWRITE}"
 
     def items(self, start: int = 0) -> Iterator[Piece]:

@@ -189,4 +189,6 @@ class Vocabulary:
         if bad.any():
             at = int(bad.argmax())
             what = f"label {int(labels[at])} is not in [0, {limit}), and not {IGNORED}"
-            raise SourceError(what, documents.place(at), f"{IGNORED} is what no loss counts")
+            raise SourceError(
+                what, documents.place(at), f"{IGNORED} marks targets that a loss ignores"
+            )
