@@ -232,12 +232,12 @@ def memory_case(num: int) -> Case:
 
 def list_objects(num: int) -> None:
     """Print what this process has taken at most, in MB above what imports take, when it has such a source."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
     names = (f"c{i * 1000 // num:04d}/img_{i:010d}.jpg" for i in range(num))
     entries = (Entry(name, 100_000 + i % 1000, 2 * i + 1) for i, name in enumerate(names))
     with given({URL("s3://raw"): entries}):
         pickle.dumps([split.source for split in open_splits("s3://raw")])
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1000)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6 - before)
 
 
 def stored_finish_case(folder: Path, num_parts: int) -> Case:
