@@ -160,7 +160,7 @@ def _check_fixed(sources: Mapping[str, Source], fixed: tuple[str, ...], given: o
         if unknown:
             what = f"class {unknown[0]!r} is not among the {len(fixed)} classes given"
             what += f" (nor are {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-            place = given if isinstance(given, str | Path) else "the classes"
+            place = place_of(given) if isinstance(given, str | Path) else "the classes"
             raise SourceError(what, name, f"Add it to {place}, or remove its pictures")
     if any(column.kind in ("float", "text", "json") for column in labels.values()):
         raise SourceError("its labels are not classes", next(iter(sources.values())).name)
