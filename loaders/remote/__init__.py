@@ -14,6 +14,7 @@ publishes them by a rename, and trainers map the finished files. What talks to a
     ahead     tells the fetcher of them, and where the reader is
     options   how a URL is opened, on a command line
     fetcher   the process: clients, room, what to fetch next, what to evict
+    wanted    what all loaders of a machine need, in one order
     source    a place in a store: its client, what is counted, how often it is asked again
     stored    what lies in the cache: room, and eviction
     transfer  one file in parts: retried, verified, published

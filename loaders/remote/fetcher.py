@@ -24,9 +24,8 @@ import socket
 import sys
 import time
 from logging.handlers import RotatingFileHandler
-from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
 from loaders.remote.folder import default_size, manifest_folder, shard_path
@@ -38,6 +37,7 @@ from loaders.remote.stores import StoreFault, hide_secrets
 from loaders.remote.transfer import Download, Pace, probe, ranges
 from loaders.remote.upload import hash_of, put, remove
 from loaders.remote.url import URL
+from loaders.remote.wanted import NO_NEED, Wants
 from loaders.remote.wire import (
     BEAT_S,
     MAX_LINE_BYTES,
@@ -50,7 +50,7 @@ from loaders.remote.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
 
 logger = logging.getLogger("loaders.remote.fetcher")
 MAX_CONNECTIONS = 8
@@ -66,26 +66,7 @@ _FAILED_S = 8.0  # for so long what failed is not tried again
 _MANIFEST_S = 5.0  # ranks that start together share one manifest
 _SECRETS_S = 10.0  # for so long another process may take to bring them
 _AHEAD_BYTES = 512 << 20  # of files that are begun and not published
-_WINDOW_SHARE, _WINDOW_BYTES = 32, 2 << 30
-_NO_NEED = 1e18  # samples: further than any file that a loader is known to need
 Errors = (RemoteError, CacheError, ChecksumError, ManifestError)
-
-
-class Reader(NamedTuple):
-    """What a loader reads, and what of it comes next."""
-
-    source: Source
-    needs: Needs
-    wanted: list[Wanted]
-
-
-class Wanted(NamedTuple):
-    """A file that is needed, so many samples ahead; it is far if others that are needed later do not go for it."""
-
-    distance: int
-    is_far: bool
-    file: File
-    source: Source
 
 
 class Fetcher:
@@ -101,10 +82,8 @@ class Fetcher:
         # Those that said hello, and the size that each asked for.
         self._clients: dict[asyncio.StreamWriter, int | None] = {}
         self._sources: dict[str, Source] = {}
-        self._needs: dict[asyncio.StreamWriter, Reader] = {}
+        self._wants = Wants()
         self._watching = set[asyncio.StreamWriter]()  # who can be asked for room
-        self._wanted: list[Wanted] = []  # of all loaders, what is needed first at the front
-        self._distances: dict[str, float] = {}  # of the same files, by hash
         self._downloads: dict[str, Download] = {}
         self._failed: dict[str, tuple[float, Exception]] = {}
         self._pace = Pace()
@@ -163,8 +142,8 @@ class Fetcher:
 
     def _forget(self, writer: asyncio.StreamWriter) -> None:
         """Forget what a reader that has gone was to read: its next epoch may have come to the same meanwhile."""
-        if self._needs.pop(writer, None):
-            self._order()
+        self._wants.forget(writer)
+        self._set_distances()
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -266,13 +245,15 @@ class Fetcher:
                 self._stored.promised[writer] = file.hash, time.monotonic() + MAP_S
                 return {}
             case "needs":
-                for left in self._needs.keys() - self._clients.keys():
-                    if self._needs[left].source is source:
-                        self._forget(left)
+                for left in self._wants.readers.keys() - self._clients.keys():
+                    if self._wants.readers[left].source is source:
+                        self._wants.forget(left)
                 self._come_to(writer, source, Needs.from_json(message["needs"]), 0)
                 return {}
             case "at":
-                self._come_to(writer, source, self._needs[writer].needs, message["position"])
+                self._come_to(
+                    writer, source, self._wants.readers[writer].needs, message["position"]
+                )
                 return None
             case "stats":
                 return {"stats": self._stats(source)}
@@ -287,14 +268,8 @@ class Fetcher:
             "evicted_bytes": self._stored.evicted_bytes,
             "cached_bytes": self._stored.used_bytes,
             "budget_bytes": self.budget,
-            "others_bytes": self._others_bytes(source),
+            "others_bytes": self._wants.others_bytes(source, self._clients),
         }
-
-    def _others_bytes(self, source: Source) -> int:
-        """Return how many bytes loaders of other datasets read just now."""
-        readers = (reader for writer, reader in self._needs.items() if writer in self._clients)
-        others = (each.needs.files for each in readers if each.source.url != source.url)
-        return sum({file.hash: file.size for files in others for file in files}.values())
 
     # -- manifests ---------------------------------------------------------------------------------
 
@@ -404,7 +379,7 @@ class Fetcher:
         target = shard_path(self._inside, file.file, file.hash)
         is_whole = await asyncio.to_thread(hash_of, old) == file.hash
         with contextlib.suppress(OSError):
-            if is_whole and self._stored.reserve(file.size, self.budget, self._distances):
+            if is_whole and self._stored.reserve(file.size, self.budget, self._wants.distances):
                 target.parent.mkdir(mode=0o700, exist_ok=True)
                 old.rename(target)
                 self._stored.add(file.hash, target, file.size)
@@ -466,43 +441,27 @@ class Fetcher:
         self, writer: asyncio.StreamWriter, source: Source, needs: Needs, position: int
     ) -> None:
         """Note where a loader is, and go on from there."""
-        self._needs[writer] = Reader(source, needs, [*self._wanted_by(source, needs, position)])
-        self._order()
+        self._wants.come_to(writer, source, needs, position, self.budget)
+        self._set_distances()
         self._pump()
 
-    def _order(self) -> None:
-        """Put what all loaders need in one order: by the loader that comes to a file first."""
-        found = [each for reader in self._needs.values() for each in reader.wanted]
-        found.sort(key=itemgetter(0, 1))
-        first: dict[str, Wanted] = {}
-        for each in found:
-            first.setdefault(each.file.hash, each)
-        self._wanted = [*first.values()]
-        self._distances = {digest: each.distance for digest, each in first.items()}
+    def _set_distances(self) -> None:
         for digest, download in self._downloads.items():
             if download.distance >= 0:
-                download.distance = self._distances.get(digest, _NO_NEED)
-
-    def _wanted_by(self, source: Source, needs: Needs, position: int) -> Iterator[Wanted]:
-        """Yield what a loader needs; near are its next file, and as many behind it as a window takes."""
-        window, passed = min(_WINDOW_BYTES, self.budget // _WINDOW_SHARE), 0
-        for distance, file in needs.upcoming(position):
-            is_far = bool(passed) and passed + file.size > window
-            passed += file.size
-            yield Wanted(distance, is_far, file, source)
+                download.distance = self._wants.distances.get(digest, NO_NEED)
 
     def _begin_ahead(self) -> None:
         """Prefetch files: any while there is room, then near ones in place of those needed later."""
         begun = sum(each.file.size for each in self._downloads.values() if each.is_begun)
         is_full = False
-        for distance, is_far, file, source in self._wanted:
+        for distance, is_far, file, source in self._wants.files:
             if begun > _AHEAD_BYTES:
                 return
             if (is_full and is_far) or self._is_known(file):
                 continue
             download = self._download(source, file)
             download.distance = distance
-            if self._begin(download, _NO_NEED if is_far else distance):
+            if self._begin(download, NO_NEED if is_far else distance):
                 begun += file.size
                 continue
             self._downloads.pop(file.hash, None)
@@ -523,7 +482,7 @@ class Fetcher:
         if size > self.budget:
             download.fail(self._no_room(download.file))
             return False
-        if not self._stored.reserve(size, self.budget, self._distances, beyond):
+        if not self._stored.reserve(size, self.budget, self._wants.distances, beyond):
             return False
         try:
             download.open()
@@ -537,7 +496,7 @@ class Fetcher:
         size = download.file.size
         before = self._stored.used_bytes
         if (
-            self._stored.make_room(size, before, self._distances, beyond)
+            self._stored.make_room(size, before, self._wants.distances, beyond)
             and self._stored.used_bytes < before
         ):
             return self._begin(download, beyond)
