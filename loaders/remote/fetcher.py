@@ -241,8 +241,11 @@ class Fetcher:
             case "shard":
                 file = File(message["file"], message["size"], message["hash"])
                 self._stored.promised[writer] = file.hash, math.inf
-                await self._shard(source, file)
-                self._stored.promised[writer] = file.hash, time.monotonic() + MAP_S
+                try:
+                    await self._shard(source, file)
+                finally:
+                    if writer in self._clients:
+                        self._stored.promised[writer] = file.hash, time.monotonic() + MAP_S
                 return {}
             case "needs":
                 for left in self._wants.readers.keys() - self._clients.keys():
