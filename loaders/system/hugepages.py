@@ -46,12 +46,6 @@ def lay(fd: int, nbytes: int, *, is_writable: bool = True) -> tuple[mmap.mmap, i
     return room, start
 
 
-def map_shared(fd: int, nbytes: int) -> UInt8Array:
-    """Map a memory file for reading and writing, for as long as the array lives. OSError as ``lay``."""
-    room, start = lay(fd, nbytes)
-    return np.frombuffer(room, np.uint8, nbytes, start)
-
-
 def collapse(array: UInt8Array) -> bool:
     """Have huge pages in part of a file, from a multiple of ``HUGE``, before it is filled; False if there are none."""
     whole = len(array) // HUGE * HUGE

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from loaders.system.hugepages import HUGE, collapse, lay, map_shared
+from loaders.system.hugepages import HUGE, collapse, lay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy.typing as npt
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 NBYTES = 3 * HUGE + 5000
@@ -26,6 +28,12 @@ def fd() -> Iterator[int]:
     os.ftruncate(fd, NBYTES)
     yield fd
     os.close(fd)
+
+
+def map_shared(fd: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """Map a memory file for reading and writing, for as long as the array lives."""
+    room, start = lay(fd, nbytes)
+    return np.frombuffer(room, np.uint8, nbytes, start)
 
 
 def in_huge_pages(address: int) -> int:

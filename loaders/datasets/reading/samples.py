@@ -193,11 +193,6 @@ class SampleBatch(Sequence[Any]):
         return (self[i] for i in range(len(self)))
 
 
-def is_batch(value: Any) -> bool:
-    """Tell whether something is a batch of a ``batch_type``."""
-    return getattr(type(value), "_kind", None) is batch_type
-
-
 class SplitBatches:
     """Several batches whose fields were read at once: these pickle once, and are cut where the batches are used.
 
