@@ -7,6 +7,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
@@ -19,9 +20,10 @@ def test_every_path_exists() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_no_module_of_loaders_needs_itself() -> None:
+@pytest.mark.parametrize("package", ["loaders", "packdata"])
+def test_no_module_needs_itself(package: str) -> None:
     """By whatever way, and for its types neither."""
-    graph = grimp.build_graph("loaders", exclude_type_checking_imports=False, cache_dir=None)
+    graph = grimp.build_graph(package, exclude_type_checking_imports=False, cache_dir=None)
     modules = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
 
     TopologicalSorter(modules).prepare()  # CycleError names those that form a cycle

@@ -14,8 +14,8 @@ from loaders.cached import cached_property
 from loaders.checks import one_of, real_number, shown, whole_number
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.mixture import Mixture
+from loaders.datasets.moving import moving_halves
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.moving import moving_halves
 from loaders.datasets.reading.samples import collate
 from loaders.datasets.views import as_ours
 from loaders.device.accelerator import as_device, pins

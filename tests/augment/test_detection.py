@@ -24,7 +24,7 @@ from loaders.augment import (
     plan,
 )
 from loaders.codecs.picture import encode_jpeg
-from loaders.datasets.reading.moving import moving_halves
+from loaders.datasets.moving import moving_halves
 from loaders.errors import BatchError, SampleError, SchemaError
 from loaders.schema import Array, Boxes, Image, Keypoints, Label, Mask
 from tests.torchvision_v2 import torchvision_v2

@@ -10,7 +10,7 @@ import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, concat
 from loaders.augment import RandomCrop, RandomFlip, RandomHorizontalFlip, Resize, Views
-from loaders.datasets.reading.moving import moving_halves
+from loaders.datasets.moving import moving_halves
 from loaders.device.augment import BatchAugment
 from loaders.errors import BatchError, SchemaError
 from loaders.schema import Array, Image, Label, Mask

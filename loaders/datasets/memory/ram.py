@@ -234,7 +234,7 @@ class RAMDataset(ResidentDataset[SampleT]):
             SourceError: Columns or rows cannot be served; the message has options that would pass.
         """
         # Packing stands above this package, which imports nothing of it: here it is asked by its name.
-        fields, columns = import_module("packdata.tables.frame").frame_columns(
+        fields, columns = import_module("packdata.tables.plan").frame_columns(
             frame, target, **options
         )
         dataset, shard = cls.__new__(cls), HeldShard(Path("frame"), columns)

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from loaders.datasets.base import HostHalf, SampleT
+from loaders.datasets.moving import MovesBySize, draw_picture_moves, move_picture
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.fixed import served
-from loaders.datasets.reading.moving import MovesBySize, draw_picture_moves, move_picture
 from loaders.datasets.reading.request import ReadPlan
 from loaders.datasets.reading.samples import batch_type
 from loaders.device import fused

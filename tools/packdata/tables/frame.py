@@ -6,19 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import xxhash
 
-from loaders.data.columns import FixedColumn
 from loaders.errors import SourceError
-from packdata.tables.spelling import speaking_python
 from packdata.tables.typed import BATCH_ROWS, TypedTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from loaders.schema import Field
 
 
 def is_frame(source: Any) -> bool:
@@ -63,31 +58,3 @@ def _as_table(frame: Any, name: Path) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError) as error:
         what = f"it cannot be read as a table ({error})"
         raise SourceError(what, name, "Each column takes values of one kind") from error
-
-
-def frame_columns(
-    frame: Any, target: str | Sequence[str] = (), **options: Any
-) -> tuple[dict[str, Field], dict[str, FixedColumn]]:
-    """Return the fields that ``packdata tables`` makes of a table in memory, and their rows.
-
-    Args:
-        frame: The table.
-        target: The column to predict, or several.
-        **options: As ``plan_tables`` takes them.
-
-    Raises:
-        SourceError: Columns or rows cannot be packed.
-    """
-    from packdata.tables.plan import plan_tables
-
-    with speaking_python():
-        recipe = plan_tables(frame, target=target, **options).recipe
-        blocks = [block for part in recipe.items(0) for block in recipe.encode(part)]
-        for block in blocks:
-            if block.rejects and options.get("on_error", "fail") == "fail":
-                raise block.rejects[0][1]
-    columns = {}
-    for name in recipe.schema.fields:
-        rows = [block.columns[name] for block in blocks]
-        columns[name] = FixedColumn(np.concatenate([each.data for each in rows]))  # type: ignore[union-attr]
-    return dict(recipe.schema.fields), columns

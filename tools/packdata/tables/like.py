@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING, Any
 from loaders.data.manifest import read_manifest
 from loaders.errors import SourceError
 from loaders.schema import Array, Categories, Features, Label
-from packdata.tables.columns import (
-    CATEGORIES,
-    FEATURES,
-    MISSING,
-    ColumnPlan,
-    TargetColumn,
-    field_name,
-)
+from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, ColumnPlan, TargetColumn
+from packdata.tables.columns import field_name
 
 if TYPE_CHECKING:
     from pathlib import Path

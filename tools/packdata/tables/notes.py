@@ -17,7 +17,7 @@ from packdata.tables.values import GROUPS, NO_VALUES, groups_of_texts, in_words
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.tables.columns import ColumnPlan
+    from packdata.tables.chosen import ColumnPlan
     from packdata.tables.options import TableOptions
     from packdata.tables.scan import ColumnScan, Scan
 

@@ -11,9 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from loaders.data.columns import FixedColumn
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
-from loaders.schema import Categories, Features, Label, Schema
+from loaders.schema import Categories, Features, Field, Label, Schema
 from packdata.describe import counted
 from packdata.packing.engine import check_on_error, check_workers
 from packdata.packing.firstpass import FirstPass
@@ -24,16 +27,8 @@ from packdata.plan import pack_plan
 from packdata.sources.base import files_identity
 from packdata.sources.listed import list_sources, without_secrets
 from packdata.sources.opening import joined_splits
-from packdata.tables.columns import (
-    CATEGORIES,
-    FEATURES,
-    MISSING,
-    ColumnPlan,
-    TargetColumn,
-    check_names,
-    plan_columns,
-    rejects_rows,
-)
+from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, ColumnPlan, TargetColumn
+from packdata.tables.columns import check_names, plan_columns, rejects_rows
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.files import FOLDER, list_tables, open_tables
 from packdata.tables.frame import FrameTable, is_frame
@@ -490,3 +485,29 @@ def pack_tables(
         )
         packed = pack_plan(plan, dst, **settings)
     return replace(packed, notes=tuple(map(in_python, packed.notes)))
+
+
+def frame_columns(
+    frame: Any, target: str | Sequence[str] = (), **options: Any
+) -> tuple[dict[str, Field], dict[str, FixedColumn]]:
+    """Return the fields that ``packdata tables`` makes of a table in memory, and their rows.
+
+    Args:
+        frame: The table.
+        target: The column to predict, or several.
+        **options: As ``plan_tables`` takes them.
+
+    Raises:
+        SourceError: Columns or rows cannot be packed.
+    """
+    with speaking_python():
+        recipe = plan_tables(frame, target=target, **options).recipe
+        blocks = [block for part in recipe.items(0) for block in recipe.encode(part)]
+        for block in blocks:
+            if block.rejects and options.get("on_error", "fail") == "fail":
+                raise block.rejects[0][1]
+    columns = {}
+    for name in recipe.schema.fields:
+        rows = [block.columns[name] for block in blocks]
+        columns[name] = FixedColumn(np.concatenate([each.data for each in rows]))  # type: ignore[union-attr]
+    return dict(recipe.schema.fields), columns

@@ -15,7 +15,7 @@ from loaders.data.columns import FixedColumn
 from loaders.errors import SourceError
 from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.rows import standardized
-from packdata.tables.columns import CATEGORIES, FEATURES, MISSING, kind_of
+from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, kind_of
 from packdata.tables.parts import Rows, said
 from packdata.tables.scan import place
 from packdata.tables.values import (
@@ -36,7 +36,7 @@ from packdata.tables.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from packdata.tables.columns import ColumnPlan, TargetColumn
+    from packdata.tables.chosen import ColumnPlan, TargetColumn
     from packdata.tables.kept import TableReader
     from packdata.tables.parts import Kind, Part, TableFile, Why
 
