@@ -219,6 +219,18 @@ class ThirdParty:
         """Yield the batches of the current pass, which ``number`` returns for an epoch."""
         current = self._current
         assert current is not None
+        with self._drawing_again(current):
+            iterator = self._go_on(number(current.epoch), current.resumed)
+            first = next(iterator, _END)
+        for batch in chain([] if first is _END else [first], iterator):
+            if self._stateful is not None:
+                state = copy.deepcopy(self._stateful.state_dict())
+                current.taken.append(Tagged(None, 0, state, is_last=True))
+            yield batch
+
+    @contextmanager
+    def _drawing_again(self, current: Progress) -> Iterator[None]:
+        """Draw as when the pass began; note how generators stood then, torch's own if it is drawn from."""
         resumed = current.resumed
         for generator, text in zip(self._generators, resumed.get("generators", []), strict=False):
             generator.set_state(_tensor(text))
@@ -227,17 +239,11 @@ class ThirdParty:
         if "rng" in resumed:
             torch.set_rng_state(_tensor(resumed["rng"]))
         drawn_from = torch.get_rng_state()
-        iterator = self._go_on(number(current.epoch), resumed)
-        first = next(iterator, _END)
+        yield
         if not torch.equal(drawn_from, torch.get_rng_state()):
             current.rng = _text(drawn_from)
         if "rng" in resumed:
             torch.set_rng_state(before)
-        for batch in chain([] if first is _END else [first], iterator):
-            if self._stateful is not None:
-                state = copy.deepcopy(self._stateful.state_dict())
-                current.taken.append(Tagged(None, 0, state, is_last=True))
-            yield batch
 
     def _go_on(self, batches: Iterable[Any], resumed: Mapping[str, Any]) -> Iterator[Any]:
         if self._own is not None and "sampler_epoch" in resumed:
@@ -257,7 +263,8 @@ class ThirdParty:
         current = self._current
         assert current is not None
         if self._stateful is None:
-            return _Resumed(begin(), current, current.delivered)
+            with self._drawing_again(current):  # torch draws its workers' seeds
+                return _Resumed(begin(), current, current.delivered)
         if not loader.num_workers and "0" in current.states:
             self._stateful.load_state_dict(current.states["0"])
         with self._tagging(loader, current.states):

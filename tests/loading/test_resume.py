@@ -266,3 +266,37 @@ def test_a_state_stays_as_it_was_taken(make_loader: Any) -> None:
     resumed.load_state_dict(state)
     assert batches_of(resumed) == rest
     assert state == before
+
+
+class Drawing(Stream):
+    """Numbers that a worker draws by its seed."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in super().__iter__():
+            yield int(torch.randint(1 << 40, ()))
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize("num_done", [0, 5, 100])
+def test_a_stream_that_draws_in_its_workers_goes_on_with_the_same_numbers(
+    seeded: bool, num_done: int
+) -> None:
+    def loader() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(3) if seeded else None
+        return DataLoader(Drawing(), batch_size=2, num_workers=2, generator=generator)
+
+    torch.manual_seed(1)
+    first = loader()
+    batches = iter(first)
+    done = batches_of(islice(batches, num_done))
+    state = json.loads(json.dumps(first.state_dict()))
+    rest = batches_of(first if num_done == 100 and seeded else batches)
+    torch.manual_seed(2)
+    second = loader()
+    second.load_state_dict(state)
+
+    if num_done == 100 and not seeded:  # the next epoch's seed is the trainer's to restore
+        assert batches_of(second) != done
+    else:
+        assert batches_of(second) == rest
+    assert int(torch.initial_seed()) == 2
