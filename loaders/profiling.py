@@ -40,7 +40,7 @@ _DEFAULT_STEPS = 100
 _WAITING = 0.5  # of the time of their stages, for workers to count as waiting
 
 
-class Span(NamedTuple):
+class TimedSpan(NamedTuple):
     """Something that took time: what, on which thread, from, to."""
 
     stage: str
@@ -56,7 +56,7 @@ class ProfileReport:
     """What some steps of training spent their time on."""
 
     # All that was timed, in the order in which it ended.
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TimedSpan] = field(default_factory=list)
     batch_size: int = 1  # samples of a batch
     num_workers: int = 0  # of the loader
     has_read: bool = False  # blocks of a disk were read meanwhile
@@ -82,7 +82,7 @@ class ProfileReport:
         return {name: sum(self._took(name)) for name in names}
 
     @property
-    def _of_workers(self) -> list[Span]:
+    def _of_workers(self) -> list[TimedSpan]:
         return [span for span in tuple(self.spans) if span.stage not in (_WAIT, _COMPUTE)]
 
     @property
@@ -277,7 +277,9 @@ class profile:
         made = work(*arguments)
         if self._is_on:
             cpu_s, num = time.thread_time() - cpu_s, len(made) if makes else 0
-            self.spans.append(Span(stage, threading.get_ident(), began, self.clock(), cpu_s, num))
+            self.spans.append(
+                TimedSpan(stage, threading.get_ident(), began, self.clock(), cpu_s, num)
+            )
         return made
 
     # -- the trainer's thread ----------------------------------------------------------------------
@@ -305,7 +307,7 @@ class profile:
             return next(batches)
         began = self.clock()
         if self._step is not None:
-            self.spans.append(Span(_COMPUTE, self._thread, self._step[0], began))
+            self.spans.append(TimedSpan(_COMPUTE, self._thread, self._step[0], began))
             self.leave_step()
         if not self._num_left:
             try:
@@ -317,7 +319,7 @@ class profile:
             batch = next(batches)
         self._num_left -= 1
         self._thread, ended = threading.get_ident(), self.clock()
-        self.spans.append(Span(_WAIT, self._thread, began, ended))
+        self.spans.append(TimedSpan(_WAIT, self._thread, began, ended))
         self._step = ended, _named(_COMPUTE)
         self._step[1].__enter__()
         return batch
@@ -405,7 +407,7 @@ class _TimedJob:
         return self._call(_COLLATE, self._job.finish, makes=True)
 
 
-def write_trace(spans: list[Span], path: Path, trainer: int) -> None:
+def write_trace(spans: list[TimedSpan], path: Path, trainer: int) -> None:
     """Write spans as a Chrome trace, which ui.perfetto.dev and chrome://tracing show.
 
     Threads are numbered: viewers read 32 bits of a thread's id, and Python's have more.

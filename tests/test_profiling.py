@@ -19,7 +19,7 @@ import torch
 import loaders
 from loaders import DataLoader, RAMDataset
 from loaders.errors import LoadersError
-from loaders.profiling import ProfileReport, Span
+from loaders.profiling import ProfileReport, TimedSpan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,8 +33,8 @@ def a_loader(**options: Any) -> DataLoader:
 
 
 def a_report(waits: list[float], computes: list[float]) -> ProfileReport:
-    spans = [Span("wait for data", 0, 0.0, took) for took in waits]
-    return ProfileReport([*spans, *[Span("compute", 0, 0.0, took) for took in computes]])
+    spans = [TimedSpan("wait for data", 0, 0.0, took) for took in waits]
+    return ProfileReport([*spans, *[TimedSpan("compute", 0, 0.0, took) for took in computes]])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_report_has_the_median_and_the_99th_percentile_in_milliseconds() -> No
 
 def test_a_report_has_the_stages_of_a_batch() -> None:
     report = a_report([0.1], [0.1])
-    report.spans.append(Span("read and decode", 1, 0.0, 0.4, num_batches=8))
+    report.spans.append(TimedSpan("read and decode", 1, 0.0, 0.4, num_batches=8))
 
     assert "  read and decode    50 ms per batch, all threads together" in str(report)
     assert str(ProfileReport()) == "no step was profiled"
@@ -493,8 +493,8 @@ def bound(report: ProfileReport) -> list[str]:
 
 def test_a_report_ends_with_a_verdict_and_what_to_do() -> None:
     """A step that waits little is the limit; workers that compute are one; what is not seen is not guessed."""
-    computes = Span("read and decode", 1, 0.0, 1.0, cpu_s=0.9, num_batches=1)
-    waits = Span("read and decode", 1, 0.0, 1.0, cpu_s=0.1, num_batches=1)
+    computes = TimedSpan("read and decode", 1, 0.0, 1.0, cpu_s=0.9, num_batches=1)
+    waits = TimedSpan("read and decode", 1, 0.0, 1.0, cpu_s=0.1, num_batches=1)
     quick, slow = (
         a_report([0.0, 0.001], [1.0, 1.0]),
         [a_report([1.0] * 3, [0.1] * 3) for _ in range(4)],
@@ -513,7 +513,7 @@ def test_a_report_ends_with_a_verdict_and_what_to_do() -> None:
 def test_steps_that_save_now_and_then_are_the_limit_of_a_run_that_hardly_waits() -> None:
     """What they take beyond the median is no matter of loading; nor is the first batch."""
     report = a_report([1.0, *[0.001] * 9], [0.02, 0.3] * 5)
-    report.spans.append(Span("read and decode", 1, 0.0, 0.1, cpu_s=0.1, num_batches=10))
+    report.spans.append(TimedSpan("read and decode", 1, 0.0, 0.1, cpu_s=0.1, num_batches=10))
 
     assert bound(report)[0].startswith("verdict: The training step is the limit")
 

@@ -507,7 +507,7 @@ class ScaleJitter(SizedBySample):
 
 
 @dataclass(frozen=True, slots=True)
-class _RandomFlip(Op):
+class _RandomMirror(Op):
     """Mirror with probability ``p``."""
 
     p: float = 0.5
@@ -524,14 +524,14 @@ class _RandomFlip(Op):
         window.mirror(self.axis, draws[:, 0] < self.p)
 
 
-class RandomHorizontalFlip(_RandomFlip):
+class RandomHorizontalFlip(_RandomMirror):
     """Swap left and right (mirror the last axis) with probability ``p``, a number from 0 to 1."""
 
     __slots__ = ()
     axis = -1
 
 
-class RandomVerticalFlip(_RandomFlip):
+class RandomVerticalFlip(_RandomMirror):
     """Turn upside down (mirror the last axis but one) with probability ``p``, from 0 to 1."""
 
     __slots__ = ()

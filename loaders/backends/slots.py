@@ -57,7 +57,7 @@ def make_file() -> int:
     return fd
 
 
-class _Memory:
+class _SharedFile:
     """The file, mapped."""
 
     def __init__(self, fd: int) -> None:
@@ -78,7 +78,7 @@ class SharedSlots(Slots):
 
     def __init__(self, fd: int) -> None:
         super().__init__(self._share)
-        self._memory = _Memory(fd)
+        self._memory = _SharedFile(fd)
         self._lock = threading.Lock()
         self._end = 0
         self._unused: list[tuple[int, int]] = []  # where slots were: bytes and place
@@ -222,7 +222,7 @@ class MappedSlots:
     """The trainer's view of the slots; ``lock`` page-locks one while its array lives, until it cannot."""
 
     def __init__(self, fd: int, lock: Callable[[UInt8Array], None] | None = None) -> None:
-        self._memory, self._lock = _Memory(fd), lock
+        self._memory, self._lock = _SharedFile(fd), lock
         self._leases: Leases[int] = Leases()
         self._slots: dict[int, UInt8Array] = {}
         self._left: set[int] = set()

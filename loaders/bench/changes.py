@@ -16,7 +16,7 @@ import numpy as np
 from loaders.bench.measure import interleave
 from loaders.bench.report import last_line, of_error
 from loaders.bench.sweep import dropped, time_target
-from loaders.bench.targets import ImageFiles, Target, TargetError, ops_for, shards_of
+from loaders.bench.targets import ImageFiles, MeasuredDataset, TargetError, ops_for, shards_of
 from loaders.codecs.heads import picture_size
 from loaders.datasets.memory.ram import RAMDataset
 from loaders.datasets.packed import PackedDataset
@@ -30,7 +30,7 @@ from loaders.verdict import Change
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from loaders.bench.measure import Config, Result, Run
+    from loaders.bench.measure import Config, Result, TimedPass
     from loaders.bench.sweep import Sweep
 
     Told = Callable[[str], None]
@@ -47,7 +47,7 @@ class Trial:
     """A dataset to measure in place of another."""
 
     what: str  # the change in a few words
-    target: Target  # the same samples, after the change
+    target: MeasuredDataset  # the same samples, after the change
     config: Config  # its loader's settings
     is_in_memory: bool = False  # no files are read
 
@@ -74,7 +74,7 @@ def _gain(what: str, before: Result, after: Result) -> Change:
 
 
 def tried(
-    target: Target,
+    target: MeasuredDataset,
     config: Config,
     *,
     seconds: float = 8.0,
@@ -94,7 +94,7 @@ def tried(
             return []
         run_s = max(0.2, seconds / 3 / len(trials))
 
-        def run(trial: Trial) -> Run:
+        def run(trial: Trial) -> TimedPass:
             reads = cold and not trial.is_in_memory
             if reads:
                 notes.update(f"{trial.what}: {note}" for note in dropped(trial.target))
@@ -116,7 +116,7 @@ def tried(
 
 
 def _trials(
-    target: Target, config: Config, folder: Path, waits: bool, told: Told
+    target: MeasuredDataset, config: Config, folder: Path, waits: bool, told: Told
 ) -> Iterator[Trial]:
     dataset = target.dataset
     threads = replace(config, backend="thread", prefetch=None)
@@ -136,7 +136,7 @@ def _trials(
             told(f"{what} is not tried: {of_error(error)}")
 
 
-def _waiting(target: Target, config: Config) -> Iterator[Trial]:
+def _waiting(target: MeasuredDataset, config: Config) -> Iterator[Trial]:
     """Workers beyond the cores help only those that wait; of what computes they only take cores from other work."""
     most = min(_MOST_WORKERS, max(8, 4 * usable_cores()))
     workers = max(1, config.num_workers)
@@ -162,7 +162,7 @@ def _in_memory(dataset: ImageFiles | PackedDataset, config: Config, told: Told) 
         told("decoding a sample into memory")
         what = "RAMDataset(..., decode=True) (pixels in memory)"
         held = RAMDataset(dataset.select(_spread(len(dataset))), decode=True, progress=False)
-    yield Trial(what, Target(what, "object", lambda: held), config, is_in_memory=True)
+    yield Trial(what, MeasuredDataset(what, "object", lambda: held), config, is_in_memory=True)
 
 
 def _as_files(dataset: PackedDataset, folder: Path) -> list[Path]:
@@ -178,7 +178,7 @@ def _as_files(dataset: PackedDataset, folder: Path) -> list[Path]:
     return sorted(source.iterdir())
 
 
-def _packed(target: Target, folder: Path, config: Config, told: Told) -> Iterator[Trial]:
+def _packed(target: MeasuredDataset, folder: Path, config: Config, told: Told) -> Iterator[Trial]:
     """Pack files by the command that the user would run: at the size that the crops need, or loose ones as they are."""
     dataset = target.dataset
     is_loose = isinstance(dataset, ImageFiles)
@@ -205,7 +205,7 @@ def _packed(target: Target, folder: Path, config: Config, told: Told) -> Iterato
     said = " ".join(["packdata images", target.name if is_loose else "SOURCE", "packed", *options])
     what, size = f"pack {how} ({said})", target.size
     make = lambda: ShardDataset(out, augment=ops_for(size))  # noqa: E731
-    yield Trial(what, Target(what, "packed", make, shards_of(out), size), config)
+    yield Trial(what, MeasuredDataset(what, "packed", make, shards_of(out), size), config)
 
 
 def _sides(files: list[Path]) -> Iterator[int]:

@@ -18,7 +18,7 @@ from loaders.bench.analysis import Analysis, analyse
 from loaders.bench.measure import Config
 from loaders.bench.plot import check_plot, plot
 from loaders.bench.sweep import Limits, Sweep, dropped, grid, run_sweep
-from loaders.bench.targets import CROP, Target, holds, is_map_style, load, load_object
+from loaders.bench.targets import CROP, MeasuredDataset, holds, is_map_style, load, load_object
 from loaders.commandline import Commands, wrapped
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.shard import ShardDataset
@@ -127,7 +127,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     add("--device", help="where batches go (default: cuda if there is one)")
 
 
-def _load(args: argparse.Namespace) -> Target:
+def _load(args: argparse.Namespace) -> MeasuredDataset:
     set_remote(args)
     if is_url(args.dataset):
         _say(
@@ -250,7 +250,7 @@ def run_recommend(args: argparse.Namespace) -> int:
     return int(not _has_sound(sweep) or not isinstance(error, LoadersError | None))
 
 
-def _sweep(target: Target, configs: list[Config], args: argparse.Namespace) -> Sweep:
+def _sweep(target: MeasuredDataset, configs: list[Config], args: argparse.Namespace) -> Sweep:
     limits = Limits(_SWEEP_SHARE * args.seconds, args.repeats, args.limit_samples)
     sweep = run_sweep(target, configs, limits, cold=getattr(args, "cold", False))
     if all(not result.runs for result in sweep.results):
@@ -267,7 +267,7 @@ def _has_sound(sweep: Sweep) -> bool:
     return bool(sweep.sound)
 
 
-def _keep(target: Target, num_workers: int) -> tuple[Path | None, str]:
+def _keep(target: MeasuredDataset, num_workers: int) -> tuple[Path | None, str]:
     """Keep a number of workers; return the file, and for what it counts, or None, and why it is not kept."""
     cores = usable_cores()
     try:
@@ -280,7 +280,9 @@ def _keep(target: Target, num_workers: int) -> tuple[Path | None, str]:
     return kept, f"{said} {target.as_python}, and for no other settings of it ({kept})"
 
 
-def recommended_line(target: Target, config: Config, device: torch.device | None = None) -> str:
+def recommended_line(
+    target: MeasuredDataset, config: Config, device: torch.device | None = None
+) -> str:
     """Return Python that makes the loader."""
     words = [f"batch_size={config.batch_size}"]
     if is_map_style(target.dataset):  # a stream has the order that it comes in
@@ -299,7 +301,7 @@ def recommended_line(target: Target, config: Config, device: torch.device | None
 
 
 def _judge_if_possible(
-    target: Target, sweep: Sweep, args: argparse.Namespace, *, trials: bool
+    target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace, *, trials: bool
 ) -> tuple[_Found | None, Exception | None]:
     """Return what bounds the run; where that cannot be told, why: what was measured stands."""
     try:
@@ -310,7 +312,9 @@ def _judge_if_possible(
         return None, error
 
 
-def _judge(target: Target, sweep: Sweep, args: argparse.Namespace, *, trials: bool) -> _Found:
+def _judge(
+    target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace, *, trials: bool
+) -> _Found:
     best, is_cold = sweep.best.config, sweep.cache == "cold"
     _say("running each stage alone")
 
@@ -351,7 +355,7 @@ def _device(args: argparse.Namespace) -> torch.device | None:
     return torch.device("cuda") if torch.cuda.is_available() else None
 
 
-def usual_config(target: Target, config: Config) -> Config:
+def usual_config(target: MeasuredDataset, config: Config) -> Config:
     """Return the settings of a loader that is given nothing but the batch size."""
     if not isinstance(target.dataset, BatchDataset):
         return Config(0, config.batch_size, target.backend)
@@ -395,7 +399,7 @@ def _sweep_json(sweep: Sweep, found: _Found | None) -> dict[str, Any]:
     return value
 
 
-def _describe(target: Target) -> str:
+def _describe(target: MeasuredDataset) -> str:
     dataset = target.dataset
     said = [f"{len(dataset):,} samples" if is_map_style(dataset) else "a stream"]
     if num := len(target.files):

@@ -51,7 +51,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Surroundings:
     """Where to look."""
 
     path: Path = field(default_factory=Path)  # a folder on the disk that the data is on
@@ -64,16 +64,18 @@ class Place:
 def examine(
     path: Path = Path(),
     *,
-    place: Place | None = None,
-    checks: Sequence[Callable[[Place], Finding]] | None = None,
+    place: Surroundings | None = None,
+    checks: Sequence[Callable[[Surroundings], Finding]] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> list[Finding]:
     """Run every check; the findings come in the order of the checks."""
-    where = place or Place(path)
+    where = place or Surroundings(path)
     return [_bounded(check, where, timeout_s) for check in (CHECKS if checks is None else checks)]
 
 
-def _bounded(check: Callable[[Place], Finding], place: Place, timeout_s: float) -> Finding:
+def _bounded(
+    check: Callable[[Surroundings], Finding], place: Surroundings, timeout_s: float
+) -> Finding:
     """Run a check on a thread of its own: a file system that hangs must not hang us."""
     name = check.__name__.replace("_", " ")
     done: list[Finding] = []
@@ -90,7 +92,7 @@ def _bounded(check: Callable[[Place], Finding], place: Place, timeout_s: float) 
     return done[0] if done else Finding(name, "unknown", f"no answer within {number(timeout_s)} s")
 
 
-def cores(place: Place) -> Finding:
+def cores(place: Surroundings) -> Finding:
     """Compare the cores that the process may use with those that libraries count."""
     counted, usable = os.cpu_count() or 1, limits.usable_cores(place.proc, place.sys)
     quota = limits.cpu_quota(place.proc, place.sys)
@@ -106,7 +108,7 @@ def cores(place: Place) -> Finding:
     return Finding("cores", "cost", found, cost, remedy)
 
 
-def memory(place: Place) -> Finding:
+def memory(place: Surroundings) -> Finding:
     """Look at what memory is left: of the machine, and below the limit of the container."""
     meminfo = limits.meminfo(place.proc)
     if "MemAvailable" not in meminfo:
@@ -127,7 +129,7 @@ def memory(place: Place) -> Finding:
     return Finding("memory", "ok", found)
 
 
-def shared_memory(place: Place) -> Finding:
+def shared_memory(place: Surroundings) -> Finding:
     """Look at the size of /dev/shm, which worker processes hand batches over in."""
     stat = os.statvfs(place.shm)
     free = stat.f_frsize * stat.f_bavail
@@ -140,7 +142,7 @@ def shared_memory(place: Place) -> Finding:
     return Finding("shared memory", "risk", found, risk, remedy)
 
 
-def open_files(place: Place) -> Finding:
+def open_files(place: Surroundings) -> Finding:
     """Look at the limit of open files: a shard, and a batch between processes, take one each."""
     soft = machine.soft_limit(place.proc, "Max open files")
     if soft is None or soft >= _NUM_FILES:
@@ -149,7 +151,7 @@ def open_files(place: Place) -> Finding:
     return Finding("open files", "risk", number(soft), risk, f"ulimit -n {_NUM_FILES} or more")
 
 
-def file_system(place: Place) -> Finding:
+def file_system(place: Surroundings) -> Finding:
     """Look at what lies under the data."""
     name, mount = "file system", machine.mount_of(place.path, place.proc)
     if mount is None:
@@ -171,7 +173,7 @@ def file_system(place: Place) -> Finding:
     return Finding(name, "cost", found, cost, remedy)
 
 
-def read_rate(place: Place) -> Finding:
+def read_rate(place: Surroundings) -> Finding:
     """Read a file with the page cache bypassed."""
     name, rates = "read rate", probes.direct_reads(place.path)
     if rates is None:
@@ -194,7 +196,7 @@ def read_rate(place: Place) -> Finding:
     return Finding(name, "cost", found, cost, "RAMDataset if it fits, else a faster disk")
 
 
-def thread_pools(place: Place) -> Finding:
+def thread_pools(place: Surroundings) -> Finding:
     """Count the threads that OpenCV, torch and OpenMP would start in all workers together."""
     opencv, torch_threads = probes.pool_sizes()
     usable, omp = (
@@ -217,7 +219,7 @@ def thread_pools(place: Place) -> Finding:
     return Finding("thread pools", "cost", found, cost, f"OMP_NUM_THREADS=1, and {remedy}")
 
 
-def frequency_governor(place: Place) -> Finding:
+def frequency_governor(place: Surroundings) -> Finding:
     """Look at how the kernel chooses the cores' frequency."""
     name, governors = "frequency governor", machine.governors(place.sys)
     if not governors:
@@ -229,7 +231,7 @@ def frequency_governor(place: Place) -> Finding:
     return Finding(name, "cost", found, cost, "cpupower frequency-set -g performance")
 
 
-def simd(place: Place) -> Finding:
+def simd(place: Surroundings) -> Finding:
     """Decode with and without SIMD."""
     gain = probes.jpeg_simd_gain(timeout_s=TIMEOUT_S)
     found = f"OpenCV: {probes.opencv_simd()}"
@@ -242,7 +244,7 @@ def simd(place: Place) -> Finding:
     return Finding("SIMD", "cost", found, cost, "reinstall simplejpeg from a wheel")
 
 
-def allocator(place: Place) -> Finding:
+def allocator(place: Surroundings) -> Finding:
     """Name the memory allocator; try another one where one can be preloaded."""
     name, library = machine.allocator(place.proc), machine.other_allocator()
     if name != "glibc" or library is None:
@@ -258,7 +260,7 @@ def allocator(place: Place) -> Finding:
     return Finding("allocator", "cost", found, cost, f"LD_PRELOAD={library}")
 
 
-def gpu(place: Place) -> Finding:
+def gpu(place: Surroundings) -> Finding:
     """Compare the width of each GPU's link with what it could be; measure copies to it."""
     links, rate = machine.gpu_links(place.sys), probes.gpu_copy_bytes_per_s()
     found = (
@@ -276,7 +278,7 @@ def gpu(place: Place) -> Finding:
     return Finding("GPU", "cost", found, cost, remedy)
 
 
-CHECKS: tuple[Callable[[Place], Finding], ...] = (
+CHECKS: tuple[Callable[[Surroundings], Finding], ...] = (
     cores, memory, shared_memory, open_files, file_system, read_rate, thread_pools, frequency_governor,
     simd, allocator, gpu,
 )  # fmt: skip

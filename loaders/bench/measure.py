@@ -55,7 +55,7 @@ class Config:
 
 
 @dataclass(slots=True)
-class Run:
+class TimedPass:
     """One timed pass over a loader."""
 
     samples_per_s: float  # from the end of the first round of workers on
@@ -73,7 +73,7 @@ class Result:
     """Every run of one configuration."""
 
     config: Config
-    runs: list[Run] = field(default_factory=list)
+    runs: list[TimedPass] = field(default_factory=list)
     error: str | None = None
 
     def median(self, name: str) -> float:
@@ -169,7 +169,7 @@ def time_loader(
     max_samples: int | None = None,  # stop after so many, at the end of a round
     clock: Callable[[], float] = time.perf_counter,  # seconds that only grow
     watch: bool = True,  # look at the memory when it ends, its batches still there
-) -> Run:
+) -> TimedPass:
     """Iterate a loader for some time, and return what it did.
 
     Raises:
@@ -201,7 +201,7 @@ def time_loader(
     first = round_size if count > round_size else 0
     last = count - (count - first) % round_size if first else count
     now_read = bytes_read(pids)
-    run = Run(
+    run = TimedPass(
         samples_per_s=(samples[last] - samples[first])
         / max(1e-9, arrivals[last] - arrivals[first]),
         first_batch_s=arrivals[1] - arrivals[0],
@@ -274,7 +274,7 @@ def batch_nbytes(batch: Any) -> int:
 
 
 def interleave(
-    runs: Sequence[tuple[Config, Callable[[], Run]]],
+    runs: Sequence[tuple[Config, Callable[[], TimedPass]]],
     *,
     repeats: int,
     told: Callable[[], Any] = lambda: None,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from loaders.bench.measure import Config
-    from loaders.bench.targets import Target
+    from loaders.bench.targets import MeasuredDataset
 
 _FLOAT_BYTES, _INT64_BYTES = 4, 8
 _LOOKED_AT_BYTES = 64 << 20
@@ -41,7 +41,7 @@ _SCRATCH_BYTES = 4 << 20  # of a thread: what it decodes into, its stack, its he
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class NodePlan:
     """Bytes on one node.
 
     Attributes:
@@ -84,7 +84,7 @@ def plan(
     cache_bytes: int = 0,
     shared: bool = False,
     ranks: int = 1,
-) -> Plan:
+) -> NodePlan:
     """Return what a configuration will need.
 
     Args:
@@ -105,7 +105,7 @@ def plan(
     batches = int(min(ahead + _HELD, most))
     pinned_batches = int(min(ahead + group_size_of(dataset, config), most)) if pinned else 0
     per_worker = _process_bytes() if config.backend == "process" else _SCRATCH_BYTES
-    return Plan(
+    return NodePlan(
         batch_bytes=batch_bytes,
         batches=batches,
         slots_bytes=batches * batch_bytes,
@@ -176,7 +176,7 @@ def text_nbytes(value: Any) -> int:
     return sum(map(text_nbytes, value)) if isinstance(value, list | tuple) else 0
 
 
-def ram_bytes_of(target: Target, *, decode: bool, count: int = 256) -> int:
+def ram_bytes_of(target: MeasuredDataset, *, decode: bool, count: int = 256) -> int:
     """Return the bytes of a ``RAMDataset`` of these samples: pixels are whole, whatever is cropped from them later.
 
     Of many samples, some that are spread evenly are looked at.
@@ -206,7 +206,7 @@ def _spread(num: int, count: int) -> list[int]:
     return np.linspace(0, num - 1, min(count, num)).astype(np.int64).tolist()  # type: ignore[no-any-return]
 
 
-def table(plans: dict[str, Plan]) -> list[tuple[str, ...]]:
+def table(plans: dict[str, NodePlan]) -> list[tuple[str, ...]]:
     """Return rows for ``report.aligned``: one column per plan."""
     first = next(iter(plans.values()))
     names = {
@@ -225,7 +225,7 @@ def table(plans: dict[str, Plan]) -> list[tuple[str, ...]]:
     return [("", *plans), *rows]
 
 
-def fits(plans: dict[str, Plan], available: int) -> str:
+def fits(plans: dict[str, NodePlan], available: int) -> str:
     """Say whether what the node needs fits into the memory that is available, and what to do if not."""
     needed, here = max(p.node_bytes for p in plans.values()), describe_size(available)
     if needed <= available:

@@ -14,7 +14,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUse:
     """Bytes of some processes together; what they share counts once."""
 
     pss_bytes: int = 0  # all of it, mapped files included: what the machine would get back
@@ -32,11 +32,11 @@ def family(pid: int | None = None) -> list[int]:
     return found
 
 
-def memory(pids: list[int]) -> Memory:
+def memory(pids: list[int]) -> MemoryUse:
     """Return the memory of some processes; those that have ended count nothing."""
     fields = [_fields(PROC / str(pid) / "smaps_rollup") for pid in pids]
     pss = sum(each.get("Pss", 0) for each in fields)
-    return Memory(pss << 10, (pss - sum(each.get("Pss_File", 0) for each in fields)) << 10)
+    return MemoryUse(pss << 10, (pss - sum(each.get("Pss_File", 0) for each in fields)) << 10)
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.bench.doctor import Finding, examine
 from loaders.data.ahead import files_at
 from loaders.data.shards import open_manifest
-from loaders.loading.fetching import Reading
+from loaders.loading.fetching import LoaderPass
 from loaders.loading.loader import DataLoader
 from loaders.remote.needs import downloads
 from loaders.remote.origin import origin_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from urllib.parse import SplitResult
 
-    from loaders.bench.doctor import Place
+    from loaders.bench.doctor import Surroundings
     from loaders.datasets.packed import PackedDataset
     from loaders.remote.origin import Origin
 
@@ -54,7 +54,7 @@ class StoreProbe:
 
     def findings(self, timeout_s: float = 60.0) -> list[Finding]:
         """Look at all; each that fails is a line of its own."""
-        checks: list[Callable[[Place], Finding]] = [
+        checks: list[Callable[[Surroundings], Finding]] = [
             self.latency, self.one_connection, self.all_connections, self.clock, self.ranges, self.etags,
             self.conditional_puts,
         ]  # fmt: skip
@@ -66,7 +66,7 @@ class StoreProbe:
         self._origin.ranges([(self._name, 0, nbytes)] * num)
         return time.perf_counter() - began
 
-    def latency(self, _: Place) -> Finding:
+    def latency(self, _: Surroundings) -> Finding:
         """Time requests of one byte."""
         times = [self._seconds(1, 1) for _ in range(_ASKS)]
         self._latency_s = min(times)
@@ -77,11 +77,11 @@ class StoreProbe:
         cost = "a sample that is read by its range waits so long, and so does the first batch"
         return Finding("latency", "cost", found, cost, "train in the region of the bucket")
 
-    def one_connection(self, _: Place) -> Finding:
+    def one_connection(self, _: Surroundings) -> Finding:
         """Measure one request of a part."""
         return Finding("one connection", "ok", self._rate(1))
 
-    def all_connections(self, _: Place) -> Finding:
+    def all_connections(self, _: Surroundings) -> Finding:
         """Measure as many at once as the fetcher makes."""
         return Finding(f"{CONNECTIONS} connections", "ok", self._rate(CONNECTIONS))
 
@@ -91,7 +91,7 @@ class StoreProbe:
         total = num * nbytes
         return f"{number(total / transfer_s / 1e6)} MB/s, of {describe_size(total)} behind the first byte"
 
-    def clock(self, _: Place) -> Finding:
+    def clock(self, _: Surroundings) -> Finding:
         """Compare this machine's clock with the server's: signed requests are refused where they differ."""
         before = time.time()
         date = _date_of(self._origin)
@@ -103,14 +103,14 @@ class StoreProbe:
         level = "cost" if abs(skew) < _REFUSED_SKEW_S else "risk"
         return Finding("clock", level, found, cost, "set the clock by NTP")  # type: ignore[arg-type]
 
-    def ranges(self, _: Place) -> Finding:
+    def ranges(self, _: Surroundings) -> Finding:
         """Ask for a range."""
         if not (said := self._origin.probe(self._name)["range"]):
             return Finding("ranges", "ok", "they are answered as asked")
         cost = "shards come in parts, and records by ranges: nothing can be read"
         return Finding("ranges", "risk", said, cost, "use a server that answers 206 to a range")
 
-    def etags(self, _: Place) -> Finding:
+    def etags(self, _: Surroundings) -> Finding:
         """Ask for an object of another e-tag than it has."""
         answer = self._origin.probe(self._name)
         cost = "a shard that is replaced while it is fetched is found by its hash alone, and fetched again"
@@ -120,7 +120,7 @@ class StoreProbe:
             return Finding("if-match", "ok", "honoured when reading")
         return Finding("if-match", "cost", "ignored when reading", cost)
 
-    def conditional_puts(self, _: Place) -> Finding:
+    def conditional_puts(self, _: Surroundings) -> Finding:
         """Put an object where one is, under the condition that none is."""
         if not self._write:
             return Finding(
@@ -190,7 +190,7 @@ def epochs(
     found: list[list[int]] = [[], []]
     for node in range(nodes):
         plan = Plan(order.length, batch_size, node, nodes, num_lanes=lanes)
-        reading = Reading(dataset, origin, order, plan, 0)
+        reading = LoaderPass(dataset, origin, order, plan, 0)
         needs = reading.needs()
         reads = needs.which[needs.starts < reading.num_samples].tolist()
         first = downloads(reads, sizes, cache_bytes)

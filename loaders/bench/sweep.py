@@ -17,7 +17,7 @@ from loaders.bench import pagecache
 from loaders.bench.measure import (
     Config,
     Result,
-    Run,
+    TimedPass,
     begin,
     end,
     interleave,
@@ -26,7 +26,7 @@ from loaders.bench.measure import (
     time_loader,
 )  # fmt: skip
 from loaders.bench.stages import one_thread, time_alone
-from loaders.bench.targets import Target, is_map_style
+from loaders.bench.targets import MeasuredDataset, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.sampling.order import Shuffled
@@ -134,7 +134,7 @@ def default_batch_size(dataset: Any) -> int:
 
 
 def grid(
-    target: Target,
+    target: MeasuredDataset,
     *,
     workers: Sequence[int] | None = None,
     batch_sizes: Sequence[int] | None = None,
@@ -154,7 +154,7 @@ def grid(
 
 
 def run_sweep(
-    target: Target, configs: Sequence[Config], limits: Limits, *, cold: bool = False
+    target: MeasuredDataset, configs: Sequence[Config], limits: Limits, *, cold: bool = False
 ) -> Sweep:
     """Measure configurations in turns, after one unmeasured look at each kind of loader."""
     # The dataset is not held here: pages that are mapped cannot be dropped from the page cache.
@@ -165,7 +165,7 @@ def run_sweep(
         sweep.is_repeated = repeats_itself(target.dataset)
         sweep.notes.append(_REPEATED if sweep.is_repeated else _MAY_BE_REPEATED)
 
-    def measure(config: Config) -> Run:
+    def measure(config: Config) -> TimedPass:
         if cold:
             sweep.notes += [note for note in dropped(target) if note not in sweep.notes]
         return time_target(
@@ -191,14 +191,14 @@ def run_sweep(
 
 
 def time_target(
-    target: Target,
+    target: MeasuredDataset,
     config: Config,
     *,
     seconds: float,
     once: bool = False,
     max_samples: int | None = None,
     watch: bool = True,
-) -> Run:
+) -> TimedPass:
     """Measure one configuration for some time; ``once``: no longer than one pass, as files are read once when cold."""
     dataset, more = target.dataset, {}
     together = round_size(dataset, config)
@@ -219,7 +219,7 @@ def is_short(dataset: Any, config: Config) -> bool:
     return -(-len(dataset) // config.batch_size) < 2 * round_size(dataset, config)
 
 
-def dropped(target: Target) -> list[str]:
+def dropped(target: MeasuredDataset) -> list[str]:
     """Take the files out of the page cache, and forget who has them mapped; return what keeps a run from being cold."""
     target.reopen()
     if not target.files:

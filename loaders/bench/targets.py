@@ -53,7 +53,7 @@ class TargetError(LoadersError, ValueError):
 
 
 @dataclass
-class Target:
+class MeasuredDataset:
     """A dataset to measure."""
 
     name: str  # as it was given
@@ -104,7 +104,7 @@ def is_map_style(dataset: Any) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
-def load(spec: str, *, size: int = CROP) -> Target:
+def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
     """Find what a folder or ``module:object`` (a Dataset, or a function or class that makes one) means.
 
     A packed dataset at a URL is fetched first, so that loading is measured, and not the link.
@@ -120,7 +120,7 @@ def load(spec: str, *, size: int = CROP) -> Target:
         found = load_object(spec)
         made = found if isinstance(found, torch.utils.data.Dataset) else None
         make = (lambda: made) if made is not None else _maker(spec, found)
-        return Target(spec, "object", make, _files_of(as_ours(made)), size=0)
+        return MeasuredDataset(spec, "object", make, _files_of(as_ours(made)), size=0)
     raise TargetError(
         f"{spec!r} is no folder; give a packed folder, a folder of images, or module:object"
     )
@@ -182,7 +182,7 @@ def shards_of(path: Path) -> list[Path]:
     return [path / shard.file for shard in read_manifest(path).shards]
 
 
-def _folder(spec: str, path: Path, size: int) -> Target:
+def _folder(spec: str, path: Path, size: int) -> MeasuredDataset:
     if (path / "manifest.json").exists():
         return _packed(spec, ShardDataset(path), size)
     files = sorted(
@@ -191,13 +191,13 @@ def _folder(spec: str, path: Path, size: int) -> Target:
         if p.suffix.lower() in SUFFIXES and p.name[0] != "." and p.is_file()
     )
     if files:
-        return Target(spec, "files", lambda: ImageFiles(files, size), files, size)
+        return MeasuredDataset(spec, "files", lambda: ImageFiles(files, size), files, size)
     inner = sorted(p.parent.name for p in path.glob("*/manifest.json"))
     hint = f"; it holds the packed datasets {', '.join(inner)}: name one" if inner else ""
     raise TargetError(f"{spec!r} has neither a manifest.json nor images{hint}")
 
 
-def _packed(spec: str, plain: ShardDataset[Any], size: int) -> Target:
+def _packed(spec: str, plain: ShardDataset[Any], size: int) -> MeasuredDataset:
     """Serve a packed dataset as training does."""
     files = _fetched(spec, plain)
     if isinstance(plain.schema.fields.get("tokens"), Tokens):  # rows are how they are stored
@@ -205,10 +205,12 @@ def _packed(spec: str, plain: ShardDataset[Any], size: int) -> Target:
         if num_tokens < 2:
             raise TargetError(f"{spec!r} has {num_tokens} tokens: there is no window of them")
         length = min(_WINDOW, num_tokens - 1)
-        return Target(spec, "packed", lambda: TokenWindows(spec, length), files, window=length)
+        return MeasuredDataset(
+            spec, "packed", lambda: TokenWindows(spec, length), files, window=length
+        )
     size = size if _varies(plain) else 0
     make = partial(ShardDataset[Any], spec, augment=ops_for(size))
-    return Target(spec, "packed", make, files, size)
+    return MeasuredDataset(spec, "packed", make, files, size)
 
 
 def _fetched(spec: str, dataset: ShardDataset[Any]) -> list[Path]:

@@ -62,7 +62,7 @@ class PicturePart(NamedTuple):
     ends_early: bool = False
 
 
-class Block(NamedTuple):
+class SegmentBox(NamedTuple):
     """Some of the segments of a JPEG, side by side and below each other."""
 
     first_row: int  # of segments
@@ -75,23 +75,25 @@ class Block(NamedTuple):
     left: int  # the same
 
 
-class Blocks(NamedTuple):
+class SegmentBoxes(NamedTuple):
     """The blocks of some of several pictures, as numbers."""
 
     pictures: list[int]  # which pictures have one, ascending
-    rows: npt.NDArray[np.int64]  # ``(M, 8)`` int64: of each what a ``Block`` says
+    rows: npt.NDArray[np.int64]  # ``(M, 8)`` int64: of each what a ``SegmentBox`` says
 
-    def between(self, first: int, last: int) -> list[Block | None]:
+    def between(self, first: int, last: int) -> list[SegmentBox | None]:
         """Return the block of each picture from ``first`` to ``last``; None of those that have none."""
-        blocks: list[Block | None] = [None] * (last - first)
+        blocks: list[SegmentBox | None] = [None] * (last - first)
         part = slice(bisect_left(self.pictures, first), bisect_left(self.pictures, last))
         if pictures := self.pictures[part]:
             for picture, row in zip(pictures, self.rows[part].tolist(), strict=True):
-                blocks[picture - first] = Block._make(row)
+                blocks[picture - first] = SegmentBox._make(row)
         return blocks
 
 
-def part_of(record: UInt8Array, head: PictureHead, end: int, block: Block | None) -> PicturePart:
+def part_of(
+    record: UInt8Array, head: PictureHead, end: int, block: SegmentBox | None
+) -> PicturePart:
     """Make a picture of what a crop needs, by ``ends_of`` and ``blocks_of``: its pixels are those of the whole.
 
     Other formats, progressive and cut files, and what is not worth it, stay as they are. Damage in what is left out
@@ -110,7 +112,7 @@ def blocks_of(
     jpegs: Sequence[JpegLayout | None],
     boxes: npt.NDArray[np.int64],
     num_threads: int = 1,
-) -> Blocks:
+) -> SegmentBoxes:
     """Return which segments are enough of each picture that has some, and of which enough pixels are saved.
 
     Sizes are ``(N, 2)`` in pixels, boxes ``(N, 4)``: y, x, height, width, which may reach outside. The more threads
@@ -118,7 +120,7 @@ def blocks_of(
     """
     grids = {i: jpeg.segments for i, jpeg in enumerate(jpegs) if jpeg and jpeg.segments}
     if not grids:
-        return Blocks([], np.empty((0, 8), np.int64))
+        return SegmentBoxes([], np.empty((0, 8), np.int64))
     numbers = np.array(list(grids))
     counts, sides = np.hsplit(np.array(list(grids.values())), 2)
     sizes, starts, extents = sizes[numbers], boxes[numbers, :2], boxes[numbers, 2:]
@@ -131,7 +133,7 @@ def blocks_of(
     is_worth = (saved >= _PIXELS_PER_THREAD * num_threads) & (parts[:, 1] > _NARROW)
     rows, columns = np.stack([firsts, lasts], axis=2).transpose(1, 0, 2)
     found = np.hstack([rows, columns, parts, corners])
-    return Blocks(numbers[is_worth].tolist(), found[is_worth])
+    return SegmentBoxes(numbers[is_worth].tolist(), found[is_worth])
 
 
 def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -195,7 +197,7 @@ def with_index(record: UInt8Array) -> UInt8Array:
     return np.frombuffer(b"".join([tables.data, index, scan.data]), np.uint8)
 
 
-def _cut_out(record: UInt8Array, jpeg: JpegLayout, block: Block) -> PicturePart | None:
+def _cut_out(record: UInt8Array, jpeg: JpegLayout, block: SegmentBox) -> PicturePart | None:
     """Make a picture of segments; None if they are not all there."""
     grid = jpeg.segments
     found = _bounds(record, jpeg, grid.rows * grid.columns) if grid and _has_end(record) else None

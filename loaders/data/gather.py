@@ -52,7 +52,7 @@ class Gather:
         self._odd: dict[int, Indices] = {}  # by shard: samples whose rows have another size
         self.is_cached = False  # its files are to be let go of as soon as can be
         self._of_starts: Gather | None = None  # of columns whose rows may lie anywhere
-        self._window = Window(0, 0, None, None)
+        self._window = AddressRange(0, 0, None, None)
         self._lock = ForkLock()
 
     def __call__(self, indices: Indices, shards: Indices, out: UInt8Array) -> None:
@@ -135,7 +135,7 @@ def _starts_column(column: Column) -> FixedColumn:
 class Found(NamedTuple):
     """Rows that are only to be copied."""
 
-    window: Window  # what they are seen through
+    window: AddressRange  # what they are seen through
     offsets: Indices  # where they begin in it
     columns: object  # keeps what they lie in mapped
 
@@ -144,7 +144,7 @@ class Found(NamedTuple):
         self.window.copy(self.offsets[first : first + len(out)], out)
 
 
-class Window(NamedTuple):
+class AddressRange(NamedTuple):
     """Addresses at which rows may begin.
 
     Attributes:
@@ -167,12 +167,12 @@ class Window(NamedTuple):
             self.take(offsets, out)
 
 
-def window_over(low: int, high: int, nbytes: int, take: Take) -> Window:
+def window_over(low: int, high: int, nbytes: int, take: Take) -> AddressRange:
     """Return a window for rows of ``nbytes`` bytes."""
     if (high - low) * nbytes >= _MAX_ELEMENTS:
-        return Window(low, high, None, None)
+        return AddressRange(low, high, None, None)
     rows = rows_at(low, high, nbytes)
-    return Window(low, high, rows, take(rows))
+    return AddressRange(low, high, rows, take(rows))
 
 
 def take_rows(rows: UInt8Array) -> Callable[[Indices, UInt8Array], None]:
@@ -198,10 +198,10 @@ def rows_at(low: int, high: int, nbytes: int) -> UInt8Array:
 
     ``(high - low - nbytes + 1, nbytes)`` uint8; the caller keeps the memory alive.
     """
-    return np.asarray(_Memory(low, high - low - nbytes + 1, nbytes))
+    return np.asarray(_AddressedRows(low, high - low - nbytes + 1, nbytes))
 
 
-class _Memory:
+class _AddressedRows:
     """Rows at each address, for numpy to look at; the caller keeps the memory alive."""
 
     def __init__(self, address: int, num_rows: int, nbytes: int) -> None:

@@ -38,7 +38,7 @@ _HINT = "Run 'packdata verify', and restore the shard"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RecordPart:
     """What will be read of one record."""
 
     shard: int  # the shard's number
@@ -48,7 +48,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class _Chunks:
+class _VerifiedBlocks:
     """The chunks of a column in one shard."""
 
     nbytes: int  # size of a chunk
@@ -66,7 +66,7 @@ class PartialRecords:
 
     def __init__(self, store: Store, field: str) -> None:
         self._store, self._field = store, field
-        self._chunks: dict[int, _Chunks | None] = {}
+        self._chunks: dict[int, _VerifiedBlocks | None] = {}
         self._begun = np.zeros(len(store), bool)  # whose heads were waited for
         self._fits_memory = fits_memory(store.shards)
 
@@ -118,29 +118,29 @@ class PartialRecords:
             return not sums.chunk_bytes
         return column.nbytes < CHUNKED_ROW_BYTES * len(column)
 
-    def part(self, number: int, row: int, record: UInt8Array, spans: Spans) -> Part:
+    def part(self, number: int, row: int, record: UInt8Array, spans: Spans) -> RecordPart:
         """Name a part of a record that ``find`` returned, and have the kernel fetch what may not be in memory."""
         if number not in self._chunks:
             self._chunks[number] = self._open(number)
         chunks = self._chunks[number]
         if chunks is None:
-            return Part(number, row, record, _NONE)
+            return RecordPart(number, row, record, _NONE)
         always = not self._fits_memory or self._store.check == "always"
         if chunks.all_known and not always:
-            return Part(number, row, record, _NONE)
+            return RecordPart(number, row, record, _NONE)
         start = chunks.first[row]
         if not always and spans.are_within(chunks.known[start:], chunks.nbytes):
-            return Part(number, row, record, _NONE)
+            return RecordPart(number, row, record, _NONE)
         touched = spans.chunks(chunks.nbytes) + start
         if not always:
             touched = touched[~chunks.known[touched]]
         if not len(touched):
-            return Part(number, row, record, _NONE)
-        part = Part(number, row, record, np.unique(touched))
+            return RecordPart(number, row, record, _NONE)
+        part = RecordPart(number, row, record, np.unique(touched))
         ask_for(_runs(part, chunks))  # the pages arrive while other parts are copied
         return part
 
-    def verify(self, part: Part) -> None:
+    def verify(self, part: RecordPart) -> None:
         """Wait for the chunks that a part touches, and compare them, unless that was done before.
 
         Raises:
@@ -162,7 +162,7 @@ class PartialRecords:
         chunks.all_known = chunks.all_known or bool(chunks.known.all())
 
     def _verify(
-        self, part: Part, chunk: int, chunks: _Chunks, hashes: npt.NDArray[np.uint64]
+        self, part: RecordPart, chunk: int, chunks: _VerifiedBlocks, hashes: npt.NDArray[np.uint64]
     ) -> None:
         first = (chunk - int(chunks.first[part.row])) * chunks.nbytes
         data = part.record[first : first + chunks.nbytes]
@@ -171,7 +171,7 @@ class PartialRecords:
             what = f"the checksum of its bytes {first} to {first + len(data) - 1} does not match"
             raise ChecksumError(what, path, part.row, self._field, _HINT)
 
-    def _open(self, number: int) -> _Chunks | None:
+    def _open(self, number: int) -> _VerifiedBlocks | None:
         """Return the chunks of a shard that is mapped and has large records, else None."""
         store, shard = self._store, self._store.shard(number)
         column, sums = shard.columns[self._field], shard.checksums.get(self._field)
@@ -184,14 +184,14 @@ class PartialRecords:
             what = f"it has {len(sums.chunks)} checksums of chunks for {total} chunks"
             raise ShardError(what, shard.path, None, self._field, _HINT)
         hashes = None if sums is None else sums.chunks
-        return _Chunks(nbytes, np.cumsum(counts) - counts, hashes, np.zeros(total, bool))
+        return _VerifiedBlocks(nbytes, np.cumsum(counts) - counts, hashes, np.zeros(total, bool))
 
 
 def _address(record: UInt8Array) -> int:
     return int(record.__array_interface__["data"][0])
 
 
-def _runs(part: Part, chunks: _Chunks) -> list[tuple[int, int]]:
+def _runs(part: RecordPart, chunks: _VerifiedBlocks) -> list[tuple[int, int]]:
     """Return where each run of a part's chunks lies in memory, and its size."""
     numbers = part.chunks - chunks.first[part.row]
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1

@@ -48,7 +48,7 @@ class Span(NamedTuple):
     end: int
 
 
-class Piece(NamedTuple):
+class BroughtSpan(NamedTuple):
     """A span of a file that came."""
 
     span: Span
@@ -87,7 +87,7 @@ class SparseShard(OpenShard):
                 spans += map(Span, starts.tolist(), (starts + lengths).tolist())
         return spans
 
-    def take(self, name: str, blocks: Sequence[int], got: Sequence[Piece]) -> list[int]:
+    def take(self, name: str, blocks: Sequence[int], got: Sequence[BroughtSpan]) -> list[int]:
         """Take blocks from what came; return which differ from their checksums.
 
         Nothing else is written: what lies between them may be here, and is read by other threads.
@@ -284,17 +284,17 @@ def coalesced(spans: Sequence[Span]) -> list[Span]:
     return joined
 
 
-def _fetch(files: Sequence[FileShard], spans: Sequence[Sequence[Span]]) -> list[list[Piece]]:
+def _fetch(files: Sequence[FileShard], spans: Sequence[Sequence[Span]]) -> list[list[BroughtSpan]]:
     """Fetch spans of each file, with what lies between neighbours; return what came, in order."""
     pairs = [(n, span) for n, some in enumerate(spans) for span in coalesced(some)]
     got = _origin_of(files).ranges([(files[n].info.file, *span) for n, span in pairs])
-    came: list[list[Piece]] = [[] for _ in files]
+    came: list[list[BroughtSpan]] = [[] for _ in files]
     for (n, span), data in zip(pairs, got, strict=True):
-        came[n].append(Piece(span, np.frombuffer(data, np.uint8)))
+        came[n].append(BroughtSpan(span, np.frombuffer(data, np.uint8)))
     return came
 
 
-def _copy(spans: Sequence[Span], got: Sequence[Piece], out: UInt8Array) -> None:
+def _copy(spans: Sequence[Span], got: Sequence[BroughtSpan], out: UInt8Array) -> None:
     """Copy spans of a file, of what came of it, to where they belong."""
     starts = [piece.span.start for piece in got]
     for start, end in spans:

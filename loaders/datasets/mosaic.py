@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TILES = 4
 
 
-class _Rows(NamedTuple):
+class _MosaicRows(NamedTuple):
     """Where the rows of N mosaics come from."""
 
     counts: list[int]  # rows of each mosaic
@@ -127,7 +127,7 @@ class Mosaic(nn.Module):
         """Return boxes, keypoints, and what has a row for each box."""
         leader, made = first_boxes(served), {}
         counts: list[int] = []
-        rows: _Rows | None = None
+        rows: _MosaicRows | None = None
         keeps: torch.Tensor | None = None
         for name in sorted(served, key=lambda name: name != leader):
             field, goes_along = served[name], self._goes_along(name, served[name], leader)
@@ -233,7 +233,7 @@ def _listed(value: Any) -> list[torch.Tensor]:
     return list(value)
 
 
-def _rows(counts: Sequence[int], centres: torch.Tensor, size: tuple[int, int]) -> _Rows:
+def _rows(counts: Sequence[int], centres: torch.Tensor, size: tuple[int, int]) -> _MosaicRows:
     """Find the rows of each mosaic: of its sample, then of the three before it."""
     num, starts = len(counts), [*accumulate(counts, initial=0)]
     parts = [(i, tile, (i - tile) % num) for i in range(num) for tile in range(_TILES)]
@@ -249,10 +249,10 @@ def _rows(counts: Sequence[int], centres: torch.Tensor, size: tuple[int, int]) -
     totals = [sum(counts[(i - tile) % num] for tile in range(_TILES)) for i in range(num)]
     tiles = torch.cat([first.flip(1), last.flip(1)], 1).float()
     at = torch.tensor(rows, dtype=torch.int64).to(centres.device)
-    return _Rows(totals, at, shift.flip(1).float(), tiles)
+    return _MosaicRows(totals, at, shift.flip(1).float(), tiles)
 
 
-def _moved(values: torch.Tensor, field: Any, rows: _Rows) -> torch.Tensor:
+def _moved(values: torch.Tensor, field: Any, rows: _MosaicRows) -> torch.Tensor:
     low, high = rows.tiles.split(2, 1)
     if isinstance(field, Boxes):
         moved = values + rows.shifts.repeat(1, 2)

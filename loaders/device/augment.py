@@ -33,7 +33,7 @@ from loaders.augment.resampling import (
     source_positions,
 )
 from loaders.checks import shown, whole_number
-from loaders.device.edits import Group, edit_images, group_edits
+from loaders.device.edits import EditRound, edit_images, group_edits
 from loaders.device.nested import map_tensors
 from loaders.device.warps import SIGNED, Ripples, ripples_of, row_of, sources, warp
 from loaders.errors import BatchError
@@ -62,7 +62,7 @@ class Moves(NamedTuple):
     # Where images are filtered ``(N, 2, 2)`` float64: corner and lengths of the exact boxes. ``table`` then has the
     # boxes of all that is read.
     regions: torch.Tensor | None = None
-    edits: tuple[Group, ...] = ()  # what happens to the pixels of images then
+    edits: tuple[EditRound, ...] = ()  # what happens to the pixels of images then
     # Samples that are turned, sheared and the like: int64 ``(n,)``; None: none.
     warped: torch.Tensor | None = None
     # Of these ``(n, 3, 3)`` float64, as ``augment.Geometry`` says.

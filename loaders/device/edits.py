@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-class Group(NamedTuple):
+class EditRound(NamedTuple):
     """Samples of a batch that get the same kind of edit at the same time."""
 
     kind: int  # of ``Kind``
@@ -34,7 +34,7 @@ class Group(NamedTuple):
     most: tuple[int, int] = (1, 1)
 
 
-def group_edits(edits: Edits | None) -> tuple[Group, ...]:
+def group_edits(edits: Edits | None) -> tuple[EditRound, ...]:
     """Return the edits of a batch by kind, in order."""
     if edits is None:
         return ()
@@ -52,11 +52,11 @@ def group_edits(edits: Edits | None) -> tuple[Group, ...]:
             elif kind == Kind.MIX:
                 most = int(how[0, 1]), 0
             which = None if is_all else torch.from_numpy(rows)
-            groups.append(Group(kind, which, torch.from_numpy(how), most))
+            groups.append(EditRound(kind, which, torch.from_numpy(how), most))
     return tuple(groups)
 
 
-def edit_images(images: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
+def edit_images(images: torch.Tensor, groups: Sequence[EditRound]) -> torch.Tensor:
     """Carry out edits on images, uint8 ``(N, 1 or 3, H, W)``, which may be changed in place; return them."""
     if not groups or not images.numel():
         return images
@@ -80,7 +80,7 @@ def edit_images(images: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
     return images
 
 
-def _edited(images: torch.Tensor, group: Group) -> torch.Tensor:
+def _edited(images: torch.Tensor, group: EditRound) -> torch.Tensor:
     if group.kind == Kind.BLUR:
         return _blur(images, group.values, group.most)
     if group.kind == Kind.WARP:

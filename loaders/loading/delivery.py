@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from loaders.backends.ordered import OrderedBatches
     from loaders.backends.process import TorchBatches
     from loaders.device.accelerator import Accelerator
-    from loaders.loading.resume import Progress
+    from loaders.loading.resume import ForeignPass
     from loaders.sampling.cursor import Cursor
     from loaders.sampling.plan import Plan
 
@@ -75,7 +75,8 @@ class Delivery(Generic[BatchT]):
         *,
         # Begins another pass, if the first was sent elsewhere (``set_epoch``) before it gave a batch.
         again: Callable[[], tuple[Cursor | None, OrderedBatches | TorchBatches]],
-        others: Progress | None = None,  # counts the batches of an order that is not the loader's
+        others: ForeignPass
+        | None = None,  # counts the batches of an order that is not the loader's
         # Copies them to the device; None leaves them where they are.
         accelerator: Accelerator | None = None,
         ahead: int = 0,  # how many may be copied before they are asked for

@@ -40,7 +40,7 @@ _MANY_PASSES = 4  # over the same samples: what is read so often is better kept
 _LINK_BYTES_PER_S = 1.25e8  # 1 Gbit/s, for a message where no rate is known
 
 
-class Reading:
+class LoaderPass:
     """What a loader reads in one pass, and at its next one, of the datasets at one URL."""
 
     def __init__(
@@ -183,7 +183,7 @@ def tell_ahead(
         return told  # nothing is to be fetched, and nothing that is mapped is evicted
     dataset = getattr(dataset, "joined", None) or dataset
     for origin in _origins(dataset):
-        reading = Reading(dataset, origin, order, current.plan, current.epoch)
+        reading = LoaderPass(dataset, origin, order, current.plan, current.epoch)
         if reading.is_by_records():
             continue
         reading.check(type(order).__name__, num_workers)

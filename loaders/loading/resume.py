@@ -30,7 +30,7 @@ _KIND = "third_party"
 _END = object()
 
 
-class Progress:
+class ForeignPass:
     """How far one iteration has come.
 
     Attributes:
@@ -111,7 +111,7 @@ class ThirdParty:
         self._next: Mapping[str, Any] = {}
         self._dataset = loader.dataset if isinstance(loader.dataset, BatchDataset) else None
         self.epoch, self._num_told = getattr(self._dataset, "epoch", 0), self._times_told
-        self._current: Progress | None = None
+        self._current: ForeignPass | None = None
 
     @property
     def _times_told(self) -> int:
@@ -123,12 +123,14 @@ class ThirdParty:
         if epoch != self.epoch:
             self._next, self.epoch = {}, epoch
 
-    def begin(self, loader: Any) -> Progress:
+    def begin(self, loader: Any) -> ForeignPass:
         """Begin a pass; the state tells of it from now on."""
         if self._dataset is not None and self._times_told != self._num_told:
             self.set_epoch(self._dataset.epoch)
             self._num_told = self._times_told
-        self._current = Progress(self.epoch, {"states": self._states(loader)} | dict(self._next))
+        self._current = ForeignPass(
+            self.epoch, {"states": self._states(loader)} | dict(self._next)
+        )
         self._next, self.epoch = {}, self.epoch + 1
         return self._current
 
@@ -181,7 +183,7 @@ class ThirdParty:
         return {"kind": _KIND, **sizes, **place}
 
     @staticmethod
-    def _drawn(current: Progress) -> dict[str, Any]:
+    def _drawn(current: ForeignPass) -> dict[str, Any]:
         drawn = {"generators": current.generators, "rng": current.rng}
         return {name: value for name, value in drawn.items() if value is not None}
 
@@ -285,7 +287,7 @@ class ThirdParty:
 class _Resumed:
     """Torch's iterator without the batches that were done, and without tags; its attributes are found here."""
 
-    def __init__(self, batches: Any, current: Progress, num_done: int) -> None:
+    def __init__(self, batches: Any, current: ForeignPass, num_done: int) -> None:
         self._batches, self._current, self._num_done = batches, current, num_done
 
     def __getattr__(self, name: str) -> Any:

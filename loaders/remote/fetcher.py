@@ -31,8 +31,8 @@ from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
 from loaders.remote.folder import default_size, manifest_folder, shard_path
 from loaders.remote.listing import listing, read_objects
 from loaders.remote.needs import File, Needs
-from loaders.remote.source import Source
-from loaders.remote.stored import MAP_S, Stored
+from loaders.remote.source import ServedURL
+from loaders.remote.stored import MAP_S, CacheFolder
 from loaders.remote.stores import StoreFault, hide_secrets
 from loaders.remote.transfer import Download, Pace, probe, ranges
 from loaders.remote.upload import hash_of, put, remove
@@ -78,10 +78,10 @@ class Fetcher:
 
     def __init__(self, inside: Path) -> None:
         self._inside = inside
-        self._stored = Stored(inside)
+        self._stored = CacheFolder(inside)
         # Those that said hello, and the size that each asked for.
         self._clients: dict[asyncio.StreamWriter, int | None] = {}
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, ServedURL] = {}
         self._wants = Wants()
         self._watching = set[asyncio.StreamWriter]()  # who can be asked for room
         self._downloads: dict[str, Download] = {}
@@ -147,12 +147,12 @@ class Fetcher:
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Source | None:
+    ) -> ServedURL | None:
         message = json.loads(await reader.readline() or b"null")
         if message is None or message.get("protocol") != PROTOCOL:
             return None
         self._clients[writer] = message["size"]
-        found: list[Source] = []
+        found: list[ServedURL] = []
 
         async def greet() -> dict[str, Any]:
             found.append(await self._source(message))
@@ -161,7 +161,7 @@ class Fetcher:
         await self._answer(writer, greet())
         return found[0] if found else None
 
-    async def _source(self, hello: dict[str, Any]) -> Source:
+    async def _source(self, hello: dict[str, Any]) -> ServedURL:
         """Return what reads a URL: made anew where the client brings all that this needs."""
         began = time.monotonic()
         while hello["missing"] and hello["id"] not in self._sources:
@@ -174,7 +174,7 @@ class Fetcher:
             how = [hello["url"], hello["storage"], hello["environment"]]
             key = json.dumps(how, sort_keys=True)  # all ranks share one client of the store
             if key not in self._sources:
-                self._sources[key] = Source(URL(how[0]), how[1], how[2])
+                self._sources[key] = ServedURL(URL(how[0]), how[1], how[2])
             self._sources[hello["id"]] = self._sources[key]
         return self._sources[hello["id"]]
 
@@ -211,7 +211,7 @@ class Fetcher:
         await writer.drain()
 
     async def _do(
-        self, message: dict[str, Any], source: Source, writer: asyncio.StreamWriter
+        self, message: dict[str, Any], source: ServedURL, writer: asyncio.StreamWriter
     ) -> dict[str, Any] | None:
         match message["op"]:
             case "alive":
@@ -262,7 +262,7 @@ class Fetcher:
                 return {"stats": self._stats(source)}
         raise RemoteError(f"it does not know {message['op']!r}", source.url, "Update loaders")
 
-    def _stats(self, source: Source) -> dict[str, int]:
+    def _stats(self, source: ServedURL) -> dict[str, int]:
         return {
             "bytes": source.num_bytes,
             "requests": source.num_requests,
@@ -276,12 +276,12 @@ class Fetcher:
 
     # -- manifests ---------------------------------------------------------------------------------
 
-    def _folder(self, source: Source) -> Path:
+    def _folder(self, source: ServedURL) -> Path:
         folder = manifest_folder(self._inside, source.url, source.endpoint)
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    async def _manifest(self, source: Source, *, anew: bool) -> Path:
+    async def _manifest(self, source: ServedURL, *, anew: bool) -> Path:
         folder = self._folder(source)
         path = folder / "manifest.json"
         async with source.manifest_lock:
@@ -300,7 +300,7 @@ class Fetcher:
             source.manifest_at = time.monotonic()
             return folder
 
-    async def _small_file(self, source: Source, name: str, optional: bool) -> dict[str, Any]:
+    async def _small_file(self, source: ServedURL, name: str, optional: bool) -> dict[str, Any]:
         """Fetch a file that lies beside the manifest; the client checks its content."""
         try:
             got = await source.again(lambda: source.objects.get(name, 0, None))
@@ -313,7 +313,7 @@ class Fetcher:
         _publish(path, bytes(got.data))
         return {"path": str(path), "etag": got.etag, "version": got.version}
 
-    def _refuse_manifest(self, source: Source, fault: StoreFault, *, is_cached: bool) -> None:
+    def _refuse_manifest(self, source: ServedURL, fault: StoreFault, *, is_cached: bool) -> None:
         """Go on offline if there is a manifest of before, else say what is wrong."""
         if fault.kind == "network" and is_cached:
             logger.warning("%s does not answer: its last manifest is used", source.url)
@@ -326,7 +326,7 @@ class Fetcher:
 
     # -- shards ------------------------------------------------------------------------------------
 
-    async def _shard(self, source: Source, file: File) -> None:
+    async def _shard(self, source: ServedURL, file: File) -> None:
         """Wait until a file is published."""
         while not self._stored.has(file.hash):
             self._raise_failed(file)
@@ -390,7 +390,7 @@ class Fetcher:
             old.unlink()
         return self._stored.has(file.hash)
 
-    def _download(self, source: Source, file: File) -> Download:
+    def _download(self, source: ServedURL, file: File) -> Download:
         download = self._downloads.get(file.hash)
         if download is None:
             target = shard_path(self._inside, file.file, file.hash)
@@ -441,7 +441,7 @@ class Fetcher:
         self._pump()
 
     def _come_to(
-        self, writer: asyncio.StreamWriter, source: Source, needs: Needs, position: int
+        self, writer: asyncio.StreamWriter, source: ServedURL, needs: Needs, position: int
     ) -> None:
         """Note where a loader is, and go on from there."""
         self._wants.come_to(writer, source, needs, position, self.budget)

@@ -9,7 +9,7 @@ from loaders.remote.stores import StoreFault, mark_of
 from loaders.remote.transfer import PART_BYTES, in_time
 
 if TYPE_CHECKING:
-    from loaders.remote.source import Source
+    from loaders.remote.source import ServedURL
 
 _AT_ONCE = 16  # of one question
 _PASSED_ON = {  # what is the fault of one object
@@ -19,7 +19,7 @@ _PASSED_ON = {  # what is the fault of one object
 }
 
 
-async def listing(source: Source, message: dict[str, Any]) -> dict[str, Any]:
+async def listing(source: ServedURL, message: dict[str, Any]) -> dict[str, Any]:
     """Do what a client asks for: list what lies below a folder, or in it, or tell of one object.
 
     Raises:
@@ -44,7 +44,7 @@ async def listing(source: Source, message: dict[str, Any]) -> dict[str, Any]:
 
 
 async def read_objects(
-    source: Source, wanted: list[tuple[str, int, int, int, int]]
+    source: ServedURL, wanted: list[tuple[str, int, int, int, int]]
 ) -> dict[str, Any]:
     """Return ranges of objects as they were listed, one after the other, and why others cannot be given, by number.
 

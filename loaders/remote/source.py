@@ -23,7 +23,7 @@ _UPLOADS_S = 120.0
 FINAL = frozenset(["missing", "denied", "region", "unusable"])
 
 
-class Source:
+class ServedURL:
     """A dataset's URL, and what reads it; counted from the start of the fetcher."""
 
     def __init__(self, url: URL, storage: dict[str, Any], environment: dict[str, str]) -> None:

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 MAP_S = 0.3  # for so long after a client was told of a file it stays: it is about to map it
 
 
-class StoredFile(NamedTuple):
+class CacheFile(NamedTuple):
     """A file of the cache."""
 
     path: Path
     size: int
 
 
-class Stored:
+class CacheFolder:
     """The verified files of a cache, by hash.
 
     Args:
@@ -37,7 +37,7 @@ class Stored:
 
     def __init__(self, inside: Path) -> None:
         self._inside = inside
-        found = (StoredFile(path, path.stat().st_size) for path in _files(inside / "shards"))
+        found = (CacheFile(path, path.stat().st_size) for path in _files(inside / "shards"))
         self.files = {file.path.stem: file for file in found}
         self.used_bytes = sum(file.size for file in self.files.values())
         self.reserved_bytes = self.num_evicted = self.evicted_bytes = 0
@@ -56,7 +56,7 @@ class Stored:
         self.reserved_bytes -= size
         if digest not in self.files:
             self.used_bytes += size
-        self.files[digest] = StoredFile(path, size)
+        self.files[digest] = CacheFile(path, size)
 
     def _forget(self, digest: str) -> None:
         self.used_bytes -= self.files.pop(digest).size

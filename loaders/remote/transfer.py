@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.remote.needs import File
-    from loaders.remote.source import Source
+    from loaders.remote.source import ServedURL
 
 PART_BYTES = 8 << 20
 _MAX_UNHASHED = 32  # parts
@@ -74,7 +74,7 @@ class Download:
 
     def __init__(
         self,
-        source: Source,
+        source: ServedURL,
         file: File,
         part_path: Path,
         target: Path,
@@ -275,7 +275,7 @@ def _ignore(future: asyncio.Future[None]) -> None:
         future.exception()
 
 
-async def ranges(source: Source, wanted: list[tuple[str, int, int]]) -> bytes:
+async def ranges(source: ServedURL, wanted: list[tuple[str, int, int]]) -> bytes:
     """Return ranges of objects, one after the other; a large one comes in parts.
 
     Raises:
@@ -300,7 +300,7 @@ async def ranges(source: Source, wanted: list[tuple[str, int, int]]) -> bytes:
     return b"".join(await asyncio.gather(*(one(*part) for part in parts)))
 
 
-async def in_time(source: Source, name: str, start: int, end: int) -> Got:
+async def in_time(source: ServedURL, name: str, start: int, end: int) -> Got:
     """Return a range of an object, or say that it does not come."""
     try:
         return await asyncio.wait_for(source.objects.get(name, start, end), _RANGE_S)
@@ -308,7 +308,7 @@ async def in_time(source: Source, name: str, start: int, end: int) -> Got:
         raise StoreFault("network", f"no answer for {_RANGE_S:.0f} s") from None
 
 
-async def probe(source: Source, name: str) -> dict[str, Any]:
+async def probe(source: ServedURL, name: str) -> dict[str, Any]:
     """Return what a store answers who asks for a range of an object, and for one of an e-tag that it does not have.
 
     Raises:

@@ -20,12 +20,12 @@ from loaders.remote.stores import PUT_BYTES, Mark, StoreFault
 from loaders.remote.transfer import PART_BYTES
 
 if TYPE_CHECKING:
-    from loaders.remote.source import Source
+    from loaders.remote.source import ServedURL
 
 _READ_BYTES = 1 << 20
 
 
-async def put(source: Source, message: dict[str, Any]) -> dict[str, Any]:
+async def put(source: ServedURL, message: dict[str, Any]) -> dict[str, Any]:
     """Do what a client asks for: send a shard, or a small file under a condition."""
     name, path = message["name"], Path(message["path"])
     try:
@@ -41,7 +41,7 @@ async def put(source: Source, message: dict[str, Any]) -> dict[str, Any]:
         raise RemoteError(what, path, "Its fetcher may run in another container") from None
 
 
-async def remove(source: Source, name: str) -> None:
+async def remove(source: ServedURL, name: str) -> None:
     """Delete an object; one that is not there is no error."""
     try:
         await source.again(lambda: source.objects.delete(name))
@@ -50,7 +50,7 @@ async def remove(source: Source, name: str) -> None:
             raise source.refused("deleted", name, fault) from None
 
 
-async def _put_shard(source: Source, name: str, path: Path, size: int, digest: str) -> int:
+async def _put_shard(source: ServedURL, name: str, path: Path, size: int, digest: str) -> int:
     """Send a shard unless it is there; return the bytes that were sent."""
     if await _is_there(source, name, path, size, digest):
         return 0
@@ -66,7 +66,7 @@ async def _put_shard(source: Source, name: str, path: Path, size: int, digest: s
     raise ChecksumError(what, source.url / name, None, None, "Check the network and the store")
 
 
-async def _is_there(source: Source, name: str, path: Path, size: int, digest: str) -> bool:
+async def _is_there(source: ServedURL, name: str, path: Path, size: int, digest: str) -> bool:
     try:
         mark = await source.again(lambda: source.objects.look(name))
     except StoreFault as fault:
@@ -81,7 +81,7 @@ async def _is_there(source: Source, name: str, path: Path, size: int, digest: st
     return await _read_back(source, name, size) == digest
 
 
-async def _read_back(source: Source, name: str, size: int) -> str:
+async def _read_back(source: ServedURL, name: str, size: int) -> str:
     state = xxhash.xxh3_128()
     for start in range(0, size, PART_BYTES):
         end = min(start + PART_BYTES, size)

@@ -9,27 +9,27 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
     from loaders.remote.needs import File, Needs
-    from loaders.remote.source import Source
+    from loaders.remote.source import ServedURL
 
 NO_NEED = 1e18  # samples: further than any file that a loader is known to need
 _WINDOW_SHARE, _WINDOW_BYTES = 32, 2 << 30
 
 
-class Reader(NamedTuple):
+class Reading(NamedTuple):
     """What a loader reads, and what of it comes next."""
 
-    source: Source
+    source: ServedURL
     needs: Needs
-    wanted: list[Wanted]
+    wanted: list[WantedFile]
 
 
-class Wanted(NamedTuple):
+class WantedFile(NamedTuple):
     """A file that is needed, so many samples ahead; it is far if others that are needed later do not go for it."""
 
     distance: int
     is_far: bool
     file: File
-    source: Source
+    source: ServedURL
 
 
 class Wants:
@@ -42,15 +42,15 @@ class Wants:
     """
 
     def __init__(self) -> None:
-        self.readers: dict[Any, Reader] = {}
-        self.files: list[Wanted] = []
+        self.readers: dict[Any, Reading] = {}
+        self.files: list[WantedFile] = []
         self.distances: dict[str, float] = {}
 
     def come_to(
-        self, client: Any, source: Source, needs: Needs, position: int, budget: int
+        self, client: Any, source: ServedURL, needs: Needs, position: int, budget: int
     ) -> None:
         """Note where a loader is, in a cache that may hold so many bytes."""
-        self.readers[client] = Reader(source, needs, [*_wanted(source, needs, position, budget)])
+        self.readers[client] = Reading(source, needs, [*_wanted(source, needs, position, budget)])
         self._order()
 
     def forget(self, client: Any) -> None:
@@ -62,23 +62,23 @@ class Wants:
         """Put what all loaders need in one order: by the loader that comes to a file first."""
         found = [each for reader in self.readers.values() for each in reader.wanted]
         found.sort(key=itemgetter(0, 1))
-        first: dict[str, Wanted] = {}
+        first: dict[str, WantedFile] = {}
         for each in found:
             first.setdefault(each.file.hash, each)
         self.files = [*first.values()]
         self.distances = {digest: each.distance for digest, each in first.items()}
 
-    def others_bytes(self, source: Source, living: Container[Any]) -> int:
+    def others_bytes(self, source: ServedURL, living: Container[Any]) -> int:
         """Return how many bytes loaders of other datasets read just now."""
         readers = (reader for client, reader in self.readers.items() if client in living)
         others = (each.needs.files for each in readers if each.source.url != source.url)
         return sum({file.hash: file.size for files in others for file in files}.values())
 
 
-def _wanted(source: Source, needs: Needs, position: int, budget: int) -> Iterator[Wanted]:
+def _wanted(source: ServedURL, needs: Needs, position: int, budget: int) -> Iterator[WantedFile]:
     """Yield what a loader needs; near are its next file, and as many behind it as a window takes."""
     window, passed = min(_WINDOW_BYTES, budget // _WINDOW_SHARE), 0
     for distance, file in needs.upcoming(position):
         is_far = bool(passed) and passed + file.size > window
         passed += file.size
-        yield Wanted(distance, is_far, file, source)
+        yield WantedFile(distance, is_far, file, source)

@@ -126,7 +126,7 @@ class Lanes(Computed):
         first = (np.cumsum(self.shards) - self.shards)[shards] + inside
         return Deal(np.searchsorted(ends_of_lanes, begins, "right"), shards, first, sizes)
 
-    def _lay_out(self, epoch: int) -> _Layout:
+    def _lay_out(self, epoch: int) -> _LaneEpoch:
         lanes, _, firsts, sizes = self.deal
         by_chance = hash64(order_key(self.seed, epoch, PIECES), np.arange(len(lanes)))
         mixed = np.lexsort((by_chance, lanes))  # lanes ascend, and still do
@@ -136,7 +136,7 @@ class Lanes(Computed):
         window_begins = begins[numbers % self.window == 0]
         keys = hash64(order_key(self.seed, epoch, LANE_WINDOWS), np.arange(len(window_begins)))
         permutations = Permutations(np.diff(window_begins, append=self.length), keys)
-        return _Layout(ends, firsts[mixed] - begins, window_begins, permutations)
+        return _LaneEpoch(ends, firsts[mixed] - begins, window_begins, permutations)
 
 
 class Deal(NamedTuple):
@@ -148,7 +148,7 @@ class Deal(NamedTuple):
     sizes: Int64s  # its samples
 
 
-class _Layout(NamedTuple):
+class _LaneEpoch(NamedTuple):
     """One epoch: slots are its samples lane by lane, shuffled by pieces."""
 
     ends: Int64s  # of the pieces, in slots

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.sampling.phases import Phase, Piece, Schedule
+    from loaders.sampling.phases import Phase, Schedule, TurnsOfPhase
 
     Int64s = npt.NDArray[np.int64]
 
@@ -122,7 +122,7 @@ class MixtureOrder(Computed):
         return indices.reshape(positions.shape), draws.reshape(positions.shape)
 
     def _of_piece(
-        self, epoch: int, piece: Piece, at_begin: tuple[int, ...], flat: Int64s
+        self, epoch: int, piece: TurnsOfPhase, at_begin: tuple[int, ...], flat: Int64s
     ) -> tuple[Int64s, Int64s]:
         turns = flat // self.block_size
         sources, numbers = self._schedule(epoch, piece).at(turns - piece.begin)
@@ -255,7 +255,7 @@ class MixtureOrder(Computed):
             )
         return turns
 
-    def _schedule(self, epoch: int, piece: Piece) -> _Schedule:
+    def _schedule(self, epoch: int, piece: TurnsOfPhase) -> _Schedule:
         key = order_key(self.seed, epoch, MIXTURE)
         is_whole = int(piece.turns.sum()) == self._num_turns
         return _Schedule.of(piece.turns, key if is_whole else key64(key, piece.begin + 1))

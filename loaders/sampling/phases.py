@@ -46,7 +46,7 @@ class History(NamedTuple):
         return " ".join(map(str, (self.epoch, self.position, self.total, *self.given)))
 
 
-class Piece(NamedTuple):
+class TurnsOfPhase(NamedTuple):
     """Turns that are laid out by one set of weights: a part of an epoch, or whole epochs that are alike."""
 
     begin: int  # its first turn: in the epoch, or since the beginning of epoch 0
@@ -112,7 +112,7 @@ class Timeline:
 
     def _make_runs(
         self, phases: Sequence[Phase], start: int, total: int, given: tuple[int, ...]
-    ) -> Iterator[Piece]:
+    ) -> Iterator[TurnsOfPhase]:
         now = start
         for number, phase in enumerate(phases):
             end = start + _FOR_EVER
@@ -123,13 +123,13 @@ class Timeline:
                 is_whole = left == self._num_turns and end - now >= left
                 repeats = (end - now) // left if is_whole else 1
                 num = min(left, end - now)
-                run = Piece(now, self._quotas(phase.weights, num), given, repeats)
+                run = TurnsOfPhase(now, self._quotas(phase.weights, num), given, repeats)
                 yield run
                 if end - now >= _FOR_EVER // 2 and is_whole:
                     return
                 now, given = now + num * repeats, run.given_after(repeats, self._block_size)
 
-    def pieces(self, epoch: int) -> list[Piece]:
+    def pieces(self, epoch: int) -> list[TurnsOfPhase]:
         """Return the parts of an epoch; what lies before the history is as if these weights had begun there."""
         begin = epoch * self._num_turns
         end = begin + self._num_turns
@@ -139,10 +139,10 @@ class Timeline:
             at = run.begin + first * self._num_turns
             if begin <= at < end and first < run.repeats:
                 given = run.given_after(first, self._block_size)
-                found.append(Piece(at - begin, run.turns, given))
+                found.append(TurnsOfPhase(at - begin, run.turns, given))
         if not found or found[0].begin:  # before the history: what padding takes again
             run = self.runs[0]
             num = found[0].begin if found else self._num_turns
             turns = self._quotas(run.turns.astype(np.float64), num)
-            found.insert(0, Piece(0, turns, run.given))
+            found.insert(0, TurnsOfPhase(0, turns, run.given))
         return found

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from loaders import RAMDataset
-from loaders.bench.measure import Config, Result, Run
+from loaders.bench.measure import Config, Result, TimedPass
 from loaders.bench.sweep import Sweep
 from loaders.schema import Array
 
@@ -156,7 +156,10 @@ def a_result(config: Config, repeats: int = 3) -> Result:
     num = config.num_workers + 1
     return Result(
         config,
-        [Run(1000.0 * num + r, 0.1, [0.01], 64, 1.0, 0.1, num * 10**8) for r in range(repeats)],
+        [
+            TimedPass(1000.0 * num + r, 0.1, [0.01], 64, 1.0, 0.1, num * 10**8)
+            for r in range(repeats)
+        ],
     )
 
 

@@ -15,7 +15,7 @@ from loaders.bench import changes
 from loaders.bench.changes import from_sweep, tried
 from loaders.bench.measure import Config
 from loaders.bench.sweep import Sweep, dropped, time_target
-from loaders.bench.targets import Target, load
+from loaders.bench.targets import MeasuredDataset, load
 from loaders.datasets.shard import ShardDataset
 from loaders.schema import Image
 from loaders.system.limits import usable_cores
@@ -184,7 +184,7 @@ def test_what_a_getitem_of_ones_own_returns_is_neither_packed_nor_held_in_memory
 ) -> None:
     """That would be what is stored."""
     folder = packed_photos(tmp_path / "d")
-    target = Target("d", "packed", lambda: Doubled(folder), size=64)
+    target = MeasuredDataset("d", "packed", lambda: Doubled(folder), size=64)
     said: list[str] = []
 
     found = tried(target, Config(1, 1, "thread"), seconds=0.1, told=said.append)
@@ -240,11 +240,11 @@ def test_files_are_dropped_before_each_cold_run_of_a_trial_that_reads_any(
     events: list[str] = []
     timed, drop = time_target, dropped
 
-    def spy_timed(target: Target, *args: Any, once: bool, **options: Any) -> Any:
+    def spy_timed(target: MeasuredDataset, *args: Any, once: bool, **options: Any) -> Any:
         events.append(f"{'once' if once else 'run'} {target.name.split(' ')[0]}")
         return timed(target, *args, once=once, **options)
 
-    def spy_drop(target: Target) -> list[str]:
+    def spy_drop(target: MeasuredDataset) -> list[str]:
         events.append(f"drop {target.files[0].parent.name}")
         return drop(target)
 

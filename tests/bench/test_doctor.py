@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loaders.bench import doctor, machine, pagecache, probes
-from loaders.bench.doctor import Finding, Place, examine
+from loaders.bench.doctor import Finding, Surroundings, examine
 from loaders.text import describe_size
 
 
@@ -23,11 +23,11 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> Surroundings:
     """An empty machine: no file of the kernel exists."""
     for name in ("data", "proc", "sys"):
         (tmp_path / name).mkdir()
-    return Place(tmp_path / "data", tmp_path / "proc", tmp_path / "sys", tmp_path, {})
+    return Surroundings(tmp_path / "data", tmp_path / "proc", tmp_path / "sys", tmp_path, {})
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
 
 
-def test_a_quota_below_the_cores_costs(place: Place, eight_cores: None) -> None:
+def test_a_quota_below_the_cores_costs(place: Surroundings, eight_cores: None) -> None:
     write(place.sys, {"fs/cgroup/cpu.max": "250000 100000\n"})
 
     finding = doctor.cores(place)
@@ -47,7 +47,11 @@ def test_a_quota_below_the_cores_costs(place: Place, eight_cores: None) -> None:
 
 @pytest.mark.parametrize(("counted", "level"), [(64, "cost"), (8, "ok")])
 def test_cores_that_are_counted_and_may_not_be_used_cost(
-    place: Place, monkeypatch: pytest.MonkeyPatch, eight_cores: None, counted: int, level: str
+    place: Surroundings,
+    monkeypatch: pytest.MonkeyPatch,
+    eight_cores: None,
+    counted: int,
+    level: str,
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: counted)
 
@@ -68,7 +72,7 @@ def test_cores_that_are_counted_and_may_not_be_used_cost(
         ("", "unknown"),
     ],
 )
-def test_memory(place: Place, meminfo: str, level: str) -> None:
+def test_memory(place: Surroundings, meminfo: str, level: str) -> None:
     write(place.proc, {"meminfo": meminfo})
 
     assert doctor.memory(place).level == level
@@ -85,7 +89,7 @@ def test_memory(place: Place, meminfo: str, level: str) -> None:
     ],
 )
 def test_a_container_at_its_limit_is_a_risk_whatever_the_machine_has(
-    place: Place, used: int, files: int, level: str, left: int
+    place: Surroundings, used: int, files: int, level: str, left: int
 ) -> None:
     """In MB; what it keeps of files can be had back."""
     write(place.proc, {"meminfo": "MemTotal: 2000000 kB\nMemAvailable: 1000000 kB\n"})
@@ -100,7 +104,7 @@ def test_a_container_at_its_limit_is_a_risk_whatever_the_machine_has(
 
 @pytest.mark.parametrize(("free", "level"), [(1000 << 20, "risk"), (1100 << 20, "ok")])
 def test_little_room_in_shared_memory_is_a_risk(
-    place: Place, monkeypatch: pytest.MonkeyPatch, free: int, level: str
+    place: Surroundings, monkeypatch: pytest.MonkeyPatch, free: int, level: str
 ) -> None:
     """What is free counts, of blocks whose size is not that of a read."""
     stat = os.statvfs_result((1 << 20, 4096, 1 << 20, 1 << 20, free >> 12, 0, 0, 0, 0, 255))
@@ -128,7 +132,7 @@ MOUNTS = """\
         ("xfs", "ok"), ("tmpfs", "ok"),
     ],
 )  # fmt: skip
-def test_the_file_system_under_the_data(place: Place, kind: str, level: str) -> None:
+def test_the_file_system_under_the_data(place: Surroundings, kind: str, level: str) -> None:
     write(place.proc, {"self/mountinfo": MOUNTS.format(data=place.path, kind=kind)})
 
     finding = doctor.file_system(place)
@@ -138,11 +142,11 @@ def test_the_file_system_under_the_data(place: Place, kind: str, level: str) -> 
     assert bool(finding.cost and finding.remedy) is (level == "cost")
 
 
-def test_a_folder_on_no_mount_is_not_known(place: Place) -> None:
+def test_a_folder_on_no_mount_is_not_known(place: Surroundings) -> None:
     assert doctor.file_system(place).level == "unknown"
 
 
-def test_turning_disks_cost_also_where_a_partition_is_mounted(place: Place) -> None:
+def test_turning_disks_cost_also_where_a_partition_is_mounted(place: Surroundings) -> None:
     write(place.proc, {"self/mountinfo": MOUNTS.format(data="/elsewhere", kind="nfs")})
     disk = write(place.sys / "devices/sda", {"queue/rotational": "1\n"})
     (disk / "sda1").mkdir()
@@ -155,7 +159,7 @@ def test_turning_disks_cost_also_where_a_partition_is_mounted(place: Place) -> N
     assert "rotational" in finding.found
 
 
-def test_names_of_mounts_may_have_spaces(place: Place) -> None:
+def test_names_of_mounts_may_have_spaces(place: Surroundings) -> None:
     write(place.proc, {"self/mountinfo": MOUNTS.format(data="/d", kind="nfs")})
 
     mount = machine.mount_of(Path("/with space/x"), place.proc)
@@ -173,7 +177,9 @@ def test_names_of_mounts_may_have_spaces(place: Place) -> None:
         ("/mnt/a\\n", "/mnt/a\\134n"),
     ],
 )
-def test_names_of_mounts_may_have_any_characters(place: Place, point: str, written: str) -> None:
+def test_names_of_mounts_may_have_any_characters(
+    place: Surroundings, point: str, written: str
+) -> None:
     """The kernel writes some of them as three octal digits."""
     line = f"23 22 0:30 / {written} rw,relatime shared:1 - nfs4 server:/x rw\n"
     write(place.proc, {"self/mountinfo": MOUNTS.format(data="/d", kind="xfs") + line})
@@ -184,7 +190,9 @@ def test_names_of_mounts_may_have_any_characters(place: Place, point: str, writt
     assert (str(mount.point), mount.kind) == (point, "nfs4")
 
 
-def test_of_mounts_at_one_place_the_last_one_counts_and_a_deeper_one_more(place: Place) -> None:
+def test_of_mounts_at_one_place_the_last_one_counts_and_a_deeper_one_more(
+    place: Surroundings,
+) -> None:
     """Below it lies what was there before; the order of the others says nothing."""
     lines = [f"2{i} 1 0:3{i} / {p} rw - {k} none rw" for i, (p, k) in enumerate(
         [("/data", "ext4"), ("/data", "xfs"), ("/", "overlay")]
@@ -205,7 +213,7 @@ Max open files            1024                 unlimited            files
 
 
 @pytest.mark.parametrize(("num", "level"), [("1024", "risk"), ("4096", "ok")])
-def test_few_open_files_are_a_risk(place: Place, num: str, level: str) -> None:
+def test_few_open_files_are_a_risk(place: Surroundings, num: str, level: str) -> None:
     write(place.proc, {"self/limits": LIMITS.replace("1024", num)})
 
     finding = doctor.open_files(place)
@@ -221,7 +229,9 @@ def test_few_open_files_are_a_risk(place: Place, num: str, level: str) -> None:
         ("performance", "ok"), ("schedutil", "ok"), (None, "ok"),
     ],
 )  # fmt: skip
-def test_governors_that_save_power_cost(place: Place, governor: str | None, level: str) -> None:
+def test_governors_that_save_power_cost(
+    place: Surroundings, governor: str | None, level: str
+) -> None:
     """On one core of many, too."""
     if governor:
         cpus = {"cpu0": "performance", "cpu17": governor}
@@ -245,7 +255,7 @@ def test_governors_that_save_power_cost(place: Place, governor: str | None, leve
     ],
 )
 def test_slow_reads_cost(
-    place: Place, monkeypatch: pytest.MonkeyPatch, rate: float | None, level: str, said: str
+    place: Surroundings, monkeypatch: pytest.MonkeyPatch, rate: float | None, level: str, said: str
 ) -> None:
     rates = {place.path: None if rate is None else (rate, 1e-4)}
     monkeypatch.setattr(probes, "direct_reads", rates.__getitem__)
@@ -262,7 +272,7 @@ def test_slow_reads_cost(
     [(1.0, "cost", "1x with SIMD"), (2.4, "ok", "2.4x with SIMD"), (None, "unknown", "not be tried")],
 )  # fmt: skip
 def test_a_jpeg_decoder_without_simd_costs(
-    place: Place, monkeypatch: pytest.MonkeyPatch, gain: float | None, level: str, said: str
+    place: Surroundings, monkeypatch: pytest.MonkeyPatch, gain: float | None, level: str, said: str
 ) -> None:
     monkeypatch.setattr(probes, "jpeg_simd_gain", lambda timeout_s: gain)
     monkeypatch.setattr(probes, "opencv_simd", lambda: "AVX2")
@@ -284,7 +294,7 @@ def test_a_jpeg_decoder_without_simd_costs(
     ],
 )
 def test_a_faster_allocator_that_could_be_preloaded_costs(
-    place: Place, monkeypatch: pytest.MonkeyPatch, gain: float | None, level: str, said: str
+    place: Surroundings, monkeypatch: pytest.MonkeyPatch, gain: float | None, level: str, said: str
 ) -> None:
     library = Path("/usr/lib/libjemalloc.so.2")
     monkeypatch.setattr(machine, "other_allocator", lambda: library)
@@ -302,7 +312,7 @@ def test_a_faster_allocator_that_could_be_preloaded_costs(
     [("libjemalloc.so.2", "libtcmalloc.so.4", "jemalloc"), ("libc.so.6", None, "glibc; no jemalloc")],
 )  # fmt: skip
 def test_an_allocator_is_tried_only_beside_glibc_and_if_there_is_one(
-    place: Place, monkeypatch: pytest.MonkeyPatch, maps: str, library: str | None, said: str
+    place: Surroundings, monkeypatch: pytest.MonkeyPatch, maps: str, library: str | None, said: str
 ) -> None:
     write(place.proc, {"self/maps": maps})
     monkeypatch.setattr(machine, "other_allocator", lambda: library and Path(library))
@@ -314,7 +324,7 @@ def test_an_allocator_is_tried_only_beside_glibc_and_if_there_is_one(
     assert finding.found.startswith(said)
 
 
-def test_a_narrow_link_of_a_gpu_costs(place: Place) -> None:
+def test_a_narrow_link_of_a_gpu_costs(place: Surroundings) -> None:
     link = {"class": "0x030200", "current_link_width": "4", "max_link_width": "16"}
     others = [
         {"class": "0x010802", "current_link_width": "1", "max_link_width": "4"},  # a disk
@@ -342,7 +352,7 @@ def test_a_narrow_link_of_a_gpu_costs(place: Place) -> None:
         ("", "glibc"),
     ],
 )
-def test_allocators_by_name(place: Place, maps: str, name: str) -> None:
+def test_allocators_by_name(place: Surroundings, maps: str, name: str) -> None:
     assert machine.allocator(write(place.proc, {"self/maps": maps})) == name
 
 
@@ -353,17 +363,17 @@ def test_allocators_that_could_be_preloaded(tmp_path: Path) -> None:
         assert machine.other_allocator(tmp_path) == tmp_path / file
 
 
-def test_a_check_that_hangs_or_fails_costs_its_own_line_only(place: Place) -> None:
+def test_a_check_that_hangs_or_fails_costs_its_own_line_only(place: Surroundings) -> None:
     released = threading.Event()
 
-    def hangs(place: Place) -> Finding:
+    def hangs(place: Surroundings) -> Finding:
         released.wait(30)
         return Finding("never", "ok", "")
 
-    def fails(place: Place) -> Finding:
+    def fails(place: Surroundings) -> Finding:
         raise OSError("stale file handle")
 
-    def works(place: Place) -> Finding:
+    def works(place: Surroundings) -> Finding:
         return Finding("works", "ok", "fine")
 
     found = examine(place=place, checks=(hangs, fails, works), timeout_s=0.1)
@@ -422,7 +432,9 @@ def test_reads_past_the_page_cache_are_of_the_largest_file_and_leave_it_where_it
     assert pagecache.resident_share(files.values()) == 0
 
 
-def test_of_small_files_the_first_block_of_each_is_read(place: Place, tmp_path: Path) -> None:
+def test_of_small_files_the_first_block_of_each_is_read(
+    place: Surroundings, tmp_path: Path
+) -> None:
     for number in range(5):
         (tmp_path / f"{number}.jpg").write_bytes(bytes(9000))
     found = probes.direct_reads(tmp_path)
@@ -435,7 +447,7 @@ def test_of_small_files_the_first_block_of_each_is_read(place: Place, tmp_path: 
 
 
 def test_every_check_gives_a_finding_on_an_empty_machine(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No GPU, no /sys, no /proc: nothing fails, and what is measured is measured all the same."""
     monkeypatch.setattr(probes, "jpeg_simd_gain", lambda timeout_s: None)
@@ -494,7 +506,7 @@ def test_probes_in_processes_of_their_own() -> None:
     ],
 )  # fmt: skip
 def test_threads_of_every_library_are_counted_times_workers(
-    place: Place,
+    place: Surroundings,
     monkeypatch: pytest.MonkeyPatch,
     opencv: int,
     torch_threads: int,
@@ -505,7 +517,9 @@ def test_threads_of_every_library_are_counted_times_workers(
     monkeypatch.setattr(probes, "pool_sizes", lambda: (opencv, torch_threads))
     environ = {"OMP_NUM_THREADS": omp} if omp else {}
 
-    finding = doctor.thread_pools(Place(place.path, place.proc, place.sys, place.shm, environ))
+    finding = doctor.thread_pools(
+        Surroundings(place.path, place.proc, place.sys, place.shm, environ)
+    )
 
     assert finding.level == level
     listed = f"OpenCV {4 * opencv}, torch {4 * torch_threads}, OpenMP {4 * int(omp or 4)}"
@@ -515,7 +529,7 @@ def test_threads_of_every_library_are_counted_times_workers(
 
 @pytest.mark.parametrize(("quota", "num", "level"), [("150000", 2, "cost"), ("100000", 1, "ok")])
 def test_workers_are_as_many_as_the_quota_keeps_busy(
-    place: Place,
+    place: Surroundings,
     monkeypatch: pytest.MonkeyPatch,
     eight_cores: None,
     quota: str,

@@ -13,7 +13,7 @@ from loaders.bench import measure
 from loaders.bench.measure import (
     Config,
     Result,
-    Run,
+    TimedPass,
     batch_nbytes,
     end,
     interleave,
@@ -55,7 +55,7 @@ def batches(clock: FakeClock, waits: list[float], size: int = 10) -> Iterator[to
         yield torch.zeros(size, 4)
 
 
-def timed(clock: FakeClock, waits: list[float], **options: Any) -> Run:
+def timed(clock: FakeClock, waits: list[float], **options: Any) -> TimedPass:
     usual: dict[str, Any] = {"seconds": 1e9, "clock": clock, "watch": False}
     return time_loader(batches(clock, waits), **usual | options)
 
@@ -198,9 +198,9 @@ def test_the_bytes_of_a_sample_of_a_stream_that_is_shorter_than_a_batch(workers:
 def test_configurations_take_turns_so_that_drift_hits_all_alike() -> None:
     order: list[int] = []
 
-    def measure(workers: int) -> Run:
+    def measure(workers: int) -> TimedPass:
         order.append(workers)
-        return Run(100.0 + len(order), 0.1, [0.1], 10, 4.0, 0.0)
+        return TimedPass(100.0 + len(order), 0.1, [0.1], 10, 4.0, 0.0)
 
     runs = [(Config(workers, 8), partial(measure, workers)) for workers in (0, 1, 2)]
     told: list[int] = []
@@ -215,9 +215,9 @@ def test_configurations_take_turns_so_that_drift_hits_all_alike() -> None:
 def test_a_summary_has_the_figures_of_all_runs_in_their_units() -> None:
     waits = [i / 100 for i in range(99, -1, -1)]
     runs = [
-        Run(10.0, 0.3, waits[:50], 5, 20.0, 2.0, pss_bytes=5),
-        Run(90.0, 0.1, waits[50:], 7, 20.0, 4.0, pss_bytes=9, read_bytes=3),
-        Run(11.0, 0.2, [], 6, 20.0, 3.5, pss_bytes=7, read_bytes=2),
+        TimedPass(10.0, 0.3, waits[:50], 5, 20.0, 2.0, pss_bytes=5),
+        TimedPass(90.0, 0.1, waits[50:], 7, 20.0, 4.0, pss_bytes=9, read_bytes=3),
+        TimedPass(11.0, 0.2, [], 6, 20.0, 3.5, pss_bytes=7, read_bytes=2),
     ]
 
     result = Result(Config(2, 4), runs)
@@ -254,11 +254,11 @@ def test_cpu_time_is_of_a_thousand_samples_and_bytes_of_the_run(
 
 
 def test_a_configuration_that_fails_does_not_end_the_others() -> None:
-    def fail() -> Run:
+    def fail() -> TimedPass:
         raise RuntimeError("no room")
 
-    def measure() -> Run:
-        return Run(1.0, 0.1, [], 1, 1.0, 0.0)
+    def measure() -> TimedPass:
+        return TimedPass(1.0, 0.1, [], 1, 1.0, 0.0)
 
     good, bad = interleave([(Config(0, 8), measure), (Config(1, 8), fail)], repeats=2)
 

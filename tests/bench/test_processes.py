@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from loaders.bench import processes
 from loaders.bench.processes import (
-    Memory,
+    MemoryUse,
     bytes_read,
     children_cpu_s,
     cpu_s,
@@ -70,7 +70,7 @@ def test_files_that_are_missing_or_odd_count_nothing(
     )
 
     assert family(7) == [7]
-    assert memory([7, 8]) == Memory(8 << 10, 5 << 10)
+    assert memory([7, 8]) == MemoryUse(8 << 10, 5 << 10)
     assert bytes_read([7]) is None
     assert children_cpu_s([7]) == 0.0
 

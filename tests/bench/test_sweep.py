@@ -23,7 +23,7 @@ from loaders.bench.sweep import (
     run_sweep,
     time_target,
 )
-from loaders.bench.targets import Target, load
+from loaders.bench.targets import MeasuredDataset, load
 from tests.bench.constructed import Instant, Made, a_result
 from tests.packdata.packing import pack_samples
 
@@ -156,7 +156,7 @@ def test_a_setting_that_failed_in_some_run_is_not_chosen_while_another_never_did
 
 def test_a_run_that_fails_later_keeps_what_came_before() -> None:
     sweep = run_sweep(
-        Target("d", "object", FailsLater),
+        MeasuredDataset("d", "object", FailsLater),
         [Config(0, 64, "process")],
         Limits(0.1, 30, max_samples=64),
     )
@@ -186,7 +186,9 @@ def test_a_cold_run_ends_with_the_pass(tmp_path: Path, backend: str) -> None:
 
 
 def test_a_warm_run_goes_on_for_its_time() -> None:
-    run = time_target(Target("d", "object", Instant), Config(0, 64, "process"), seconds=0.3)
+    run = time_target(
+        MeasuredDataset("d", "object", Instant), Config(0, 64, "process"), seconds=0.3
+    )
 
     assert run.num_samples > 512
 

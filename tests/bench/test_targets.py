@@ -19,7 +19,7 @@ from loaders.bench import machine, pagecache
 from loaders.bench import sweep as sweep_module
 from loaders.bench.measure import (
     Config,
-    Run,
+    TimedPass,
     make_loader,
     num_samples,
     round_size,
@@ -255,8 +255,8 @@ def test_worker_counts_double_up_to_the_cores() -> None:
 
 def test_the_choice_is_the_fewest_workers_that_are_about_as_fast() -> None:
     sweep = a_sweep()
-    sweep.results[0].runs = [Run(2800.0, 0.1, [], 64, 1.0, 0.1)]
-    sweep.results[1].runs = [Run(2990.0, 0.1, [], 64, 1.0, 0.1)]
+    sweep.results[0].runs = [TimedPass(2800.0, 0.1, [], 64, 1.0, 0.1)]
+    sweep.results[1].runs = [TimedPass(2990.0, 0.1, [], 64, 1.0, 0.1)]
 
     assert sweep.best.config == Config(1, 64, "thread")
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from loaders import codecs
 from loaders.codecs import codec_for, register_codec
 from loaders.codecs.heads import MAX_PIXELS, picture_head, picture_size
-from loaders.codecs.jpeg import Block, part_of
+from loaders.codecs.jpeg import SegmentBox, part_of
 from loaders.codecs.picture import PictureCodec, encode_jpeg
 from loaders.codecs.raw import cast_exactly
 from loaders.codecs.text import TextCodec
@@ -764,7 +764,7 @@ def test_a_reduced_picture_is_an_average_of_pixels() -> None:
 
 
 def test_others_than_jpeg_are_not_reduced_or_cut() -> None:
-    block = Block(0, 1, 0, 1, height=8, width=8, top=0, left=0)
+    block = SegmentBox(0, 1, 0, 1, height=8, width=8, top=0, left=0)
     for name in ("png", "rgba png", "mask", "webp"):
         field, data = PICTURES[name]
         codec = PictureCodec(field)

@@ -28,8 +28,8 @@ from loaders.datasets.memory import arena as arenas
 from loaders.datasets.memory import keeper as keeping
 from loaders.datasets.memory import loading, shared
 from loaders.datasets.memory.arena import Arena, open_sealed
-from loaders.datasets.memory.keeper import Keeper, Name
-from loaders.datasets.memory.loading import ColumnPlan
+from loaders.datasets.memory.keeper import Keeper, MeetingPlace
+from loaders.datasets.memory.loading import ColumnToLoad
 from loaders.errors import ChecksumError, LoadersError
 from loaders.schema import Array, Label
 from tests.datasets.sharing import Rank, digest, keepers, names
@@ -81,8 +81,8 @@ def memfds() -> int:
     return sum("memfd:loaders" in link for link in links)
 
 
-def name_of(folder: Path, **settings: Any) -> Name:
-    return Name(shared._identity(ShardDataset(folder, **settings), decode=False))
+def name_of(folder: Path, **settings: Any) -> MeetingPlace:
+    return MeetingPlace(shared._identity(ShardDataset(folder, **settings), decode=False))
 
 
 # -- between processes ----------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_a_descriptor_that_is_received_is_not_inherited() -> None:
 # -- what is received is checked ------------------------------------------------------------------
 
 
-def _offer(name: Name, fd: int | None, message: dict[str, Any]) -> threading.Thread:
+def _offer(name: MeetingPlace, fd: int | None, message: dict[str, Any]) -> threading.Thread:
     """Offer something under a name, to one process."""
     listener = name.bind()
     assert listener is not None
@@ -275,7 +275,7 @@ READY = {"state": "ready", "pid": 1}
 
 
 def _arena(identity: str) -> Arena:
-    plan = ColumnPlan(Label(), np.full(4, 8), lambda column, report: None)
+    plan = ColumnToLoad(Label(), np.full(4, 8), lambda column, report: None)
     return Arena(identity, {"label": plan}, {"label": Label().to_json()})
 
 
@@ -453,7 +453,7 @@ def test_a_copy_that_is_ready_and_does_not_come_is_an_error(folder: Path) -> Non
 
 @pytest.mark.parametrize("why", ["plain", "ü" * 4000, "\x01" * 9000, "\udcff" * 4000, "漢" * 9000])
 def test_a_reason_of_any_length_and_script_arrives(why: str) -> None:
-    name = Name(uuid.uuid4().hex)
+    name = MeetingPlace(uuid.uuid4().hex)
     keeper = Keeper(name, listener=name.bind())
     connection = name.connect()
     assert connection is not None
@@ -675,7 +675,7 @@ def test_other_systems_are_told_what_to_do(folder: Path, monkeypatch: pytest.Mon
 def test_a_keeper_that_cannot_begin_lets_go_of_what_it_was_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name = Name(uuid.uuid4().hex)
+    name = MeetingPlace(uuid.uuid4().hex)
     listener = name.bind()
     ours, theirs = socket.socketpair()
     fd = os.memfd_create("loaders")
@@ -704,7 +704,7 @@ def test_huge_pages_are_asked_for_a_little_ahead_of_what_is_filled(
     monkeypatch.setattr(
         arenas, "collapse", lambda array: seen.append((int(array.ctypes.data), len(array)))
     )
-    plan = ColumnPlan(Label(), np.full(2 << 20, 8), lambda column, report: None)
+    plan = ColumnToLoad(Label(), np.full(2 << 20, 8), lambda column, report: None)
     arena = Arena("0" * 32, {"label": plan}, {})
     data = arena.columns["label"].data  # type: ignore[union-attr]
     first, nbytes = int(data.ctypes.data) - 4096, data.nbytes + 4096

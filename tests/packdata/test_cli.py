@@ -27,7 +27,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import PackError
 from loaders.schema import Image, Label
 from packdata.cli import build_parser, main
-from packdata.images.fit import Resize
+from packdata.images.fit import SizeOption
 from packdata.images.plan import pack_images
 from packdata.images.recipe import ImageOptions
 from packdata.packed import partition
@@ -847,7 +847,7 @@ def test_info_says_in_short_what_a_dataset_was_made_from(
 
 def test_what_info_takes_for_usual_are_the_defaults() -> None:
     tokens = {field.name: field.default for field in dataclasses.fields(TokenOptions)}
-    sized = ImageOptions(sizes=(Resize.parse(8, "shorter"),))
+    sized = ImageOptions(sizes=(SizeOption.parse(8, "shorter"),))
     defaults = {
         "images": sized.to_json(),
         "tokens": tokens,

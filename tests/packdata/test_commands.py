@@ -60,7 +60,7 @@ from packdata.packed.partition import parse_parts, split
 from packdata.packed.rewrite import WriteOptions, Written, write_dataset
 from packdata.packed.where import Where, scalar
 from packdata.packing import publish
-from packdata.packing.journal import Header, Journal
+from packdata.packing.journal import Journal, JournalHeader
 from packdata.packing.lock import TargetLock
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
@@ -207,7 +207,7 @@ def test_an_unfinished_packing_is_not_dropped(tmp_path: Path) -> None:
     source = pack_samples(tmp_path / "a", 4, fields=SMALL)
     journal = tmp_path / "b" / ".packing" / "journal.jsonl"
     journal.parent.mkdir(parents=True)
-    Journal.create(journal, Header({})).close()
+    Journal.create(journal, JournalHeader({})).close()
 
     with pytest.raises(PackError, match=r"was not finished.*the same 'packdata' command again"):
         copy_dataset(source, tmp_path / "b")

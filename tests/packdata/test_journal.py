@@ -17,7 +17,7 @@ from loaders.errors import PackError
 from packdata.images.plan import pack_images
 from packdata.packed.edit import copy_dataset
 from packdata.packed.repair import repair
-from packdata.packing.journal import Header, Journal, Reject, State, flatten_plan
+from packdata.packing.journal import Journal, JournalHeader, Reject, State, flatten_plan
 from packdata.packing.lock import TargetLock
 from tests.packdata.command_sources import make_sources
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHARD = ShardInfo("shard-00000.lmdb", 3, 100, "ff", {"x": Place(8, row_nbytes=4)}, (50, 9))
-HEADER = Header({"format": '"lmdb"'}, "packing", {"": 0}, {"": ("abc", ["shard-00000.lmdb"])})
+HEADER = JournalHeader(
+    {"format": '"lmdb"'}, "packing", {"": 0}, {"": ("abc", ["shard-00000.lmdb"])}
+)
 
 
 def write(path: Path) -> None:
@@ -146,7 +148,7 @@ def test_a_journal_of_version_2_is_read(tmp_path: Path, resumable: bool, kind: s
     header = {"journal": 2, "plan": {"a": "1"}, "resumable": resumable, "first": {"": 3}}
     path.write_text(json.dumps(header | {"replaces": {"": ["ab", ["x"]]}}) + "\n")
 
-    assert reopen(path).header == Header({"a": "1"}, kind, {"": 3}, {"": ("ab", ["x"])})  # type: ignore[arg-type]
+    assert reopen(path).header == JournalHeader({"a": "1"}, kind, {"": 3}, {"": ("ab", ["x"])})  # type: ignore[arg-type]
 
 
 def test_differences_of_plans_are_named() -> None:
@@ -154,7 +156,7 @@ def test_differences_of_plans_are_named() -> None:
     old = flatten_plan({"options": {"quality": 90, "fit": None}, "files": big, "same": 1})
     new = flatten_plan({"options": {"quality": 80}, "files": big[1:], "same": 1, "more": {}})
 
-    found = Header(old).differences(new)
+    found = JournalHeader(old).differences(new)
 
     assert found[0] == "quality was 90, is now 80"
     assert found[1] == "fit was null, is now not there"
@@ -173,7 +175,7 @@ def test_what_differs_alike_in_several_splits_is_named_once_and_long_values_are_
         }
         return flatten_plan({"recipe": {"train": recipe, "val": recipe}})
 
-    found = Header(plan("jpeg")).differences(plan("png"))
+    found = JournalHeader(plan("jpeg")).differences(plan("png"))
 
     assert found == [
         'codec was "jpeg", is now "png"',

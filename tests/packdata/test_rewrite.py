@@ -22,7 +22,7 @@ from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
 from packdata.packed.repair import repair
 from packdata.packing import publish
-from packdata.packing.journal import JOURNAL_NAME, Header, Journal
+from packdata.packing.journal import JOURNAL_NAME, Journal, JournalHeader
 from packdata.packing.lock import TargetLock
 from packdata.packing.publish import Packing
 from packdata.packing.target import PACKING_NAME, leftovers
@@ -160,7 +160,7 @@ def test_a_record_that_names_another_folder_names_no_leftover(tmp_path: Path, na
     shards = {"": read_manifest(dst).shards}
     (tmp_path / "a").touch()
     (dst / PACKING_NAME).mkdir()
-    header = Header({}, "command", {"": 0}, {"": ("", [name])})
+    header = JournalHeader({}, "command", {"": 0}, {"": ("", [name])})
     journal = Journal.create(dst / PACKING_NAME / JOURNAL_NAME, header)
     for info in shards[""]:
         line = {"part": "", "target": "", "items": 0, "rejects": [], "shard": info.to_json()}

@@ -15,7 +15,7 @@ from loaders import ShardDataset, augment
 from loaders.errors import LoadersError, SchemaError, SourceError
 from loaders.schema import Array, Boxes, Json, Keypoints
 from packdata.cli import main
-from packdata.images.fit import Resize
+from packdata.images.fit import SizeOption
 from packdata.images.plan import pack_images, plan_images
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class TestSizes:
 
     def test_a_window_is_what_apply_shows(self) -> None:
         for fit in ("cover", "contain", "stretch"):
-            (y, x, height, width), size = Resize(30, 50, fit).window((40, 80))
+            (y, x, height, width), size = SizeOption(30, 50, fit).window((40, 80))
             assert size == (30, 50)
             assert np.allclose((y + height / 2, x + width / 2), (20, 40), atol=1)
 

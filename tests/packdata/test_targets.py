@@ -14,7 +14,7 @@ import pytest
 from loaders.errors import ManifestError, PackError
 from packdata.cli import main
 from packdata.packed import combine
-from packdata.packing.journal import Header, Journal
+from packdata.packing.journal import Journal, JournalHeader
 from tests.packdata.packing import pack_samples
 from tests.packdata.reading import PackedReader
 from tests.packdata.test_commands import SMALL, run, samples_of
@@ -113,7 +113,7 @@ def test_merge_does_not_drop_a_packing_that_can_go_on(tmp_path: Path) -> None:
     dst = tmp_path / "dst"
     journal = dst / ".packing/journal.jsonl"
     journal.parent.mkdir(parents=True)
-    Journal.create(journal, Header({"source": "pictures"})).close()
+    Journal.create(journal, JournalHeader({"source": "pictures"})).close()
 
     with pytest.raises(PackError, match="not finished"):
         run("merge", *parts, dst, "--overwrite")

@@ -15,7 +15,7 @@ import numpy as np
 from loaders.errors import ChecksumError
 from loaders.remote import transfer
 from loaders.remote.needs import File
-from loaders.remote.source import Source
+from loaders.remote.source import ServedURL
 from loaders.remote.upload import hash_of
 from loaders.remote.url import URL
 from tests.remote.conftest import storage
@@ -35,7 +35,7 @@ class Place:
         self.object.parent.mkdir(parents=True)
         self.object.write_bytes(self.right)
         self.file = File(NAME, len(self.right), hash_of(self.object))
-        self.source = Source(URL("s3://bucket/data"), storage(endpoint), {})
+        self.source = ServedURL(URL("s3://bucket/data"), storage(endpoint), {})
 
     async def fetch(self, on_part: Any = lambda number: None) -> transfer.Download:
         """Fetch it, eight parts at a time; return the download, which has ended."""

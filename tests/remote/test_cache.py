@@ -26,7 +26,7 @@ from loaders.errors import CacheError, SampleError
 from loaders.remote import fetcher
 from loaders.remote.folder import Cache
 from loaders.remote.needs import File, Needs, downloads
-from loaders.remote.stored import Stored
+from loaders.remote.stored import CacheFolder
 from loaders.schema import Array
 from tests.remote import servers
 from tests.remote.conftest import ended, fetcher_of, is_alive, storage, wait_until
@@ -102,7 +102,7 @@ def test_what_goes_is_needed_last_and_nobody_was_told_of_it_right_now(tmp_path: 
         path = tmp_path / f"shards/{name[:2]}/{name}.lmdb"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"1234")
-    stored = Stored(tmp_path)
+    stored = CacheFolder(tmp_path)
     needs = {"near": 10.0, "far": 500.0, "told": 900.0}
     stored.promised["a client"] = "told", math.inf
 

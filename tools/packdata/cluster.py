@@ -104,7 +104,7 @@ def pack_on_ray(
         num_items = sum(len(recipe) for _, recipe in plan.parts)
         note(f"{counted(num_items, 'item')} in {counted(of, 'part')}, on {counted(nodes, 'node')}")
         job = ray.put(
-            _Job(recipes, plan.format, str(place), os.getcwd(), get_defaults(), settings)
+            _Cluster(recipes, plan.format, str(place), os.getcwd(), get_defaults(), settings)
         )
         _pack_all(ray, job, of, settings["workers"], Quiet() if progress is None else progress)
     if not plan.is_unchanged():
@@ -118,7 +118,7 @@ def pack_on_ray(
     return replace(summary, notes=notes, amount=plan.amount(summary))
 
 
-class _Job(NamedTuple):
+class _Cluster(NamedTuple):
     """What all tasks share."""
 
     recipes: Sequence[tuple[str, Recipe]]
@@ -130,11 +130,11 @@ class _Job(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _job_of(job: Any) -> _Job:
+def _job_of(job: Any) -> _Cluster:
     """Return the job, which a worker fetches for its first part."""
     import ray
 
-    found: _Job = ray.get(job)
+    found: _Cluster = ray.get(job)
     return found
 
 

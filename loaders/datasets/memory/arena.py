@@ -31,7 +31,7 @@ from loaders.system.hugepages import collapse, lay
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from loaders.datasets.memory.loading import ColumnPlan
+    from loaders.datasets.memory.loading import ColumnToLoad
 
 UInt8Array = npt.NDArray[np.uint8]
 _MAGIC = b"loaders1"
@@ -54,7 +54,7 @@ class SealedColumns(NamedTuple):
 class Arena:
     """An arena that this process fills; ``meta`` is JSON to be stored with its columns."""
 
-    def __init__(self, identity: str, plans: Mapping[str, ColumnPlan], meta: Any) -> None:
+    def __init__(self, identity: str, plans: Mapping[str, ColumnToLoad], meta: Any) -> None:
         places, nbytes = _places(plans)
         layout = json.dumps({"identity": identity, "meta": meta, "columns": places}).encode()
         begin = _whole_pages(_PREAMBLE.size + len(layout))
@@ -109,7 +109,7 @@ class Arena:
 
 def filled(
     identity: str,
-    plans: Mapping[str, ColumnPlan],
+    plans: Mapping[str, ColumnToLoad],
     progress: bool,
     *,
     meta: Any = None,
@@ -135,7 +135,7 @@ def filled(
         raise
 
 
-def _places(plans: Mapping[str, ColumnPlan]) -> tuple[dict[str, Any], int]:
+def _places(plans: Mapping[str, ColumnToLoad]) -> tuple[dict[str, Any], int]:
     """Give each array of each column its place: (bytes, where it begins); and say where all end."""
     end = 0
     places: dict[str, Any] = {}

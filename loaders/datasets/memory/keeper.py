@@ -41,7 +41,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class MeetingPlace:
     """Where processes that share a copy meet."""
 
     identity: str  # says what the copy holds
@@ -153,7 +153,7 @@ class Keeper:
 
     def __init__(
         self,
-        name: Name,
+        name: MeetingPlace,
         *,
         listener: socket.socket | None = None,
         connection: socket.socket | None = None,

@@ -1,6 +1,6 @@
 """Bringing records to where they stay: sizes first, so that memory is taken once and filled in place.
 
-A ``ColumnPlan`` knows the size of every record of one field, and how to fill them in. Whoever owns
+A ``ColumnToLoad`` knows the size of every record of one field, and how to fill them in. Whoever owns
 the memory (this process, or an arena that processes share) allocates it by the plan.
 """
 
@@ -49,7 +49,7 @@ _SPARE_SHARE = 0.9  # of the memory that is available: the rest of the machine n
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnPlan:
+class ColumnToLoad:
     """One column that is to be in memory."""
 
     field: Field  # what its records will be
@@ -90,7 +90,7 @@ class ColumnPlan:
 
 def plan_columns(
     dataset: PackedDataset[Any], *, decode: bool, progress: bool, num_threads: int | None = None
-) -> dict[str, ColumnPlan]:
+) -> dict[str, ColumnToLoad]:
     """Plan to load the fields of a dataset's samples, and their keys.
 
     With ``decode`` pictures become pixels: their sizes are then read, and so all of them are verified, unless the
@@ -118,7 +118,7 @@ def plan_columns(
     return plans
 
 
-def copy_plan(column: Column) -> ColumnPlan:
+def copy_plan(column: Column) -> ColumnToLoad:
     """Plan to copy a column, whose records are bytes here."""
     field: Field = Bytes()
     if isinstance(column, FixedColumn):
@@ -133,7 +133,7 @@ def copy_plan(column: Column) -> ColumnPlan:
                     out.row(i)[:] = column.row(i)
             report(int(column.lengths[part].sum()))
 
-    return ColumnPlan(field, column.lengths, fill)
+    return ColumnToLoad(field, column.lengths, fill)
 
 
 def names_to_load(dataset: PackedDataset[Any]) -> list[str]:
@@ -150,7 +150,7 @@ def _records_of(store: Store, name: str, rows: Rows) -> Records:
     return read
 
 
-def _plan_copy(store: Store, name: str, field: Field, rows: Rows) -> ColumnPlan:
+def _plan_copy(store: Store, name: str, field: Field, rows: Rows) -> ColumnToLoad:
     """Plan to copy records out of the maps, verified."""
     if field.record_nbytes is not None:
         nbytes = field.record_nbytes
@@ -170,7 +170,7 @@ def _plan_copy(store: Store, name: str, field: Field, rows: Rows) -> ColumnPlan:
                     column.row(i)[:] = record
             report(int(lengths[part].sum()))
 
-    return ColumnPlan(field, lengths, fill)
+    return ColumnToLoad(field, lengths, fill)
 
 
 def gather_part(store: Store, name: str, rows: Rows, part: Part, out: UInt8Array) -> None:
@@ -209,7 +209,7 @@ def plan_pixels(
     scale: float = 1,  # of the pixels, where the codec is ``dct``
     num_threads: int | None = None,  # that decode; default: as many as this rank has cores
     max_picture_mb: int = MAX_PICTURE_MB,  # memory of the largest, decoded
-) -> ColumnPlan:
+) -> ColumnToLoad:
     """Plan to turn encoded pictures into pixels; the field's size becomes known if they share one."""
     codec: Any = codec_for(field)
     if isinstance(codec, PictureCodec):
@@ -242,7 +242,7 @@ def plan_pixels(
 
         on_threads(fill_part, pieces, num_threads or cores_of_rank(), report)
 
-    return ColumnPlan(raw, lengths, fill)
+    return ColumnToLoad(raw, lengths, fill)
 
 
 def _picture_sizes(

@@ -22,7 +22,7 @@ from loaders.data.store import ShardRuns, Store
 from loaders.data.view import View
 from loaders.datasets.base import SampleT, check_stored
 from loaders.datasets.memory.loading import (
-    ColumnPlan,
+    ColumnToLoad,
     check_fits,
     copy_plan,
     meter,
@@ -209,7 +209,7 @@ class RAMDataset(ResidentDataset[SampleT]):
                 max_picture_mb=max_mb,
             )
             check_fits(plan.nbytes, progress)
-        plans: dict[str, ColumnPlan] = {"image": plan}
+        plans: dict[str, ColumnToLoad] = {"image": plan}
         fields: dict[str, Field] = {"image": plan.field}
         if targets is not None:
             fields["label"], labels = _label_column(targets, len(files))
@@ -301,7 +301,7 @@ def _telling_of_replace(on_error: str) -> Iterator[None]:
         raise
 
 
-def _plan_files(files: Sequence[Path], max_pixels: int) -> ColumnPlan:
+def _plan_files(files: Sequence[Path], max_pixels: int) -> ColumnToLoad:
     """Plan to load files as they are; many at a time, for they may be far away."""
     lengths = np.array([_size(file) for file in files], np.int64)
 
@@ -313,7 +313,7 @@ def _plan_files(files: Sequence[Path], max_pixels: int) -> ColumnPlan:
 
         on_threads(read, parts(len(files), 64), 8, report)
 
-    return ColumnPlan(Image(), lengths, fill)
+    return ColumnToLoad(Image(), lengths, fill)
 
 
 def _key_of(file: Path) -> bytes:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.data.columns import Column
-    from loaders.datasets.memory.loading import ColumnPlan
+    from loaders.datasets.memory.loading import ColumnToLoad
 
 _IDENTITY = "one process and its children"
 
@@ -57,7 +57,7 @@ class HeldShard(MemoryShard):
         return HeldShard, (self.path, dict(self.columns))
 
 
-def load_shard(path: Path, plans: Mapping[str, ColumnPlan], progress: bool) -> MemoryShard:
+def load_shard(path: Path, plans: Mapping[str, ColumnToLoad], progress: bool) -> MemoryShard:
     """Load columns: into a memory file, where the system has such."""
     if sys.platform != "linux":
         columns = {

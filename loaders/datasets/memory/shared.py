@@ -25,7 +25,7 @@ import xxhash
 
 from loaders.data.shards import MemoryShard
 from loaders.datasets.memory.arena import SealedColumns, filled, open_sealed
-from loaders.datasets.memory.keeper import Keeper, Name, Peer, receive
+from loaders.datasets.memory.keeper import Keeper, MeetingPlace, Peer, receive
 from loaders.datasets.memory.loading import check_fits, meter, names_to_load, plan_columns
 from loaders.errors import LoadersError
 from loaders.schema import Field, field_from_json
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from loaders.datasets.memory.loading import ColumnPlan
+    from loaders.datasets.memory.loading import ColumnToLoad
     from loaders.datasets.packed import PackedDataset
 
-    Plan = Callable[[], Mapping[str, ColumnPlan]]
+    Plan = Callable[[], Mapping[str, ColumnToLoad]]
 
 logger = logging.getLogger(__name__)
 SILENCE_S = 60.0  # a loading process tells of itself twice a second
@@ -58,14 +58,14 @@ def share_columns(
     """
     _check_platform()
 
-    def plan() -> dict[str, ColumnPlan]:
+    def plan() -> dict[str, ColumnToLoad]:
         cores = usable_cores()  # also those of other ranks, which wait for this one
         plans = plan_columns(dataset, decode=decode, progress=progress, num_threads=cores)
         nbytes = sum(plan.nbytes for plan in plans.values())
         check_fits(nbytes, progress, f" in one copy for this machine's {_processes()}")
         return plans
 
-    shared = load(Name(_identity(dataset, decode), all_users), plan, progress)
+    shared = load(MeetingPlace(_identity(dataset, decode), all_users), plan, progress)
     fields = {name: field_from_json(field) for name, field in shared.sealed.meta.items()}
     return SharedShard(origin, shared.sealed.columns, shared), fields
 
@@ -102,7 +102,7 @@ class SharedShard(MemoryShard):
         return _attach_shard, (self.path, self.shared.name)
 
 
-def _attach_shard(path: Path, name: Name) -> SharedShard:
+def _attach_shard(path: Path, name: MeetingPlace) -> SharedShard:
     shared = attach(name)
     return SharedShard(path, shared.sealed.columns, shared)
 
@@ -110,7 +110,7 @@ def _attach_shard(path: Path, name: Name) -> SharedShard:
 class SharedColumns:
     """This process's hold on a shared copy, which others find by its name; it lets go when it is collected."""
 
-    def __init__(self, name: Name, sealed: SealedColumns, keeper: Keeper) -> None:
+    def __init__(self, name: MeetingPlace, sealed: SealedColumns, keeper: Keeper) -> None:
         self.name, self.sealed = name, sealed
         self._end = finalize(self, keeper.close)
 
@@ -119,10 +119,10 @@ class SharedColumns:
         self._end()
 
 
-_held: weakref.WeakValueDictionary[Name, SharedColumns] = weakref.WeakValueDictionary()
+_held: weakref.WeakValueDictionary[MeetingPlace, SharedColumns] = weakref.WeakValueDictionary()
 
 
-def load(name: Name, plan: Plan, progress: bool) -> SharedColumns:
+def load(name: MeetingPlace, plan: Plan, progress: bool) -> SharedColumns:
     """Load what ``plan`` says, unless another process has it or is at it.
 
     Raises:
@@ -139,7 +139,7 @@ def load(name: Name, plan: Plan, progress: bool) -> SharedColumns:
     return _held.setdefault(name, shared)
 
 
-def attach(name: Name) -> SharedColumns:
+def attach(name: MeetingPlace) -> SharedColumns:
     """Attach to a copy that some process of this machine has; LoadersError if none has."""
     shared, patience = _held.get(name), time.monotonic() + ATTACH_S
     while shared is None:
@@ -147,7 +147,9 @@ def attach(name: Name) -> SharedColumns:
     return _held.setdefault(name, shared)
 
 
-def _fill(name: Name, listener: socket.socket, plan: Plan, progress: bool) -> SharedColumns:
+def _fill(
+    name: MeetingPlace, listener: socket.socket, plan: Plan, progress: bool
+) -> SharedColumns:
     """Load the copy, and share it from then on."""
     keeper = Keeper(name, listener=listener)
     try:
@@ -163,7 +165,7 @@ def _fill(name: Name, listener: socket.socket, plan: Plan, progress: bool) -> Sh
     return shared
 
 
-def _open(name: Name, fd: int) -> SealedColumns:
+def _open(name: MeetingPlace, fd: int) -> SealedColumns:
     """Open a copy; its descriptor is closed if that fails."""
     try:
         return open_sealed(fd, name.identity)
@@ -172,7 +174,7 @@ def _open(name: Name, fd: int) -> SealedColumns:
         raise
 
 
-def _find(name: Name, patience: float, progress: bool) -> SharedColumns | None:
+def _find(name: MeetingPlace, patience: float, progress: bool) -> SharedColumns | None:
     """Get the copy from the process that has the name; None if it went before it said anything."""
     connection = name.connect()
     if connection is None:
@@ -207,7 +209,7 @@ def _pause(patience: float, fault: str) -> None:
     time.sleep(_RETRY_S)
 
 
-def _receive_copy(name: Name, connection: socket.socket, progress: bool) -> int | None:
+def _receive_copy(name: MeetingPlace, connection: socket.socket, progress: bool) -> int | None:
     """Wait for the copy, for as long as its process is heard of."""
     peer = Peer.of(connection)
     who, heard = f"process {peer.pid}, which was to load the shared copy,", False

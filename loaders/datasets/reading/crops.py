@@ -17,7 +17,7 @@ import torch
 
 from loaders import augment
 from loaders.codecs.raw import RawCodec
-from loaders.data.partial import Part, PartialRecords, Spans
+from loaders.data.partial import PartialRecords, RecordPart, Spans
 from loaders.datasets.reading.known import geometry_of
 from loaders.datasets.reading.samples import LIST, Form, in_form
 from loaders.errors import BatchError, CodecError, SchemaError
@@ -35,7 +35,7 @@ _PART_BYTES = 1 << 20  # copying less than this is not worth another thread
 _FLOOR_NBYTES = 4 << 10  # of a sample, where the batch is a list
 
 
-class _Stored(NamedTuple):
+class _StoredArray(NamedTuple):
     """A record as an array, the record itself, and the bytes in it before the numbers."""
 
     array: npt.NDArray[Any]
@@ -44,7 +44,7 @@ class _Stored(NamedTuple):
 
 
 # An array, and for each view what is read of its record, the box, and the flips.
-_Cuts = tuple[npt.NDArray[Any], list[tuple[Part, list[int], list[bool]]]]
+_Cuts = tuple[npt.NDArray[Any], list[tuple[RecordPart, list[int], list[bool]]]]
 
 
 def spatial_axes(fields: Iterable[Field | None]) -> dict[int, int]:
@@ -228,8 +228,8 @@ class CropReader:
         return cuts
 
     def _part(
-        self, shard: int, row: int, stored: _Stored, box: list[int], size: list[int]
-    ) -> Part:
+        self, shard: int, row: int, stored: _StoredArray, box: list[int], size: list[int]
+    ) -> RecordPart:
         """Say which bytes a box takes, so that the kernel fetches them while others are copied."""
         if box[self.num_axes :] != size:
             what = f"augment resizes {box[self.num_axes :]} to {size}"
@@ -245,7 +245,7 @@ class CropReader:
         else:
             augment.cut(array, box, flip, out=filled[1][row])
 
-    def _array(self, record: UInt8Array) -> _Stored:
+    def _array(self, record: UInt8Array) -> _StoredArray:
         """See a record as an array, wherever it lies."""
         shape, data = self.codec.shape_of(record)
         dtype = self.codec.dtype
@@ -253,7 +253,7 @@ class CropReader:
             what = f"a record of {len(record)} bytes does not hold {dtype.name} of shape {shape}"
             raise CodecError(what)
         array: npt.NDArray[Any] = np.frombuffer(data, dtype).reshape(shape)
-        return _Stored(array, record, len(record) - len(data))
+        return _StoredArray(array, record, len(record) - len(data))
 
     def finish(self, values: list[Any]) -> list[Any]:
         """Return a tensor for each view, or its samples in the form asked for."""

@@ -15,7 +15,7 @@ from loaders import augment
 from loaders.buffers import scratch
 from loaders.cached import cached_property
 from loaders.codecs.heads import PictureHead, PictureHeads, picture_heads
-from loaders.codecs.jpeg import Blocks, PicturePart, blocks_of, ends_of, first_rows, part_of
+from loaders.codecs.jpeg import PicturePart, SegmentBoxes, blocks_of, ends_of, first_rows, part_of
 from loaders.datasets.reading.fixed import Layout
 from loaders.datasets.reading.known import geometry_of
 from loaders.errors import CodecError
@@ -39,13 +39,13 @@ _FEW = 4  # pictures: preparing takes as long as looking at so many one by one
 
 
 @dataclass(slots=True)
-class Wanted:
+class WantedPictures:
     """What is wanted of N pictures: lists of numbers, as an object a picture would be looked through for garbage."""
 
     records: list[UInt8Array]  # the files
     heads: PictureHeads  # their headers
     plans: list[augment.Geometry]  # boxes, sizes and flips of each view
-    blocks: Blocks  # which segments are enough, of those that have some
+    blocks: SegmentBoxes  # which segments are enough, of those that have some
     ends: list[int]  # how many rows are enough of each of the others; 0: all
     reductions: list[int]  # by how much each may be reduced
     # What happens to each that is ready: of each view 8 lists, of the numbers of a ``Step``.
@@ -163,7 +163,7 @@ class PictureReader:
 
     def _read_any(
         self,
-        wanted: Wanted,
+        wanted: WantedPictures,
         i: int,
         outs: Sequence[Any],
         values: list[Any],
@@ -187,7 +187,7 @@ class PictureReader:
             if out is None:
                 values[view][row] = _channels_first(done)
 
-    def _edit(self, wanted: Wanted, i: int, outs: Sequence[Any], view: int = 0) -> None:
+    def _edit(self, wanted: WantedPictures, i: int, outs: Sequence[Any], view: int = 0) -> None:
         """Carry out the edits of a picture, in place, of its views from one on; masks have none."""
         for plan, out in zip(wanted.plans[view:], outs, strict=False):
             if plan.edits is not None and isinstance(self.field, Image):
@@ -197,11 +197,11 @@ class PictureReader:
     def _records(self, request: Request, first: int, last: int) -> Sequence[UInt8Array]:
         return request.records(self.store, self.name, first, last)
 
-    def wanted(self, request: Request, first: int, last: int) -> tuple[Wanted, int]:
+    def wanted(self, request: Request, first: int, last: int) -> tuple[WantedPictures, int]:
         """Find pictures, read their headers, and draw their crops and flips; return where row ``first`` is, too."""
         return request.shared(("wanted", self.name), self._wanted, first, last)
 
-    def _wanted(self, request: Request, first: int, last: int) -> Wanted:
+    def _wanted(self, request: Request, first: int, last: int) -> WantedPictures:
         records = self.store.records(self.name, request.part(first, last))
         heads = self._heads(records)
         plans = [
@@ -217,7 +217,9 @@ class PictureReader:
         num = min(request.num_workers, len(records))  # that are decoded at once
         most_nbytes = int(heads.sizes.prod(axis=1).max(initial=0)) * self._channels
         _tell_if_large(self.name, num, num * most_nbytes)
-        return Wanted(records, heads, plans, blocks, ends.tolist(), reductions.tolist(), *ready)
+        return WantedPictures(
+            records, heads, plans, blocks, ends.tolist(), reductions.tolist(), *ready
+        )
 
     def _steps(
         self, heads: PictureHeads, plans: Sequence[augment.Geometry], reductions: Ints

@@ -15,7 +15,7 @@ import torch
 
 from loaders.cached import cached_property
 from loaders.data.columns import FixedColumn, VarColumn
-from loaders.data.gather import Window, rows_at, window_over
+from loaders.data.gather import AddressRange, rows_at, window_over
 from loaders.errors import SchemaError, ShardError
 from loaders.schema import Tokens
 from loaders.system.locks import ForkLock
@@ -37,7 +37,7 @@ class _Maps:
         self.low, self.high = 0, 0
         self.opened: dict[int, npt.NDArray[np.uint8]] = {}
         self.all_open = self.all_verified = False
-        self.windows: dict[int, Window] = {}
+        self.windows: dict[int, AddressRange] = {}
 
 
 class TokenStream:
@@ -197,7 +197,7 @@ class TokenStream:
             return  # torch would wait for threads of its own, for so little
         window.copy(addresses, out)
 
-    def _window(self, maps: _Maps, nbytes: int) -> Window:
+    def _window(self, maps: _Maps, nbytes: int) -> AddressRange:
         with self._lock.plain:
             window = maps.windows.get(nbytes)
             if window is None:

@@ -14,7 +14,7 @@ import pytest
 import simplejpeg
 
 from loaders.errors import CodecError, SchemaError
-from packdata.images.fit import Resize
+from packdata.images.fit import SizeOption
 from packdata.images.headers import read_header
 from packdata.images.pictures import Picture, decode_mask, decode_picture
 from tests.packdata.pngs import png
@@ -494,7 +494,7 @@ class TestDamage:
 
         for at in range(scan, len(data) - 2, max(1, len(data) // 200)):
             flipped = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
-            found = [_outcome(flipped, needed) for needed in (None, Resize(20, 20).scaled)]
+            found = [_outcome(flipped, needed) for needed in (None, SizeOption(20, 20).scaled)]
             assert (found[0] is None) == (found[1] is None)  # alike with and without a size
             num_refused += found[0] is None
             assert found[0] is None or "odd jpeg" not in found[0].changes
@@ -513,7 +513,7 @@ class TestDamage:
     ) -> None:
         data = save(PIL.Image.fromarray(photo()).convert(mode), "JPEG", **options)
 
-        for needed in (None, Resize(20, 20).scaled):
+        for needed in (None, SizeOption(20, 20).scaled):
             plain = decode_picture(data, needed=needed)
             picture = decode_picture(data[:-2] + padding + data[-2:], needed=needed)
             assert np.array_equal(picture.pixels, plain.pixels)
@@ -589,7 +589,7 @@ class TestReduction:
     ) -> None:
         data = save(photo(600, 901), "JPEG")
 
-        picture = decode_picture(data, needed=Resize(target, target).scaled)
+        picture = decode_picture(data, needed=SizeOption(target, target).scaled)
 
         assert picture.size == (600, 901)
         assert picture.pixels.shape[0] == decoded
@@ -597,7 +597,7 @@ class TestReduction:
     @pytest.mark.parametrize("side", [75, 64, 50, 33])
     def test_the_result_is_that_of_full_decoding(self, side: int) -> None:
         data = save(photo(300, 451), "JPEG", quality=92)
-        resize = Resize(side, side)
+        resize = SizeOption(side, side)
 
         reduced = decode_picture(data, needed=resize.scaled)
         full = decode_picture(data)
@@ -612,7 +612,7 @@ class TestReduction:
         data = save(pixels, "JPEG", quality=100, subsampling=0)
 
         for side in (4, 32):
-            resize = Resize(side, side)
+            resize = SizeOption(side, side)
             height, width = resize.scaled(shape)
             picture = decode_picture(data, needed=resize.scaled)
             result = resize.apply(picture.pixels, picture.size)[:, :, 0]
@@ -624,7 +624,7 @@ class TestReduction:
         exif = PIL.Image.Exif()
         exif[0x0112] = orientation
         data = save(_bright_edged((517, 389)), "JPEG", quality=100, subsampling=0, exif=exif)
-        resize = Resize(32, 32)
+        resize = SizeOption(32, 32)
 
         reduced = decode_picture(data, needed=resize.scaled)
         full = decode_picture(data)
@@ -637,7 +637,7 @@ class TestReduction:
         exif[0x0112] = 6
         data = save(photo(64, 160), "JPEG", exif=exif)
 
-        picture = decode_picture(data, needed=Resize(16, 16).scaled)
+        picture = decode_picture(data, needed=SizeOption(16, 16).scaled)
 
         assert picture.size == (160, 64)
         assert picture.pixels.shape == (80, 32, 3)
@@ -663,7 +663,7 @@ class TestResize:
         ],
     )
     def test_sizes(self, size: Any, fit: str, source: Any, expected: Any) -> None:
-        resize = Resize.parse(size, fit)
+        resize = SizeOption.parse(size, fit)
         pixels = np.full((*source, 3), 99, np.uint8)
 
         result = resize.apply(pixels)
@@ -681,15 +681,15 @@ class TestResize:
     @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
     def test_channels_and_dtype_stay(self, shape: tuple[int, ...], dtype: type) -> None:
         for size in (4, 20):
-            result = Resize(size, size, "stretch").apply(np.ones(shape, dtype))
+            result = SizeOption(size, size, "stretch").apply(np.ones(shape, dtype))
             assert result.shape == (size, size, *shape[2:])
             assert result.dtype == dtype
 
     def test_cover_keeps_the_centre_and_contain_pads_evenly(self) -> None:
         pixels = np.tile(np.arange(12, dtype=np.uint8), (4, 1))
 
-        assert Resize(4, 4, "cover").apply(pixels)[0].tolist() == [4, 5, 6, 7]
-        tall = Resize(12, 12, "contain").apply(pixels)
+        assert SizeOption(4, 4, "cover").apply(pixels)[0].tolist() == [4, 5, 6, 7]
+        tall = SizeOption(12, 12, "contain").apply(pixels)
         assert np.array_equal(tall[4:8], pixels)
         assert not tall[:4].any()
         assert not tall[8:].any()
@@ -707,7 +707,7 @@ class TestResize:
             return resize(source, size, **options)
 
         monkeypatch.setattr(cv2, "resize", watch)
-        result = Resize(224, 224, "cover").apply(pixels)
+        result = SizeOption(224, 224, "cover").apply(pixels)
 
         assert result.mean() > 250
         assert max(widths) < 1000
@@ -716,14 +716,14 @@ class TestResize:
         pixels = np.zeros((8, 8), np.uint8)
         pixels[0, 0] = 128
 
-        assert Resize(1, 1, "stretch").apply(pixels).item() == 2
+        assert SizeOption(1, 1, "stretch").apply(pixels).item() == 2
 
     def test_nearest_takes_pixel_centres_as_pillow_does(self) -> None:
         labels = np.random.default_rng(0).integers(0, 65_536, (37, 53), dtype=np.uint16)
 
         for size in ((5, 7), (37, 53), (80, 111), (18, 26)):
             image = PIL.Image.fromarray(labels).resize(size[::-1], PIL.Image.Resampling.NEAREST)
-            result = Resize(*size, "stretch").apply(labels, nearest=True)
+            result = SizeOption(*size, "stretch").apply(labels, nearest=True)
             assert np.array_equal(result, np.asarray(image))
 
     def test_picture_and_mask_stay_aligned(self) -> None:
@@ -733,7 +733,7 @@ class TestResize:
         data = save(np.repeat(mask[:, :, None], 3, axis=2), "JPEG", quality=95)
 
         for fit in ("shorter", "cover", "contain", "stretch"):
-            resize = Resize(50, 50, fit)
+            resize = SizeOption(50, 50, fit)
             picture = decode_picture(data, needed=resize.scaled)
             left = resize.apply(picture.pixels, picture.size)[:, :, 0] > 127
             right = resize.apply(mask, nearest=True) > 127
@@ -754,7 +754,7 @@ class TestResize:
     )
     def test_wrong_sizes_are_refused(self, size: Any, fit: str, message: str) -> None:
         with pytest.raises(SchemaError, match=message):
-            Resize.parse(size, fit)
+            SizeOption.parse(size, fit)
 
 
 class TestMasks:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loaders.codecs.picture import encode_jpeg
-from packdata.images.fit import Resize
+from packdata.images.fit import SizeOption
 from packdata.images.pictures import decode_picture
 from packdata.images.scratch import Scratch
 
@@ -47,7 +47,11 @@ def test_pictures_decode_and_shrink_to_the_same_pixels(
 ) -> None:
     """Also reduced while decoding, to odd sides, and in memory that held a larger picture."""
     scratch = Scratch()
-    for resize in (Resize(40, 40), Resize(16, 24, "cover"), Resize(100, 100, "contain")):
+    for resize in (
+        SizeOption(40, 40),
+        SizeOption(16, 24, "cover"),
+        SizeOption(100, 100, "contain"),
+    ):
         decode_picture(jpeg(700, 701), scratch=scratch)
         data = jpeg(*sides)
         plain = decode_picture(data, channels=channels, needed=resize.scaled)

@@ -65,7 +65,7 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
     def __init__(self, split: Split, options: ArrayOptions) -> None:
         super().__init__(split, options)
         self.files = ArrayFiles(split.source, options, split.masks)
-        listing = _Listing(self.files)
+        listing = _HeadersTogether(self.files)
         self.axes, self.num_bytes = listing.axes, listing.num_bytes
         self._fields: dict[str, Array] = listing.fields()
         self._codecs = {name: codec_for(field) for name, field in self._fields.items()}
@@ -122,7 +122,7 @@ def _headers(
         return error
 
 
-class _Listing:
+class _HeadersTogether:
     """What the headers of all files say together."""
 
     def __init__(self, files: ArrayFiles) -> None:

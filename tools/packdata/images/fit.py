@@ -30,7 +30,7 @@ MIN_REDUCED = 4  # pixels of a side that ``_scale`` can bring a reduced picture 
 
 
 @dataclass(frozen=True, slots=True)
-class Resize:
+class SizeOption:
     """One ``--size`` with its ``--fit``.
 
     ``shorter``: the shorter side becomes ``height`` (= ``width``), the other follows; smaller
@@ -58,7 +58,7 @@ class Resize:
             raise _not_one_number(self.height, self.width)
 
     @classmethod
-    def parse(cls, size: int | str | Size, fit: str) -> Resize:
+    def parse(cls, size: int | str | Size, fit: str) -> SizeOption:
         """Build it from ``256``, ``"256"``, ``"224x320"`` (height x width) or ``(224, 320)``."""
         is_text = isinstance(size, int | str)
         numbers = re.fullmatch(r"(\d+)(?:x(\d+))?", str(size).strip()) if is_text else None
@@ -155,7 +155,7 @@ def _not_one_number(height: int, width: int) -> SchemaError:
 
 
 @lru_cache(256)  # it is asked for four times per picture
-def _scaled(resize: Resize, size: Size) -> Size:
+def _scaled(resize: SizeOption, size: Size) -> Size:
     height, width = size
     down, across = resize.height / height, resize.width / width
     if resize.fit == "stretch":

@@ -15,7 +15,7 @@ from loaders.schema import Field, Image, Label
 from packdata.describe import codec_text, counted, describe_values
 from packdata.files.plan import FilesPlan
 from packdata.files.splits import SourceOptions, listed_sources
-from packdata.images.fit import Resize
+from packdata.images.fit import SizeOption
 from packdata.images.marks import Marks
 from packdata.images.profiles import CONVERTED
 from packdata.images.recipe import (
@@ -131,7 +131,7 @@ def plan_images(
     listed = (
         [sizes] if isinstance(sizes, int | str) else as_list("sizes", sizes, "sizes in pixels")
     )
-    made = tuple(Resize.parse(size, fit) for size in listed)
+    made = tuple(SizeOption.parse(size, fit) for size in listed)
     image_options = ImageOptions(sizes=made, marks=Marks.of(palette, label_map), **options)
     parts = image_recipes(src, image_options, source, shapes)
     again = [place_of(path).absolute() for path in listed_sources(src)]
@@ -194,7 +194,7 @@ def pack_images(
         dst: A folder that is new or empty.
         format: ``"lmdb"`` or ``"parquet"``; by default Parquet for raw pixels, LMDB for files.
         options: ``sizes`` (``256``, or ``"224x320"`` as height x width; a list makes a dataset of
-            each) and ``fit``, how pictures come to a size (``packdata.images.fit.Resize``); ``codec``,
+            each) and ``fit``, how pictures come to a size (``packdata.images.fit.SizeOption``); ``codec``,
             ``quality``, ``gray``, ``keep_depth``, ``subsampling``, ``compression``,
             ``max_picture_mb``, ``lossless_rotate``, ``icc`` and ``segments`` (``packdata.images.recipe.ImageOptions``);
             ``palette`` and ``label_map`` (``packdata.images.marks.Marks``); ``masks``, ``mask_suffix``,

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from packdata.files.splits import SourceOptions, Split
-    from packdata.images.fit import Resize, Size
+    from packdata.images.fit import Size, SizeOption
     from packdata.sources.base import Item, Pixels
 
 _MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), and of libjpeg
@@ -73,7 +73,7 @@ class ImageOptions:
     """What becomes of each picture."""
 
     # The sizes to make of each picture; none to leave it as large as it is.
-    sizes: tuple[Resize, ...] = ()
+    sizes: tuple[SizeOption, ...] = ()
     # One of ``loaders.schema.PICTURE_CODECS``; None keeps files where it can.
     codec: str | None = None
     quality: int = DEFAULT_QUALITY  # 1 to 100, for JPEG, WebP and ``dct``
@@ -191,7 +191,7 @@ def image_recipes(
 class _Output:
     """One target: a size, and the fields and codecs that depend on it."""
 
-    resize: Resize | None
+    resize: SizeOption | None
     image: Image
     mask: Mask | None
     is_several: bool = False  # of such images, any number

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from loaders.schema import Field
     from packdata.files.labels import LabelField
-    from packdata.images.fit import Resize, Size
+    from packdata.images.fit import Size, SizeOption
 
 _KEYPOINTS = "keypoints"
 
@@ -143,7 +143,7 @@ def _check_drawn_on(item: Item, size: Size) -> None:
     raise CodecError(f"{what}: was one of them resized?")
 
 
-def encode_shape(label: LabelField, item: Item, size: Size, resize: Resize | None) -> bytes:
+def encode_shape(label: LabelField, item: Item, size: Size, resize: SizeOption | None) -> bytes:
     """Return the record of an item's boxes or keypoints in a picture of a size, once it is resized.
 
     Raises:

@@ -136,7 +136,7 @@ def copy_dataset(
         table = read_columns(
             options.add, options.on, options.kinds, field, skip_missing=options.skip_missing
         )
-    plan = _Plan(view, table, options)
+    plan = _EditPlan(view, table, options)
     for text in plan.notes():
         note(text)
     provenance = {"command": "copy", "source": origin_of(view), "options": options.to_json()}
@@ -148,7 +148,7 @@ def copy_dataset(
     return write_dataset(dst, command, dataset, written)
 
 
-class _Plan:
+class _EditPlan:
     """What becomes of each sample, checked before anything is written."""
 
     def __init__(self, view: View, table: JoinedColumns | None, options: CopyOptions) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from loaders.schema import Field
-    from packdata.images.fit import Resize
+    from packdata.images.fit import SizeOption
 
 _MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG", "webp": b"RIFF"}
 
@@ -35,7 +35,7 @@ class RecodeOptions:
     quality: int | None = None
     subsampling: str | None = None  # of ``dct``: ``"420"`` (by default) or ``"444"``
     compression: str | None = None  # of ``dct``: ``"lz4"`` (by default) or ``"zstd"``
-    resize: Resize | None = None  # their size, and that of masks; None: as it is
+    resize: SizeOption | None = None  # their size, and that of masks; None: as it is
 
     def __post_init__(self) -> None:
         if self.quality is not None and not 1 <= self.quality <= 100:

@@ -19,7 +19,7 @@ from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Array, Bytes, Field, Json, Schema, Text
 from packdata.describe import counted
-from packdata.images.fit import Resize
+from packdata.images.fit import SizeOption
 from packdata.packed.content import ViewContent
 from packdata.packed.documents import check_no_stream, check_whole_stream
 from packdata.packed.edit import check_boxes
@@ -68,7 +68,7 @@ def write(
         dst: A folder that is new or empty.
         codec: Store pictures so; those that are files of this codec already stay as they are.
         size: Bring pictures and masks to this size: ``256``, or ``"224x320"`` as height x width.
-        fit: How they come to it (``packdata.images.fit.Resize``).
+        fit: How they come to it (``packdata.images.fit.SizeOption``).
         quality: Of ``jpeg``, ``webp`` and ``dct``.
         add: Values by field, one for each sample: in place of those of a field that is there, or as a new field.
             Numbers are an ``Array``, strings a ``Text``, bytes ``Bytes``, anything else is ``Json``.
@@ -94,7 +94,7 @@ def write(
     began = time.monotonic()
     source, known = _as_view(view)
     check_outside(dst, source.folders)
-    resize = None if size is None else Resize.parse(size, fit)
+    resize = None if size is None else SizeOption.parse(size, fit)
     recode = RecodeOptions(codec, quality, resize=resize)
     content = _content(source, known, recode, add or {}, check_workers(workers))
     whole = _whole(content, format) if link and shard_bytes is None else None

@@ -57,7 +57,7 @@ class Reject(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class JournalHeader:
     """What a packing was started with.
 
     Attributes:
@@ -185,14 +185,14 @@ def flatten_plan(value: Any, name: str = "") -> dict[str, str]:
 class Journal:
     """An open journal; ``append`` returns once the line is on disk."""
 
-    def __init__(self, path: Path, header: Header, state: State, size: int) -> None:
+    def __init__(self, path: Path, header: JournalHeader, state: State, size: int) -> None:
         self.path, self.header, self.state = path, header, state
         self._fd = os.open(path, os.O_WRONLY | CLOEXEC)
         os.ftruncate(self._fd, size)
         os.lseek(self._fd, size, os.SEEK_SET)
 
     @classmethod
-    def create(cls, path: Path, header: Header) -> Journal:
+    def create(cls, path: Path, header: JournalHeader) -> Journal:
         """Start a journal, replacing one that is there."""
         line = _dump(header.to_json())
         publish_bytes(path, line)
@@ -226,13 +226,13 @@ class Journal:
             self._fd = -1
 
 
-def read_journal(path: Path) -> tuple[Header, State] | None:
+def read_journal(path: Path) -> tuple[JournalHeader, State] | None:
     """Return what a journal says, also while another process writes it; None if there is none."""
     found = _read(path, lambda *_: True)
     return None if found is None else found[:2]
 
 
-def parse_journal(data: bytes, path: Path) -> tuple[Header, State] | None:
+def parse_journal(data: bytes, path: Path) -> tuple[JournalHeader, State] | None:
     """Return what a journal says that lies at ``path``; None if that is nothing."""
     found = _understood(data, path, lambda *_: True)
     return None if found is None else found[:2]
@@ -240,7 +240,7 @@ def parse_journal(data: bytes, path: Path) -> tuple[Header, State] | None:
 
 def _read(
     path: Path, exists: Callable[[str, ShardInfo], bool]
-) -> tuple[Header, State, int] | None:
+) -> tuple[JournalHeader, State, int] | None:
     """Return header, state and size of a journal, up to where it can be trusted."""
     try:
         data = read_regular(path)
@@ -251,7 +251,7 @@ def _read(
 
 def _understood(
     data: bytes, path: Path, exists: Callable[[str, ShardInfo], bool]
-) -> tuple[Header, State, int] | None:
+) -> tuple[JournalHeader, State, int] | None:
     lines = data.splitlines(keepends=True)
     header = _parse_header(lines[0] if lines else b"", path)
     if header is None:
@@ -280,7 +280,7 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
     return line if isinstance(line, dict) else None
 
 
-def _parse_header(raw: bytes, path: Path) -> Header | None:
+def _parse_header(raw: bytes, path: Path) -> JournalHeader | None:
     line = _parse(raw)
     if line is None:
         return None
@@ -289,7 +289,7 @@ def _parse_header(raw: bytes, path: Path) -> Header | None:
         raise PackError(what, path.parent.parent, f"Finish it with that release, or {OVERWRITE}")
     replaces = {folder: (print_, files) for folder, (print_, files) in line["replaces"].items()}
     kind: Kind = line.get("kind") or ("packing" if line["resumable"] else "writer")
-    return Header(line["plan"], kind, line["first"], replaces)
+    return JournalHeader(line["plan"], kind, line["first"], replaces)
 
 
 def _applies(line: Mapping[str, Any], exists: Callable[[str, ShardInfo], bool]) -> bool:

@@ -30,7 +30,7 @@ from loaders.errors import PackError
 from loaders.schema import Schema
 from loaders.system.regular import read_regular
 from packdata.packing.disk import GO_ON, explained, write_staged
-from packdata.packing.journal import JOURNAL_NAME, Header, Journal, Kind, Reject, State
+from packdata.packing.journal import JOURNAL_NAME, Journal, JournalHeader, Kind, Reject, State
 from packdata.packing.links import file_beside, file_fault, stage_whole
 from packdata.packing.lock import LOCK_NAME, TargetLock, lock_owner
 from packdata.packing.provenance import PLAN
@@ -254,7 +254,7 @@ class Packing:
         existing = self._existing()
         self._clear()
         first = {folder: free_number(self.dst / folder) for folder in self.folders}
-        header = Header(self._plan, self._kind, first, self._replaced(existing))
+        header = JournalHeader(self._plan, self._kind, first, self._replaced(existing))
         return Journal.create(self._work / JOURNAL_NAME, header)
 
     def _can_go_on(self, journal: Journal) -> bool:
@@ -282,7 +282,7 @@ class Packing:
             self._check_dropped(was, state)
         return False
 
-    def _check_dropped(self, was: Header, state: State) -> None:
+    def _check_dropped(self, was: JournalHeader, state: State) -> None:
         """Raise PackError if something can still be made of the packing that is there."""
         if self._kind == "command":
             hint = f"Run the same 'packdata' command again, it continues; or {OVERWRITE}"

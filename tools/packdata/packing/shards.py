@@ -49,7 +49,7 @@ def check_shard_options(format: str, shard_bytes: int) -> None:
         raise ValueError(f"shard_bytes must be in [1, {most}] for {format}, got {shard_bytes}")
 
 
-class _Rows:
+class _FieldRecords:
     """Records of one field, one after the other, in memory that the next shard but one uses again.
 
     Fresh memory costs more in page faults than the copy that fills it.
@@ -133,7 +133,10 @@ class ShardBuilder:
     def __init__(self, schema: Schema, format: Format, shard_bytes: int) -> None:
         self.schema, self.format, self.shard_bytes = schema, format, shard_bytes
         self._rows, self._spare = (
-            {n: _Rows(field.record_nbytes, shard_bytes) for n, field in schema.fields.items()}
+            {
+                n: _FieldRecords(field.record_nbytes, shard_bytes)
+                for n, field in schema.fields.items()
+            }
             for _ in range(2)
         )
         self.num_samples = self.nbytes = 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from loaders.errors import PackError
 from packdata.describe import counted
 from packdata.packing.engine import Summary
-from packdata.packing.journal import Header, Reject, State
+from packdata.packing.journal import JournalHeader, Reject, State
 from packdata.packing.lock import LOCK_NAME, lock_owner
 from packdata.packing.provenance import PLAN
 from packdata.packing.publish import Reached
@@ -34,7 +34,7 @@ _NAME = re.compile(r"part-(\d+)-of-(\d+)(\..+)?")
 _SHOWN = 10
 
 
-class Found(NamedTuple):
+class PackedPart(NamedTuple):
     """What lies there of a part, by its name."""
 
     path: Path
@@ -43,11 +43,11 @@ class Found(NamedTuple):
     is_complete: bool
 
 
-def found_parts(place: Path, names: Iterable[str]) -> list[Found]:
+def found_parts(place: Path, names: Iterable[str]) -> list[PackedPart]:
     """Return what of these names in a place is of parts, in order."""
     matches = ((name, _NAME.fullmatch(name)) for name in sorted(names))
     return [
-        Found(place / name, int(m[1]), int(m[2]), m[3] is None)
+        PackedPart(place / name, int(m[1]), int(m[2]), m[3] is None)
         for name, m in matches
         if m is not None
     ]
@@ -57,7 +57,7 @@ class Complete(NamedTuple):
     """A part that is complete."""
 
     path: Path
-    header: Header
+    header: JournalHeader
     state: State
 
 
@@ -144,7 +144,7 @@ class PartPlace(ABC, Generic[_P]):
 
 
 def all_parts(
-    dst: Path, found: Sequence[Found], complete: Mapping[int, Complete | None]
+    dst: Path, found: Sequence[PackedPart], complete: Mapping[int, Complete | None]
 ) -> list[Complete]:
     """Return all parts in order; PackError if some are missing, or they are of several numbers of parts."""
     counts = sorted({part.of for part in found})

@@ -61,7 +61,7 @@ from packdata.packing.target import (
 )
 from packdata.parts.joining import (
     Complete,
-    Found,
+    PackedPart,
     PartPlace,
     all_parts,
     check_alike,
@@ -240,7 +240,7 @@ def _this_machine() -> str:
     return re.sub(r"\W", "-", socket.gethostname())
 
 
-def _found(dst: Path) -> list[Found]:
+def _found(dst: Path) -> list[PackedPart]:
     """Return the folders of parts below a destination, in order."""
     try:
         names = os.listdir(dst / PARTS_NAME)

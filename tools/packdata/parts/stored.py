@@ -50,7 +50,7 @@ from packdata.packing.upload import (
 )
 from packdata.parts.joining import (
     Complete,
-    Found,
+    PackedPart,
     PartPlace,
     all_parts,
     check_alike,
@@ -156,7 +156,7 @@ def _complete(data: bytes, path: Path) -> Complete | None:
     return None if found is None or found[1].done is None else Complete(path, *found)
 
 
-def _found(origin: Origin) -> list[Found]:
+def _found(origin: Origin) -> list[PackedPart]:
     entries, _ = origin.in_folder(PARTS_NAME)
     names = [entry.name.rpartition("/")[2] for entry in entries]
     return found_parts(origin.url / PARTS_NAME, names)

@@ -37,7 +37,7 @@ _SAFE_S = 10.0  # for so long a file stays, that who asked for it can open it
 _TO_COME = ".part"
 
 
-class Stored(Protocol):
+class StoreObject(Protocol):
     """An object of a store."""
 
     @property
@@ -81,7 +81,7 @@ class _Copies:
             (shutil.disk_usage(self.folder).free + there) // 2 if limit is None else limit
         )
 
-    def path(self, stored: Stored) -> Path:
+    def path(self, stored: StoreObject) -> Path:
         """Return the file that is an object.
 
         Raises:
@@ -97,7 +97,7 @@ class _Copies:
         with self._lock:
             return self._fetching[name]
 
-    def _bring(self, stored: Stored, meanwhile: Callable[[], object]) -> Path:
+    def _bring(self, stored: StoreObject, meanwhile: Callable[[], object]) -> Path:
         name, size = _name_of(stored), stored.entry.size
         path = self.folder / name
         if not self._touch(name):
@@ -112,7 +112,7 @@ class _Copies:
                 self._used[name] = size, time.monotonic()
         return path
 
-    def _expect(self, stored: Stored) -> None:
+    def _expect(self, stored: StoreObject) -> None:
         """Fetch what is opened after an object; what fails is an error when it is opened."""
         for following in _following(stored):
             name = _name_of(following)
@@ -122,7 +122,7 @@ class _Copies:
                 with suppress(RuntimeError):  # it was closed
                     self._ahead.submit(self._bring_ahead, following)
 
-    def _bring_ahead(self, stored: Stored) -> None:
+    def _bring_ahead(self, stored: StoreObject) -> None:
         with self._fetching_of(_name_of(stored)), suppress(Exception):
             self._bring(stored, lambda: None)
 
@@ -155,13 +155,13 @@ class _Copies:
         drop_unclaimed("sources")
 
 
-def _name_of(stored: Stored) -> str:
+def _name_of(stored: StoreObject) -> str:
     about = f"{stored.where} {stored.entry.size} {stored.entry.mark}"
     return xxhash.xxh3_128_hexdigest(about.encode())
 
 
 def _fetch(
-    stored: Stored, path: Path, pool: ThreadPoolExecutor, meanwhile: Callable[[], object]
+    stored: StoreObject, path: Path, pool: ThreadPoolExecutor, meanwhile: Callable[[], object]
 ) -> None:
     """Write an object to a file, in ranges, some at a time."""
     beside, size = path.with_name(path.name + _TO_COME), stored.entry.size
@@ -183,7 +183,7 @@ def _fetch(
         raise
 
 
-def _write(fd: int, stored: Stored, start: int) -> None:
+def _write(fd: int, stored: StoreObject, start: int) -> None:
     data = memoryview(stored.reader(start, start + _RANGE_BYTES)())
     while data:
         written = os.pwrite(fd, data, start)
@@ -191,11 +191,11 @@ def _write(fd: int, stored: Stored, start: int) -> None:
 
 
 _copies: list[_Copies] = []
-_after: dict[str, Stored] = {}  # by the URL of an object what is opened after it
+_after: dict[str, StoreObject] = {}  # by the URL of an object what is opened after it
 _making = threading.Lock()
 
 
-def local_path(stored: Stored) -> str:
+def local_path(stored: StoreObject) -> str:
     """Return the path of an object as a file of this machine; see the first lines."""
     with _making:
         if (
@@ -208,12 +208,12 @@ def local_path(stored: Stored) -> str:
     return str(copies.path(stored))
 
 
-def expect_in_order(objects: Iterable[Stored]) -> None:
+def expect_in_order(objects: Iterable[StoreObject]) -> None:
     """Tell in which order objects are opened as files."""
     _after.update((one.where, other) for one, other in pairwise(objects))
 
 
-def _following(stored: Stored) -> Iterator[Stored]:
+def _following(stored: StoreObject) -> Iterator[StoreObject]:
     """Yield what is opened after an object, as far as it may come ahead."""
     num, nbytes, following = 0, 0, _after.get(stored.where)
     while following is not None and num < _AHEAD and nbytes < _AHEAD_BYTES:

@@ -54,7 +54,7 @@ _OTHERWISE = "or, if these are classes, --classes FILE with their names"
 
 
 @dataclass(frozen=True, slots=True)
-class _Name:
+class _FolderName:
     """What the name of a folder says: the words are sorted by what they may mean."""
 
     # ``train``, ``trainval``, ``val`` or ``test``; ``more`` of another word for data apart.
@@ -64,7 +64,7 @@ class _Name:
     is_vague: bool  # True of what is no class: ``images``, ``data``, ``archive``, ``part_1``
 
     @classmethod
-    def of(cls, name: str) -> _Name:
+    def of(cls, name: str) -> _FolderName:
         words = frozenset(word.lower() for word in _WORD.findall(name))
         splits = [_SPLITS[word] for word in sorted(words) if word in _SPLITS]
         split = splits[0] if splits else "more" if words & _MORE_SPLITS else ""
@@ -75,7 +75,7 @@ class _Name:
         return cls(split, role, rest, is_vague)
 
 
-class _Tree:
+class _FilesBelow:
     """Folders that hold files, as paths below a root, seen from a folder of it.
 
     Attributes:
@@ -94,10 +94,10 @@ class _Tree:
             else:
                 self.has_files = True
 
-    def at(self, name: str) -> _Tree:
-        return _Tree(self.path / name, self.inner[name])
+    def at(self, name: str) -> _FilesBelow:
+        return _FilesBelow(self.path / name, self.inner[name])
 
-    def only(self) -> _Tree:
+    def only(self) -> _FilesBelow:
         """Return the first tree on the way down that holds files, or several folders."""
         if self.has_files or len(self.inner) != 1:
             return self
@@ -115,7 +115,7 @@ def check_layout(
         command: ``images`` or ``arrays``.
         are_classes: False where folders say nothing: only splits and masks are looked for.
     """
-    found = _Reader(f"packdata {command}").read(_Tree(root, folders), are_classes)
+    found = _LayoutFinder(f"packdata {command}").read(_FilesBelow(root, folders), are_classes)
     if found is not None:
         what, meant = found
         raise SourceError(what, root, f"You probably want: {meant} ({_OTHERWISE})")
@@ -123,7 +123,7 @@ def check_layout(
 
 def split_commands(root: Path, folders: Sequence[str], splits: Sequence[str], command: str) -> str:
     """Return the commands that pack the splits below a root, each by itself; see ``check_layout``."""
-    return _Reader(f"packdata {command}").each(_Tree(root, folders), splits)
+    return _LayoutFinder(f"packdata {command}").each(_FilesBelow(root, folders), splits)
 
 
 def masks_beside(root: Path) -> list[Path]:
@@ -137,7 +137,7 @@ def masks_beside(root: Path) -> list[Path]:
 
 
 def _is_vaguely(folder: Path, role: str) -> bool:
-    name = _Name.of(folder.name)
+    name = _FolderName.of(folder.name)
     return name.is_vague and name.role == role
 
 
@@ -148,16 +148,16 @@ def _folders(path: Path) -> list[Path]:
         return []
 
 
-class _Reader:
+class _LayoutFinder:
     """Finds out what a tree is, if it is no folder per class: what is wrong, and the right command."""
 
     def __init__(self, command: str) -> None:
         self._command = command
 
-    def read(self, tree: _Tree, are_classes: bool = True) -> tuple[str, str] | None:
+    def read(self, tree: _FilesBelow, are_classes: bool = True) -> tuple[str, str] | None:
         if tree.has_files or all(name.lower() in SPLIT_NAMES for name in tree.inner):
             return None
-        names = {name: _Name.of(name) for name in tree.inner}
+        names = {name: _FolderName.of(name) for name in tree.inner}
         found = self._masks(tree, names) or self._splits(tree, names)
         if found or not are_classes:
             return found
@@ -167,13 +167,15 @@ class _Reader:
         boxes = "" if more else _annotations_of(path)
         return f"{self._command} {shlex.quote(str(path))} {dst}{more}{boxes}"
 
-    def _meant(self, tree: _Tree) -> str:
+    def _meant(self, tree: _FilesBelow) -> str:
         """Return the command for a tree that lies inside another."""
         inside = tree.only()
         found = self.read(inside)
         return found[1] if found else self._run(inside.path)
 
-    def _masks(self, tree: _Tree, names: Mapping[str, _Name]) -> tuple[str, str] | None:
+    def _masks(
+        self, tree: _FilesBelow, names: Mapping[str, _FolderName]
+    ) -> tuple[str, str] | None:
         """Pictures in one folder, masks in another: ``JPEGImages`` and ``SegmentationClass``."""
         for mask in (name for name, said in names.items() if said.role == "masks"):
             pictures = _pictures_of(mask, names)
@@ -189,7 +191,9 @@ class _Reader:
                 )
         return None
 
-    def _splits(self, tree: _Tree, names: Mapping[str, _Name]) -> tuple[str, str] | None:
+    def _splits(
+        self, tree: _FilesBelow, names: Mapping[str, _FolderName]
+    ) -> tuple[str, str] | None:
         """Splits under other names: ``train2017``, ``seg_test``."""
         alike: defaultdict[frozenset[str], dict[str, str]] = defaultdict(dict)
         for name, said in names.items():
@@ -206,10 +210,10 @@ class _Reader:
             return f"it holds a split ({next(iter(names))}), not classes", self._meant(tree)
         return None
 
-    def each(self, tree: _Tree, splits: Sequence[str]) -> str:
+    def each(self, tree: _FilesBelow, splits: Sequence[str]) -> str:
         """Return a command for each split: all have the classes of the first."""
-        ordered = sorted(splits, key=lambda name: (_Name.of(name).split != "train", name))
-        names = {name: _Name.of(name) for name in tree.inner}
+        ordered = sorted(splits, key=lambda name: (_FolderName.of(name).split != "train", name))
+        names = {name: _FolderName.of(name) for name in tree.inner}
         masks = [
             name for name, said in names.items() if said.role == "masks" and name not in splits
         ]
@@ -224,18 +228,20 @@ class _Reader:
             classes = classes or f" --classes {dst}"
         return "; ".join(commands)
 
-    def _single(self, tree: _Tree) -> tuple[str, str] | None:
+    def _single(self, tree: _FilesBelow) -> tuple[str, str] | None:
         """One folder around all: ``archive``."""
         (name,) = tree.inner
         inside = tree.at(name)
-        if inside.has_files and not _Name.of(name).is_vague:
+        if inside.has_files and not _FolderName.of(name).is_vague:
             return None
         where = "in folders of " if not inside.has_files else "in "
         return f"everything in it lies {where}{name}, which would be the only class", self._meant(
             tree
         )
 
-    def _several(self, tree: _Tree, names: Mapping[str, _Name]) -> tuple[str, str] | None:
+    def _several(
+        self, tree: _FilesBelow, names: Mapping[str, _FolderName]
+    ) -> tuple[str, str] | None:
         """Parts of a dataset, or datasets, beside each other."""
         if all(said.is_vague for said in names.values()):
             what = f"its folders ({few(names, 4)}) are named like parts of one dataset, not like classes"
@@ -253,17 +259,19 @@ class _Reader:
             return what, self._meant(around[0])
         return None
 
-    def _apart_below(self, names: Iterable[str], trees: Sequence[_Tree]) -> tuple[str, str] | None:
+    def _apart_below(
+        self, names: Iterable[str], trees: Sequence[_FilesBelow]
+    ) -> tuple[str, str] | None:
         """Splits, or pictures and masks, in each folder: ``VOC2007`` and ``VOC2012``, or samples."""
         for tree in trees:
-            inner = {name: _Name.of(name) for name in tree.inner}
+            inner = {name: _FolderName.of(name) for name in tree.inner}
             if len(inner) < 2 or not (self._masks(tree, inner) or self._splits(tree, inner)):
                 return None
         what = f"its folders ({few(names, 4)}) hold splits or masks ({few(trees[0].inner, 4)})"
         return what, f"{self._meant(trees[0])} and so on; or a .csv list of all files"
 
     def _same_below(
-        self, names: Collection[str], trees: Sequence[_Tree]
+        self, names: Collection[str], trees: Sequence[_FilesBelow]
     ) -> tuple[str, str] | None:
         """The same folders in each of few: those are the classes."""
         first = trees[0].inner.keys()
@@ -276,7 +284,7 @@ class _Reader:
         return what, "; ".join(runs)
 
 
-def _pictures_of(mask: str, names: Mapping[str, _Name]) -> list[str]:
+def _pictures_of(mask: str, names: Mapping[str, _FolderName]) -> list[str]:
     """Return the folders of pictures that the masks in another may be of, the likeliest first."""
     said = names[mask]
     alike = {
@@ -315,7 +323,7 @@ def _has_labels(folder: Path) -> bool:
     )
 
 
-def _masks_at(tree: _Tree, pictures: Path) -> str:
+def _masks_at(tree: _FilesBelow, pictures: Path) -> str:
     masks = tree.only().path
     suffix = _suffix_between(_first_name(pictures), _first_name(masks))
     more = f" --mask-suffix {shlex.quote(suffix)}" if suffix else ""

@@ -240,7 +240,7 @@ class ListedURL(URL):
         if tree is None:
             return [], []
         folder, numbers, folders = tree.inside(path)
-        return _Inside(self, f"{path}/" if path else "", folder, numbers), folders
+        return _ListedFolder(self, f"{path}/" if path else "", folder, numbers), folders
 
 
 def _name_in(tree: Tree, url: str) -> str:
@@ -279,7 +279,7 @@ class ListedEntry(NamedTuple):
         return stat_of(self.entry)
 
 
-class _Inside(Sequence[ListedEntry]):
+class _ListedFolder(Sequence[ListedEntry]):
     """The objects in a folder: of tens of millions there is no list beside the listing."""
 
     def __init__(

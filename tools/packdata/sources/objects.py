@@ -64,7 +64,7 @@ class RemoteFile:
         """Open it: what was fetched ahead, or else the object, to be read by ranges."""
         if self._some is not None:
             return io.BytesIO(self())
-        reading: Any = _Reading(self.origin, self.entry, self.where)
+        reading: Any = _OpenObject(self.origin, self.entry, self.where)
         return reading  # type: ignore[no-any-return]
 
     def expect(self, some: Future[list[memoryview | str]], number: int) -> None:
@@ -72,7 +72,7 @@ class RemoteFile:
         self._some, self._number = some, number
 
 
-class _Reading(io.RawIOBase):
+class _OpenObject(io.RawIOBase):
     """An object as a file: what is read in its order comes in larger and larger ranges."""
 
     def __init__(self, origin: Origin, entry: Entry, where: str) -> None:

@@ -21,7 +21,7 @@ from loaders.checks import as_list
 from loaders.errors import SchemaError, SourceError
 from packdata.sources.readers import UTF8_HINT, csv_rows, encoding_hint
 from packdata.tables import parts
-from packdata.tables.parts import Kind, Part, Rows, read_bytes
+from packdata.tables.parts import FilePart, Kind, TableRows, read_bytes
 from packdata.tables.values import (
     GROUPS,
     GUESSED,
@@ -177,7 +177,7 @@ class DelimitedFile:
                 hint += ", and leave this line out: --skip-rows 1"
             raise SourceError(what, self.path, hint)
 
-    def parts(self, number: int) -> Iterator[Part]:
+    def parts(self, number: int) -> Iterator[FilePart]:
         """List pieces of whole rows."""
         return parts.cut(
             self.path,
@@ -196,8 +196,8 @@ class DelimitedFile:
             raise SourceError("a quote is opened and never closed", f"{self.path}, line {opened}")
 
     def read(
-        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Iterator[Rows]:
+        self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Iterator[TableRows]:
         """Parse a piece into texts."""
         data = read_bytes(self.path, part.start, part.stop)
         names = list(self.columns if columns is None else columns)
@@ -216,8 +216,8 @@ class DelimitedFile:
             return
         doubtful = [name for name in types if name not in kinds]
         table = self._respelled(data, without_words(table, self._missing), doubtful)
-        written = _Written(self, part)
-        yield Rows(table, written.line, cell=written.cell)
+        written = _AsWritten(self, part)
+        yield TableRows(table, written.line, cell=written.cell)
 
     def _typed(
         self, data: bytes, names: list[str], types: Mapping[str, pa.DataType]
@@ -299,7 +299,7 @@ class DelimitedFile:
         )
         return table.unify_dictionaries().combine_chunks()
 
-    def _by_hand(self, data: bytes, first_line: int, names: list[str]) -> Rows:
+    def _by_hand(self, data: bytes, first_line: int, names: list[str]) -> TableRows:
         """Return the rows of as many cells as there are columns, of text; the others are bad."""
         bad: list[tuple[int, str]] = []
         kept: list[tuple[int, list[str]]] = []
@@ -312,7 +312,7 @@ class DelimitedFile:
         places = [self.columns.index(name) for name in names]
         arrays = [pa.array([cells[i] or None for _, cells in kept], pa.string()) for i in places]
         table = without_words(pa.Table.from_arrays(arrays, names=names), self._missing)
-        return Rows(table, [line for line, _ in kept].__getitem__, bad)
+        return TableRows(table, [line for line, _ in kept].__getitem__, bad)
 
     def _rows(self, data: bytes, first_line: int) -> list[tuple[int, int, list[str]]]:
         text = data.decode(errors="surrogateescape")
@@ -336,10 +336,10 @@ class DelimitedFile:
         return ""
 
 
-class _Written:
+class _AsWritten:
     """The rows of a part as they are written: it is read once more, when somebody asks."""
 
-    def __init__(self, file: DelimitedFile, part: Part) -> None:
+    def __init__(self, file: DelimitedFile, part: FilePart) -> None:
         self._file, self._part = file, part
 
     @cached_property

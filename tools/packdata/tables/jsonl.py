@@ -15,7 +15,7 @@ import pyarrow.json
 from loaders.errors import SourceError
 from packdata.sources.readers import encoding_hint, is_nested_deep, json_object
 from packdata.tables import parts
-from packdata.tables.parts import Kind, Part, Rows, read_bytes, some_of
+from packdata.tables.parts import FilePart, Kind, TableRows, read_bytes, some_of
 from packdata.tables.values import DATES, GROUPS, NO_VALUES, Codes, as_text, without_words
 
 if TYPE_CHECKING:
@@ -53,25 +53,25 @@ class JsonLinesFile:
         """Return what texts may be: JSON has texts, numbers and flags, but no dates."""
         return DATES
 
-    def parts(self, number: int) -> Iterator[Part]:
+    def parts(self, number: int) -> Iterator[FilePart]:
         """List pieces of whole lines."""
         return parts.cut(self.path, number, lambda data: data.rfind(b"\n") + 1)
 
     def read(
-        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Iterator[Rows]:
+        self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Iterator[TableRows]:
         """Parse a piece: by Arrow, or where it refuses a line or reads something else, line by line."""
         data = read_bytes(self.path, part.start, part.stop)
         parsed = _parsed(data, kinds)
         rows = (
             _by_hand(data, part.line, kinds)
             if parsed is None
-            else Rows(parsed, partial(self._line_of, part))
+            else TableRows(parsed, partial(self._line_of, part))
         )
         table = without_words(some_of(rows.table, columns), self._missing)
-        yield Rows(table, rows.line, rows.bad, rows.mixed)
+        yield TableRows(table, rows.line, rows.bad, rows.mixed)
 
-    def _line_of(self, part: Part, row: int) -> int:
+    def _line_of(self, part: FilePart, row: int) -> int:
         """Return the line of a row of a part: the part is read once more."""
         data = read_bytes(self.path, part.start, part.stop)
         lines = (number for number, text in enumerate(data.split(b"\n")) if text.strip())
@@ -101,7 +101,7 @@ def _parse(data: bytes, texts: Sequence[str] = ()) -> pa.Table:
     return pa.json.read_json(pa.BufferReader(data), reading, parsing)
 
 
-def _by_hand(data: bytes, first_line: int, kinds: Mapping[str, Kind]) -> Rows:
+def _by_hand(data: bytes, first_line: int, kinds: Mapping[str, Kind]) -> TableRows:
     """Take what JSON says as it is; lines without an object are bad."""
     rows: list[tuple[int, dict[str, Any]]] = []
     bad: list[tuple[int, str]] = []
@@ -124,17 +124,17 @@ def _by_hand(data: bytes, first_line: int, kinds: Mapping[str, Kind]) -> Rows:
         and not all(value is None or isinstance(value, str) for value in column)
     }
     table = pa.table(arrays) if arrays else pa.table({"": pa.nulls(len(rows))}).select([])
-    return Rows(table, [number for number, _ in rows].__getitem__, bad, mixed)
+    return TableRows(table, [number for number, _ in rows].__getitem__, bad, mixed)
 
 
-class _Json(str):
+class _JsonCell(str):
     """A list or object as JSON writes it, which is no text."""
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     try:
         return {
-            name: _Json(json.dumps(value)) if isinstance(value, list | dict) else value
+            name: _JsonCell(json.dumps(value)) if isinstance(value, list | dict) else value
             for name, value in row.items()
         }
     except RecursionError as error:
@@ -143,7 +143,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 def _column(values: list[Any], kind: Kind | None) -> pa.Array:
     known = [value for value in values if value is not None]
-    if kind != "text" and any(isinstance(value, _Json) for value in known):
+    if kind != "text" and any(isinstance(value, _JsonCell) for value in known):
         return pa.ExtensionArray.from_storage(pa.json_(pa.string()), _texts(values))
     if kind != "text" and known:
         if all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):

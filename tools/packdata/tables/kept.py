@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from loaders.remote.url import is_url
-from packdata.tables.parts import Rows
+from packdata.tables.parts import TableRows
 from packdata.tables.values import is_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.tables.parts import Kind, Part, TableFile
+    from packdata.tables.parts import FilePart, Kind, TableFile
 
 _SPARE = 3  # times the size of the sources that must be free
 _TYPES = {"date": pa.types.is_timestamp, "time": pa.types.is_time}
@@ -42,7 +42,7 @@ class TableReader:
 
     def __init__(self, files: Sequence[TableFile], beside: Path | str | None = None) -> None:
         self.files = files
-        self._parts: dict[Part, _Kept] = {}
+        self._parts: dict[FilePart, _Kept] = {}
         self._lock, self._end, self._fd = threading.Lock(), 0, -1
         size = sum(file.path.stat().st_size for file in files if file.is_text)
         if beside is None or not size:
@@ -60,8 +60,8 @@ class TableReader:
         return TableReader, (self.files,)
 
     def read(
-        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Iterator[Rows]:
+        self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Iterator[TableRows]:
         """Read columns of a part; see ``TableFile.read``."""
         rows = self._kept(part, columns, kinds)
         if rows is None:
@@ -69,7 +69,7 @@ class TableReader:
         else:
             yield rows
 
-    def keep(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
+    def keep(self, part: FilePart, rows: TableRows, columns: Mapping[str, pa.Array]) -> None:
         """Keep the columns of a part, one array for each of the rows' own."""
         if self._fd < 0 or not columns:
             return
@@ -88,12 +88,12 @@ class TableReader:
                     continue
             return  # no room: this part is read again
         schema = pa.schema([(name, array.type) for name, array in coded.items()])
-        about = Rows(schema.empty_table(), rows.line, rows.bad, cell=rows.cell)
+        about = TableRows(schema.empty_table(), rows.line, rows.bad, cell=rows.cell)
         self._parts[part] = _Kept(start, sizes, frame, about)
 
     def _kept(
-        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Rows | None:
+        self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> TableRows | None:
         """Return columns of a part, None where they were not kept, or not as what they are."""
         if part not in self._parts or columns is None:
             return None
@@ -116,7 +116,7 @@ class _Kept:
     start: int
     sizes: list[int]
     frame: bytes
-    about: Rows
+    about: TableRows
 
     @property
     def size(self) -> int:

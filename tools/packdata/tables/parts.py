@@ -30,7 +30,7 @@ Why = str | Callable[[], str]  # a reason in words, or what makes some
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePart:
     """One stretch of a file.
 
     Attributes:
@@ -47,7 +47,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TableRows:
     """Rows that were read.
 
     Attributes:
@@ -90,12 +90,12 @@ class TableFile(Protocol):
     def guesses(self, column: str) -> frozenset[str]:
         """Return what texts of a column may be, where all are; nothing where the file declares them texts."""
 
-    def parts(self, number: int) -> Iterator[Part]:
+    def parts(self, number: int) -> Iterator[FilePart]:
         """List the parts of the file, which is the ``number``-th; SourceError if it cannot be read."""
 
     def read(
-        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Iterator[Rows]:
+        self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Iterator[TableRows]:
         """Read columns (None: all) of a part, piece by piece.
 
         Columns come as the file declares them, those of a CSV file as texts; of kind ``text`` as texts.
@@ -127,13 +127,13 @@ class PartitionedFile:
         """Return what texts of a column may be: a folder's name declares nothing."""
         return GUESSED if column in self.keys else self._file.guesses(column)
 
-    def parts(self, number: int) -> Iterator[Part]:
+    def parts(self, number: int) -> Iterator[FilePart]:
         """List the parts of the file."""
         return self._file.parts(number)
 
     def read(
-        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Iterator[Rows]:
+        self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Iterator[TableRows]:
         """Read columns of a part, the keys among them."""
         own = None if columns is None else [name for name in columns if name not in self.keys]
         for rows in self._file.read(part, own, kinds):
@@ -143,7 +143,7 @@ class PartitionedFile:
                     if key in table.column_names:  # of JSON, whose columns are known row by row
                         continue
                     table = table.append_column(key, _constant(value, len(table)))
-            yield Rows(table, rows.line, rows.bad, rows.mixed)
+            yield TableRows(table, rows.line, rows.bad, rows.mixed)
 
 
 def _constant(value: str | None, size: int) -> pa.Array:
@@ -159,7 +159,7 @@ def cut(
     *,
     check_end: Callable[[bytes, int], None] | None = None,
     hint: str = "",
-) -> Iterator[Part]:
+) -> Iterator[FilePart]:
     """List pieces of whole rows of a text file, the last one though its row may have no end.
 
     Args:
@@ -180,7 +180,7 @@ def cut(
                 break
             length = last_end(data)
             if length:
-                yield Part(number, start, start + length, line)
+                yield FilePart(number, start, start + length, line)
                 start += length
                 line += int(np.count_nonzero(np.frombuffer(data, np.uint8, length) == _LINE_END))
             elif len(data) > MAX_ROW_BYTES:
@@ -190,7 +190,7 @@ def cut(
         if rest.strip(b"\r\n"):
             if check_end is not None:
                 check_end(rest, line)
-            yield Part(number, start, start + len(rest), line)
+            yield FilePart(number, start, start + len(rest), line)
 
 
 def read_bytes(path: Path, start: int, stop: int) -> bytes:

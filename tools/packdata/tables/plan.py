@@ -36,7 +36,7 @@ from packdata.tables.kept import TableReader
 from packdata.tables.like import OPTIONS, TARGETS, missing_values_of, plan_like
 from packdata.tables.notes import header_notes
 from packdata.tables.options import TableOptions
-from packdata.tables.parts import Part
+from packdata.tables.parts import FilePart
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import scan_tables
 from packdata.tables.shares import joined_scan, scan_to_json
@@ -272,14 +272,14 @@ def _told(options: TableOptions, csv: CsvOptions) -> dict[str, Any]:
 
 
 _ROWS, _WHAT = "rows", "types, categories and statistics"  # in the plan, and in words
-_Learned = tuple[Sequence[Part], ColumnPlan, int]
+_Learned = tuple[Sequence[FilePart], ColumnPlan, int]
 
 
 def _targets_as_json(plan: ColumnPlan) -> list[dict[str, str]]:
     return [{"field": t.field, "column": t.column, "how": t.how} for t in plan.targets]
 
 
-def _as_json(parts: Sequence[Part], plan: ColumnPlan, rows: int) -> dict[str, Any]:
+def _as_json(parts: Sequence[FilePart], plan: ColumnPlan, rows: int) -> dict[str, Any]:
     """Return what was learned of rows, for the parts of a packing."""
     return {
         "rows": rows,
@@ -302,7 +302,7 @@ def _from_json(told: Mapping[str, Any]) -> _Learned:
         for t in told[TARGETS]
     )
     plan = ColumnPlan(features, categories, targets, MISSING in fields, tuple(told["notes"]))
-    return [Part(*numbers) for numbers in told["parts"]], plan, told["rows"]
+    return [FilePart(*numbers) for numbers in told["parts"]], plan, told["rows"]
 
 
 class _Scanner(NamedTuple):

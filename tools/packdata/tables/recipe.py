@@ -16,7 +16,7 @@ from loaders.errors import SourceError
 from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.rows import standardized
 from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, kind_of
-from packdata.tables.parts import Rows, said
+from packdata.tables.parts import TableRows, said
 from packdata.tables.scan import place
 from packdata.tables.values import (
     Dates,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from packdata.tables.chosen import ColumnPlan, TargetColumn
     from packdata.tables.kept import TableReader
-    from packdata.tables.parts import Kind, Part, TableFile, Why
+    from packdata.tables.parts import FilePart, Kind, TableFile, Why
 
 Matrix = npt.NDArray[Any]
 _MISSING, _UNKNOWN = "missing:", "unknown:"
@@ -68,7 +68,7 @@ class TablesRecipe(Recipe):
     def __init__(
         self,
         reader: TableReader,
-        parts: Sequence[Part],
+        parts: Sequence[FilePart],
         columns: ColumnPlan,
         num_samples: int | None,
         identity: Mapping[str, Any],
@@ -96,15 +96,15 @@ class TablesRecipe(Recipe):
     def __len__(self) -> int:
         return len(self.parts)
 
-    def items(self, start: int) -> Iterator[Part]:
+    def items(self, start: int) -> Iterator[FilePart]:
         """Yield the parts."""
         yield from self.parts[start:]
 
-    def name(self, item: Part) -> str:
+    def name(self, item: FilePart) -> str:
         """Return where a part begins."""
         return place(self.reader.files[item.file], item.line)
 
-    def encode(self, item: Part) -> list[Block]:
+    def encode(self, item: FilePart) -> list[Block]:
         """Return the rows of a part."""
         file, kinds = self.reader.files[item.file], self.columns.kinds
         pieces: list[dict[str, Matrix]] = [
@@ -124,14 +124,16 @@ class TablesRecipe(Recipe):
         columns = {name: _column([piece[name] for piece in pieces]) for name in self.schema.fields}
         return [Block(columns, tuple(self._rejects(file, rejects)))]
 
-    def judge(self, file: TableFile, rows: Rows) -> Rows:
+    def judge(self, file: TableFile, rows: TableRows) -> TableRows:
         """Return the rows that can be packed; the others are bad."""
         *_, wrong = self._arrays(file, rows)
         if not wrong:
             return rows
         kept = _others(rows, wrong)
         bad = sorted([*rows.bad, *_placed(rows, wrong)], key=itemgetter(0))
-        return Rows(rows.table.take(pa.array(kept)), lambda row: rows.line(int(kept[row])), bad)
+        return TableRows(
+            rows.table.take(pa.array(kept)), lambda row: rows.line(int(kept[row])), bad
+        )
 
     def _empty(self, name: str) -> Matrix:
         field = self.schema.fields[name]
@@ -145,7 +147,7 @@ class TablesRecipe(Recipe):
             yield where, SourceError(said(why), where)
 
     def _arrays(
-        self, file: TableFile, rows: Rows
+        self, file: TableFile, rows: TableRows
     ) -> tuple[dict[str, Matrix], dict[str, Flags], Mapping[int, Why]]:
         """Return the values of every field, the rows that are counted as something, and those that cannot be packed.
 
@@ -294,11 +296,11 @@ class _Table:
         wrong.note(flags, lambda row: f"{what} ({float(values[row])!r})")
 
 
-def _others(rows: Rows, wrong: Mapping[int, Why]) -> npt.NDArray[np.int64]:
+def _others(rows: TableRows, wrong: Mapping[int, Why]) -> npt.NDArray[np.int64]:
     return np.setdiff1d(np.arange(len(rows.table)), list(wrong))
 
 
-def _placed(rows: Rows, wrong: Mapping[int, Why]) -> list[tuple[int, Why]]:
+def _placed(rows: TableRows, wrong: Mapping[int, Why]) -> list[tuple[int, Why]]:
     return [(rows.line(row), why) for row, why in wrong.items()]
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from packdata.packing.progress import Progress
     from packdata.packing.settings import OnError
     from packdata.tables.kept import TableReader
-    from packdata.tables.parts import Kind, Part, Rows, TableFile, Why
+    from packdata.tables.parts import FilePart, Kind, TableFile, TableRows, Why
 
 MAX_CATEGORIES = 1_000_000
 _FEW_WORDS = 1 << 16
@@ -64,7 +64,7 @@ class Told(Protocol):
         """File and line or row."""
 
 
-class Place(NamedTuple):
+class FirstSeen(NamedTuple):
     """Where a value was seen first; its line, and how it looks, is found when somebody asks."""
 
     file: TableFile
@@ -199,7 +199,7 @@ class Scan:
         columns: By name, in the order in which they were first seen.
     """
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[FilePart] = field(default_factory=list)
     num_rows: int = 0
     bad: int = 0
     columns: dict[str, ColumnScan] = field(default_factory=dict)
@@ -222,7 +222,7 @@ def scan_tables(
     parts_of_dates: Sequence[str],
     *,
     drop: Sequence[str] = (),
-    judge: Callable[[TableFile, Rows], Rows] | None = None,
+    judge: Callable[[TableFile, TableRows], TableRows] | None = None,
     numbers: range | None = None,
     workers: int,
     on_error: OnError,
@@ -248,7 +248,7 @@ def scan_tables(
     files = reader.files
     found = Scan(columns={} if columns is None else {name: ColumnScan() for name in columns})
 
-    def scan_part(part: Part) -> Scan:
+    def scan_part(part: FilePart) -> Scan:
         file, num_rows = files[part.file], 0
         bad: list[tuple[int, Why]] = []
         scans: dict[str, ColumnScan] = {}
@@ -311,7 +311,7 @@ class _Look:
     """
 
     def __init__(
-        self, name: str, rows: Rows, file: TableFile, parts_of_dates: Sequence[str]
+        self, name: str, rows: TableRows, file: TableFile, parts_of_dates: Sequence[str]
     ) -> None:
         self.scan = ColumnScan()
         self._name, self._rows, self._file = name, rows, file
@@ -361,7 +361,7 @@ class _Look:
         if flags.any():
             row = int(flags.argmax())
             value = self._array.slice(row, 1)
-            self.scan.first[what] = Place(
+            self.scan.first[what] = FirstSeen(
                 self._file, self._name, row, self._rows.line, self._rows.cell, value
             )
 

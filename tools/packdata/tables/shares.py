@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from packdata.moments import Moments
-from packdata.tables.parts import Part
+from packdata.tables.parts import FilePart
 from packdata.tables.scan import ColumnScan, Scan, end_scan
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _column_to_json(column: ColumnScan) -> dict[str, Any]:
 
 def _scan_from_json(told: Mapping[str, Any]) -> Scan:
     columns = {name: _column_from_json(column) for name, column in told["columns"].items()}
-    parts = [Part(*numbers) for numbers in told["parts"]]
+    parts = [FilePart(*numbers) for numbers in told["parts"]]
     return Scan(parts, told["rows"], told["bad"], columns)
 
 

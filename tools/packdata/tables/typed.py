@@ -12,7 +12,7 @@ import pyarrow.ipc
 from loaders.errors import SourceError
 from packdata.sources.regular import check_name
 from packdata.sources.rowfiles import ParquetRows, open_row_file
-from packdata.tables.parts import Kind, Part, Rows
+from packdata.tables.parts import FilePart, Kind, TableRows
 from packdata.tables.values import as_text, combined, is_text, plain, without_words
 
 if TYPE_CHECKING:
@@ -53,19 +53,19 @@ class TypedTable:
         """Return what texts may be: they are declared to be texts."""
         return frozenset()
 
-    def parts(self, number: int) -> Iterator[Part]:
+    def parts(self, number: int) -> Iterator[FilePart]:
         """List the groups."""
         row = 0
         try:
             for start, size in self._sizes():
-                yield Part(number, start, row + size, row)
+                yield FilePart(number, start, row + size, row)
                 row += size
         except _UNREADABLE as error:
             raise self._unreadable(error, row) from error
 
     def read(
-        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Iterator[Rows]:
+        self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Iterator[TableRows]:
         """Read a group, some ten thousand rows at a time."""
         names, row = list(self.columns if columns is None else columns), part.line
         try:
@@ -80,14 +80,14 @@ class TypedTable:
     def _unreadable(self, error: Exception, row: int) -> SourceError:
         return SourceError(f"it cannot be read ({error})", f"{self.path}, row {row}")
 
-    def _rows(self, table: pa.Table, kinds: Mapping[str, Kind], row: int) -> Rows:
+    def _rows(self, table: pa.Table, kinds: Mapping[str, Kind], row: int) -> TableRows:
         """Return rows from a number on; as texts what is to be text."""
         arrays = [
             _as_kind(plain(combined(column)), kinds.get(name))
             for name, column in zip(table.column_names, table.columns, strict=True)
         ]
         table = pa.Table.from_arrays(arrays, names=table.column_names)
-        return Rows(without_words(table, self._missing), partial(int.__add__, row))
+        return TableRows(without_words(table, self._missing), partial(int.__add__, row))
 
 
 def _as_kind(array: pa.Array, kind: Kind | None) -> pa.Array:

@@ -20,7 +20,7 @@ import xxhash
 from loaders.errors import LoadersError, SourceError
 from packdata.sources.base import read_file
 from packdata.sources.listed import with_beside
-from packdata.tokens.contents import Content, as_utf8, type_of, value_of
+from packdata.tokens.contents import DocumentForm, as_utf8, type_of, value_of
 from packdata.tokens.documents import join_documents
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Chat(Content):
+class Chat(DocumentForm):
     """A column of conversations: lists of messages with ``role`` and ``content``; ``tools`` may be beside it."""
 
     column: str

@@ -28,7 +28,7 @@ LABELS, ATTENTION_MASK = "labels", "attention_mask"  # as Hugging Face's tokeniz
 _INT32 = np.iinfo(np.int32)
 
 
-class Content(ABC):
+class DocumentForm(ABC):
     """How rows become documents.
 
     Attributes:
@@ -78,7 +78,7 @@ def value_of(row: Mapping[str, Any], column: str, option: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Texts(Content):
+class Texts(DocumentForm):
     """A column of strings."""
 
     column: str
@@ -150,7 +150,7 @@ def type_of(schema: pa.Schema, column: str, path: Path, option: str) -> pa.DataT
 
 
 @dataclass(frozen=True)
-class Ids(Content):
+class Ids(DocumentForm):
     """A column of lists of ids, perhaps with lists beside it."""
 
     column: str

@@ -11,12 +11,12 @@ from packdata.describe import counted
 from packdata.sources.rowfiles import open_row_file
 from packdata.tokens.chat import TOOLS, Chat, open_template
 from packdata.tokens.contents import ATTENTION_MASK, LABELS, Ids, Texts, is_list_of_ids
-from packdata.tokens.files import LINE_KINDS, Reader
+from packdata.tokens.files import LINE_KINDS, ForwardReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from packdata.tokens.contents import Content
+    from packdata.tokens.contents import DocumentForm
     from packdata.tokens.files import SourceFile
     from packdata.tokens.options import TokenOptions
 
@@ -24,7 +24,7 @@ _CHUNK = 1 << 16
 _BOM = b"\xef\xbb\xbf"
 
 
-def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
+def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
     """Return what the rows of some files hold, by the options, else by the first file's columns.
 
     Raises:
@@ -40,7 +40,7 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
     return content
 
 
-def _content_of(rows: Sequence[SourceFile], options: TokenOptions) -> Content:
+def _content_of(rows: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
     columns = _columns_of(rows[0])
     if options.chat_template is not None:
         day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
@@ -71,7 +71,7 @@ def _columns_of(file: SourceFile) -> dict[str, bool]:
 
 def _first_row(file: SourceFile) -> dict[str, object]:
     """Return the first object of JSON lines; {} if it cannot be read: the packing names its line."""
-    reader, data = Reader(file), b""
+    reader, data = ForwardReader(file), b""
     try:
         while b"\n" not in data and (more := reader.read(_CHUNK)):
             data = (data + more).removeprefix(_BOM).lstrip()

@@ -74,14 +74,14 @@ class SourceFile:
 
 
 @dataclass(slots=True)
-class Listing:
+class TextFiles:
     """The files of a source, and how many of which other suffixes were passed over."""
 
     files: list[SourceFile] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
 
 
-def list_files(sources: Sequence[Path | str]) -> Listing:
+def list_files(sources: Sequence[Path | str]) -> TextFiles:
     """Return the files at some paths, in the order of the paths, those of a folder by name.
 
     Args:
@@ -91,7 +91,7 @@ def list_files(sources: Sequence[Path | str]) -> Listing:
     Raises:
         SourceError: There is nothing, or something that cannot be read.
     """
-    listing = Listing()
+    listing = TextFiles()
     list_sources(sources)
     for source in sources:
         path = place_of_source(source)
@@ -115,7 +115,7 @@ def list_files(sources: Sequence[Path | str]) -> Listing:
     return listing
 
 
-def _list_folder(folder: Path, listing: Listing) -> None:
+def _list_folder(folder: Path, listing: TextFiles) -> None:
     if (folder / "manifest.json").exists():
         hint = "'packdata split', 'merge' and 'extend' work on packed datasets"
         raise SourceError("it is a packed dataset already", folder, hint)
@@ -143,7 +143,7 @@ def _list_folder(folder: Path, listing: Listing) -> None:
             listing.files.append(_source_file(path, name))
 
 
-def _list_pattern(path: Path, listing: Listing) -> None:
+def _list_pattern(path: Path, listing: TextFiles) -> None:
     found = sorted(files_matching(path), key=str)
     pair = path.with_name(f"{path.name}.bin")
     if not found and pair.exists():  # Megatron names the pair by what both begin with
@@ -197,7 +197,7 @@ def _source_file(path: Path, name: str) -> SourceFile:
 
 def _check_lines(file: SourceFile) -> None:
     """Raise SourceError for a .json that is not one object a line, as C4's .json.gz are."""
-    reader = Reader(file)
+    reader = ForwardReader(file)
     try:
         head = reader.read(_CHUNK).lstrip()
     finally:
@@ -208,7 +208,7 @@ def _check_lines(file: SourceFile) -> None:
         raise SourceError("it does not hold one JSON object a line", file.path, hint)
 
 
-class Reader:
+class ForwardReader:
     """Reads a file forwards, in parts that end where something is found.
 
     Attributes:
@@ -282,7 +282,7 @@ class Reader:
 
 def count_lines(source: SourceFile, end: int) -> int:
     """Return the number of the line, from 1, that a byte of a file lies in."""
-    reader, lines = Reader(source), 1
+    reader, lines = ForwardReader(source), 1
     try:
         while (left := end - reader.position) > 0 and (data := reader.read(min(left, 1 << 20))):
             lines += data.count(b"\n")

@@ -13,11 +13,13 @@ from packdata.sources.readers import is_nested_deep, json_object
 from packdata.tokens.documents import Documents, join_documents, not_utf8
 
 if TYPE_CHECKING:
-    from packdata.tokens.contents import Content
+    from packdata.tokens.contents import DocumentForm
     from packdata.tokens.documents import Document, Place, Reject
 
 
-def parse_jsonl(data: bytes, content: Content, place: Place, *, is_utf8: bool = True) -> Documents:
+def parse_jsonl(
+    data: bytes, content: DocumentForm, place: Place, *, is_utf8: bool = True
+) -> Documents:
     """Return the documents of whole lines; blank lines are passed over.
 
     ``place`` says where a byte of the data stands; ``is_utf8`` is False if some bytes are known not to be text.
@@ -30,7 +32,7 @@ def parse_jsonl(data: bytes, content: Content, place: Place, *, is_utf8: bool = 
     return _parse_lines(data, content, place)
 
 
-def _parse_at_once(data: bytes, content: Content) -> pa.Table | None:
+def _parse_at_once(data: bytes, content: DocumentForm) -> pa.Table | None:
     """Let Arrow parse, without the GIL; None where something is not as it should be."""
     if None in content.types.values() or is_nested_deep(data):
         return None
@@ -57,7 +59,7 @@ def _begin_of(data: bytes, row: int) -> int:
     return at
 
 
-def _parse_lines(data: bytes, content: Content, place: Place) -> Documents:
+def _parse_lines(data: bytes, content: DocumentForm, place: Place) -> Documents:
     found: list[Document] = []
     begins: list[int] = []
     rejects: list[Reject] = []

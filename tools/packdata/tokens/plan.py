@@ -21,7 +21,7 @@ from packdata.sources.base import read_file
 from packdata.sources.listed import list_sources, with_beside, without_secrets
 from packdata.sources.opening import joined_splits
 from packdata.tokens.detect import content_of
-from packdata.tokens.files import IDS_KINDS, LINE_KINDS, Listing, identity_of, list_files
+from packdata.tokens.files import IDS_KINDS, LINE_KINDS, TextFiles, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE, PIECE_TOKENS, IdsSource
 from packdata.tokens.options import Eod
 from packdata.tokens.options import TokenOptions as TokenOptions
@@ -54,7 +54,7 @@ class TokensPlan:
     """A recipe and what it was made from: the sources as they were given, and their files."""
 
     sources: tuple[str, ...]
-    listing: Listing
+    listing: TextFiles
     recipe: TokensRecipe
     format: Format
     first_pass: FirstPass
@@ -237,7 +237,7 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
 
 
 def _text_recipe(
-    listing: Listing, options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
+    listing: TextFiles, options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
 ) -> TokensRecipe:
     is_one = options.documents == "file" and [f.kind for f in listing.files] == ["text"]
     if options.val_share and is_one:
@@ -290,7 +290,7 @@ def _size_with(size: int, added: dict[str, int | None]) -> int:
 
 
 def _ids_recipe(
-    listing: Listing,
+    listing: TextFiles,
     options: TokenOptions,
     first_pass: FirstPass,
     source: TextSource | IdsSource,
@@ -332,7 +332,7 @@ def _largest_in(source: TokenSource, share: tuple[int, int], *others: int | None
 
 
 def _files_recipe(
-    listing: Listing, options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
+    listing: TextFiles, options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
 ) -> TokensRecipe:
     if options.bos != "none" and options.train_bpe is None:
         raise ValueError(
@@ -345,7 +345,7 @@ def _files_recipe(
 
 
 def _recipe(
-    listing: Listing,
+    listing: TextFiles,
     options: TokenOptions,
     source: TextSource | IdsSource,
     vocabulary: Vocabulary,

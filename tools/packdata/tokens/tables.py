@@ -14,7 +14,7 @@ from packdata.sources.rowfiles import open_row_file
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from packdata.tokens.contents import Content
+    from packdata.tokens.contents import DocumentForm
     from packdata.tokens.documents import Documents
     from packdata.tokens.files import SourceFile
 
@@ -49,7 +49,7 @@ class RowsPart:
         return content.of_table(table, lambda row: f"{name}, row {first + row}")
 
 
-def _cast(table: pa.Table, content: Content) -> pa.Table:
+def _cast(table: pa.Table, content: DocumentForm) -> pa.Table:
     types = content.types
     return pa.table(
         {n: table[n] if kind is None else table[n].cast(kind) for n, kind in types.items()}
@@ -63,7 +63,7 @@ class RowRanges:
         SourceError: It is not what its name says, or lacks a column.
     """
 
-    def __init__(self, file: SourceFile, content: Content) -> None:
+    def __init__(self, file: SourceFile, content: DocumentForm) -> None:
         self.file, self.content = file, content
         self._rows = open_row_file(file.path)
         content.check(self._rows.schema, file.path)

@@ -22,7 +22,7 @@ from packdata.describe import counted
 from packdata.sources.rowfiles import ROW_KINDS
 from packdata.tokens.contents import Texts
 from packdata.tokens.documents import Documents, Piece, TokenSource, not_utf8, texts_of
-from packdata.tokens.files import Reader, SourceFile, count_lines
+from packdata.tokens.files import ForwardReader, SourceFile, count_lines
 from packdata.tokens.headers import recognize
 from packdata.tokens.jsonl import parse_jsonl
 from packdata.tokens.tables import RowRanges, RowsPart
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from packdata.sources.objects import RemoteFile
-    from packdata.tokens.contents import Content
+    from packdata.tokens.contents import DocumentForm
 
 PIECE_BYTES = 4 << 20
 _MAX_CHAR_BYTES = 4
@@ -223,7 +223,7 @@ class TextOptions:
 
     documents: str = "file"  # ``file``, ``line``, or the text that separates documents
     # What the rows of JSON lines and Parquet hold.
-    content: Content = field(default_factory=lambda: Texts("text"))
+    content: DocumentForm = field(default_factory=lambda: Texts("text"))
     # Files may be cut at multiples of so many bytes; None: only where a document ends.
     cut: int | None = None
     piece_bytes: int = PIECE_BYTES  # size of a piece
@@ -304,7 +304,7 @@ class TextSource(TokenSource):
     def spelled_token(self) -> str | None:
         """Return what looks like a special token, such as ``<|endoftext|>``, near the beginning of some file."""
         for file in [file for file in self.files if file.kind not in ROW_KINDS][:_SOME_FILES]:
-            reader = Reader(file)
+            reader = ForwardReader(file)
             try:
                 found = _TOKEN.search(reader.peek(_SOME_BYTES))
             finally:
@@ -331,7 +331,7 @@ class TextSource(TokenSource):
         if mark is None and file.compression is None:
             step = self.options.cut or max(1, file.size)
             return [*range(step, file.size, step), file.size], None
-        reader = Reader(file)
+        reader = ForwardReader(file)
         try:
             if mark is not None and file.kind == "text" and self.options.separator is not None:
                 mark = self._separator(file, mark, reader)
@@ -339,13 +339,13 @@ class TextSource(TokenSource):
         finally:
             reader.close()
 
-    def _separator(self, file: SourceFile, given: bytes, reader: Reader) -> bytes:
+    def _separator(self, file: SourceFile, given: bytes, reader: ForwardReader) -> bytes:
         separator = ending_as(reader.peek(_HEAD_BYTES), given)
         if separator != given:
             self.windows_files.append(file.name)
         return separator
 
-    def _find_ends(self, reader: Reader, mark: bytes | None) -> Iterator[int]:
+    def _find_ends(self, reader: ForwardReader, mark: bytes | None) -> Iterator[int]:
         step = self.options.cut if mark is None else self.options.piece_bytes
         end = 0
         while True:
@@ -401,14 +401,14 @@ class _Streams:
     """The compressed file that is being read."""
 
     def __init__(self) -> None:
-        self._reader: Reader | None = None
+        self._reader: ForwardReader | None = None
         self._ahead = b""
 
     def read(self, file: SourceFile, start: int, stop: int) -> bytes:
         """Return a range of a file and up to three bytes behind it."""
         if self._reader is None or self._reader.source is not file:
             self.close()
-            self._reader, self._ahead = Reader(file), b""
+            self._reader, self._ahead = ForwardReader(file), b""
             self._reader.skip_to(start)
         wanted = stop - start + _MAX_CHAR_BYTES - 1
         blob = self._ahead + self._reader.read(wanted - len(self._ahead))
