@@ -231,7 +231,7 @@ class ThirdParty:
             yield batch
 
     @contextmanager
-    def _drawing_again(self, current: Progress) -> Iterator[None]:
+    def _drawing_again(self, current: ForeignPass) -> Iterator[None]:
         """Draw as when the pass began; note how generators stood then, torch's own if it is drawn from."""
         resumed = current.resumed
         for generator, text in zip(self._generators, resumed.get("generators", []), strict=False):
