@@ -20,7 +20,7 @@ from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.binpack import Fit
 from loaders.datasets.tokens.documents import DocumentPlan, DocumentReader
 from loaders.datasets.tokens.stream import LABELS, TokenStream
-from loaders.datasets.tokens.window_job import Widen, WindowReader
+from loaders.datasets.tokens.reader import Widen, WindowReader
 from loaders.errors import SchemaError
 
 if TYPE_CHECKING:
