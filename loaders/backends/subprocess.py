@@ -256,7 +256,7 @@ def _start(payload: Payload, sock: int, slots: int) -> subprocess.Popen[bytes]:
         numbers = [str(number) for number in (fd, sock, slots, os.getpid())]
         with _masked():
             return subprocess.Popen(
-                [sys.executable, "-c", _BEGIN, *numbers],
+                [sys.executable, "-P", "-c", _BEGIN, *numbers],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(fd, sock, slots, *payload.fds),
             )

@@ -223,6 +223,7 @@ def _pack(files: list[Path], folder: Path, options: list[str]) -> Path:
         (source / f"{i:05}{file.suffix}").symlink_to(file.absolute())
     command = [
         sys.executable,
+        "-P",
         "-m",
         "packdata",
         "images",

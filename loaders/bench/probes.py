@@ -136,7 +136,7 @@ def _figure(code: str, environment: dict[str, str], timeout_s: float) -> float |
     """Run Python that prints a number."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-P", "-c", code],
             env=os.environ | environment,
             capture_output=True,
             text=True,

@@ -54,14 +54,14 @@ def where(sample):
 """
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
-        cwd=ROOT,
+        cwd=cwd,
     )
 
 
@@ -79,6 +79,19 @@ def test_a_script_needs_no_guard_and_the_child_finds_what_lies_beside_it(tmp_pat
     (tmp_path / "beside.py").write_text(BESIDE)
 
     done = run(str(script))
+
+    assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
+
+
+def test_what_lies_in_the_working_folder_is_not_taken_for_pythons_own(tmp_path: Path) -> None:
+    """Trainers run in folders where anything may lie; what the child needs before it has the path is Python's."""
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "train.py"
+    script.write_text(UNGUARDED)
+    (tmp_path / "scripts" / "beside.py").write_text(BESIDE)
+    (tmp_path / "struct.py").write_text("raise SystemExit('of the working folder')")
+
+    done = run(str(script), cwd=tmp_path)
 
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
 
