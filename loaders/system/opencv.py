@@ -1,4 +1,4 @@
-"""OpenCV's own threads: none beside workers, and none at a fork. Nothing else sets their number.
+"""OpenCV's own threads: none beside workers, and none at a fork. Nothing else sets their number, or its other switches.
 
 A forked process has them no more. When it sets their number, it may wait for their end for ever (OpenCV 5.0:
 every other time). So they are ended before any fork, and begin again when they are used.
@@ -17,6 +17,12 @@ _num_threads = 1  # at the fork that is under way
 def use_one_thread() -> None:
     """Let each call of OpenCV use the thread that makes it: workers are the threads."""
     cv2.setNumThreads(1)
+
+
+def use_no_ipp() -> None:
+    """Make OpenCV compute the same bits on every CPU, on the thread that calls this."""
+    if hasattr(cv2, "ipp"):
+        cv2.ipp.setUseIPP(False)
 
 
 class one_thread:

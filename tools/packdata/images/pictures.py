@@ -105,11 +105,6 @@ class _OtherNumbersError(ValueError):
     """A healthy file holds numbers that cannot be packed; the text says which, and what to do."""
 
 
-def use_exact_opencv() -> None:
-    """Make OpenCV compute the same on every machine, for the thread that calls this."""
-    cv2.ipp.setUseIPP(False)
-
-
 def decode_picture(
     data: bytes,
     *,

@@ -25,6 +25,7 @@ from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.codecs.several import join_files
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
+from loaders.system.opencv import use_no_ipp
 from packdata.describe import numbered
 from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import open_splits
@@ -42,7 +43,6 @@ from packdata.images.pictures import (
     decode_mask,
     decode_picture,
     open_pil,
-    use_exact_opencv,
 )
 from packdata.images.planes import encode_jpeg_planes
 from packdata.images.profiles import CONVERTED
@@ -285,7 +285,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             SourceError: The picture, its mask or its label is missing, damaged or of the wrong
                 kind.
         """
-        use_exact_opencv()
+        use_no_ipp()
         try:
             data = item.read()
             if self._is_several:

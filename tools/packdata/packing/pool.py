@@ -19,7 +19,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
-import cv2
+from loaders.system.opencv import use_no_ipp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -33,12 +33,6 @@ _MAX_CHUNK = 256
 # time, 16 for 71 %, 4 for 39 %.
 _CHUNKS_PER_WORKER = 64
 _MAX_RESULT_BYTES = 256 << 20
-
-
-def without_ipp() -> None:
-    """Make OpenCV compute the same bits on every CPU; the switch is per thread."""
-    if hasattr(cv2, "ipp"):
-        cv2.ipp.setUseIPP(False)
 
 
 class _Done(NamedTuple, Generic[ResultT]):
@@ -70,7 +64,7 @@ class OrderedPool(Generic[ItemT, ResultT]):
     ) -> None:
         self._function, self._num_workers, self._size_of = function, num_workers, size_of
         self._max_bytes = max_bytes
-        self._threads = ThreadPoolExecutor(num_workers, "packdata", initializer=without_ipp)
+        self._threads = ThreadPoolExecutor(num_workers, "packdata", initializer=use_no_ipp)
         self._pending: deque[Future[_Done[ResultT]]] = deque()
         self._chunk: list[ItemT] = []
         self._chunk_size = 1
