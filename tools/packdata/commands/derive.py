@@ -191,12 +191,12 @@ is stopped, the same command continues. Shards that need no change are sent as t
 
 
 def _split(args: argparse.Namespace) -> int:
-    view = open_view(args.dataset)
+    view = open_view(args.src)
     num = len(view)
     notes: list[str] = []
     with usage_errors(args, schema=False), progress_of("writing", num) as tick:
         manifests = split(
-            args.dataset,
+            args.src,
             args.dst,
             parse_parts(args.parts),
             by=args.by,
@@ -226,7 +226,7 @@ SPLIT = Command(
     summary="divide a dataset into parts, such as train and val",
     takes={
         "": f"""
-DATASET
+SRC
   folder of the dataset
 DST
   folder of the parts' folders
@@ -245,7 +245,7 @@ DST
     details="Each part is a dataset DST/NAME with the same fields and classes; records stay as they are.",
     example="packdata split packed/all packed --parts train=0.9 val=0.1 --stratify label",
     how={
-        "dataset": PATH,
+        "src": PATH,
         "dst": PATH,
         "parts": {"nargs": "+", "required": True},
         "by": {"default": "shuffle"},
