@@ -18,6 +18,7 @@ from packdata.sources.regular import check_name
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
 UTF8_HINT = (
@@ -121,7 +122,29 @@ def json_object(line: bytes | str) -> dict[str, Any]:
     return value
 
 
-def is_nested_deep(data: bytes) -> bool:
+def arrow_lines(data: bytes, schema: pa.Schema, *, with_others: bool) -> pa.Table | None:
+    """Let Arrow parse whole lines of JSON, without the GIL; None where it refuses one, or cannot be trusted with it.
+
+    Args:
+        data: The lines; blank ones become no rows.
+        schema: Columns whose type is known.
+        with_others: Whether the columns that it lacks are read, too, as what Arrow takes them for.
+    """
+    import pyarrow as pa  # late: --help is quick without
+    import pyarrow.json
+
+    if _is_nested_deep(data):
+        return None
+    unknown = "infer" if with_others else "ignore"
+    parsing = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unknown)
+    reading = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    try:
+        return pa.json.read_json(pa.BufferReader(data), reading, parsing)
+    except (pa.ArrowException, ValueError):
+        return None
+
+
+def _is_nested_deep(data: bytes) -> bool:
     """Tell whether a line of JSON may be nested deeper than Arrow can be trusted with."""
     if data.count(b"{") + data.count(b"[") <= data.count(b"\n") + _MOST_NESTED:
         return False

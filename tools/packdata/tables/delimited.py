@@ -19,6 +19,7 @@ import pyarrow.csv
 
 from loaders.checks import as_list
 from loaders.errors import SchemaError, SourceError
+from loaders.system.regular import regular
 from packdata.sources.readers import UTF8_HINT, csv_rows, encoding_hint
 from packdata.tables import parts
 from packdata.tables.parts import FilePart, Kind, TableRows, read_bytes
@@ -130,7 +131,7 @@ class DelimitedFile:
 
     def _first_row(self, skip_rows: int) -> tuple[int, int, list[str]]:
         """Read the first row; return offset and line of the first one with values, and its cells."""
-        with open(self.path, "rb") as file:
+        with open(self.path, "rb", opener=regular) as file:
             head = file.read(_HEAD_BYTES)
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head[:200]:
             raise SourceError("it is not UTF-8 text", self.path, encoding_hint(head))

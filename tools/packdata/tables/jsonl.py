@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 
 from loaders.errors import SourceError
-from packdata.sources.readers import encoding_hint, is_nested_deep, json_object
+from loaders.system.regular import regular
+from packdata.sources.readers import arrow_lines, encoding_hint, json_object
 from packdata.tables import parts
 from packdata.tables.parts import FilePart, Kind, TableRows, read_bytes, some_of
 from packdata.tables.values import DATES, GROUPS, NO_VALUES, Codes, as_text, without_words
@@ -42,7 +42,7 @@ class JsonLinesFile:
 
     def __init__(self, path: Path, missing: Sequence[str] = ()) -> None:
         self.path, self._missing = path, missing
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             head = file.read(200)
         if not head:
             raise SourceError("it is empty", path, "It takes one JSON object a line")
@@ -80,25 +80,18 @@ class JsonLinesFile:
 
 def _parsed(data: bytes, kinds: Mapping[str, Kind]) -> pa.Table | None:
     """Let Arrow parse; None where it would not get what JSON says."""
-    if is_nested_deep(data):
+    if (table := arrow_lines(data, pa.schema([]), with_others=True)) is None:
         return None
-    try:
-        table = _parse(data)
-        dates = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
-        if dates:  # texts of which Arrow makes dates
-            table = _parse(data, dates).select(table.column_names)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
-    texts = [table.schema.field(n).type for n in table.column_names if kinds.get(n) == "text"]
+    names = table.column_names
+    dates = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
+    if dates:  # texts of which Arrow makes dates
+        known = pa.schema([pa.field(name, pa.string()) for name in dates])
+        if (table := arrow_lines(data, known, with_others=True)) is None:
+            return None
+        table = table.select(names)
+    texts = [table.schema.field(n).type for n in names if kinds.get(n) == "text"]
     changed = any(pa.types.is_floating(kind) or pa.types.is_nested(kind) for kind in texts)
     return None if changed else table
-
-
-def _parse(data: bytes, texts: Sequence[str] = ()) -> pa.Table:
-    reading = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    schema = pa.schema([pa.field(name, pa.string()) for name in texts])
-    parsing = pa.json.ParseOptions(explicit_schema=schema)
-    return pa.json.read_json(pa.BufferReader(data), reading, parsing)
 
 
 def _by_hand(data: bytes, first_line: int, kinds: Mapping[str, Kind]) -> TableRows:

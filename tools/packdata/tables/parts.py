@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from loaders.errors import SourceError
+from loaders.system.regular import regular
 from packdata.tables.values import GUESSED
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def cut(
         check_end: Looks at a last row without an end, and its line.
         hint: What to do about a row of no end.
     """
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         start, rest = begin, b""
         while True:
             file.seek(start)  # again what belongs to no whole row yet
@@ -196,7 +197,7 @@ def cut(
 def read_bytes(path: Path, start: int, stop: int) -> bytes:
     """Return a stretch of a file; SourceError if it is not there."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             file.seek(start)
             data = file.read(stop - start)
     except OSError as error:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from loaders.errors import SourceError
+from loaders.system.regular import regular
 from packdata.sources.regular import check_name
 from packdata.sources.rowfiles import ParquetRows, open_row_file
 from packdata.tables.parts import FilePart, Kind, TableRows
@@ -113,7 +114,7 @@ def parquet_table(path: Path, missing: Sequence[str] = ()) -> TypedTable:
 def arrow_table(path: Path, missing: Sequence[str] = ()) -> TypedTable:
     """Open a file in Arrow's own format (Feather, IPC file or IPC stream); its groups are the batches."""
     check_name(str(path), path)
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         is_file = file.read(6) == b"ARROW1"
     try:
         with _open_arrow(path, is_file) as reader:

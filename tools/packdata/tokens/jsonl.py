@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.json
 
 from loaders.errors import SourceError
-from packdata.sources.readers import is_nested_deep, json_object
+from packdata.sources.readers import arrow_lines, json_object
 from packdata.tokens.documents import Documents, join_documents, not_utf8
 
 if TYPE_CHECKING:
@@ -33,18 +31,13 @@ def parse_jsonl(
 
 
 def _parse_at_once(data: bytes, content: DocumentForm) -> pa.Table | None:
-    """Let Arrow parse, without the GIL; None where something is not as it should be."""
-    if None in content.types.values() or is_nested_deep(data):
+    """Let Arrow parse; None where something is not as it should be."""
+    if None in content.types.values():
         return None
     small = {pa.large_string(): pa.string(), pa.large_list(pa.int64()): pa.list_(pa.int64())}
     schema = pa.schema({name: small[kind] for name, kind in content.types.items()})
-    parsing = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    reading = pa.json.ReadOptions(use_threads=False, block_size=max(1, len(data)) + 1)
-    try:
-        table = pa.json.read_json(io.BytesIO(data), reading, parsing)
-    except (pa.ArrowException, ValueError):
-        return None
-    return table.cast(pa.schema(dict(content.types))) if len(table) else None
+    table = arrow_lines(data, schema, with_others=False)
+    return table.cast(pa.schema(dict(content.types))) if table is not None and len(table) else None
 
 
 def _begin_of(data: bytes, row: int) -> int:
