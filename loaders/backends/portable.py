@@ -36,13 +36,13 @@ def _by_attributes(error: BaseException, notes: list[str]) -> BaseException:
     found = {name: value for name, value in beside.items() if value is not None} | vars(error)
     values = {name: value for name, value in found.items() if _pickles(value)}
     args = error.args if _pickles(error.args) else (_text(error),)
-    parts: Any = _Parts(type(error), args, values | {"__notes__": notes})
+    parts: Any = _ErrorParts(type(error), args, values | {"__notes__": notes})
     if _text(_sent(parts)) != _text(error):
         raise ValueError  # its text needs what was left out
     return parts  # type: ignore[no-any-return]
 
 
-class _Parts:
+class _ErrorParts:
     """Becomes an error when it is unpickled."""
 
     def __init__(self, *parts: Any) -> None:

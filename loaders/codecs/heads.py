@@ -91,7 +91,7 @@ def picture_heads(records: Sequence[UInt8Array], max_pixels: int = MAX_PIXELS) -
     num = len(records)
     heads = PictureHeads(np.zeros((num, 2), np.int64), [None] * num)
     if num >= _FEW:
-        _Headers(records).tell(heads)
+        _SegmentWalk(records).tell(heads)
     for height, width in heads.sizes[heads.sizes.prod(axis=1) > max_pixels].tolist():
         check_pixels(height, width, max_pixels)
     for i in np.flatnonzero(heads.sizes.prod(axis=1) < 1).tolist():
@@ -100,7 +100,7 @@ def picture_heads(records: Sequence[UInt8Array], max_pixels: int = MAX_PIXELS) -
     return heads
 
 
-class _Headers:
+class _SegmentWalk:
     """The headers of sequential JPEGs, gone through segment by segment, all at once.
 
     Those that take a closer look (fill bytes, an end within the header, 5 components) are left out.

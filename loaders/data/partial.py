@@ -118,7 +118,7 @@ class PartialRecords:
             return not sums.chunk_bytes
         return column.nbytes < CHUNKED_ROW_BYTES * len(column)
 
-    def part(self, number: int, row: int, record: UInt8Array, spans: Spans) -> RecordPart:
+    def part(self, number: int, row: int, record: UInt8Array, spans: BoxBytes) -> RecordPart:
         """Name a part of a record that ``find`` returned, and have the kernel fetch what may not be in memory."""
         if number not in self._chunks:
             self._chunks[number] = self._open(number)
@@ -202,7 +202,7 @@ def _runs(part: RecordPart, chunks: _VerifiedBlocks) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class BoxBytes:
     """Bytes of a record that lie apart by the strides of an array: those of a box in it."""
 
     start: int  # the first byte

@@ -37,7 +37,7 @@ class Compressed(NamedTuple):
     adds: torch.Tensor  # as in ``Coefficients``
 
 
-class Places(NamedTuple):
+class BufferPlaces(NamedTuple):
     """Where parts lie in a buffer."""
 
     offsets: list[int]  # where each begins, in bytes
@@ -48,7 +48,7 @@ class Decompress(Protocol):
     """Decompresses the parts of one buffer into places of another, both on the same device."""
 
     def __call__(
-        self, data: torch.Tensor, parts: Places, out: torch.Tensor, places: Places
+        self, data: torch.Tensor, parts: BufferPlaces, out: torch.Tensor, places: BufferPlaces
     ) -> None:
         """Decompress; what is queued on the current stream comes after it."""
 
@@ -97,13 +97,15 @@ class InflateFinish(nn.Module):
         # Zeros: so that the same bytes are there, whatever a decompressor leaves between bands.
         out = torch.zeros(num * stride, dtype=torch.uint8, device=batch.data.device)
         if num:
-            self._decompress(batch.data, parts, out, Places(offsets.tolist(), self._bands * num))
+            self._decompress(
+                batch.data, parts, out, BufferPlaces(offsets.tolist(), self._bands * num)
+            )
         rows = out.view(num, stride)
         bands = [rows[:, at : at + n] for at, n in zip(*row, strict=True)]
         return Coefficients(torch.cat(bands, 1), batch.positions, batch.adds)
 
 
-def places_of(sizes: Sequence[int]) -> Places:
+def places_of(sizes: Sequence[int]) -> BufferPlaces:
     """Return where parts of these sizes lie in a row, each aligned.
 
     Example:
@@ -111,7 +113,7 @@ def places_of(sizes: Sequence[int]) -> Places:
         Places(offsets=[0, 16, 32], sizes=[3, 16, 5])
     """
     room = -(-np.asarray(sizes, np.int64) // ALIGNMENT) * ALIGNMENT
-    return Places((np.cumsum(room) - room).tolist(), list(sizes))
+    return BufferPlaces((np.cumsum(room) - room).tolist(), list(sizes))
 
 
 def _bands_of(codec: DctCodec, side: int) -> list[int]:
@@ -126,7 +128,7 @@ class HostInflate:
         self._codec = codec
 
     def __call__(
-        self, data: torch.Tensor, parts: Places, out: torch.Tensor, places: Places
+        self, data: torch.Tensor, parts: BufferPlaces, out: torch.Tensor, places: BufferPlaces
     ) -> None:
         """Decompress; CodecError if a part is damaged."""
         source, target = data.numpy(), out.numpy()
@@ -154,7 +156,7 @@ class NvcompInflate:
         )
 
     def __call__(
-        self, data: torch.Tensor, parts: Places, out: torch.Tensor, places: Places
+        self, data: torch.Tensor, parts: BufferPlaces, out: torch.Tensor, places: BufferPlaces
     ) -> None:
         """Decompress. The trainer waits once: nvCOMP reads the sizes of its results on the host."""
         current, handle = torch.cuda.current_stream(data.device), self._stream.cuda_stream

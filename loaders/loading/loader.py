@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from loaders.backends.ordered import Pool
     from loaders.backends.subprocess import Child, ChildPool, KeptChildren
     from loaders.device.accelerator import Accelerator
-    from loaders.loading.options import AugmentOn, Backend, Halves
+    from loaders.loading.options import AugmentOn, Backend, Served
     from loaders.profiling import profile
     from loaders.remote.ahead import Ahead
     from loaders.sampling.cursor import Cursor
@@ -326,7 +326,7 @@ class DataLoader(OrderedLoader[BatchT]):
         self._ahead: list[Ahead] = []  # tells fetchers of the pass
         self._successor = Successor(StepWatch())
 
-    def _halves(self) -> Halves:
+    def _halves(self) -> Served:
         """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
         dataset: Any = self.dataset
         if reads_batches(dataset) and self._collate is collate and self.backend != "process":

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Backend = Literal["auto", "thread", "subprocess", "process"]
 AugmentOn = Literal["auto", "host", "device"]
-Halves = tuple[Any, "Callable[[Any], Any] | None"]
+Served = tuple[Any, "Callable[[Any], Any] | None"]
 _ONE_PER_SAMPLE = ((Balanced, "labels"), (Weighted, "weights"), (ByLength, "lengths"))
 _SMALL_SAMPLE_BYTES, _TINY_SAMPLE_BYTES = 16 << 10, 512
 _AS_GIVEN = (  # of what torch's loader takes
@@ -417,7 +417,7 @@ def _choose_workers(num_workers: int | Literal["auto"], dataset: Any) -> int:
 
 def choose_halves(
     dataset: BatchDataset, device: torch.device | None, augment_on: AugmentOn
-) -> Halves:
+) -> Served:
     """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
     device = device or dataset.device or torch.device("cpu")
     read = (dataset.joined or dataset) if isinstance(dataset, Mixture) else dataset

@@ -80,7 +80,7 @@ class StoreFault(Exception):
         self.kind, self.text, self.hint = kind, text, hint or _HINTS.get(kind, "")
 
 
-class Mark(NamedTuple):
+class ObjectState(NamedTuple):
     """What tells one state of an object from another, where the store says it.
 
     Attributes:
@@ -94,7 +94,7 @@ class Mark(NamedTuple):
     size: int | None = None
 
 
-NOTHING = Mark()  # of an object that is not there
+NOTHING = ObjectState()  # of an object that is not there
 
 
 class Got(NamedTuple):
@@ -114,13 +114,13 @@ class Objects(Protocol):
     async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
         """Return the objects in a folder, and the folders in it."""
 
-    async def look(self, name: str) -> Mark:
+    async def look(self, name: str) -> ObjectState:
         """Return which object is there, and its size."""
 
     async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
         """Return bytes from ``start`` to ``end``, or all; only of the object with this e-tag, if one is given."""
 
-    async def put(self, name: str, data: Buffer | Path, only: Mark | None = None) -> bool:
+    async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
         """Write an object, or only in place of a certain one (``NOTHING``: none); False if another is there."""
 
     async def delete(self, name: str) -> None:
@@ -162,13 +162,13 @@ class ObstoreObjects:
             raise fault_of(error) from None
         return [*map(_entry, found["objects"])], [*found["common_prefixes"]]
 
-    async def look(self, name: str) -> Mark:
+    async def look(self, name: str) -> ObjectState:
         """Return which object is there, and its size."""
         try:
             found = await self._api.head_async(self._store, name)
         except Exception as error:
             raise fault_of(error) from None
-        return Mark(found.get("e_tag"), found.get("version"), int(found["size"]))
+        return ObjectState(found.get("e_tag"), found.get("version"), int(found["size"]))
 
     async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
         """Return bytes from ``start`` to ``end``, or all; only of the object with this e-tag, if one is given."""
@@ -184,7 +184,7 @@ class ObstoreObjects:
             raise StoreFault("network", f"{data.nbytes} bytes came where {end - start} were asked")
         return Got(data, found.meta.get("e_tag"), found.meta.get("version"))
 
-    async def put(self, name: str, data: Buffer | Path, only: Mark | None = None) -> bool:
+    async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
         """Write an object, or only in place of a certain one (``NOTHING``: none); False if another is there."""
         how: dict[str, Any] = {"chunk_size": PUT_BYTES, "max_concurrency": _PUTS_AT_ONCE}
         if only is not None:  # such a put is in one piece
@@ -278,9 +278,9 @@ class FsspecObjects:
         except Exception as error:
             raise StoreFault("network", f"{type(error).__name__}: {error}") from None
 
-    async def look(self, name: str) -> Mark:
+    async def look(self, name: str) -> ObjectState:
         """Return the object's size; a file system has no more."""
-        return Mark(size=int(await self._run(self._files.size, self._path(name))))
+        return ObjectState(size=int(await self._run(self._files.size, self._path(name))))
 
     async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
         """Return bytes from ``start`` to ``end``, or all."""
@@ -290,7 +290,7 @@ class FsspecObjects:
             raise StoreFault("short", f"{data.nbytes} bytes came where {end - start} were asked")
         return Got(data, None)
 
-    async def put(self, name: str, data: Buffer | Path, only: Mark | None = None) -> bool:
+    async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
         """Write an object, whatever is there: most file systems know no condition but that none is."""
         path = self._path(name)
         if "file" in self._files.protocol:

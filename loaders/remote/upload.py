@@ -16,8 +16,9 @@ import xxhash
 
 from loaders.errors import ChecksumError, RemoteError
 from loaders.remote.source import ATTEMPTS
-from loaders.remote.stores import PUT_BYTES, Mark, StoreFault
+from loaders.remote.stores import PUT_BYTES, ObjectState, StoreFault
 from loaders.remote.transfer import PART_BYTES
+from loaders.system.regular import regular
 
 if TYPE_CHECKING:
     from loaders.remote.source import ServedURL
@@ -31,7 +32,7 @@ async def put(source: ServedURL, message: dict[str, Any]) -> dict[str, Any]:
     try:
         if "hash" in message:
             return {"sent": await _put_shard(source, name, path, message["size"], message["hash"])}
-        only = None if message["only"] is None else Mark(**message["only"])
+        only = None if message["only"] is None else ObjectState(**message["only"])
         data = await asyncio.to_thread(path.read_bytes)
         return {"is_written": await source.again(lambda: source.objects.put(name, data, only))}
     except StoreFault as fault:
@@ -96,7 +97,7 @@ async def _read_back(source: ServedURL, name: str, size: int) -> str:
 def hash_of(path: Path) -> str:
     """Return the xxh3-128 of a file, hexadecimal."""
     state = xxhash.xxh3_128()
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         while block := file.read(_READ_BYTES):
             state.update(block)
     return state.hexdigest()
@@ -104,7 +105,7 @@ def hash_of(path: Path) -> str:
 
 def _etag(path: Path, in_parts: bool) -> str:
     """Return the e-tag that S3 gives a file that was sent whole, or in parts of ``PUT_BYTES``."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         if not in_parts:
             return hashlib.file_digest(file, _md5).hexdigest()
         parts = [_md5(part).digest() for part in iter(lambda: file.read(PUT_BYTES), b"")]

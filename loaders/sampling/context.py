@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 
-class _Here(threading.local):
+class _Context(threading.local):
     batch: Any = None  # indices that know their epoch
     draw: int = 0  # of the sample that is fetched
     draws: Int64s | None = None  # of all samples, when their numbers were gone through
 
 
-_here = _Here()
+_here = _Context()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from loaders import DataLoader, Normalize, RAMDataset, ShardDataset, augment, co
 from loaders.augment import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
 from loaders.data.formats import checksums, open_columns
 from loaders.data.manifest import read_manifest
-from loaders.data.partial import PartialRecords, Spans
+from loaders.data.partial import BoxBytes, PartialRecords
 from loaders.errors import BatchError, ChecksumError, LoadersError, SampleError, SchemaError
 from loaders.schema import Array, Field, Image, Label, Text
 from tests.packdata.packing import pack
@@ -473,10 +473,12 @@ def test_a_part_that_was_verified_vouches_for_no_other(tmp_path: Path, format: s
     flip_byte(tmp_path / "a", 1, 5 * checksums.CHUNK_BYTES)
 
     for chunk in (4, 6):
-        records.verify(records.part(0, 1, record, Spans(chunk * checksums.CHUNK_BYTES, [1], [1])))
+        records.verify(
+            records.part(0, 1, record, BoxBytes(chunk * checksums.CHUNK_BYTES, [1], [1]))
+        )
 
     with pytest.raises(ChecksumError, match=f"bytes {5 * checksums.CHUNK_BYTES} to"):
-        records.verify(records.part(0, 1, record, Spans(5 * checksums.CHUNK_BYTES, [1], [1])))
+        records.verify(records.part(0, 1, record, BoxBytes(5 * checksums.CHUNK_BYTES, [1], [1])))
 
 
 def test_the_shape_in_front_of_a_record_is_verified(tmp_path: Path) -> None:
@@ -536,7 +538,7 @@ def test_spans_name_every_chunk_that_is_touched_and_no_other(seed: int) -> None:
 
     start = header + sum(f * s for f, s in zip(first, strides, strict=True))
     lengths = [b - a for a, b in zip(first, last, strict=True)]
-    spans = Spans(start, lengths, strides, header)
+    spans = BoxBytes(start, lengths, strides, header)
 
     padded = np.arange(header + int(np.prod(shape)))
     inside = padded[header:].reshape(shape)[tuple(map(slice, first, last))]
@@ -559,13 +561,13 @@ def test_of_chunks_that_were_verified_before_nothing_is_looked_at_again(
     dataset = ShardDataset(pack_large(tmp_path / "a", format))
     records = PartialRecords(dataset.store, "array")
     other, record = records.find(dataset.rows_of(np.array([0, 1])))
-    spans = Spans(5 * checksums.CHUNK_BYTES, [3 * checksums.CHUNK_BYTES], [1])
+    spans = BoxBytes(5 * checksums.CHUNK_BYTES, [3 * checksums.CHUNK_BYTES], [1])
     records.verify(records.part(0, 0, other, spans))
 
     first = records.part(0, 1, record, spans)
     records.verify(first)
     again = records.part(0, 1, record, spans)
-    beside = records.part(0, 1, record, Spans(7 * checksums.CHUNK_BYTES, [70_000], [1]))
+    beside = records.part(0, 1, record, BoxBytes(7 * checksums.CHUNK_BYTES, [70_000], [1]))
 
     start = int(first.chunks[0]) - 5  # of the shard's chunks
     assert (first.chunks - start).tolist() == [5, 6, 7]

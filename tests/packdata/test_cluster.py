@@ -19,7 +19,7 @@ from packdata.cluster import _about_node, usual_parts
 from packdata.images.plan import plan_images
 from packdata.parts.local import finish
 from packdata.parts.part import versions
-from packdata.plan import Plan, pack_plan
+from packdata.plan import SourcePlan, pack_plan
 from packdata.tables import plan_tables
 from packdata.tokens.plan import TokenOptions, plan_tokens
 from tests.packdata.command_sources import make_sources
@@ -73,7 +73,7 @@ def test_a_plan_that_was_sent_packs_the_same(
 ) -> None:
     (tmp_path / "made").mkdir()
     monkeypatch.chdir(make_sources(tmp_path / "made"))
-    plan: Plan
+    plan: SourcePlan
     if kind == "images":
         plan = plan_images("photos", sizes=16, masks="masks")
     elif kind == "arrays":
@@ -83,7 +83,7 @@ def test_a_plan_that_was_sent_packs_the_same(
     else:
         plan = plan_tables(["t.csv"], target=("kind",), beside=tmp_path / "sent")
 
-    sent: Plan = pickle.loads(pickle.dumps(plan))
+    sent: SourcePlan = pickle.loads(pickle.dumps(plan))
 
     assert usual_parts(plan) == 1
     pack_plan(plan, tmp_path / "packed")

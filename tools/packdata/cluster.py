@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from packdata.packing.engine import Summary
     from packdata.packing.progress import Progress
     from packdata.packing.shards import Format
-    from packdata.plan import Plan
+    from packdata.plan import SourcePlan
     from packdata.recipe import Recipe
 
 # Of one part: about 1 GB of pictures, of text or of tables. It depends on nothing but the source, as the bytes do.
@@ -47,7 +47,7 @@ _WAIT_S = 1.0
 _START_S = 120.0  # of a task that a node has room for, and of a node where none has room
 
 
-def usual_parts(plan: Plan) -> int:
+def usual_parts(plan: SourcePlan) -> int:
     """Return how many parts a source is divided into by default."""
     return max(1, sum(_num_parts(recipe) for _, recipe in plan.parts))
 
@@ -58,7 +58,7 @@ def _num_parts(recipe: Any) -> int:
 
 
 def pack_on_ray(
-    plan: Plan,
+    plan: SourcePlan,
     dst: Path | str,
     *,
     parts: int | None = None,

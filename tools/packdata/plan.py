@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from packdata.recipe import Recipe
 
 
-class Plan(Protocol):
+class SourcePlan(Protocol):
     """A source that was listed, with what would become of it; ``str`` says it in words."""
 
     @property
@@ -50,7 +50,7 @@ class Plan(Protocol):
         """Tell whether the source is still as it was listed."""
 
 
-def pack_plan(plan: Plan, dst: Path | str, **settings: Unpack[PackSettings]) -> Summary:
+def pack_plan(plan: SourcePlan, dst: Path | str, **settings: Unpack[PackSettings]) -> Summary:
     """Pack what was planned, or a part of it; see ``pack_recipes``.
 
     Raises:
@@ -62,7 +62,7 @@ def pack_plan(plan: Plan, dst: Path | str, **settings: Unpack[PackSettings]) -> 
         drop_copies()
 
 
-def _pack_plan(plan: Plan, dst: Path | str, settings: PackSettings) -> Summary:
+def _pack_plan(plan: SourcePlan, dst: Path | str, settings: PackSettings) -> Summary:
     check_outside(dst, plan.sources)
     part = settings.pop("part", None)
     recipes = in_order(plan.parts, settings.pop("shuffle", None))

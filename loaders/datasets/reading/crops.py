@@ -17,7 +17,7 @@ import torch
 
 from loaders import augment
 from loaders.codecs.raw import RawCodec
-from loaders.data.partial import PartialRecords, RecordPart, Spans
+from loaders.data.partial import BoxBytes, PartialRecords, RecordPart
 from loaders.datasets.reading.known import geometry_of
 from loaders.datasets.reading.samples import LIST, Form, in_form
 from loaders.errors import BatchError, CodecError, SchemaError
@@ -264,7 +264,7 @@ class CropReader:
         ]
 
 
-def _spans(array: npt.NDArray[Any], box: list[int], header: int) -> Spans:
+def _spans(array: npt.NDArray[Any], box: list[int], header: int) -> BoxBytes:
     """Return which bytes of its record a box takes."""
     num_axes = len(box) // 2
     split = array.ndim - num_axes
@@ -275,4 +275,4 @@ def _spans(array: npt.NDArray[Any], box: list[int], header: int) -> Spans:
         first = min(max(first, 0), last)
         start += first * array.strides[split + axis]
         lengths.append(last - first)
-    return Spans(start, (*lengths, array.itemsize), (*array.strides, 1), header)
+    return BoxBytes(start, (*lengths, array.itemsize), (*array.strides, 1), header)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _SYNONYMS = {"ranf": "random_sample", "sample": "random_sample", "seed": "seed"}  # no methods
 
 
-class _Here(threading.local):
+class _Drawing(threading.local):
     """What a thread works on: the seed of a sample, the generators asked for since, and spare ones of earlier."""
 
     seed: int | None = None
@@ -45,7 +45,7 @@ class _Here(threading.local):
         self.spare: dict[str, Any] = {}
 
 
-_here = _Here()
+_here = _Drawing()
 _lock = threading.Lock()
 _are_followed = False
 

@@ -19,8 +19,8 @@ from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.binpack import Fit
 from loaders.datasets.tokens.documents import DocumentPlan, DocumentReader
-from loaders.datasets.tokens.stream import LABELS, TokenStream
 from loaders.datasets.tokens.reader import Widen, WindowReader
+from loaders.datasets.tokens.stream import LABELS, TokenStream
 from loaders.errors import SchemaError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from packdata.packing.engine import Summary
     from packdata.packing.shards import Format
-    from packdata.plan import Plan
+    from packdata.plan import SourcePlan
 
 AGAIN = """
 After a kill, a full disk or Ctrl-C, run the same command again to continue. The result does not
@@ -196,11 +196,11 @@ def _run(args: argparse.Namespace, make_plan: Callable[[], Planned], unit: str) 
         check_shard_options(plan.format, args.shard_size)
     if args.dry_run:
         return show_result(args, plan)
-    summary = _pack(args, cast("Plan", plan), unit)
+    summary = _pack(args, cast("SourcePlan", plan), unit)
     return show_result(args, summary) or (3 if summary.rejected else 0)
 
 
-def _pack(args: argparse.Namespace, plan: Plan, unit: str) -> Summary:
+def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:
     from packdata.packing.target import is_unfinished
     from packdata.plan import pack_plan
 

@@ -217,7 +217,7 @@ def pack_recipes(
     num_workers = check_workers(workers)
     check_on_error(on_error)
     progress = Quiet() if progress is None else progress
-    run = _Packing(
+    run = _PackCall(
         parts,
         Path(dst),
         format,
@@ -246,7 +246,7 @@ def check_workers(workers: int | None) -> int:
 
 
 @dataclass(slots=True)
-class _Packing:
+class _PackCall:
     """One call of ``pack_recipes``."""
 
     parts: Sequence[tuple[str, Recipe]]
@@ -369,7 +369,7 @@ def counted_folders(parts: Sequence[tuple[str, Recipe]]) -> list[str]:
 class _PartPacker:
     """Packs one part: its items in order, from where its shards end."""
 
-    def __init__(self, run: _Packing, packing: Packing, part: str, recipe: Recipe) -> None:
+    def __init__(self, run: _PackCall, packing: Packing, part: str, recipe: Recipe) -> None:
         self.run, self.packing, self.part, self.recipe = run, packing, part, recipe
         self.folders = target_folders(part, recipe)
         state = packing.state
