@@ -19,6 +19,7 @@ from loaders.loading.fetching import LoaderPass
 from loaders.loading.loader import DataLoader
 from loaders.remote.needs import downloads
 from loaders.remote.origin import origin_of
+from loaders.remote.transfer import MAX_CONNECTIONS, PART_BYTES
 from loaders.sampling.plan import Plan
 from loaders.sampling.sampler import EpochSampler
 from loaders.text import describe_size, in_seconds, number
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from loaders.datasets.packed import PackedDataset
     from loaders.remote.origin import Origin
 
-PART_BYTES = 8 << 20  # of a request, at most
-CONNECTIONS = 8
 _ASKS = 5
 _FAR_S, _SKEW_S, _REFUSED_SKEW_S = 0.2, 5.0, 300.0
 _HOSTS = {"s3": "s3.amazonaws.com", "s3a": "s3.amazonaws.com", "gs": "storage.googleapis.com"}
@@ -83,7 +82,7 @@ class StoreProbe:
 
     def all_connections(self, _: Surroundings) -> Finding:
         """Measure as many at once as the fetcher makes."""
-        return Finding(f"{CONNECTIONS} connections", "ok", self._rate(CONNECTIONS))
+        return Finding(f"{MAX_CONNECTIONS} connections", "ok", self._rate(MAX_CONNECTIONS))
 
     def _rate(self, num: int) -> str:
         nbytes = min(PART_BYTES, self._size)

@@ -34,7 +34,7 @@ from loaders.remote.needs import File, Needs
 from loaders.remote.source import ServedURL
 from loaders.remote.stored import MAP_S, CacheFolder
 from loaders.remote.stores import StoreFault, hide_secrets
-from loaders.remote.transfer import Download, Pace, probe, ranges
+from loaders.remote.transfer import MAX_CONNECTIONS, Download, Pace, probe, ranges
 from loaders.remote.upload import hash_of, put, remove
 from loaders.remote.url import URL
 from loaders.remote.wanted import NO_NEED, Wants
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 logger = logging.getLogger("loaders.remote.fetcher")
-MAX_CONNECTIONS = 8
 IDLE_S = 3.0
 _ROOM_S, _ASK_S = (
     15.0,

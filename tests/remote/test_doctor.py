@@ -42,7 +42,7 @@ def test_a_store_that_honours_all_is_well_and_nothing_is_left_there(
     assert {name: each.level for name, each in found.items()} == {
         "latency": "ok",
         "one connection": "ok",
-        "8 connections": "ok",
+        "16 connections": "ok",
         "clock": "ok",
         "ranges": "ok",
         "if-match": "ok",
@@ -132,7 +132,7 @@ def test_the_doctor_looks_at_a_url(
     assert main([*words, "--storage", f"endpoint={proxy.endpoint}"]) == 0
 
     names = [each["name"] for each in json.loads(capsys.readouterr().out)["findings"]]
-    assert names[:3] == ["latency", "one connection", "8 connections"]
+    assert names[:3] == ["latency", "one connection", "16 connections"]
     origin.set_defaults()
 
 
