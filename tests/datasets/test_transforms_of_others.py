@@ -236,5 +236,29 @@ def test_albumentations_change_by_epoch_under_torchs_own_loader(albumentations: 
         assert not torch.equal(second, third)
 
 
+class Cropped(torch.utils.data.Dataset[int]):
+    """Of nobody's but the user: each sample is cropped by numbers of a seed."""
+
+    def __init__(self, albumentations: Any) -> None:
+        self.crop = albumentations.Compose([albumentations.RandomCrop(4, 4)], seed=42)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        image = np.arange(900).reshape(30, 30).astype(np.float32)
+        return int(self.crop(image=image)["image"].sum())
+
+
+def test_albumentations_of_a_dataset_beside_draw_by_their_own_seed(albumentations: Any) -> None:
+    served(lambda image: image, 8, num_workers=0)
+    loader: Any = torch.utils.data.DataLoader(Cropped(albumentations), 8, num_workers=1)
+    dataset = Cropped(albumentations)
+
+    (batch,) = loader
+
+    assert batch.tolist() == [dataset[i] for i in range(8)]
+
+
 def _cropped(crop: Any, image: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(crop(image=image.permute(1, 2, 0).numpy().copy())["image"].copy())

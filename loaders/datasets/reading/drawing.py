@@ -26,7 +26,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import get_worker_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +38,7 @@ class _Drawing(threading.local):
     """What a thread works on: the seed of a sample, the generators asked for since, and spare ones of earlier."""
 
     seed: int | None = None
+    draws_as_process = False  # whether it works on a sample with the generators of its process
 
     def __init__(self) -> None:
         self.used: dict[str, Any] = {}
@@ -62,6 +62,17 @@ def drawing(seed: int) -> Iterator[None]:
     finally:
         _here.spare |= _here.used
         _here.seed, _here.used = before
+
+
+@contextmanager
+def drawing_as_the_process() -> Iterator[None]:
+    """Have what has generators of its own, too, draw from the process's while it is entered, as in a worker of torch."""
+    follow_threads()
+    before, _here.draws_as_process = _here.draws_as_process, True
+    try:
+        yield
+    finally:
+        _here.draws_as_process = before
 
 
 def has_drawn() -> bool:
@@ -175,7 +186,7 @@ class _Generator:
             if self.name not in _here.used:
                 _here.used[self.name] = self.make(_here.seed)
             return _here.used[self.name]
-        if get_worker_info() is not None:  # which are seeded for each epoch
+        if _here.draws_as_process:
             own: Any = np.random.mtrand._rand
             return random if self.name == "py_random" else np.random.Generator(own._bit_generator)
         try:

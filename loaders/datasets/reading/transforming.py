@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from loaders.datasets.reading.drawing import drawing, follow_threads, has_drawn
+from loaders.datasets.reading.drawing import drawing, drawing_as_the_process, has_drawn
 from loaders.rng import hash64, key64
 from loaders.sampling.context import is_reading
 
@@ -59,11 +59,9 @@ class Transforming:
     def __call__(self, sample: Any, seed: int) -> Any:
         """Return what the functions make of a sample."""
         if get_worker_info() is not None:
-            if (
-                not is_reading()
-            ):  # its epoch is unknown: numbers are those that torch seeds for each
-                follow_threads()
-                return self._transformed(sample, seed)
+            if not is_reading():  # its epoch is unknown: numbers are those that torch seeds for each
+                with drawing_as_the_process():
+                    return self._transformed(sample, seed)
             _seed_process(seed)  # which works on one sample at a time: for what else draws from it
         with drawing(seed):
             made = self._transformed(sample, seed)
