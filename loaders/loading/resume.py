@@ -241,11 +241,13 @@ class ThirdParty:
         if "rng" in resumed:
             torch.set_rng_state(_tensor(resumed["rng"]))
         drawn_from = torch.get_rng_state()
-        yield
-        if not torch.equal(drawn_from, torch.get_rng_state()):
-            current.rng = _text(drawn_from)
-        if "rng" in resumed:
-            torch.set_rng_state(before)
+        try:
+            yield
+            if not torch.equal(drawn_from, torch.get_rng_state()):
+                current.rng = _text(drawn_from)
+        finally:
+            if "rng" in resumed:
+                torch.set_rng_state(before)
 
     def _go_on(self, batches: Iterable[Any], resumed: Mapping[str, Any]) -> Iterator[Any]:
         if self._own is not None and "sampler_epoch" in resumed:

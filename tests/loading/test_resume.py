@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import pickle
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -300,3 +301,24 @@ def test_a_stream_that_draws_in_its_workers_goes_on_with_the_same_numbers(
     else:
         assert batches_of(second) == rest
     assert int(torch.initial_seed()) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_a_stream_whose_workers_cannot_start_leaves_the_trainers_generator_alone() -> None:
+    first = DataLoader(Drawing(), batch_size=2, num_workers=1)
+    next(iter(first))
+    second = DataLoader(
+        Drawing(),
+        batch_size=2,
+        num_workers=1,
+        multiprocessing_context="spawn",
+        worker_init_fn=lambda _: None,  # which does not pickle
+    )
+    second.load_state_dict(first.state_dict())
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        iter(second)
+
+    assert torch.equal(torch.get_rng_state(), before)
