@@ -66,7 +66,7 @@ def drawing(seed: int) -> Iterator[None]:
 
 @contextmanager
 def drawing_as_the_process() -> Iterator[None]:
-    """Have what has generators of its own, too, draw from the process's while it is entered, as in a worker of torch."""
+    """Have what has generators of its own draw from the process's, too, while it is entered: in a worker of torch."""
     follow_threads()
     before, _here.draws_as_process = _here.draws_as_process, True
     try:
