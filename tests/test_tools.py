@@ -30,9 +30,9 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / "a folder"
 
 
-def run(copy: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(copy: Path, *extra: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [copy / "tools/venv"], env=os.environ | environment, capture_output=True, text=True
+        [copy / "tools/venv", *extra], env=os.environ | environment, capture_output=True, text=True
     )
 
 
@@ -48,6 +48,21 @@ def test_an_environment_without_pip_is_made_again(copy: Path) -> None:
 
     assert (copy / ".venv/bin/python").exists()
     assert (copy / "calls").read_text() == f"-m venv {copy}/.venv\n" * 2
+
+
+def test_without_torchvision_the_environment_is_made(copy: Path) -> None:
+    """As where no wheel of it fits: tests that compare with it are skipped."""
+    programs = copy / ".venv/bin"
+    programs.mkdir(parents=True)
+    for name, does in {"pip": "", "python": 'case "$*" in *torchvision) exit 1 ;; esac\n'}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{does}")
+        (programs / name).chmod(0o755)
+
+    made = run(copy, "dev")
+
+    assert (made.returncode, made.stdout) == (0, f"{programs}/python\n")
+    assert "torchvision" in made.stderr
+    assert (copy / ".venv/installed-dev").exists()
 
 
 def test_without_python_the_script_says_what_it_needs(copy: Path, tmp_path: Path) -> None:
