@@ -240,6 +240,9 @@ def test_a_shard_that_is_gone_is_told_before_anything_is_published(
         finish(OUT)
 
     assert not [*store.root.rglob("manifest.json")]
+    for part in ("0/2", "1/2"):
+        pack(photos, part=part, overwrite=True)
+    assert finish(OUT).samples == 12
 
 
 def test_where_nothing_lies_finish_does_not_say_that_it_finished(

@@ -118,8 +118,8 @@ class PartPlace(ABC, Generic[_P]):
             return not found.header.differences(self.plan)
         return self.is_made(folders, digest_of(whole(self.plan, self.part.of)))
 
-    def drop_with_rejects(self) -> None:
-        """Drop the part if it is complete and left items out, which may be readable now."""
+    def drop_to_repeat(self) -> None:
+        """Drop the part if it is complete and left items out, which may be readable now, or has lost shards."""
         found = self.found()
         if found is not None and found.state.all_rejects:
             self.remove()

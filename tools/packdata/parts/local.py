@@ -105,7 +105,7 @@ def pack_part(
     folders = [folder for split, recipe in recipes for folder in target_folders(split, recipe)]
     with _part_at(place, part, plan, overwrite) as packing:
         if overwrite:
-            packing.drop_with_rejects()
+            packing.drop_to_repeat()
         if packing.is_done(folders):
             packing.drop()
             return packing.nothing_done("was packed earlier; nothing was read or written")

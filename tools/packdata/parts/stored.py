@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from loaders.data.manifest import ShardInfo
     from loaders.remote.origin import Origin
 
 _THREADS = 16  # that wait for the store
@@ -99,6 +100,15 @@ class StoredPart(PartPlace[URL]):
         if self.overwrite and self.part.of == 1:  # of all that is packed by one command
             return False
         return _is_made(self._origin, folders, digest)
+
+    def drop_to_repeat(self) -> None:
+        """Drop the part if it is complete and left items out, which may be readable now, or has lost shards."""
+        PartPlace.drop_to_repeat(self)
+        found = self.found()
+        shards = {} if found is None else found.state.shards
+        named = {folder: map(self.part.stored, each) for folder, each in shards.items()}
+        if any(_lost(self._origin, folder, each) for folder, each in named.items()):
+            self.remove()
 
     def make_room(self, folders: Sequence[str]) -> None:
         """Make room for the part; PackError if something else is there."""
@@ -182,15 +192,15 @@ def _is_made(origin: Origin, folders: Iterable[str], digest: str) -> bool:
         there = manifest_at(origin, folder)
         if there is None or there.provenance.get(PLAN) != digest:
             return False
-        if _lost(origin, folder, there):
+        if _lost(origin, folder, there.shards):
             return False
     return True
 
 
-def _lost(origin: Origin, folder: str, manifest: Manifest) -> list[str]:
-    """Return the shards of a manifest that are not there."""
+def _lost(origin: Origin, folder: str, shards: Iterable[ShardInfo]) -> list[str]:
+    """Return those of some shards that are not there."""
     sizes = {entry.name: entry.size for entry in origin.in_folder(folder)[0]}
-    return [s.file for s in manifest.shards if sizes.get(name_at(folder, s.file)) != s.size_bytes]
+    return [s.file for s in shards if sizes.get(name_at(folder, s.file)) != s.size_bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +303,7 @@ def _join(origin: Origin, parts: Sequence[Complete], began: float, *, overwrite:
         for folder, manifest in joined.datasets.items()
     }
     for folder, manifest in joined.datasets.items():
-        if lost := _lost(origin, folder, manifest):
+        if lost := _lost(origin, folder, manifest.shards):
             what = (
                 f"{counted(len(lost), 'shard')} of the parts are not there, the first: {lost[0]}"
             )
