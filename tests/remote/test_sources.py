@@ -22,9 +22,10 @@ from loaders.remote.url import URL
 from loaders.remote.wire import Entry
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
+from packdata.parts.lists import keep_list, kept_lists
 from packdata.parts.local import finish
 from packdata.plan import pack_plan
-from packdata.sources.listed import ListedURL, Tree, list_sources
+from packdata.sources.listed import ListedURL, Tree, files_matching, given, list_sources
 from packdata.sources.objects import fetched_ahead
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 
@@ -294,6 +295,33 @@ def test_parts_read_the_list_of_one_object(store: Store) -> None:
     argv = ["tokens", "s3://raw/a.txt", "s3://out/one", "--part", "0/1", "--tokenizer", "bytes"]
     assert main([*argv, *store.options]) == 0
     assert finish("s3://out/one").samples == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "named"),
+    [
+        ("**/x.csv", ["one/x.csv", "x.csv"]),
+        ("*/x.csv", ["one/x.csv"]),
+        ("two/*/z.csv", ["two/in/z.csv"]),
+        ("*.csv", ["[x].csv", "x.csv"]),
+        ("[x].csv", ["[x].csv"]),
+    ],
+)
+def test_parts_read_the_list_of_a_pattern(
+    pattern: str, named: list[str], store: Store, tmp_path: Path
+) -> None:
+    for name in ("x.csv", "[x].csv", "one/x.csv", "one/y.txt", "two/in/z.csv"):
+        path = store.root / "lists" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("path\n")
+    source = f"s3://lists/{pattern}"
+
+    assert keep_list(source, tmp_path)[0] == len(named)
+
+    with given(kept_lists([source], tmp_path)):
+        found = [source] if named == [pattern] else [*map(str, files_matching(source))]
+        assert all(ListedURL(each).is_file() for each in found)
+    assert sorted(found) == [f"s3://lists/{name}" for name in named]
 
 
 def test_an_object_that_has_grown_is_no_longer_what_was_listed_without_e_tags_too(

@@ -19,7 +19,7 @@ from packdata.packing.settings import OVERWRITE
 from packdata.packing.target import PARTS_NAME
 from packdata.parts.local import holds_datasets
 from packdata.sources.base import suffix_of
-from packdata.sources.listed import kept_entries, list_origin
+from packdata.sources.listed import kept_entries, list_origin, one_object
 from packdata.sources.lists import LIST_SUFFIXES
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def keep_list(source: Path | str, dst: Path | str, *, overwrite: bool = False) -
         hint = f"{OVERWRITE} makes it anew; what was packed by it is then refused"
         raise PackError(f"a list of {origin.url} is there", place, hint)
     tree = list_origin(origin)
-    if tree.origin.url != origin.url and _is_list(origin.url):
+    if one_object(origin, tree) is not None and _is_list(origin.url):
         # One object, and the pictures that it names lie beside it, and below.
         _keep(place, _name(origin.url.parent), list_origin(origin_of(origin.url.parent)))
     _keep(place, name, kept_entries(origin, tree))

@@ -412,8 +412,7 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
 
 def _yolo_names(path: Path) -> tuple[str, ...]:
     """Read the names of classes from ``data.yaml`` or ``classes.txt``, in the folder or up to two above."""
-    above = (folder for folder in path.resolve().parents[:2] if not _is_above_stores(folder))
-    folders = (path, *map(with_beside, above))
+    folders = (path, *map(with_beside, path.resolve().parents[:2]))
     for file in (file for folder in folders for file in sorted(folder.glob("*.y*ml"))):
         text = read_file(file, str(file)).decode(errors="replace")
         _check_no_pose(text, file)
@@ -424,10 +423,6 @@ def _yolo_names(path: Path) -> tuple[str, ...]:
             lines = read_file(file, str(file)).decode(errors="replace").splitlines()
             return tuple(line.strip() for line in lines if line.strip())
     return ()
-
-
-def _is_above_stores(folder: Path) -> bool:
-    return isinstance(folder, ListedURL) and not folder.parent.name
 
 
 def _check_no_pose(text: str, file: Path) -> None:

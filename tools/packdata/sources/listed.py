@@ -420,7 +420,8 @@ def with_beside(place: Path | str) -> Path:
         RemoteError: It cannot be listed.
     """
     path = place_of_source(place)
-    for url in (path, path.parent) if isinstance(path, ListedURL) else ():
+    places = (path, path.parent) if isinstance(path, ListedURL) else ()
+    for url in (each for each in places if each.parent.name):  # above a bucket nothing is listed
         origin = origin_of(str(url))
         if entries := origin.in_folder()[0]:
             _beside[str(url)] = Tree(origin, entries)
@@ -429,11 +430,16 @@ def with_beside(place: Path | str) -> Path:
     return path
 
 
+def one_object(origin: Origin, tree: Tree) -> Entry | None:
+    """Return the object that a URL is, where no other was listed of it."""
+    return tree.find(origin.url.name) if tree.origin.url == origin.url.parent else None
+
+
 def kept_entries(origin: Origin, tree: Tree) -> Iterator[Entry]:
     """Yield what was listed of a source as ``given`` takes it."""
     if tree.origin.url == origin.url:
         yield from tree
-    elif (one := tree.find(origin.url.name)) is not None:  # which has no name below itself
+    elif (one := one_object(origin, tree)) is not None:  # which has no name below itself
         yield one._replace(name="")
     else:
         yield from (entry._replace(name=_OF_PATTERN + entry.name) for entry in tree)
