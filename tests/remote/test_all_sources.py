@@ -434,6 +434,58 @@ def test_the_next_objects_come_while_one_is_read_and_no_more_than_a_few(
     assert not [t for t in threading.enumerate() if t.name.startswith("fetch")]
 
 
+def test_what_comes_ahead_in_many_ranges_ends_with_the_packing(
+    raw: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (raw / "a.bin").write_bytes(bytes(10))
+    (raw / "b.bin").write_bytes(bytes(4_000))
+    list_sources([RAW])
+    files = [ListedURL(f"{RAW}/{name}.bin") for name in "ab"]
+    opened_in_order(files)
+    monkeypatch.setattr(fetched, "_RANGE_BYTES", 100)
+    store.proxy.set(latency_s=0.2)
+    assert Path(os.fspath(files[0])).read_bytes() == bytes(10)
+    wait_until(lambda: len(store.proxy.requests("b.bin")) > 0)
+
+    closing = threading.Thread(target=drop_copies, daemon=True)
+    closing.start()
+    closing.join(10)
+
+    assert not closing.is_alive()
+
+
+def test_what_comes_ahead_takes_no_room_that_there_is_not(raw: Path, store: Store) -> None:
+    for name in "ab":
+        (raw / f"{name}.bin").write_bytes(name.encode() * 2_000)
+    list_sources([RAW])
+    files = [ListedURL(f"{RAW}/{name}.bin") for name in "ab"]
+    opened_in_order(files)
+    one, other = (each for file in files if (each := file.stored))
+    copies = fetched._Copies(limit=2_500)
+
+    for _ in range(2):
+        assert copies.path(one).read_bytes() == b"a" * 2_000
+        copies._ahead.shutdown()
+        assert [path.read_bytes()[:1] for path in copies.folder.iterdir()] == [b"a"]
+
+    assert copies.path(other).read_bytes() == b"b" * 2_000
+    copies.close()
+
+
+@pytest.mark.parametrize("labels", ["labels", "some/labels"])
+def test_labels_lie_in_a_bucket_that_holds_folders_alone(
+    labels: str, files: Path, store: Store, tmp_path: Path
+) -> None:
+    for above in (store.root / "yolo", tmp_path / "yolo"):
+        shutil.copytree(files / "yolo" / "images", above / "images")
+        shutil.copytree(files / "yolo" / "labels", above / labels)
+
+    for root, dst in ((tmp_path / "yolo", tmp_path / "local"), ("s3://yolo", tmp_path / "packed")):
+        pack_images(f"{root}/images", dst, annotations=f"{root}/{labels}")
+
+    assert shards_at(tmp_path / "packed") == shards_at(tmp_path / "local")
+
+
 def test_what_is_listed_again_is_not_what_was_listed_below_it_before(raw: Path) -> None:
     list_sources([f"{RAW}/tars/a.tar"])
     (raw / "tars" / "a.tar").write_bytes(b"")

@@ -1,7 +1,7 @@
 """Objects of a store as files of this machine, for whoever opens them by name.
 
 1. An object is fetched when it is first opened, in ranges, and compared with its listing (size, e-tag). Those that
-   are opened behind it come meanwhile, as far as that is known: the next one, or a few that are small.
+   are opened behind it come meanwhile, as far as that is known, and there is room: the next one, or a few small ones.
 2. Files lie in a folder of this process below ``$TMPDIR``. They take up to half of its disk: then those go that were
    opened longest ago, and are fetched again if they are opened again. Who has one open reads on.
 3. The folder goes when the packing ends. What a killed process left is used, or removed, by the next one.
@@ -15,8 +15,9 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
@@ -71,6 +72,7 @@ class _Copies:
         self._used: dict[
             str, tuple[int, float]
         ] = {}  # size and time, by name, in the order of their last use
+        self._coming: dict[str, int] = {}  # sizes of those that are being fetched, by name
         for path in self.folder.iterdir():
             if path.name.endswith(_TO_COME):
                 path.unlink()
@@ -89,7 +91,7 @@ class _Copies:
             RemoteError: The store does not answer, or refuses.
         """
         with self._fetching_of(_name_of(stored)):
-            path = self._bring(stored, lambda: self._expect(stored))
+            path = self._bring(stored, partial(self._expect, stored))
         self._expect(stored)
         return path
 
@@ -97,19 +99,22 @@ class _Copies:
         with self._lock:
             return self._fetching[name]
 
-    def _bring(self, stored: StoreObject, meanwhile: Callable[[], object]) -> Path:
+    def _bring(self, stored: StoreObject, meanwhile: Callable[[], object] | None = None) -> Path:
+        """Fetch an object, if it is not there; ``meanwhile`` is called if it is opened, else it comes ahead."""
         name, size = _name_of(stored), stored.entry.size
         path = self.folder / name
-        if not self._touch(name):
-            self._make_room(size)
+        if not self._touch(name) and self._take_room(name, size, is_ahead=meanwhile is None):
             try:
-                _fetch(stored, path, self._ranges, meanwhile)
+                _fetch(stored, path, self._ranges, meanwhile or int)
+                with self._lock:
+                    self._used[name] = size, time.monotonic()
             except OSError as error:
                 what = f"it cannot be fetched into {self.folder} ({error.strerror})"
                 hint = "Set TMPDIR to a folder on a disk with more room"
                 raise SourceError(what, stored.where, hint) from error
-            with self._lock:
-                self._used[name] = size, time.monotonic()
+            finally:
+                with self._lock:
+                    del self._coming[name]
         return path
 
     def _expect(self, stored: StoreObject) -> None:
@@ -124,7 +129,7 @@ class _Copies:
 
     def _bring_ahead(self, stored: StoreObject) -> None:
         with self._fetching_of(_name_of(stored)), suppress(Exception):
-            self._bring(stored, lambda: None)
+            self._bring(stored)
 
     def _touch(self, name: str) -> bool:
         """Note that a file is used; return False if it is not there."""
@@ -134,16 +139,23 @@ class _Copies:
             self._used[name] = about[0], time.monotonic()
             return True
 
-    def _make_room(self, size: int) -> None:
+    def _take_room(self, name: str, size: int, *, is_ahead: bool) -> bool:
+        """Remove what was opened longest ago; return False for what comes ahead and does not fit even so."""
         with self._lock:
             before = time.monotonic() - _SAFE_S
-            total = size + sum(each for each, _ in self._used.values())
-            for name, (each, used) in [*self._used.items()]:
+            total = (
+                size + sum(each for each, _ in self._used.values()) + sum(self._coming.values())
+            )
+            for other, (each, used) in [*self._used.items()]:
                 if total <= self._limit or used > before:
-                    return
-                (self.folder / name).unlink(missing_ok=True)
-                del self._used[name]
+                    break
+                (self.folder / other).unlink(missing_ok=True)
+                del self._used[other]
                 total -= each
+            if is_ahead and total > self._limit:
+                return False
+            self._coming[name] = size
+            return True
 
     def close(self) -> None:
         """Remove the files."""
@@ -168,15 +180,15 @@ def _fetch(
     try:
         with open(beside, "wb") as file:
             fd, starts = file.fileno(), range(0, size, _RANGE_BYTES)
-            parts = [pool.submit(_write, fd, stored, start) for start in starts]
+            parts: list[Future[None]] = []
             try:
+                parts += (pool.submit(_write, fd, stored, start) for start in starts)
                 meanwhile()
                 for part in parts:
                     part.result()
             finally:
-                for part in parts:
-                    part.cancel()
-                wait(parts)  # they write to an open file
+                # They write to an open file. Who waited for one that is cancelled might wait for ever.
+                wait([part for part in parts if not part.cancel()])
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
