@@ -76,6 +76,8 @@ def as_values(matrices: Floats, interpolation: str, fill: Any) -> Floats:
 
 
 def _around_0(name: str, value: Any) -> tuple[float, float]:
+    if value is None:  # which leaves colours as they are
+        raise TypeError(f"{name} must be a number or (low, high), got None")
     return as_range(name, value, centre=0.0, low=-math.inf) or (0.0, 0.0)
 
 

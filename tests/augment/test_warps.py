@@ -264,3 +264,9 @@ def test_a_rotation_without_an_angle_changes_nothing() -> None:
     np.testing.assert_array_equal(on_host([RandomRotation(0)], image), image)
     found = on_host([RandomRotation((90, 90))], smooth(30, 30))
     np.testing.assert_array_equal(found, np.rot90(smooth(30, 30)))
+
+
+@pytest.mark.parametrize("op", [RandomAffine, RandomRotation])
+def test_degrees_that_were_left_out_are_refused(op: Any) -> None:
+    with pytest.raises(TypeError, match="degrees"):
+        op(None)
