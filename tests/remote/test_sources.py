@@ -16,12 +16,14 @@ import pytest
 
 from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
-from loaders.errors import PackError, RemoteError, SourceError
+from loaders.errors import LoadersError, PackError, RemoteError, SourceError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL
 from loaders.remote.wire import Entry
 from packdata.cli import main
+from packdata.images.marks import Marks
 from packdata.images.plan import pack_images, plan_images
+from packdata.packing.firstpass import FirstPass
 from packdata.parts.lists import keep_list, kept_lists
 from packdata.parts.local import finish
 from packdata.plan import pack_plan
@@ -236,6 +238,18 @@ def test_secrets_of_a_url_are_in_no_plan(raw: Path, store: Store) -> None:
         assert "swordfish" not in f"{plan} {plan.to_json()} {plan!r}"
         assert b"swordfish" not in pickle.dumps(plan.parts)
         assert plan.is_unchanged()
+
+
+@pytest.mark.parametrize("name", ["there.json", "none.json"])
+def test_secrets_of_a_url_are_in_no_error(name: str, tmp_path: Path) -> None:
+    (tmp_path / "there.json").write_text("{}")
+    url = f"file://{tmp_path}/{name}?sig=hunter2"
+
+    for read in (FirstPass, lambda palette: Marks.of(palette, None)):
+        with pytest.raises(LoadersError) as caught:
+            read(url)
+        assert name in str(caught.value)
+        assert "hunter2" not in str(caught.value)
 
 
 def test_what_is_no_source_is_refused(raw: Path, store: Store, tmp_path: Path) -> None:

@@ -62,10 +62,11 @@ class Marks:
         if palette is None and label_map is None:
             return None
         is_ade20k = palette == _ADE20K
-        numbers = None if palette is None or is_ade20k else _palette(palette)
-        table = None if label_map is None else _table(label_map)
         given = {"palette": palette, "label map": label_map}
         shown = {name: split_secrets(v)[0] if v and is_url(v) else v for name, v in given.items()}
+        palette, label_map = shown.values()
+        numbers = None if palette is None or is_ade20k else _palette(palette)
+        table = None if label_map is None else _table(label_map)
         names = tuple(f"{name} {value}" for name, value in shown.items() if value is not None)
         return cls(numbers, table, is_ade20k, names)
 

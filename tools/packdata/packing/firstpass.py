@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
+from loaders.remote.url import place_of
 from packdata.sources.base import read_file
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class FirstPass:
         is_part: bool = False,
         share: tuple[int, int] | None = None,
     ) -> None:
-        plans = [plan] if isinstance(plan, Path | str) else list(plan or ())
+        given = [plan] if isinstance(plan, Path | str) else plan or ()
+        plans = [place_of(each) for each in given]
         self.plan, self._is_part = ", ".join(map(str, plans)), is_part
         self.share = None if plans else share
         self.found: dict[str, Any] = {}
@@ -99,7 +101,7 @@ class FirstPass:
         return {KEY: about} if self.found else {}
 
 
-def _read(path: Path | str) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         given = json.loads(read_file(path, str(path)))[KEY]
         share = {"share": tuple(given["share"])} if "share" in given else {}
