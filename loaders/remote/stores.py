@@ -313,10 +313,11 @@ class FsspecObjects:
                 await self._run(os.rmdir, self._path(folder))
 
 
-def _put_file(path: str, data: Buffer | Path, is_new: bool) -> bool:
+def _put_file(path: str, data: Buffer | Path, is_new: bool, tries: int = 9) -> bool:
     """Write a file of a mounted folder all at once, or only where none is: by a link, for there may be no locks."""
     beside = f"{path}.{uuid.uuid4().hex}"
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with suppress(FileExistsError):  # it was there, and is not by now
+        os.makedirs(os.path.dirname(path), exist_ok=True)
     try:
         if isinstance(data, Path):
             shutil.copyfile(data, beside)
@@ -328,6 +329,10 @@ def _put_file(path: str, data: Buffer | Path, is_new: bool) -> bool:
             os.replace(beside, path)
     except FileExistsError:
         return False
+    except FileNotFoundError:  # who deleted the last object of the folder has removed it right now
+        if not tries:
+            raise
+        return _put_file(path, data, is_new, tries - 1)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(beside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
 from loaders.errors import ChecksumError, PackError
 from loaders.remote import origin
+from loaders.remote.stores import FsspecObjects
+from loaders.remote.url import URL
 from packdata.cli import main
 from packdata.packing.upload import upload
 from tests.remote import servers
@@ -197,3 +200,16 @@ def test_a_changed_copy_is_made_and_sent(packed: Path, target: Path, tmp_path: P
     assert main(["copy", folder, str(tmp_path / "few"), "--where", "label == 3"]) == 0
 
     assert read_manifest(target).fingerprint == read_manifest(tmp_path / "few").fingerprint
+
+
+def test_a_folder_that_another_removes_as_empty_takes_an_object(tmp_path: Path) -> None:
+    async def put_and_delete(name: str) -> None:
+        objects = FsspecObjects(URL(f"file://{tmp_path}"), {})
+        for _ in range(500):
+            assert await objects.put(f".parts/{name}", b"x")
+            await objects.delete(f".parts/{name}")
+
+    async def both() -> None:
+        await asyncio.gather(put_and_delete("a"), put_and_delete("b"))
+
+    asyncio.run(both())
