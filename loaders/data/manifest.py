@@ -274,6 +274,8 @@ def _json_of(text: bytes, path: Path) -> dict[str, Any]:
 def _missing(folder: Path) -> tuple[str, Path, str]:
     if not folder.exists():
         hint = "Check the path, or pack a dataset there with 'packdata'"
+        if (folder.parent / MANIFEST_NAME).exists():
+            hint = f"{folder.parent} is a dataset that is not divided ('packdata split' does it)"
         return "there is no such folder", folder, hint
     inside = _datasets_in(folder)
     if inside:
