@@ -110,7 +110,7 @@ def places_of(sizes: Sequence[int]) -> BufferPlaces:
 
     Example:
         >>> places_of([3, 16, 5])
-        Places(offsets=[0, 16, 32], sizes=[3, 16, 5])
+        BufferPlaces(offsets=[0, 16, 32], sizes=[3, 16, 5])
     """
     room = -(-np.asarray(sizes, np.int64) // ALIGNMENT) * ALIGNMENT
     return BufferPlaces((np.cumsum(room) - room).tolist(), list(sizes))
