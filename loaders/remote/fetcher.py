@@ -415,7 +415,7 @@ class Fetcher:
     # -- what next ---------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Begin what there is room for, and keep connections busy; nothing is fetched for nobody."""
+        """Begin what there is room for, and keep connections busy; without clients nothing is fetched."""
         if not self._clients:
             return
         for download in [*self._downloads.values()]:
@@ -566,7 +566,7 @@ def _run(inside: Path, ready: int) -> int:
             listening = _listen(inside)
             logger.info("serving %s", inside)
             asyncio.run(_serve(inside, listening, lambda: os.write(ready, b"1")))
-            logger.info("nobody is there any more")
+            logger.info("no client is left")
         else:
             os.write(ready, b"1")
     except Exception:
@@ -580,7 +580,7 @@ async def _serve(inside: Path, listening: socket.socket, on_ready: Callable[[], 
 
 
 def main(argv: list[str]) -> int:
-    """Serve a folder, in a process that nobody waits for; return when it listens: 0, or 1 if it cannot."""
+    """Serve a folder, in a detached process; return when it listens: 0, or 1 if it cannot."""
     reading, writing = os.pipe()
     if os.fork():
         os.close(writing)

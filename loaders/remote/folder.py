@@ -90,7 +90,7 @@ class Cache:
         """Return the folder of this version, made and checked.
 
         Raises:
-            CacheError: It cannot be used: it is no folder of ours, not this user's, read-only, or on a network.
+            CacheError: It cannot be used: it is not a cache folder, not this user's, read-only, or on a network.
         """
         folder = default_folder() if self.folder is None else self.folder
         check_folder(folder)

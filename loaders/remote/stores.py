@@ -372,7 +372,8 @@ def fault_of(error: Exception) -> StoreFault:
         return error
     text = _XML.sub(_said_by, str(error).partition("\n\nDebug source")[0])
     if ours := _OURS.search(text):  # of who gives credentials
-        return StoreFault(*ast.literal_eval(ours[1]))
+        with suppress(ValueError, TypeError, SyntaxError):  # a store may say such words, too
+            return StoreFault(*ast.literal_eval(ours[1]))
     if "NoSuchBucket" in text:
         return StoreFault("missing", text, _NO_BUCKET)
     if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":

@@ -271,7 +271,7 @@ def _write(descriptor: int, data: Any, start: int) -> None:
 
 
 def _ignore(future: asyncio.Future[None]) -> None:
-    """Take note of an error: nobody may wait for a file that is fetched ahead."""
+    """Retrieve the error of a task that may have no waiter, as a prefetched file has none."""
     if not future.cancelled():
         future.exception()
 

@@ -12,6 +12,7 @@ import pytest
 
 from loaders import DataLoader, ShardDataset
 from loaders.errors import LoadersError, RemoteError, SampleError
+from loaders.remote.stores import fault_of
 from tests.remote import servers
 from tests.remote.conftest import storage
 from tests.remote.test_remote import S3, assert_same, batches
@@ -133,3 +134,11 @@ def test_all_that_wait_for_a_shard_get_the_same_error(proxy: servers.Proxy, cach
 
     assert {(type(error), error.args) for error in errors} == {(type(errors[0]), errors[0].args)}
     assert len(proxy.requests("shard-00003.lmdb")) == 1
+
+
+@pytest.mark.parametrize("said", ["(1)", "(who, what)", "(1, 2, 3, 4)", "(('a',)"])
+def test_words_of_a_store_that_look_like_ours_are_its_words(said: str) -> None:
+    fault = fault_of(RuntimeError(f"500: StoreFault: {said}"))
+
+    assert fault.kind == "network"
+    assert said in fault.text

@@ -18,7 +18,7 @@ _HOW = "'--dry-run --json > plan.json' makes it, without --part"
 
 
 class FirstPass:
-    """What was learned of a source, by name, as JSON: here, or by whoever printed the plan.
+    """What was learned of a source, by name, as JSON: here, or by the command that printed the plan.
 
     Args:
         plan: A file with what ``--dry-run --json`` printed, or one of each share (``--part`` beside it); None to learn.

@@ -1,4 +1,4 @@
-"""Objects of a store as files of this machine, for whoever opens them by name.
+"""Objects of a store as local files, for code that opens files by name.
 
 1. An object is fetched when it is first opened, in ranges, and compared with its listing (size, e-tag). Those that
    are opened behind it come meanwhile, as far as that is known, and there is room: the next one, or a few small ones.

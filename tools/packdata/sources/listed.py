@@ -175,7 +175,7 @@ class ListedURL(URL):
 
     @property
     def stored(self) -> StoredFile | None:
-        """The object, for whoever reads it; None if it is none."""
+        """The object behind this path; None if there is none."""
         tree, path = self._found()
         if tree is None:
             return _sent.get(str(self))

@@ -122,7 +122,7 @@ class _OpenObject(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """An object of a source, for whoever reads it in ranges."""
+    """An object of a source, read in ranges."""
 
     origin: Origin
     entry: Entry
