@@ -5,7 +5,8 @@ worker that are then joined; with `--peers litdata` also by its `optimize` (in a
 Pillow and workers that are processes). With `--ray` the parts, beside the same as tasks of a Ray that runs already.
 Starting Python is in each figure. `finish` joins parts of one shard, beside linking those shards alone. Then from a
 bucket whose objects take 30 ms: pictures, tars and CSV; `finish` in a bucket; and the memory of a process that has
-listed pictures in a bucket (of `--items` objects that are made up), beside what 1 GB for 10,000,000 of them would be.
+listed pictures in a bucket (of `--items` objects that are made up), and with `--ray` given them to Ray, beside what
+1 GB for 10,000,000 of them would be.
 In turns; median, range, ratio. Writes, with every repeat, `benchmarks/results/cluster.json`. Extra ``dev``.
 """
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import pickle
 import resource
 import shutil
 import subprocess
@@ -71,17 +71,19 @@ def packdata(*commands: list[str]) -> None:
     assert [process.wait() for process in running] == [0] * len(commands)
 
 
+def rate(num: int, dst: Path, *steps: list[list[str]]) -> float:
+    """Return how many items a second commands take, step by step, from nothing on."""
+    shutil.rmtree(dst, ignore_errors=True)
+    began = time.perf_counter()
+    for commands in steps:
+        packdata(*commands)
+    return num / (time.perf_counter() - began)
+
+
 def packing_case(folder: Path, num: int, litdata: Place | None) -> Case:
     """Pack the same pictures in each way."""
     src, dst = str(make_pictures(folder / "pictures", num)), folder / "packed"
     pack = ["images", src, str(dst), "--size", "256", "--shard-size", "16MB"]
-
-    def timed(*steps: list[list[str]]) -> float:
-        shutil.rmtree(dst, ignore_errors=True)
-        began = time.perf_counter()
-        for commands in steps:
-            packdata(*commands)
-        return num / (time.perf_counter() - began)
 
     def optimized() -> float:
         assert litdata is not None
@@ -93,8 +95,10 @@ def packing_case(folder: Path, num: int, litdata: Place | None) -> Case:
 
     parts = [[*pack, "--workers", "1", "--part", f"{i}/{PROCESSES}"] for i in range(PROCESSES)]
     runs = {
-        f"one process, {PROCESSES} workers": lambda: timed([[*pack, "--workers", str(PROCESSES)]]),
-        f"{PROCESSES} parts, and finish": lambda: timed(parts, [["finish", str(dst)]]),
+        f"one process, {PROCESSES} workers": lambda: rate(
+            num, dst, [[*pack, "--workers", str(PROCESSES)]]
+        ),
+        f"{PROCESSES} parts, and finish": lambda: rate(num, dst, parts, [["finish", str(dst)]]),
     }
     if litdata is not None:
         runs[f"LitData's optimize, {PROCESSES} workers"] = optimized
@@ -111,19 +115,14 @@ def ray_case(folder: Path, num: int) -> Case:
     pack = ["images", src, str(dst), "--size", "256", "--shard-size", "16MB", "--workers", "1"]
     num_parts = 4 * PROCESSES
 
-    def timed(*steps: list[list[str]]) -> float:
-        shutil.rmtree(dst, ignore_errors=True)
-        began = time.perf_counter()
-        for commands in steps:
-            packdata(*commands)
-        return num / (time.perf_counter() - began)
-
     parts = [[*pack, "--part", f"{i}/{num_parts}"] for i in range(num_parts)]
     at_once = [parts[i : i + PROCESSES] for i in range(0, num_parts, PROCESSES)]
     on_ray = [*pack, "--engine", "ray", "--parts", str(num_parts), "--address", address]
     runs = {
-        "the parts, two at a time, and finish": lambda: timed(*at_once, [["finish", str(dst)]]),
-        "the parts on Ray": lambda: timed([on_ray]),
+        "the parts, two at a time, and finish": lambda: rate(
+            num, dst, *at_once, [["finish", str(dst)]]
+        ),
+        "the parts on Ray": lambda: rate(num, dst, [on_ray]),
     }
     note = (
         f"{num:,} JPEGs of 800 x 600, to 256, in {num_parts} parts; each part alone starts Python"
@@ -175,16 +174,15 @@ def source_case(
     proxy.set(latency_s=LATENCY_S)
     command = ["tables", "--target", "a"] if what == "CSV" else ["images", "--size", "256"]
 
-    def timed(src: str) -> float:
-        shutil.rmtree(folder / "packed", ignore_errors=True)
-        began = time.perf_counter()
-        pack = [command[0], src, str(folder / "packed"), *command[1:], "--shard-size", "16MB"]
-        packdata([*pack, "--workers", str(PROCESSES), *options])
-        return num / (time.perf_counter() - began)
+    dst = folder / "packed"
+    how = [*command[1:], "--shard-size", "16MB", "--workers", str(PROCESSES), *options]
+
+    def packed(src: str) -> float:
+        return rate(num, dst, [[command[0], src, str(dst), *how]])
 
     runs = {
-        "local files": lambda: timed(str(files)),
-        "objects, 30 ms each": lambda: timed(f"s3://raw/{files.name}"),
+        "local files": lambda: packed(str(files)),
+        "objects, 30 ms each": lambda: packed(f"s3://raw/{files.name}"),
     }
     notes = {
         "pictures": f"{num:,} JPEGs of 800 x 600, to 256",
@@ -217,26 +215,35 @@ def make_tables(folder: Path, num: int) -> Path:
     return folder
 
 
-def memory_case(num: int) -> Case:
-    """List made up objects as a source of pictures, in a process of its own, and pickle it as for Ray."""
+def memory_case(num: int, *, on_ray: bool) -> Case:
+    """List made up objects as a source of pictures, in a process of its own; and send it by Ray."""
 
-    def listed() -> float:
-        command = [sys.executable, str(HERE / "cluster.py"), "--list", str(num)]
+    def listed(*words: str) -> float:
+        command = [sys.executable, str(HERE / "cluster.py"), "--list", str(num), *words]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
-        return float(done.stdout)
+        return float(done.stdout.split()[-1])
 
-    runs = {"1 GB for 10,000,000": lambda: num / 10_000, "at most, of a driver": listed}
+    runs = {"1 GB for 10,000,000": lambda: num / 10_000, "listed": listed}
+    if on_ray:
+        runs["listed, and given to Ray"] = lambda: listed("--ray")
     note = f"{num:,} names of 24 bytes; above what the imports take"
     return Case("memory of a listing", "MB", runs, note, lower_is_better=True)
 
 
-def list_objects(num: int) -> None:
-    """Print what this process has taken at most, in MB above what imports take, when it has such a source."""
+def list_objects(num: int, *, on_ray: bool) -> None:
+    """Print what this process has taken at most, in MB above what imports take, when Ray has such a source, too."""
+    if on_ray:
+        import ray
+
+        ray.init(num_cpus=1, include_dashboard=False, address="local", logging_level="ERROR")
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
     names = (f"c{i * 1000 // num:04d}/img_{i:010d}.jpg" for i in range(num))
     entries = (Entry(name, 100_000 + i % 1000, 2 * i + 1) for i, name in enumerate(names))
     with given({URL("s3://raw"): entries}):
-        pickle.dumps([split.source for split in open_splits("s3://raw")])
+        sources = [split.source for split in open_splits("s3://raw")]
+        if on_ray:
+            job = ray.put(sources)
+            assert job is not None
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6 - before)
 
 
@@ -298,7 +305,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE, help="folder for results/")
     args = parser.parse_args()
     if args.list:
-        list_objects(args.list)
+        list_objects(args.list, on_ray=args.ray)
         return
     told = Told()
     litdata = place_of("litdata", args.cache) if args.peers else None
@@ -322,7 +329,7 @@ def main() -> None:
             told.run(source_case(place, what, num, proxy, options), args.repeats)
         set_defaults(place / "cache", storage | {"endpoint": endpoint})
         told.run(stored_finish_case(place, args.parts), args.repeats)
-    told.run(memory_case(args.items), 1)
+    told.run(memory_case(args.items, on_ray=args.ray), 1)
     where = conditions("none") | {"load": [round(each, 1) for each in os.getloadavg()]}
     title = "Packing on many machines, played by one: `python benchmarks/cluster.py`"
     write(args.out, "cluster", title, {"conditions": where, "cases": told.cases}, told.tables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tracemalloc
 
 import pytest
@@ -9,6 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import packdata.sources.names
+from loaders.remote.url import URL
+from loaders.remote.wire import Entry
+from packdata.files.splits import open_splits
+from packdata.sources.listed import given as listed
 from packdata.sources.names import Names, twice
 
 TEXTS = st.lists(st.text(max_size=4))
@@ -37,7 +42,7 @@ def test_what_stands_twice_is_found(given: list[str]) -> None:
 
 
 def test_equal_hashes_are_no_equal_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packdata.sources.names, "_hash", len)
+    monkeypatch.setattr(packdata.sources.names, "hash_of", len)
 
     assert twice(lambda: ["aa", "bb", "c", "bb"]) == {"bb"}
 
@@ -51,3 +56,21 @@ def test_ten_million_names_need_less_than_a_gigabyte() -> None:
     tracemalloc.stop()
 
     assert most / num < 80
+
+
+def test_a_listing_is_sent_without_a_copy_and_reads_the_same() -> None:
+    num = 20_000
+    names = [f"c{i * 4 // num}/img_{i:08d}.jpg" for i in range(num)]
+    entries = [Entry(name, i + 1, 2 * i + 1) for i, name in enumerate(names)]
+    buffers: list[pickle.PickleBuffer] = []
+    with listed({URL("s3://raw"): reversed(entries)}):
+        (split,) = open_splits("s3://raw")
+        stream = pickle.dumps(split.source, 5, buffer_callback=buffers.append)
+
+    sent = pickle.loads(stream, buffers=buffers)
+
+    assert len(stream) < num
+    assert [item.read.entry for item in sent.items()] == entries
+    assert [*sent.keys()] == [*split.source.keys()]
+    again = pickle.loads(pickle.dumps(sent, 2))
+    assert [item.read.entry for item in again.items(num - 5)] == entries[-5:]

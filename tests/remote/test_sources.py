@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 import time
+import tracemalloc
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,24 @@ def test_texts_of_a_url_become_what_those_of_the_folder_do(store: Store, tmp_pat
     pack_tokens(one, tmp_path / "local", TokenOptions(documents="line"))
     pack_tokens("s3://raw/texts/big.txt", tmp_path / "there", TokenOptions(documents="line"))
     assert shards_at(tmp_path / "there") == shards_at(tmp_path / "local")
+
+
+def test_what_is_listed_again_takes_no_room_again(store: Store) -> None:
+    folder = store.root / "raw" / "many"
+    folder.mkdir(parents=True)
+    for i in range(3000):
+        (folder / f"a_picture_of_a_long_name_{i:050d}.png").touch()
+    list_sources(["s3://raw/many"])  # all that is imported late is there, too
+    tracemalloc.start()
+
+    list_sources(["s3://raw/many"])
+
+    assert tracemalloc.get_traced_memory()[0] < 3000 * 70
+    tracemalloc.stop()
+    assert len(files_matching("s3://raw/many")) == 3000
+    (folder / "b.png").touch()
+    list_sources(["s3://raw/many"])
+    assert len(files_matching("s3://raw/many")) == 3001
 
 
 @pytest.mark.slow

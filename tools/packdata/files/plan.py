@@ -101,9 +101,9 @@ class FilesPlan(Generic[_R]):
             return False
 
     def _identities(self) -> list[Mapping[str, Any]]:
-        list_sources(self.sources)
         paths = [recipe.source.paths for recipe in self.recipes]
         if all(paths) and not any(recipe.masks for recipe in self.recipes):  # a few large files
+            list_sources(self.sources)
             return [
                 {**recipe.identity, "source": files_identity(recipe.source.kind, files)}
                 for recipe, files in zip(self.recipes, paths, strict=True)

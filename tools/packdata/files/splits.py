@@ -19,6 +19,7 @@ from packdata.sources.folders import FolderSource, MaskFolder, split_suffix
 from packdata.sources.idx import IdxSource
 from packdata.sources.layouts import check_layout
 from packdata.sources.listed import list_sources, place_of_source
+from packdata.sources.names import hash_of
 from packdata.sources.opening import (
     are_of_one_archive,
     files_beside,
@@ -281,15 +282,16 @@ def _written_alike(splits: Sequence[Split]) -> Iterator[str]:
 
 def _pairs(splits: Sequence[Split]) -> Iterator[str]:
     """Say of two folders whose files have the same names that they may be no classes: ``HR`` and ``LR``."""
-    names: dict[str, set[str]] = defaultdict(set)
+    counts, sums = Counter[str](), Counter[str]()  # of millions of names no set is made
     source, classes = splits[0].source, _classes_of(splits)
     if source.kind != "classes" or len(classes) != 2:
         return
     for key in source.keys():  # noqa: SIM118 - no mapping
         folder, _, file = key.partition("/")
-        names[folder].add(file)
+        counts[folder] += 1
+        sums[folder] += hash_of(file)
     first, second = classes
-    if len(names[first]) > 1 and names[first] == names[second]:
+    if counts[first] > 1 and counts[first] == counts[second] and sums[first] == sums[second]:
         remedy = "a .jsonl list of [path, path] in a column images makes a sample of each pair"
         yield f"{first} and {second} hold files of the same names: if they are pairs, not classes, {remedy}"
 

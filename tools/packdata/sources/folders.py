@@ -201,7 +201,8 @@ class FolderSource(Source):
         }
         self._shared = shared_keys(self._files)
         self.suffixed = tuple(f for f in self._files if self._shared and key_of(f) in self._shared)
-        check_unique(lambda: zip(self.keys(), self._files, strict=True), root)
+        if self._shared:  # else all keys were compared there
+            check_unique(lambda: zip(self.keys(), self._files, strict=True), root)
 
     def __len__(self) -> int:
         return len(self._files)

@@ -27,7 +27,7 @@ from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, is_url, split_secrets
 from loaders.remote.wire import Entry
 from packdata.sources.fetched import expect_in_order, local_path
-from packdata.sources.names import Names, appended
+from packdata.sources.names import Names, appended, sent
 from packdata.sources.objects import RemoteFile, StoredFile
 
 if TYPE_CHECKING:
@@ -45,8 +45,18 @@ class _Folder:
 
     def __init__(self) -> None:
         self.names = Names()
-        self.sizes, self.marks = array("I"), array("Q")
+        self.sizes: Any = array("I")
+        self.marks: Any = array("Q")
         self.folders: dict[str, None] = {}
+        self.is_sorted = True
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        self.sort()
+        return self.names, self.folders, sent(self.sizes), sent(self.marks)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.names, self.folders, sizes, marks = state
+        self.sizes, self.marks = memoryview(sizes), memoryview(marks)
         self.is_sorted = True
 
     def add(self, name: str, size: int, mark: int) -> None:
@@ -90,7 +100,9 @@ class Tree:
     def __init__(self, origin: Origin, entries: Iterable[Entry]) -> None:
         self.origin = origin
         self._folders: dict[str, _Folder] = {"": _Folder()}
+        self._sum = 0
         for entry in entries:
+            self._sum += _hash(entry)
             above, _, name = entry.name.rpartition("/")
             if not name:  # what stands for the folder itself, as some tools make
                 continue
@@ -102,6 +114,10 @@ class Tree:
         (self._folders.get(above) or self._add(above)).folders[name] = None
         folder = self._folders[path] = _Folder()
         return folder
+
+    def is_of(self, entries: Iterable[Entry]) -> bool:
+        """Tell whether it is of these objects, in any order."""
+        return sum(map(_hash, entries)) == self._sum
 
     def is_folder(self, path: str) -> bool:
         """Tell whether something lies below a path."""
@@ -142,6 +158,11 @@ class Tree:
             prefix = f"{path}/" if path else ""
             for name, *about in folder:
                 yield Entry(prefix + name, *about)
+
+
+def _hash(entry: Entry) -> int:
+    text = f"{entry.name}\0{entry.size},{entry.mark}"
+    return xxhash.xxh3_128_intdigest(text.encode(errors="surrogateescape"))
 
 
 _trees: dict[str, Tree] = {}
@@ -340,8 +361,10 @@ def list_sources(sources: Iterable[Path | str]) -> None:
         origin = origin_of(source)
         if str(origin.url) in _given:
             continue
-        _trees.pop(str(origin.url), None)  # of tens of millions two would take twice the room
-        _trees[str(origin.url)] = list_origin(origin)
+        earlier = _trees.get(str(origin.url))
+        # Of tens of millions a second tree would take the same room again.
+        if not earlier or earlier.origin.url != origin.url or not earlier.is_of(_objects(origin)):
+            _trees[str(origin.url)] = list_origin(origin)
         for root in [root for root in tuple(_trees) if root.startswith(f"{origin.url}/")]:
             if root not in _given:  # what was listed below it may be another by now
                 del _trees[root]
@@ -354,9 +377,13 @@ def objects_beside(file: ListedURL, names: Iterable[str]) -> Tree:
     return Tree(tree.origin, filter(None, map(tree.find, dict.fromkeys(names))))
 
 
+def _objects(origin: Origin) -> Iterator[Entry]:
+    return (entry for some in origin.below() for entry in some)
+
+
 def list_origin(origin: Origin) -> Tree:
     """List what lies below a URL, or the one object that it is."""
-    tree = Tree(origin, (entry for some in origin.below() for entry in some))
+    tree = Tree(origin, _objects(origin))
     if tree.is_folder(""):
         return tree
     bucket, _, key = str(origin.url).partition("://")[2].partition("/")
@@ -480,7 +507,13 @@ class StoredFiles(Sequence[str]):
         self._prefix = str(root)[len(str(self._origin.url)) :].lstrip("/")
         self._folders: list[tuple[str, _Folder]] = []
         self._starts = array("Q")  # the first object of each
-        self._numbers = array("I")  # of each object, in its folder
+        self._numbers: Any = array("I")  # of each object, in its folder
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_numbers": sent(self._numbers)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _numbers=memoryview(state["_numbers"]))
 
     def add(self, entry: ListedEntry) -> None:
         """Add one."""

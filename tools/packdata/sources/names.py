@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 _ENCODING = ("utf-8", "surrogateescape")
@@ -22,17 +23,29 @@ def appended(numbers: array[int], number: int) -> array[int]:
     return numbers
 
 
+def sent(numbers: Any) -> npt.NDArray[Any]:
+    """Return an array, bytes or a view of them as Ray sends it: written once to memory that all of a node read."""
+    return np.asarray(memoryview(numbers))
+
+
 class Names(Sequence[str]):
     """A list of names that can only grow: its bytes, and 4 more for each, or 8 above 4 GB."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        self._bytes, self._ends = bytearray(), array("I")
+        self._bytes: Any = bytearray()  # a view, as ``_ends``, where it was sent
+        self._ends: Any = array("I")
         for name in names:
             self.append(name)
 
     def append(self, name: str) -> None:
         self._bytes += name.encode(*_ENCODING)
         self._ends = appended(self._ends, len(self._bytes))
+
+    def __getstate__(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        return sent(self._bytes), sent(self._ends)
+
+    def __setstate__(self, state: tuple[Any, Any]) -> None:
+        self._bytes, self._ends = memoryview(state[0]), memoryview(state[1])
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -45,12 +58,12 @@ class Names(Sequence[str]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         i = range(len(self))[index]
-        return self._bytes[self._ends[i - 1] if i else 0 : self._ends[i]].decode(*_ENCODING)
+        return str(self._bytes[self._ends[i - 1] if i else 0 : self._ends[i]], *_ENCODING)
 
     def __iter__(self) -> Iterator[str]:
         start = 0
         for end in self._ends:
-            yield self._bytes[start:end].decode(*_ENCODING)
+            yield str(self._bytes[start:end], *_ENCODING)
             start = end
 
 
@@ -59,16 +72,17 @@ def twice(names: Callable[[], Iterable[str]]) -> set[str]:
 
     ``names`` yields them, each time the same: once for their hashes, and only where two of these are equal once more.
     """
-    hashes = np.fromiter(map(_hash, names()), np.uint64)
+    hashes = np.fromiter(map(hash_of, names()), np.uint64)
     hashes.sort()
     same = {*hashes[1:][hashes[1:] == hashes[:-1]].tolist()}
     seen: set[str] = set()
     found: set[str] = set()
     for name in names() if same else ():
-        if _hash(name) in same:
+        if hash_of(name) in same:
             (found if name in seen else seen).add(name)
     return found
 
 
-def _hash(name: str) -> int:
+def hash_of(name: str) -> int:
+    """Return a hash of 64 bits."""
     return xxhash.xxh3_64_intdigest(name.encode(*_ENCODING))
