@@ -14,6 +14,7 @@ from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
 from loaders.errors import ManifestError, PackError, SchemaError
 from loaders.remote import origin
+from loaders.remote.client import Client
 from loaders.schema import Array, Text
 from packdata.cli import main
 from packdata.packed import sent
@@ -122,6 +123,49 @@ def test_few_shards_are_made_of_many_and_a_target_of_merge_alone_is_replaced(
     with pytest.raises(PackError):
         merge("s3://out/a", three[1:], overwrite=True)
     assert read_manifest(store.root / "out" / "a").num_samples == 40
+
+
+@pytest.mark.parametrize("command", ["merge", "copy", "write"])
+def test_what_is_written_anew_is_sent_shard_by_shard(
+    three: list[Path], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    ask, most = Client.ask, 0
+
+    def counted(self: Client, message: dict[str, Any], *about: Any, **more: Any) -> Any:
+        nonlocal most
+        if message["op"] == "put" and "hash" in message:
+            most = max(most, len([*(tmp_path / "tmp").rglob("shard-*.lmdb")]))
+        return ask(self, message, *about, **more)
+
+    monkeypatch.setattr(Client, "ask", counted)
+    store.proxy.set(latency_s=0.05)
+
+    def write(dst: Path | str, options: list[str]) -> None:
+        if command == "write":
+            packdata.write(ShardDataset(three[0]), dst, shard_bytes=4096)
+            return
+        src = map(str, three if command == "merge" else three[:1])
+        assert main([command, *src, str(dst), "--shard-size", "4kB", *options]) == 0
+
+    write(OUT, store.options)
+
+    write(tmp_path / "local", [])
+    there = store.root / "out" / "all"
+    one, other = read_manifest(there), read_manifest(tmp_path / "local")
+    assert (one.fingerprint, one.schema) == (other.fingerprint, other.schema)
+    assert one.provenance == other.provenance
+    assert shards_at(there) == shards_at(tmp_path / "local")
+    assert contents(there).keys() == {"manifest.json", *(shard.file for shard in one.shards)}
+    assert 1 < most <= 6 < len(one.shards)
+    assert not [*(tmp_path / "tmp").glob("packdata-*/*")]
+    sent_before = len(puts(store))
+    write(OUT, store.options)  # all is there
+    assert len(puts(store)) == sent_before
+    with pytest.raises(PackError):
+        packdata.write(ShardDataset(three[1]), OUT)
 
 
 def test_a_dataset_in_a_bucket_grows_and_sends_what_is_new_alone(

@@ -37,7 +37,7 @@ from packdata.packed.remote import as_folder
 from packdata.packed.rewrite import format_of
 from packdata.packing.progress import progress_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
-from packdata.packing.upload import staging, upload
+from packdata.packing.upload import upload
 from packdata.tokens.stream import has_tokens
 
 if TYPE_CHECKING:
@@ -96,22 +96,14 @@ def _write_copy(args: argparse.Namespace, dst: Path, options: CopyOptions, note:
 
 
 def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note) -> Manifest:
-    """Send a dataset as it is, or what is made of it first."""
+    """Send a dataset as it is, or what is made of it."""
     is_same = options == CopyOptions() and args.shard_size == DEFAULT_SHARD_BYTES
     if is_same and args.format in (None, format_of(open_view(args.src))):
         with as_folder(args.src) as folder:
-            return _upload(args, folder, url, note)
-    made = [args.src.absolute(), url, options, args.format, args.shard_size]
-    of = [read_manifest(args.src).fingerprint, str(options.digests())]
-    with staging(url, " ".join(map(str, made)), of) as folder:
-        _write_copy(args, folder, options, note)
-        return _upload(args, folder, url, note)
-
-
-def _upload(args: argparse.Namespace, folder: Path, url: Path, note: Note) -> Manifest:
-    total = read_manifest(folder).size_bytes
-    with progress_of("sending", total, unit="bytes") as tick:
-        return upload(folder, url, overwrite=args.overwrite, tick=tick, note=note)
+            total = read_manifest(folder).size_bytes
+            with progress_of("sending", total, unit="bytes") as tick:
+                return upload(folder, url, overwrite=args.overwrite, tick=tick, note=note)
+    return _write_copy(args, url, options, note)
 
 
 def _kinds(texts: Sequence[str]) -> dict[str, str]:

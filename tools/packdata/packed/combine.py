@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +12,7 @@ from loaders.data.view import join_views, open_view
 from loaders.errors import PackError, SchemaError
 from loaders.remote.origin import origin_of as origin_at
 from loaders.remote.origin import target_at
-from loaders.remote.url import URL, place_of
+from loaders.remote.url import URL
 from packdata.describe import counted
 from packdata.inspect.compare import schema_differences
 from packdata.packed.content import ViewContent
@@ -24,10 +23,11 @@ from packdata.packing.outside import check_outside
 from packdata.packing.provenance import extended, origin_of
 from packdata.packing.publish import Packing
 from packdata.packing.target import PACKING_NAME, find_datasets
-from packdata.packing.upload import manifest_at, staging, upload
+from packdata.packing.upload import manifest_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from loaders.data.manifest import Manifest
     from loaders.data.view import View
@@ -59,8 +59,8 @@ def merge(
     """Make one dataset of several with the same fields and classes, in their order; the sources stay as they are.
 
     Shards are linked or copied whole; with ``shard_bytes`` they are written anew, few of many small ones. ``dst`` and
-    sources may be URLs; ``tick`` is called with the bytes of each shard that is sent to one. The other options are
-    those of ``WriteOptions``; ``overwrite`` replaces what ``merge`` has made, and nothing else.
+    sources may be URLs; ``tick`` is called with the bytes of each shard that is sent to one as it is. The other
+    options are those of ``WriteOptions``; ``overwrite`` replaces what ``merge`` has made, and nothing else.
 
     Raises:
         SchemaError: The sources differ in fields or classes, or share a key.
@@ -70,20 +70,12 @@ def merge(
         raise PackError("it would be made of no dataset", dst, "Name at least one source")
     check_outside(dst, sources)
     dst = target_at(dst)
-    if isinstance(dst, URL) and shard_bytes is not None:
-        made = " ".join(
-            map(str, ["merge", dst, *map(Path.absolute, map(place_of, sources)), shard_bytes])
-        )
-        with staging(dst, made, [read_manifest(path).fingerprint for path in sources]) as folder:
-            merge(folder, sources, shard_bytes=shard_bytes, note=note)
-            _check_merged_before(dst)
-            return upload(folder, dst, overwrite=overwrite, tick=tick, note=note)
     views = [open_view(path, "never") for path in sources]
     _check_merged_before(dst)
     _check_alike(views)
     joined = join_views(views)
     provenance = {"command": "merge", "sources": list(map(origin_of, views))}
-    if isinstance(dst, URL):
+    if isinstance(dst, URL) and shard_bytes is None:
         sending = Sending(dst, views, plan_of("merge", views), tick, note)
         return sending.merge(provenance, overwrite=overwrite)
     options = WriteOptions(overwrite=overwrite, link=link, on_link=on_link, note=note)

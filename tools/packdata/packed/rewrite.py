@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.data.shards import FileShard
 from loaders.errors import PackError
+from loaders.remote.origin import origin_of
+from loaders.remote.url import is_url
+from packdata.packing.engine import summarize
 from packdata.packing.journal import flatten_plan
 from packdata.packing.publish import PACKER, Packing, Reached
 from packdata.packing.shards import (
@@ -20,6 +23,10 @@ from packdata.packing.shards import (
     check_shard_options,
     shard_format,
 )
+from packdata.packing.target import digest_of
+from packdata.parts.local import finish, make_part
+from packdata.parts.part import Part
+from packdata.parts.stored import manifests_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +34,9 @@ if TYPE_CHECKING:
     from loaders.data.manifest import Manifest
     from loaders.data.view import View
     from packdata.packed.content import Content
+    from packdata.packing.engine import Summary
     from packdata.packing.links import OnLink
+    from packdata.packing.publish import Sender
 
     Note = Callable[[str], object]
 
@@ -90,27 +99,55 @@ def write_datasets(
 ) -> dict[str, Manifest]:
     """Write samples as packed datasets, by their folder below ``dst``; all of them appear, or none.
 
-    Killed, the same command continues: ``plan`` (``plan_of``) tells it from others.
+    Killed, the same command continues: ``plan`` (``plan_of``) tells it from others. At a URL shards are sent when they
+    are finished, as those of a packing of one part.
 
     Raises:
         PackError: A target is taken or cannot be written, or there are no samples.
+        RemoteError: The store does not answer, or refuses.
     """
+    if is_url(dst):
+        return _send_datasets(dst, plan, datasets, options)
     packing = Packing(Path(dst), list(datasets), plan, overwrite=options.overwrite, kind="command")
     with packing:
         if packing.is_published:
             options.note(f"{dst}: {packing.why_finished}")
             return packing.manifests()
-        for folder, each in datasets.items():
-            if each.whole is None:
-                _write_content(packing, folder, each.content, options)
-            else:
-                link, on_link = options.link, options.on_link
-                packing.take_whole(folder, each.whole, link=link, on_link=on_link)
-            packing.copy_files(folder, each.content.schema, each.files_of)
-        packing.publish(
-            {f: (each.content.schema, each.provenance) for f, each in datasets.items()}
-        )
+        _write_all(packing, datasets, options)
         return packing.manifests()
+
+
+def _send_datasets(
+    dst: Path | str,
+    plan: Mapping[str, str],
+    datasets: Mapping[str, Written],
+    options: WriteOptions,
+) -> dict[str, Manifest]:
+    folders = list(datasets)
+
+    def make(own: Path, sender: Sender | None) -> Summary:
+        # What a killed command has left here of other sources is dropped.
+        with Packing(own, folders, plan, overwrite=True, kind="part", sender=sender) as packing:
+            _write_all(packing, datasets, options)
+            return summarize(packing, folders, 0.0, 0)
+
+    make_part(dst, Part(0, 1), plan, folders, make, overwrite=options.overwrite)
+    done = finish(dst, overwrite=options.overwrite, digest=digest_of(plan))
+    for text in done.notes:
+        options.note(f"{dst}: {text}")
+    there = manifests_below(origin_of(dst))
+    return {folder: there[folder] for folder in folders}
+
+
+def _write_all(packing: Packing, datasets: Mapping[str, Written], options: WriteOptions) -> None:
+    for folder, each in datasets.items():
+        if each.whole is None:
+            _write_content(packing, folder, each.content, options)
+        else:
+            link, on_link = options.link, options.on_link
+            packing.take_whole(folder, each.whole, link=link, on_link=on_link)
+        packing.copy_files(folder, each.content.schema, each.files_of)
+    packing.publish({f: (each.content.schema, each.provenance) for f, each in datasets.items()})
 
 
 def _write_content(packing: Packing, folder: str, content: Content, options: WriteOptions) -> None:

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,8 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-
-import xxhash
 
 from loaders.data.manifest import (
     MANIFEST_NAME,
@@ -30,11 +27,10 @@ from loaders.data.manifest import (
 )
 from loaders.errors import PackError, RemoteError
 from loaders.remote.origin import origin_of
-from packdata.claimed import on_the_way, staging_folder
 from packdata.packing.settings import OVERWRITE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from loaders.data.manifest import ShardInfo
     from loaders.remote.origin import Origin
@@ -256,22 +252,3 @@ def as_file(data: bytes) -> Iterator[Path]:
         file.write(data)
         file.flush()
         yield Path(file.name)
-
-
-@contextmanager
-def staging(url: Path, what: str, of: Iterable[str]) -> Iterator[Path]:
-    """Yield the folder in which a dataset for a URL is made; deleted when it was sent.
-
-    Args:
-        url: Where it goes.
-        what: The command.
-        of: What it is made of: where that has changed, what a killed command has made of it is deleted.
-    """
-    above = staging_folder(what)
-    folder = above / xxhash.xxh3_64_hexdigest(" ".join(of).encode())
-    for other in above.glob("*"):
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)
-    with on_the_way(above, url):
-        yield folder
-    shutil.rmtree(above, ignore_errors=True)

@@ -76,8 +76,9 @@ from packdata.parts.part import Part, versions
 from packdata.parts.stored import StoredPart, finish_stored, manifests_below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from packdata.packing.publish import Sender
     from packdata.packing.shards import Format
     from packdata.recipe import Recipe
 
@@ -101,8 +102,47 @@ def pack_part(
         PackError: The target cannot be written, or holds something else: also parts made with other options.
     """
     share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
-    plan, place = plan_of(recipes, format, shard_bytes, share), target_at(dst)
+    plan = plan_of(recipes, format, shard_bytes, share)
     folders = [folder for split, recipe in recipes for folder in target_folders(split, recipe)]
+
+    def pack(own: Path, sender: Sender | None) -> Summary:
+        return pack_recipes(
+            part.cut(recipes),
+            own,
+            format=format,
+            shard_bytes=shard_bytes,
+            overwrite=overwrite,
+            share=share,
+            sender=sender,
+            **settings,
+        )
+
+    return make_part(dst, part, plan, folders, pack, overwrite=overwrite)
+
+
+def make_part(
+    dst: Path | str,
+    part: Part,
+    plan: Mapping[str, str],
+    folders: Sequence[str],
+    make: Callable[[Path, Sender | None], Summary],
+    *,
+    overwrite: bool,
+) -> Summary:
+    """Make one part of datasets below ``dst`` where it is not made.
+
+    Args:
+        dst: Where the parts are joined.
+        part: Which one.
+        plan: All that decides the output.
+        folders: The datasets below ``dst``.
+        make: Stages a part (a ``Packing`` of this kind) in a folder, and gives its shards to what takes them away.
+        overwrite: Replace what is there.
+
+    Raises:
+        PackError: Something else is there, or what ``make`` raises.
+    """
+    place = target_at(dst)
     with _part_at(place, part, plan, overwrite) as packing:
         if overwrite:
             packing.drop_to_repeat()
@@ -112,16 +152,7 @@ def pack_part(
         packing.make_room(folders)
         try:
             with packing.sending() as sender:
-                summary = pack_recipes(
-                    part.cut(recipes),
-                    packing.own,
-                    format=format,
-                    shard_bytes=shard_bytes,
-                    overwrite=overwrite,
-                    share=share,
-                    sender=sender,
-                    **settings,
-                )
+                summary = make(packing.own, sender)
             packing.complete()
         except PackError:
             if not packing.is_done(folders):  # else another has finished it, and all, meanwhile
