@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from loaders.backends.maker import Maker
     from loaders.workers import Job
 
-_FIRST_TOGETHER = 8  # batches: the first one should not wait for many others
+_FIRST_TOGETHER = 4  # batches: the first one should not wait for many others
 
 
 class Chunk:

@@ -95,6 +95,7 @@ class OrderedBatches:
         stall_warning_s: float = 0,
     ) -> None:
         self._pool, self._prefetch_batches = pool, prefetch_batches
+        self._is_together = is_together
         self._chunks: Iterator[Chunk] = Chunks(indices, chunk_size, is_together=is_together)
         self._chunk, self._turn = Chunk([]), 0  # which is to be begun next
         self._timeout_s, self._stall_warning_s = timeout_s, stall_warning_s
@@ -114,7 +115,8 @@ class OrderedBatches:
         if not self._ready:
             self._is_whole = False
             if not len(self._pool):
-                self._fill(max(1, self._prefetch_batches))
+                # Of small batches, made with the GIL held, the others would hold up the first ones.
+                self._fill(1 if self._is_together else max(1, self._prefetch_batches))
             if self._is_broken or not len(self._pool):
                 self._is_whole = True
                 self._end()

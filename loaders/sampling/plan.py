@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Pad: TypeAlias = bool | Literal["mark"]
 # Positions that an order evaluates at once: enough to hide a call's cost, 0.5 MiB of indices.
 CHUNK = 1 << 16
+_FIRST_CHUNK = 1 << 10  # takes an order hardly longer than one position does
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,10 @@ class Plan:
     def chunks(self) -> Iterator[tuple[Int64s, Bools | None]]:
         """Yield the positions of all remaining steps, and which are real, as ``(steps, rows)`` arrays.
 
-        One step at first, then twice as many each time, up to ``CHUNK`` rows.
+        Few rows at first, then twice as many each time, up to ``CHUNK`` rows; at least one step.
         """
-        first, num, num_full = 0, 1, self.num_full_steps
+        first, num_full = 0, self.num_full_steps
+        num = max(1, _FIRST_CHUNK // self.batch_size)
         while first < num_full:
             num = min(num, num_full - first)
             yield (

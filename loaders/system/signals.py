@@ -10,6 +10,9 @@ import signal
 import sys
 import threading
 import weakref
+
+# The public one looks each of 62 answers up in an enumeration: a tenth of what beginning an epoch takes.
+from _signal import getsignal  # type: ignore[import-not-found]  # no stubs
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -37,7 +40,7 @@ def handlers_later() -> Iterator[None]:
     def later(number: int, frame: Any) -> None:
         came[number] = None
 
-    given = ((number, signal.getsignal(number)) for number in _NUMBERS)
+    given = ((number, getsignal(number)) for number in _NUMBERS)
     handlers: dict[int, Any] = {number: handler for number, handler in given if callable(handler)}
     try:
         for number in handlers:

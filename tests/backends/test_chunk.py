@@ -110,8 +110,8 @@ def test_the_first_chunks_are_short_and_no_batch_is_left_out() -> None:
     assert [len(chunk.batches) for chunk in chunks] == [1, 2, 4, 8, 5]
     assert [chunk.num_turns for chunk in chunks] == [1, 2, 4, 8, 5]
     assert [batch for chunk in together for batch in chunk.batches] == list(range(40))
-    assert [len(chunk.batches) for chunk in together] == [8, 16, 16]
-    assert [chunk.num_turns for chunk in together] == [1, 1, 1]
+    assert [len(chunk.batches) for chunk in together] == [4, 8, 16, 12]
+    assert [chunk.num_turns for chunk in together] == [1] * 4
     assert list(Chunks(iter([]), 8)) == []
 
 
@@ -362,7 +362,7 @@ def test_a_loader_plans_batches_of_its_own_order_alone(pictures: Opens) -> None:
     assert sizes(DataLoader(dataset, 6, num_workers=0)) == [1, 2, 1]
     assert sizes(DataLoader(dataset, 6, sampler=list(range(24)), num_workers=2)) == [1] * 4
     assert sizes(DataLoader(list(range(9)), 3, num_workers=2, backend="thread")) == [1] * 3
-    assert sizes(DataLoader(samples, 2, num_workers=2)) == [8, 4]
+    assert sizes(DataLoader(samples, 2, num_workers=2)) == [4, 8]
     assert sizes(DataLoader(samples, 2, sampler=list(range(24)), num_workers=0)) == [1] * 12
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -100,11 +101,11 @@ def test_small_batches_come_in_order_in_groups_that_grow_up_to_a_limit(kind: Any
     asked = [(next(batches).x.item(), indices.asked) for _ in range(NUM)]
 
     assert [index for index, _ in asked] == list(range(NUM))
-    assert asked[0] == (0, 8 + 16 + 16)  # the first group, and two that are under way
-    assert asked[7] == (7, 40)
-    assert asked[8] == (8, 40 + 16)
+    assert asked[0] == (0, 4 + 8 + 16)  # the first group, and two that are under way
+    assert asked[3] == (3, 28)
+    assert asked[4] == (4, 28 + 16)
     steps = {b - a for (_, a), (_, b) in itertools.pairwise(asked)}
-    assert steps == {0, 16, NUM - 8 - 24 * 16}
+    assert steps == {0, 16, NUM - 4 - 8 - 24 * 16}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,13 +123,46 @@ def test_at_the_end_the_pool_is_closed(kind: Any) -> None:
 
 
 class Gated(RAMDataset):
-    """Gives the first eight samples at once, the others when ``gate`` is open."""
+    """Gives the first four samples at once, the others when ``gate`` is open."""
 
     gate: threading.Event
 
     def read_group(self, batches: Any, memory: Any) -> SplitBatches | None:
-        assert max(map(max, batches)) < 8 or self.gate.wait(30)
+        assert max(map(max, batches)) < 4 or self.gate.wait(30)
         return super().read_group(batches, memory)
+
+
+class Watching(RAMDataset):
+    """Notes how many batches were asked for while the first of them are made."""
+
+    indices: Counted
+    asked: int
+
+    def read_group(self, batches: Any, memory: Any) -> SplitBatches | None:
+        if 0 in batches[0]:
+            deadline = time.monotonic() + 0.5
+            while self.indices.asked == len(batches) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            self.asked = self.indices.asked
+        return super().read_group(batches, memory)
+
+
+def test_the_first_batch_is_made_before_other_small_ones_are_begun() -> None:
+    """They would hold the GIL when it is done."""
+    dataset = Watching.from_arrays(x=torch.arange(NUM).reshape(NUM, 1))
+    indices = dataset.indices = Counted()
+    batches = OrderedBatches(
+        ThreadPool(maker(dataset)),
+        iter(indices),
+        prefetch_batches=2,
+        chunk_size=16,
+        is_together=True,
+    )
+
+    next(batches)
+    batches.close()
+
+    assert dataset.asked == 4
 
 
 def test_a_batch_is_ready_when_it_would_not_be_waited_for() -> None:
@@ -142,12 +176,12 @@ def test_a_batch_is_ready_when_it_would_not_be_waited_for() -> None:
         is_together=True,
     )
 
-    ready = [(next(batches), batches.is_ready)[1] for _ in range(8)]
+    ready = [(next(batches), batches.is_ready)[1] for _ in range(4)]
     dataset.gate.set()
     rest = [batch.x.item() for batch in batches]
 
-    assert ready == [True] * 7 + [False]  # the group's other batches lie there already
-    assert rest == list(range(8, 16))
+    assert ready == [True] * 3 + [False]  # the group's other batches lie there already
+    assert rest == list(range(4, 16))
 
 
 @pytest.mark.parametrize("kind", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2}])
