@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -38,9 +39,6 @@ from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 from tests.packdata.test_kills import killed_before
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COMMANDS = {
     "images": "images broken DST --on-error skip --size 16 --size 8 --shard-size 1kB",
@@ -236,6 +234,64 @@ def test_what_all_rows_teach_is_learned_in_shares(
         assert main([*argv, *asks, *plans, *plans[:2]]) == 1  # one is there twice
     other = ["--dtype", "float64"] if line.startswith("tables") else ["--seed", "1"]
     assert main([*argv, *asks, *other, *plans]) == 1
+
+
+def test_texts_that_may_be_missing_values_are_counted_in_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that the second file has in ``gap`` is NA, which is missing where others are numbers."""
+    monkeypatch.chdir(tmp_path)
+    for name, gap in (("a", "1"), ("b", "NA")):
+        Path(f"{name}.csv").write_text("x,gap\n" + f"1,{gap}\n2,{gap}\n")
+    argv = ["tables", "a.csv", "b.csv", "dst", "--missing", "mean", "--dry-run", "--json"]
+    assert main(argv) == 0
+    whole = json.loads(capsys.readouterr().out)
+    for i in range(2):
+        assert main([*argv, "--part", f"{i}/2"]) == 0
+        Path(f"{i}.json").write_text(capsys.readouterr().out)
+
+    assert main([*argv, "--plan", "0.json", "--plan", "1.json"]) == 0
+
+    assert json.loads(capsys.readouterr().out) == whole
+    shares = [json.loads(Path(f"{i}.json").read_text())[KEY]["found"]["rows"] for i in range(2)]
+    assert joined_scan(shares).columns["gap"].num_unsure == 2
+
+
+def test_who_asks_plan_for_what_is_learned_is_told_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "tables", "a.csv", "dst"])
+
+    assert ended.value.code == 2
+    assert "packdata tables SRC... DST --dry-run --json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["version", "names", "kinds"])
+def test_a_plan_of_another_version_is_wrong_usage(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("x\n1\n")
+    argv = ["tables", "a.csv", "dst", "--dry-run", "--json"]
+    for number, part in enumerate((["--part", "0/1"], [])):
+        assert main([*argv, *part]) == 0
+        told = json.loads(capsys.readouterr().out)
+        if change == "version":
+            told[KEY]["packer"] = "loaders 0.0.9"
+        elif change == "names":
+            del told[KEY]["found"]["rows"]["columns" if part else "schema"]
+        else:
+            told[KEY]["found"]["rows"] = 7
+        Path(f"{number}.json").write_text(json.dumps(told))
+
+        with pytest.raises(SystemExit) as ended:
+            main([*argv, "--plan", f"{number}.json"])
+
+        assert ended.value.code == 2
 
 
 def test_a_share_tells_that_a_column_has_too_many_texts() -> None:
@@ -538,7 +594,9 @@ def test_parts_that_begin_beside_another_packing_are_not_dropped(
 
 def test_a_plan_made_with_one_option_more_is_refused(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({KEY: {"identity": {"files": 1, "bos": 2}, "found": {}}}))
+    made = FirstPass()
+    made.get("rows", int, "the rows")
+    plan.write_text(json.dumps(made.to_json({"files": 1, "bos": 2})))
     FirstPass(plan).check({"files": 1, "bos": 2})
 
     with pytest.raises(SourceError):

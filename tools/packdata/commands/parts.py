@@ -19,6 +19,9 @@ def _plan(args: argparse.Namespace) -> int:
     from packdata.parts.lists import keep_list
 
     if local := [source for source in args.src if not is_url(source)]:
+        if local[0] in ("images", "tokens", "tables", "arrays"):
+            how = f"'packdata {local[0]} SRC... DST --dry-run --json > plan.json'"
+            args.parser.error(f"what --plan takes is printed by {how}")
         args.parser.error(f"{local[0]} is no URL: parts list folders and files themselves")
     check_outside(args.dst, args.src)
     for source in args.src:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
+from packdata.packing.publish import PACKER
 from packdata.sources.base import read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 KEY = "first_pass"  # in the JSON of a plan
 _HOW = "'--dry-run --json > plan.json' makes it, without --part"
@@ -30,6 +32,7 @@ class FirstPass:
 
     Raises:
         SourceError: A file cannot be read, is no plan, or shares are missing.
+        ValueError: Another version has made one.
     """
 
     def __init__(
@@ -70,19 +73,28 @@ class FirstPass:
         """Return what is called ``name``: of the plan, or learned; ``join`` makes it of what shares have learned.
 
         Raises:
-            ValueError: A part is packed without a plan; ``what`` tells why it needs one.
+            ValueError: A part is packed without a plan (``what`` tells why it needs one), or with another version's.
             SourceError: The plan does not have it.
         """
         if self._given:
             if any(name not in each["found"] for each in self._given):
                 raise SourceError(f"it does not have {what}", self.plan, _HOW)
             told = [each["found"][name] for each in self._given]
-            self.found[name] = join(told) if self._is_shares and join is not None else told[0]
+            with self.reading():
+                self.found[name] = join(told) if self._is_shares and join is not None else told[0]
         elif self._is_part and (self.share is None or join is None):
             raise ValueError(f"--part needs --plan for {what}, which all parts share: {_HOW}")
         else:
             self.found[name] = learn()
         return self.found[name]
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise ValueError, that another version has learned it, where what is read of it is not as it should be."""
+        try:
+            yield
+        except (KeyError, TypeError) as error:
+            raise _of_another_version(self.plan) from error
 
     def check(self, identity: Mapping[str, Any]) -> None:
         """Raise SourceError if the plan is of other files, or was made with other options."""
@@ -97,16 +109,26 @@ class FirstPass:
     def to_json(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a plan has of it."""
         share = {} if self.share is None else {"share": list(self.share)}
-        about = {"identity": dict(identity), "found": self.found, **share}
+        about = {"packer": PACKER, "identity": dict(identity), "found": self.found, **share}
         return {KEY: about} if self.found else {}
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         given = json.loads(read_file(path, str(path)))[KEY]
+        packer = given.get("packer")
         share = {"share": tuple(given["share"])} if "share" in given else {}
-        return {"identity": dict(given["identity"]), "found": dict(given["found"]), **share}
+        found = {"identity": dict(given["identity"]), "found": dict(given["found"]), **share}
     except SourceError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError("it is not a plan that parts can use", path, _HOW) from error
+    if packer != PACKER:
+        raise _of_another_version(path)
+    return found
+
+
+def _of_another_version(plan: object) -> ValueError:
+    return ValueError(
+        f"--plan {plan} was made by another version than {PACKER}: make it anew with this one"
+    )

@@ -193,7 +193,8 @@ def plan_tables(
             return _as_json(*learned[0])
 
         taken = first_pass.get(_ROWS, learn, _WHAT, lambda shares: learn(joined_scan(shares)))
-        parts, plan, rows = learned[0] if learned else _from_json(taken)
+        with first_pass.reading():
+            parts, plan, rows = learned[0] if learned else _from_json(taken)
     else:
         columns = _common_columns(files, None, chosen.drop)
         named = next((file for file in files if file.columns is not None), files[0])
