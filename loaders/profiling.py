@@ -14,7 +14,6 @@ import os
 import statistics
 import threading
 import time
-import weakref
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -443,32 +442,26 @@ def _writer(tensorboard: Any) -> Any:
     return SummaryWriter(str(tensorboard))
 
 
-_first: dict[int, weakref.ref[Any]] = {}  # the loader of each process that was iterated first
-_told: set[int] = set()  # processes that were told that no other is profiled
+_has_begun: set[int] = set()  # processes whose first loader was iterated
 
 
 def profile_from_environment(loader: Any) -> None:
-    """Profile a loader if ``LOADERS_PROFILE`` asks for it; the first loader of a process only, which is said."""
+    """Profile a loader if ``LOADERS_PROFILE`` asks for it; the first of a process only, which the report says."""
     wanted, pid = os.environ.get("LOADERS_PROFILE", ""), os.getpid()
     if wanted in ("", "0"):
         return
     if not wanted.isdigit():
         raise ValueError(f"LOADERS_PROFILE is 1, or a number of steps, got {wanted!r}")
-    if pid in _first:
-        if pid not in _told and _first[pid]() is not loader:
-            _told.add(pid)
-            what = "only the first loader of a process is; loaders.profile(loader) does it for any"
-            logger.warning("LOADERS_PROFILE: %r is not profiled: %s", loader, what)
+    if pid in _has_begun:
         return
-    _first[pid] = weakref.ref(loader)
+    _has_begun.add(pid)
     folder = Path(os.environ.get("LOADERS_PROFILE_DIR") or ".")
     path = folder / f"loaders-profile-{pid}.json"
 
     def tell(report: ProfileReport) -> None:
         if report.num_steps:
-            logger.warning(
-                "LOADERS_PROFILE: %s\n%r, the first loader that was iterated", report, loader
-            )
+            which = "the first loader that was iterated; loaders.profile(loader) times another"
+            logger.warning("LOADERS_PROFILE: %s\n%r, %s", report, loader, which)
             logger.warning("LOADERS_PROFILE: trace: %s (open it in ui.perfetto.dev)", path)
 
     steps = int(wanted) if int(wanted) > 1 else _DEFAULT_STEPS

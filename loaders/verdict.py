@@ -24,6 +24,7 @@ _EXPLAINED = 0.4  # a limit below this much of the rate that it allows does not 
 _COPYING = 0.5  # of its CPU time, for a sample to count as copied rather than computed
 _BEHIND_LOADING = ("transfer", "finish")
 _WORTH = 1.05
+_MORE_THAN_A_STEP = 100_000  # samples/s that hardly any training step takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,8 @@ def _advice(bound: Bound, facts: Facts) -> str:
     """Return what to do where nothing was tried, or where nothing that was tried helps."""
     if bound == "step":
         return _advice_to_a_step(facts)
+    if not facts.step_s and facts.rate >= _MORE_THAN_A_STEP:
+        return f"measure it beside training, by --step MODULE:FUNCTION: few steps take {number(facts.rate)} samples/s"
     if bound == "cpu" and facts.may_add_workers and facts.num_workers < facts.cores:
         return f"try num_workers={math.ceil(facts.cores)}: cores are idle"
     return _DO_FOR[facts.holds].get(bound, _DO[bound])

@@ -107,6 +107,19 @@ def test_where_nothing_was_tried_there_is_advice(changed: dict[str, Any], said: 
         assert judge(facts(**changed), [change("b", 3.1)]).advice.startswith("b: 3.1x")
 
 
+@pytest.mark.parametrize("changed", [{"cpu_s": 1e-6, "sample_bytes": 40.0}, {"cpu_s": 1e-8}])
+def test_where_loading_is_faster_than_steps_are_a_step_is_to_be_measured(
+    changed: dict[str, Any],
+) -> None:
+    """More cores would not make training faster; a change that was tried and helps is told nevertheless."""
+    fast = facts(**{"rate": 1.9e6, "holds": "other", "stages": {"read": 1e-6}} | changed)
+    measured = facts(rate=1.9e6, cpu_s=1e-6, gil_s=0.0, step_s=1e-8, sample_bytes=40.0)
+
+    assert "--step" in judge(fast).advice
+    assert "2 instead of 1" in judge(fast, [change("num_workers=2 instead of 1", 1.5)]).advice
+    assert "--step" not in judge(measured).advice
+
+
 def test_only_where_something_was_tried_it_is_told_that_it_does_not_help() -> None:
     assert "tried" in judge(facts(), [change("a", 0.9)]).sentence
     assert "tried" not in judge(facts()).sentence

@@ -103,8 +103,8 @@ def _preview(args: argparse.Namespace) -> int:
     view = open_view(args.dataset)
     indices = choose(len(view), args.num, args.seed)
     if sheet and not has_pictures(view):
-        hint = f"leave --{sheet[0]} out, and its samples are printed"
-        raise SchemaError(f"{args.dataset} has no pictures to draw a sheet of: {hint}")
+        what = f"--{sheet[0]} is for a sheet of pictures, and {args.dataset} has none"
+        raise SchemaError(f"{what}: without it, samples are printed")
     if args.text or not has_pictures(view):
         for i in indices:
             show(as_text(view, i))
