@@ -85,7 +85,7 @@ DATA = [
     ("images photos {dst} --classes nowhere", "cannot be read from it (No such file or directory)."),
     ("images photos taken --overwrite", "taken: it is not empty (it holds 'thesis.tex')"),
     ("images photos {dst}/a/b --masks empty", "empty: it holds no pictures"),
-    ("preview table --out x.png", "--out is for a sheet of pictures, and table has none: without it, samples are printed"),
+    ("preview table --out x.png", "--out is for a sheet of pictures, and table has none: without it"),
     ("preview stream --columns 2", "--columns is for a sheet of pictures, and stream has none: without it"),
     ("extend table packed", "table (B) does not match packed (A): only A has field 'image'"),
     ("merge packed stream {dst}/a/b", "stream (B) does not match packed (A)"),
