@@ -43,7 +43,7 @@ sys.path.insert(
 from chart import OURS, cell, number, overlap, publish
 
 from benchmarks.peers.protocol import BASE, SIDE, WINDOW, Job
-from loaders.bench.processes import children_cpu_s, family, memory
+from loaders.bench.processes import PROC, family, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -292,11 +292,20 @@ class Running:
         self.tell(signal.SIGSTOP)
         return answer
 
+    def cpu_ticks(self) -> int:
+        """Return the CPU time of it and its children so far, and of theirs that ended."""
+        total = 0
+        for pid in family(self.process.pid):
+            with contextlib.suppress(OSError):  # it has just ended
+                words = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+                total += sum(map(int, words[11:15]))
+        return total
+
     def settle(self, limit_s: float = 10.0) -> None:
         """Wait until what was fetched ahead for an epoch that was left is done: nobody else's turn pays for it."""
-        ends, before = time.monotonic() + limit_s, -1.0
+        ends, before = time.monotonic() + limit_s, -1
         while time.monotonic() < ends:
-            now = children_cpu_s(family(self.process.pid))
+            now = self.cpu_ticks()
             if now == before:
                 return
             before = now

@@ -44,8 +44,8 @@ class Analysis:
     """The facts, and the stages that they come from."""
 
     facts: Facts  # for ``verdict.judge``
-    # Each alone, in the order of the pipeline.
-    stages: list[alone.Stage] = field(default_factory=list)
+    # Of a sample in each alone, in the order of the pipeline.
+    stages: dict[str, alone.Cost] = field(default_factory=dict)
     # Of a real run: loading and the step together; None without a step.
     step_samples_per_s: float | None = None
 
@@ -71,20 +71,21 @@ def analyse(
     with alone.one_thread() if config.num_workers else nullcontext():
         stages = alone.host_stages(served, config, seconds=2 * share)
         if reopen_cold is not None:
-            stages.insert(0, alone.cold_stage(reopen_cold(), config, stages, seconds=share))
+            cold = alone.cold_cost(reopen_cold(), config, stages, seconds=share)
+            stages = {"read, cold": cold, **stages}
         gil_s = alone.gil_s_per_sample(alone.batch_maker(served, config), seconds=share)
     batch = next(alone.batches_of(served, config))
-    cpu_s = {stage.name: stage.cost.cpu_s for stage in stages}
-    wait_s = sum(stage.cost.wait_s for stage in stages if stage.name in _READS)
+    cpu_s = {name: cost.cpu_s for name, cost in stages.items()}
+    wait_s = sum(cost.wait_s for name, cost in stages.items() if name in _READS)
     if device is not None and device.type != "cpu":
-        stages.append(alone.copy_stage(batch, device, seconds=share / 2))
+        stages["copy"] = alone.copy_cost(batch, device, seconds=share / 2)
     if (finish := loader._finisher) is not None:
-        stages.append(alone.device_stage("finish", finish, batch, device, seconds=share / 2))
+        stages["finish"] = alone.device_cost(finish, batch, device, seconds=share / 2)
     together = None
     if step is not None:
-        stages.append(alone.device_stage("step", step, batch, device, seconds=share))
+        stages["step"] = alone.device_cost(step, batch, device, seconds=share)
         together = real_steps(dataset, config, step, device=device, seconds=share)
-    wall_s = {stage.name: stage.cost.wall_s for stage in stages}
+    wall_s = {name: cost.wall_s for name, cost in stages.items()}
     facts = Facts(
         cores=core_time,
         num_workers=config.num_workers,

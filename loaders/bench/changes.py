@@ -16,7 +16,14 @@ import numpy as np
 from loaders.bench.measure import interleave
 from loaders.bench.report import last_line, of_error
 from loaders.bench.sweep import dropped, time_target
-from loaders.bench.targets import ImageFiles, MeasuredDataset, TargetError, ops_for, shards_of
+from loaders.bench.targets import (
+    ImageFiles,
+    MeasuredDataset,
+    TargetError,
+    ops_for,
+    shards_of,
+    spread,
+)
 from loaders.codecs.heads import picture_size
 from loaders.datasets.memory.ram import RAMDataset
 from loaders.datasets.packed import PackedDataset
@@ -147,10 +154,6 @@ def _waiting(target: MeasuredDataset, config: Config) -> Iterator[Trial]:
         yield Trial(said, target, replace(config, backend="process", num_workers=workers))
 
 
-def _spread(num: int) -> list[int]:
-    return np.linspace(0, num - 1, min(_SAMPLE, num)).astype(int).tolist()  # type: ignore[no-any-return]
-
-
 def _in_memory(dataset: ImageFiles | PackedDataset, config: Config, told: Told) -> Iterator[Trial]:
     if isinstance(dataset, ImageFiles):
         told("loading a sample of the files into memory")
@@ -161,7 +164,9 @@ def _in_memory(dataset: ImageFiles | PackedDataset, config: Config, told: Told) 
             return
         told("decoding a sample into memory")
         what = "RAMDataset(..., decode=True) (pixels in memory)"
-        held = RAMDataset(dataset.select(_spread(len(dataset))), decode=True, progress=False)
+        held = RAMDataset(
+            dataset.select(spread(len(dataset), _SAMPLE)), decode=True, progress=False
+        )
     yield Trial(what, MeasuredDataset(what, "object", lambda: held), config, is_in_memory=True)
 
 
@@ -172,7 +177,7 @@ def _as_files(dataset: PackedDataset, folder: Path) -> list[Path]:
         return []
     source = folder / "records" / "one"
     source.mkdir(parents=True)
-    rows = dataset.rows_of(np.array(_spread(len(dataset))))
+    rows = dataset.rows_of(np.array(spread(len(dataset), _SAMPLE)))
     for i, record in enumerate(dataset.store.records(name, rows)):
         (source / f"{i:05}.jpg").write_bytes(record.tobytes())
     return sorted(source.iterdir())
@@ -183,7 +188,7 @@ def _packed(target: MeasuredDataset, folder: Path, config: Config, told: Told) -
     dataset = target.dataset
     is_loose = isinstance(dataset, ImageFiles)
     files = (
-        [dataset.files[i] for i in _spread(len(dataset))]
+        [dataset.files[i] for i in spread(len(dataset), _SAMPLE)]
         if is_loose
         else _as_files(dataset, folder)
     )

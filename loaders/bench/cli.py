@@ -365,9 +365,8 @@ def usual_config(target: MeasuredDataset, config: Config) -> Config:
 
 def _verdict_text(verdict: Verdict, found: Analysis, config: Config) -> str:
     rows: list[tuple[str, ...]] = [("stage", "per sample", "on a core", "waiting", "samples/s")]
-    for stage in found.stages:
-        times = map(in_seconds, astuple(stage.cost))
-        rows.append((stage.name, *times, report.short(stage.samples_per_s)))
+    for name, cost in found.stages.items():
+        rows.append((name, *map(in_seconds, astuple(cost)), report.short(cost.samples_per_s)))
     limits = ", ".join(f"{name} {number(limit)}" for name, limit in verdict.limits.items())
     lines = [*report.aligned(rows), "", f"limits with {config}, samples/s: {limits}"]
     if found.step_samples_per_s is not None:
@@ -393,7 +392,7 @@ def _sweep_json(sweep: Sweep, found: _Found | None) -> dict[str, Any]:
     if found is not None:
         verdict, analysis, _ = found
         value["verdict"] = asdict(verdict)
-        value["stages"] = {s.name: asdict(s.cost) for s in analysis.stages}
+        value["stages"] = {name: asdict(cost) for name, cost in analysis.stages.items()}
         value["facts"] = asdict(analysis.facts)
         value["step_samples_per_s"] = analysis.step_samples_per_s
     return value

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders.backends.maker import Maker, group_bytes, num_in_flight
-from loaders.bench.processes import bytes_read, cpu_s, family, memory
+from loaders.bench.processes import bytes_read, family, memory
 from loaders.bench.targets import Endless, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.samples import Ragged, collate
@@ -63,7 +63,6 @@ class TimedPass:
     latencies_s: list[float]  # how long each later batch was waited for
     num_samples: int  # samples that the rate is of
     sample_bytes: float  # bytes of all tensors of a sample, on average over some batches
-    cpu_s_per_1000: float  # CPU seconds of all processes per 1,000 samples
     pss_bytes: int = 0  # memory of all processes at the end of the run, see ``Memory``
     read_bytes: int | None = None  # what the storage had to read, or None where that is not known
 
@@ -119,7 +118,6 @@ class Result:
             "first_batch_s": self.median("first_batch_s"),
             "batch_wait_p50_s": self.latency_s(0.5),
             "batch_wait_p99_s": self.latency_s(0.99),
-            "cpu_s_per_1000_samples": self.median("cpu_s_per_1000"),
             "peak_pss_bytes": self.pss_bytes,
             "read_bytes": self.read_bytes,
             "num_samples": sum(run.num_samples for run in self.runs),
@@ -179,8 +177,7 @@ def time_loader(
     most = math.inf if max_samples is None else max_samples
     read = bytes_read(family())
     arrivals, samples, looked_at, nbytes = [clock()], [0], 0, 0
-    batches, cpu_began = begin(loader), cpu_s(family())
-    count = 0
+    batches, count = begin(loader), 0
     for batch in batches:  # not by enumerate(), which keeps one until the next is there
         count += 1
         arrivals.append(clock())
@@ -189,8 +186,6 @@ def time_loader(
         # 1, 2, 4, 8, ...: to look takes longer than to hand over a small one.
         if not count & (count - 1):
             looked_at, nbytes = looked_at + num, nbytes + batch_nbytes(batch)
-        if count == round_size:
-            cpu_began = cpu_s(family())
         is_enough = arrivals[-1] - arrivals[0] >= seconds or samples[-1] >= most
         if is_enough and count % round_size == 0 and count > round_size:
             break
@@ -208,7 +203,6 @@ def time_loader(
         latencies_s=[b - a for a, b in itertools.pairwise(arrivals[1:])],
         num_samples=samples[last] - samples[first],
         sample_bytes=nbytes / max(1, looked_at),
-        cpu_s_per_1000=(cpu_s(pids) - cpu_began) / max(1, samples[count] - samples[first]) * 1000,
         pss_bytes=memory(pids).pss_bytes if watch else 0,
         read_bytes=None if read is None or now_read is None else now_read - read,
     )

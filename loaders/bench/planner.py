@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from loaders.bench.measure import batch_nbytes, group_size_of, in_flight
 from loaders.bench.processes import memory
-from loaders.bench.targets import ImageFiles, is_map_style
+from loaders.bench.targets import ImageFiles, is_map_style, spread
 from loaders.codecs.heads import picture_size
 from loaders.datasets.memory.loading import plan_columns
 from loaders.datasets.packed import PackedDataset
@@ -146,7 +145,7 @@ def _some_samples(dataset: Any, count: int) -> Iterator[Any]:
         yield from (collate([sample]) for sample in itertools.islice(dataset, count))
         return
     fetch = getattr(dataset, "__getitems__", None)
-    for index in _spread(len(dataset), count):
+    for index in spread(len(dataset), count):
         with warnings.catch_warnings():  # a second look is no second epoch
             warnings.filterwarnings("ignore", "crops, flips and transforms are drawn")
             yield collate(fetch([index]) if fetch else [dataset[index]])
@@ -188,22 +187,17 @@ def ram_bytes_of(target: MeasuredDataset, *, decode: bool, count: int = 256) -> 
     if isinstance(dataset, TokenWindows):
         dataset = dataset.dataset
     if isinstance(dataset, PackedDataset):
-        some = dataset.select(_spread(len(dataset), count))
+        some = dataset.select(spread(len(dataset), count))
         plans = plan_columns(some, decode=decode, progress=False).values()
         return sum(plan.nbytes for plan in plans) * len(dataset) // len(some)
     if isinstance(dataset, ImageFiles):
-        files = [dataset.files[i] for i in _spread(len(dataset), count)]
+        files = [dataset.files[i] for i in spread(len(dataset), count)]
         sizes = [
             3 * math.prod(picture_size(file.read_bytes())) if decode else file.stat().st_size
             for file in files
         ]
         return sum(sizes) * len(dataset) // len(files)
     raise LoadersError(f"--ram: {target.name!r} is no packed dataset and no folder of images")
-
-
-def _spread(num: int, count: int) -> list[int]:
-    """Return some of so many indices, spread evenly."""
-    return np.linspace(0, num - 1, min(count, num)).astype(np.int64).tolist()  # type: ignore[no-any-return]
 
 
 def table(plans: dict[str, NodePlan]) -> list[tuple[str, ...]]:

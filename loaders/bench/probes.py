@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import torch
 
-from loaders.bench.stages import copy_stage
+from loaders.bench.stages import copy_cost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -153,4 +153,4 @@ def gpu_copy_bytes_per_s() -> float | None:
     if not torch.cuda.is_available():
         return None
     host = torch.zeros(64 << 20, dtype=torch.uint8)
-    return copy_stage(host, torch.device("cuda"), seconds=0.3).samples_per_s
+    return copy_cost(host, torch.device("cuda"), seconds=0.3).samples_per_s

@@ -1,16 +1,14 @@
-"""What this process and its children use: memory shared fairly (PSS), CPU time, bytes read from storage."""
+"""What this process and its children use: memory shared fairly (PSS), bytes read from storage."""
 
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from loaders.system.limits import text
 
 PROC = Path("/proc")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +49,3 @@ def bytes_read(pids: list[int]) -> int | None:
     fields = [_fields(PROC / str(pid) / "io") for pid in pids]
     known = [each["read_bytes"] for each in fields if "read_bytes" in each]
     return sum(known) if known else None
-
-
-def children_cpu_s(pids: list[int]) -> float:
-    """Return the CPU seconds of some processes so far, and of their children that ended; in steps of 10 ms."""
-    total = 0
-    for pid in pids:
-        stat = text(PROC / str(pid) / "stat") or ""
-        words = stat.rpartition(")")[2].split()  # the name may hold anything, brackets too
-        total += sum(map(int, words[11:15]))
-    return total / _TICKS_PER_S
-
-
-def cpu_s(pids: list[int]) -> float:
-    """Return the CPU seconds of this process and some children; those that ended stay counted."""
-    others = children_cpu_s([pid for pid in pids if pid != os.getpid()])
-    return time.process_time() + sum(os.times()[2:4]) + others

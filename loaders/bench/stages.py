@@ -57,18 +57,10 @@ class Cost:
         pairs = zip(astuple(self), astuple(other), strict=True)
         return Cost(*(max(0.0, a - b) for a, b in pairs))
 
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One step of the pipeline: its name, and its cost of one sample."""
-
-    name: str
-    cost: Cost
-
     @property
     def samples_per_s(self) -> float:
         """What one thread, or one device, would do if this were all."""
-        return 1 / self.cost.wall_s if self.cost.wall_s > 1e-9 else float("nan")
+        return 1 / self.wall_s if self.wall_s > 1e-9 else float("nan")
 
 
 def time_alone(
@@ -160,7 +152,7 @@ def batch_maker(dataset: Any, config: Config, **more: Any) -> Callable[[], int]:
     return make
 
 
-def host_stages(dataset: Any, config: Config, *, seconds: float) -> list[Stage]:
+def host_stages(dataset: Any, config: Config, *, seconds: float) -> dict[str, Cost]:
     """Return what a sample costs on the CPU, by stage, in the order of the pipeline.
 
     Each is what more of the pipeline costs than less of it. Of third-party datasets the inside cannot be told apart.
@@ -181,36 +173,36 @@ def host_stages(dataset: Any, config: Config, *, seconds: float) -> list[Stage]:
         or dataset.has_own_samples
         or dataset.sample_nbytes is not None
     ):
-        return [Stage("read" if isinstance(dataset, PackedDataset) else "fetch", whole)]
+        return {"read" if isinstance(dataset, PackedDataset) else "fetch": whole}
     inner = [("read", _record_reader(dataset, config.batch_size))]
     if not dataset.augment:
         return _by_difference(inner, "decode", whole, share)
     inner.append(("decode", batch_maker(dataset.replace(augment=[]), config)))
     found = _by_difference(inner, "augment", whole, share)
     # A crop decodes less than a whole picture.
-    if sum(stage.cost.cpu_s for stage in found[:-1]) > whole.cpu_s:
-        return [found[0], Stage("decode", whole.minus(found[0].cost))]
+    if found["read"].cpu_s + found["decode"].cpu_s > whole.cpu_s:
+        return {"read": found["read"], "decode": whole.minus(found["read"])}
     return found
 
 
 def _by_difference(
     inner: list[tuple[str, Callable[[], int]]], last: str, whole: Cost, seconds: float
-) -> list[Stage]:
+) -> dict[str, Cost]:
     """Time parts of a pipeline, each of which contains the one before; the last stage is what the whole adds."""
-    stages, before = [], Cost(0.0, 0.0)
+    stages, before = dict[str, Cost](), Cost(0.0, 0.0)
     for name, work in inner:
         cost = time_alone(work, seconds=seconds)
-        stages.append(Stage(name, cost.minus(before)))
+        stages[name] = cost.minus(before)
         before = cost
-    return [*stages, Stage(last, whole.minus(before))]
+    return stages | {last: whole.minus(before)}
 
 
-def cold_stage(dataset: Any, config: Config, warm: list[Stage], *, seconds: float) -> Stage:
+def cold_cost(dataset: Any, config: Config, warm: dict[str, Cost], *, seconds: float) -> Cost:
     """Make batches of files that have left the page cache; return what that costs beyond the same in memory."""
     cost = time_alone(batch_maker(dataset, config), seconds=seconds, min_calls=2, warm_up=False)
-    for stage in warm:
-        cost = cost.minus(stage.cost)
-    return Stage("read, cold", cost)
+    for stage in warm.values():
+        cost = cost.minus(stage)
+    return cost
 
 
 def _record_reader(dataset: PackedDataset, batch_size: int) -> Callable[[], int]:
@@ -346,7 +338,7 @@ def copy_bytes_per_s(num_threads: int, available_bytes: int, seconds: float = 0.
 # -- the device, and the step ----------------------------------------------------------------------
 
 
-def copy_stage(batch: Any, device: torch.device, *, seconds: float) -> Stage:
+def copy_cost(batch: Any, device: torch.device, *, seconds: float) -> Cost:
     """Time moving the tensors of a batch to a device, from pinned memory, until they have arrived."""
     pinned = [t.pin_memory() if device.type == "cuda" else t for t in tensors_of(batch)]
 
@@ -354,17 +346,12 @@ def copy_stage(batch: Any, device: torch.device, *, seconds: float) -> Stage:
         for tensor in pinned:
             tensor.to(device, copy=True, non_blocking=True)
 
-    return device_stage("copy", copy, batch, device, seconds=seconds)
+    return device_cost(copy, batch, device, seconds=seconds)
 
 
-def device_stage(
-    name: str,
-    work: Callable[[Any], Any],
-    batch: Any,
-    device: torch.device | None,
-    *,
-    seconds: float,
-) -> Stage:
+def device_cost(
+    work: Callable[[Any], Any], batch: Any, device: torch.device | None, *, seconds: float
+) -> Cost:
     """Time what is done to a batch where it is used, again and again: no loading."""
     count = num_samples(batch)
     ready = batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
@@ -374,7 +361,7 @@ def device_stage(
         synchronize(device)
         return count
 
-    return Stage(name, time_alone(done, seconds=seconds))
+    return time_alone(done, seconds=seconds)
 
 
 def synchronize(device: torch.device | None) -> None:

@@ -47,6 +47,10 @@ _MAY_BE_REPEATED = (
     "each of several workers serves the whole stream, unless its __iter__ divides it "
     "by torch.utils.data.get_worker_info"
 )
+_NOT_READ = (
+    "cold: no run was seen to read from storage: files stayed in the page cache (in use elsewhere, or in memory), "
+    "or the system does not count what is read"
+)
 IS_SHORT = "cold: a pass has so few batches that the start of the workers counts, too"
 
 
@@ -185,6 +189,9 @@ def run_sweep(
     with tqdm(total=total, desc="measuring", unit="run", disable=None, leave=False) as bar:
         runs = [(config, partial(measure, config)) for config in configs]
         sweep.results = interleave(runs, repeats=limits.repeats, told=bar.update)
+    is_read = any(run.read_bytes for result in sweep.results for run in result.runs)
+    if cold and not is_read and not any(note.startswith("cold") for note in sweep.notes):
+        sweep.notes.append(_NOT_READ)
     if cold and any(is_short(target.dataset, config) for config in configs):
         sweep.notes.append(IS_SHORT)
     return sweep
@@ -226,11 +233,7 @@ def dropped(target: MeasuredDataset) -> list[str]:
         return ["cold: it is not known which files the dataset reads, so none was dropped"]
     if not pagecache.drop(target.files):
         return ["cold: this system cannot drop files from the page cache"]
-    left = pagecache.resident_share(target.files)
-    if left is None:
-        return ["cold: whether the files left the page cache cannot be seen here"]
-    what = "cold: files stayed in the page cache (in use elsewhere, or in memory)"
-    return [what] if left > 0.05 else []
+    return []
 
 
 def repeats_itself(stream: Any) -> bool:

@@ -104,6 +104,11 @@ def is_map_style(dataset: Any) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
+def spread(num: int, count: int) -> list[int]:
+    """Return some of so many indices, spread evenly."""
+    return np.linspace(0, num - 1, min(count, num)).astype(np.int64).tolist()  # type: ignore[no-any-return]
+
+
 def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
     """Find what a folder or ``module:object`` (a Dataset, or a function or class that makes one) means.
 

@@ -13,7 +13,7 @@ import pytest
 
 from loaders.bench.analysis import analyse, real_steps
 from loaders.bench.measure import Config, make_loader, round_size, time_loader
-from loaders.bench.stages import Cost, Stage
+from loaders.bench.stages import Cost
 from loaders.verdict import Facts, Verdict, judge, limits_of
 from tests.bench import constructed
 
@@ -80,7 +80,7 @@ def test_only_waits_of_reading_count_as_storage(monkeypatch: pytest.MonkeyPatch)
     """Whatever else gives a core up waits for no bytes."""
     names = ["read", "decode", "augment", "collate"]
     costs = [Cost(0.75, 0.5, 0.25), *[Cost(7.0, 1.0, 6.0)] * 3]
-    found = [Stage(name, cost) for name, cost in zip(names, costs, strict=True)]
+    found = dict(zip(names, costs, strict=True))
     monkeypatch.setattr("loaders.bench.stages.host_stages", lambda *_, **__: found)
 
     facts = analyse(constructed.instant, CONFIG, 100.0, seconds=0.2).facts

@@ -13,6 +13,7 @@ import torch
 from loaders.bench import doctor, machine, pagecache, probes
 from loaders.bench.doctor import Finding, Surroundings, examine
 from loaders.text import describe_size
+from tests.pages import resident_share
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -411,7 +412,7 @@ def test_reads_past_the_page_cache_are_of_the_largest_file_and_leave_it_where_it
     for size, file in files.items():
         file.write_bytes(bytes(size))
     pagecache.drop(files.values())
-    if pagecache.resident_share(files.values()) != 0 or not hasattr(os, "O_DIRECT"):
+    if resident_share(files.values()) != 0 or not hasattr(os, "O_DIRECT"):
         pytest.skip("files do not leave the page cache here")
     opened, offsets, real, preadv = [], [], os.open, os.preadv
 
@@ -429,7 +430,7 @@ def test_reads_past_the_page_cache_are_of_the_largest_file_and_leave_it_where_it
 
     assert set(opened) == {files[9 << 20]}
     assert rate is None or offsets[:3] == [0, 4 << 20, 8 << 20]
-    assert pagecache.resident_share(files.values()) == 0
+    assert resident_share(files.values()) == 0
 
 
 def test_of_small_files_the_first_block_of_each_is_read(

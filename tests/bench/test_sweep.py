@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaders.bench import machine, pagecache
+from loaders.bench import machine
 from loaders.bench import sweep as sweep_module
 from loaders.bench.measure import Config, time_loader
 from loaders.bench.sweep import (
@@ -26,6 +26,7 @@ from loaders.bench.sweep import (
 from loaders.bench.targets import MeasuredDataset, load
 from tests.bench.constructed import Instant, Made, a_result
 from tests.packdata.packing import pack_samples
+from tests.pages import resident_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,12 +222,12 @@ def test_nothing_keeps_the_files_in_the_page_cache_while_a_cold_sweep_drops_them
     """A dataset that somebody still holds has pages mapped, and those stay."""
     target = load(str(pack_samples(tmp_path / "d", 64)), size=32)
     mount = machine.mount_of(tmp_path, Path("/proc"))
-    if pagecache.resident_share(target.files) is None or (mount and mount.kind == "tmpfs"):
+    if resident_share(target.files) is None or (mount and mount.kind == "tmpfs"):
         pytest.skip("what is in the page cache cannot be told, or dropped")
     shares: list[float | None] = []
 
     def spy(*args: Any, **options: Any) -> Any:
-        shares.append(pagecache.resident_share(target.files))
+        shares.append(resident_share(target.files))
         return time_loader(*args, **options)
 
     monkeypatch.setattr(sweep_module, "time_loader", spy)

@@ -3,9 +3,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from loaders.schema import Array
 from packdata.tokens.plan import pack_tokens
 from tests.bench.constructed import Instant, Sleeps, Stream, a_sweep, small_rows
 from tests.packdata.packing import pack_samples
+from tests.pages import resident_share
 
 
 def pack_tokens_of(folder: Path, num: int) -> Path:
@@ -255,8 +255,8 @@ def test_worker_counts_double_up_to_the_cores() -> None:
 
 def test_the_choice_is_the_fewest_workers_that_are_about_as_fast() -> None:
     sweep = a_sweep()
-    sweep.results[0].runs = [TimedPass(2800.0, 0.1, [], 64, 1.0, 0.1)]
-    sweep.results[1].runs = [TimedPass(2990.0, 0.1, [], 64, 1.0, 0.1)]
+    sweep.results[0].runs = [TimedPass(2800.0, 0.1, [], 64, 1.0)]
+    sweep.results[1].runs = [TimedPass(2990.0, 0.1, [], 64, 1.0)]
 
     assert sweep.best.config == Config(1, 64, "thread")
 
@@ -357,15 +357,15 @@ def test_a_cold_sweep_says_what_stayed_in_the_page_cache(tmp_path: Path) -> None
 
     sweep = run_sweep(target, grid(target, workers=[0]), Limits(0.1, 1), cold=True)
 
-    share = pagecache.resident_share(target.files)
+    share = resident_share(target.files)
     assert sweep.cache == "cold"
     assert sweep.results[0].runs
     assert share is None or 0 <= share <= 1
 
 
-@pytest.mark.parametrize("left", [0.04, 0.5])
+@pytest.mark.parametrize("read", [1 << 20, 0, None])
 def test_a_cold_run_begins_with_files_that_were_dropped_and_a_dataset_opened_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: int | None
 ) -> None:
     target = load(str(pack_samples(tmp_path / "d", 8)))
     events: list[str] = []
@@ -378,37 +378,30 @@ def test_a_cold_run_begins_with_files_that_were_dropped_and_a_dataset_opened_ane
 
     def spy_timed(*args: Any, **options: Any) -> Any:
         events.append("run")
-        return timed(*args, **options)
+        return replace(timed(*args, **options), read_bytes=read)
 
     def spy_reopen() -> None:
         events.append("reopen")
         reopen()
 
     monkeypatch.setattr(pagecache, "drop", spy_drop)
-    monkeypatch.setattr(pagecache, "resident_share", lambda files: left)
     monkeypatch.setattr(sweep_module, "time_loader", spy_timed)
     monkeypatch.setattr(target, "reopen", spy_reopen)
     sweep = run_sweep(target, [Config(0, 4)], Limits(0.1, 2), cold=True)
 
     assert events == ["reopen", "drop", "run"] * len(sweep.results[0].runs)
-    assert any("stayed in the page cache" in note for note in sweep.notes) is (left > 0.05)
+    assert any("stayed in the page cache" in note for note in sweep.notes) is not bool(read)
 
 
-@pytest.mark.parametrize(
-    ("drop", "left", "said"),
-    [
-        (False, 0.0, "cold: this system cannot drop files from the page cache"),
-        (True, None, "cold: whether the files left the page cache cannot be seen here"),
-    ],
-)
-def test_a_system_that_cannot_drop_files_or_show_it_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drop: bool, left: float | None, said: str
+def test_a_system_that_cannot_drop_files_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pagecache, "drop", lambda files: drop)
-    monkeypatch.setattr(pagecache, "resident_share", lambda files: left)
+    monkeypatch.setattr(pagecache, "drop", lambda files: False)
     target = load(str(pack_samples(tmp_path / "d", 8)))
 
-    assert run_sweep(target, [Config(0, 4)], Limits(0.1, 2), cold=True).notes == [said]
+    assert run_sweep(target, [Config(0, 4)], Limits(0.1, 2), cold=True).notes == [
+        "cold: this system cannot drop files from the page cache"
+    ]
 
 
 def test_a_sweep_that_cannot_drop_files_says_so() -> None:
@@ -424,22 +417,22 @@ def test_a_sweep_that_cannot_drop_files_says_so() -> None:
 def test_files_leave_the_page_cache_and_come_back(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(bytes(1 << 20))
-    before = pagecache.resident_share([file])
+    before = resident_share([file])
     if before is None:
         pytest.skip("no mincore here")
 
     assert pagecache.drop([file])
-    after = pagecache.resident_share([file])
+    after = resident_share([file])
 
     assert before == 1.0
     mount = machine.mount_of(tmp_path, Path("/proc"))
     if mount is not None and mount.kind != "tmpfs":  # which lives in the page cache
         assert after == 0.0
         (tmp_path / "g").write_bytes(bytes(3 << 20))
-        assert pagecache.resident_share([file, tmp_path / "g"]) == 0.75
+        assert resident_share([file, tmp_path / "g"]) == 0.75
     file.read_bytes()
-    assert pagecache.resident_share([file]) == 1.0
-    assert pagecache.resident_share([]) == 0.0
+    assert resident_share([file]) == 1.0
+    assert resident_share([]) == 0.0
 
 
 def test_arrays_in_memory_can_be_swept() -> None:
@@ -454,7 +447,7 @@ def test_files_are_dropped_also_where_nothing_can_be_synced(
     """As of squashfs or erofs, whose fdatasync is an error."""
     file = tmp_path / "f"
     file.write_bytes(bytes(1 << 20))
-    is_dropped = pagecache.drop([file]) and pagecache.resident_share([file]) == 0.0
+    is_dropped = pagecache.drop([file]) and resident_share([file]) == 0.0
     file.read_bytes()
 
     def fdatasync(fd: int) -> None:
@@ -463,7 +456,7 @@ def test_files_are_dropped_also_where_nothing_can_be_synced(
     monkeypatch.setattr(os, "fdatasync", fdatasync)
 
     assert pagecache.drop([file])
-    assert not is_dropped or pagecache.resident_share([file]) == 0.0
+    assert not is_dropped or resident_share([file]) == 0.0
 
 
 def test_of_files_that_cannot_be_dropped_the_others_are(
@@ -483,46 +476,3 @@ def test_of_files_that_cannot_be_dropped_the_others_are(
 
     assert not pagecache.drop(files)
     assert len(asked) == 2
-
-
-@pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root has other users' files"
-)
-def test_of_files_of_others_that_may_not_be_written_it_is_not_known_what_is_in_the_page_cache() -> (
-    None
-):
-    """To them the kernel says that all of it is, though it was dropped."""
-    code = (
-        "import os; from pathlib import Path; from loaders.bench import pagecache as p; files = [Path({!r})]; "
-        "os.setuid(54321); print(p.drop(files), p.resident_share(files))"
-    )
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
-        Path(folder).chmod(0o755)
-        file = Path(folder) / "f"
-        file.write_bytes(bytes(1 << 20))
-        found = {}
-        for mode in (0o644, 0o666):
-            file.chmod(mode)
-            done = subprocess.run(
-                [sys.executable, "-c", code.format(str(file))],
-                cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60,
-            )  # fmt: skip
-            found[mode] = done.stdout.split()
-
-    assert found[0o644] == ["True", "None"]
-    assert found[0o666][0] == "True"
-    assert found[0o666][1] != "None"
-
-
-def test_of_files_that_cannot_be_mapped_it_is_not_known_what_is_in_the_page_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of FUSE with direct_io."""
-    (tmp_path / "f").write_bytes(b"x")
-
-    def refuse(*_: Any, **options: Any) -> Any:
-        raise OSError(errno.ENODEV, "No such device")
-
-    monkeypatch.setattr("mmap.mmap", refuse)
-
-    assert pagecache.resident_share([tmp_path / "f"]) is None

@@ -1,0 +1,32 @@
+"""What of a file lies in the page cache."""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loaders.system.libc import libc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+def resident_share(files: Iterable[Path]) -> float | None:
+    """Return which share of the pages of files is in the page cache; None where that cannot be asked."""
+    library, states = libc(), [np.zeros(0, np.uint8)]
+    if library is None or not hasattr(library, "mincore"):
+        return None
+    for file in files:
+        with (
+            file.open("rb") as opened,
+            mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        ):
+            view = np.frombuffer(mapped, np.uint8)
+            states.append(np.zeros(-(-len(view) // mmap.PAGESIZE), np.uint8))
+            assert not library.mincore(view.ctypes.data, len(view), states[-1].ctypes.data)
+            del view  # or the map could not be closed
+    pages = np.concatenate(states)
+    return float((pages & 1).mean()) if len(pages) else 0.0
