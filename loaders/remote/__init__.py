@@ -20,5 +20,7 @@ publishes them by a rename, and trainers map the finished files. What talks to a
     transfer  one file in parts: retried, verified, published
     upload    files to a store: what is there is not sent again
     listing   objects that are no dataset
-    stores    look, get, put and delete, by obstore or fsspec; credentials
+    stores    look, get, put and delete, by obstore or fsspec
+    credentials  where they come from
+    faults    what the answers of a store mean
 """

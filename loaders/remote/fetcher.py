@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
+from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.folder import default_size, manifest_folder, shard_path
 from loaders.remote.listing import listing, read_objects
 from loaders.remote.needs import File, Needs
 from loaders.remote.source import ServedURL
 from loaders.remote.stored import MAP_S, CacheFolder
-from loaders.remote.stores import StoreFault, hide_secrets
 from loaders.remote.transfer import MAX_CONNECTIONS, Download, Pace, probe, ranges
 from loaders.remote.upload import hash_of, put, remove
 from loaders.remote.url import URL

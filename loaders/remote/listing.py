@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from loaders.remote.stores import StoreFault, mark_of
+from loaders.remote.faults import StoreFault
+from loaders.remote.stores import mark_of
 from loaders.remote.transfer import PART_BYTES, in_time
 
 if TYPE_CHECKING:

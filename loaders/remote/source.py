@@ -8,7 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaders.errors import RemoteError
-from loaders.remote.stores import Objects, StoreFault, hide_secrets, open_objects
+from loaders.remote.faults import StoreFault, hide_secrets
+from loaders.remote.stores import Objects, open_objects
 from loaders.remote.uploads import end_uploads
 from loaders.remote.url import PUBLIC_OPTIONS
 

@@ -5,13 +5,10 @@ Imported by the fetcher alone: a client of a store does not live through a fork.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import base64
 import os
-import re
 import shutil
-import threading
 import uuid
 from contextlib import suppress
 from datetime import timedelta
@@ -20,6 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import xxhash
 
+from loaders.remote.credentials import (
+    VARIABLES,
+    ProfileCredentials,
+    from_environment,
+    has_credentials,
+)
+from loaders.remote.faults import StoreFault, fault_of
 from loaders.remote.url import KINDS, OBSTORE_SCHEMES
 from loaders.remote.wire import Entry
 
@@ -36,48 +40,10 @@ _CLIENT_OPTIONS = frozenset(
     )
 )
 _RETRY_OPTIONS = ("max_retries", "retry_timeout")
-# Variables that obstore would read of its own process, and which are the client's here.
-_VARIABLES = {
-    "s3": re.compile(
-        r"AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|REGION|DEFAULT_REGION|ENDPOINT_URL"
-        r"|SKIP_SIGNATURE|WEB_IDENTITY_TOKEN_FILE|ROLE_ARN|CONTAINER_CREDENTIALS_\w+"
-        r"|CONTAINER_AUTHORIZATION_TOKEN_FILE|S3_EXPRESS|REQUEST_PAYER)"
-    ),
-    "gs": re.compile(r"GOOGLE_(SERVICE_ACCOUNT\w*|APPLICATION_CREDENTIALS|SKIP_SIGNATURE)"),
-    "az": re.compile(r"AZURE_\w+"),
-}
-_WAYS = (
-    "Give access_key_id and secret_access_key in storage=, set AWS_ACCESS_KEY_ID, name a profile of ~/.aws, or run \
-where a metadata service gives them; of a public bucket, storage={'skip_signature': True}"
-)
-CREDENTIALS_S = 4.0
 _PAGE, _LISTED = 1_000, 20_000  # objects of a listing: asked for, and given, at a time
 PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
 _PUTS_AT_ONCE = 4  # of one object
 Buffer = Any  # what has the buffer protocol
-
-
-_HINTS = {
-    "denied": "Check the credentials and that they may read this; a store that is asked too much may say the same",
-    "expired": "Renew the credentials, or give a profile whose provider renews them",
-    "region": "Give the bucket's region: storage={'region': ...}",
-    "short": "The object is smaller than the manifest says: upload it again",
-    "missing": "Check the URL, and whether the upload was finished",
-    "changed": "It was replaced while it was read: open the dataset again",
-    "network": "Check that the server's name resolves and that it answers, then go on from the last checkpoint",
-}
-
-
-class StoreFault(Exception):
-    """What a store answered, in one word, for who decides what to do.
-
-    ``missing``, ``changed`` (another e-tag), ``short`` (it ends before the range), ``expired``, ``denied``,
-    ``region``, ``unusable`` (an option that there is not), or ``network`` (anything that may pass).
-    """
-
-    def __init__(self, kind: str, text: str, hint: str = "") -> None:
-        super().__init__(kind, text, hint)
-        self.kind, self.text, self.hint = kind, text, hint or _HINTS.get(kind, "")
 
 
 class ObjectState(NamedTuple):
@@ -339,53 +305,6 @@ def _put_file(path: str, data: Buffer | Path, is_new: bool, tries: int = 9) -> b
     return True
 
 
-# What an answer says, as it is found in the text of an error; the first that fits.
-_SAYS = (
-    ("expired", r"ExpiredToken|TokenRefreshRequired|InvalidToken|token[^.]{0,40}expired"),
-    ("denied", r"RequestTimeTooSkewed"),
-    ("network", r"SlowDown|TooManyRequests|RequestLimitExceeded|ServiceUnavailable"),
-    (
-        "region",
-        r"redirect|PermanentRedirect|AuthorizationHeaderMalformed|\b30[1278]\b|IllegalLocation",
-    ),
-    ("short", r"\b416\b|InvalidRange|Requested range .* out of bounds"),
-    ("changed", r"\b412\b|PreconditionFailed"),
-    ("denied", r"\b40[13]\b|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId"),
-    ("missing", r"\b404\b|NoSuchKey"),
-    ("network", r"timed? ?out|connect|reset|dns|50[0234]|429|body|incomplete"),
-    ("unusable", r"builder error|Missing|UnknownConfigurationKey|URL scheme is not allowed"),
-)
-_NO_BUCKET = "There is no such bucket: check its name, or make it"
-_OURS = re.compile(r"StoreFault: (\(.*\))")
-_XML = re.compile(r"(<\?xml[^>]*>\s*)?<Error>.*?</Error>", re.DOTALL)
-
-
-def _said_by(answer: re.Match[str]) -> str:
-    """Return the code and the message of an answer in XML."""
-    found = (re.search(f"<{tag}>([^<]*)<", answer[0]) for tag in ("Code", "Message"))
-    return ": ".join(dict.fromkeys(each[1] for each in found if each))
-
-
-def fault_of(error: Exception) -> StoreFault:
-    """Return what an error of obstore means."""
-    if isinstance(error, StoreFault):
-        return error
-    text = _XML.sub(_said_by, str(error).partition("\n\nDebug source")[0])
-    if ours := _OURS.search(text):  # of who gives credentials
-        with suppress(ValueError, TypeError, SyntaxError):  # a store may say such words, too
-            return StoreFault(*ast.literal_eval(ours[1]))
-    if "NoSuchBucket" in text:
-        return StoreFault("missing", text, _NO_BUCKET)
-    if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":
-        return StoreFault("missing", text)
-    if type(error).__name__ == "PreconditionError":
-        return StoreFault("changed", text)
-    for kind, pattern in _SAYS:
-        if re.search(pattern, text, re.IGNORECASE):
-            return StoreFault(kind, text)
-    return StoreFault("network", text)
-
-
 def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str, str]) -> Objects:
     """Return what reads the objects below a URL.
 
@@ -408,10 +327,10 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
     retries = {name: options.pop(name) for name in _RETRY_OPTIONS if name in options}
     client = {name: options.pop(name) for name in list(options) if name in _CLIENT_OPTIONS}
     found = {name.lower(): value for name, value in options.items()}
-    if kind in _VARIABLES:
+    if kind in VARIABLES:
         found = from_environment(kind, found, environment)
     place = str(url)
-    if kind in _VARIABLES:  # of buckets, whose keys are meant as they are written
+    if kind in VARIABLES:  # of buckets, whose keys are meant as they are written
         place = place.replace("%", "%25").replace("#", "%23")
     if query and kind in ("s3", "gs"):
         what = (
@@ -427,20 +346,6 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
     return _opened(
         kind, place, found, _client_options(kind, place, found, client), retries, environment
     )
-
-
-def from_environment(
-    kind: str, options: dict[str, Any], environment: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the options of a kind of store with those that the environment adds."""
-    named = {n.lower(): v for n, v in environment.items() if _VARIABLES[kind].fullmatch(n)}
-    if "aws_endpoint_url" in named:
-        named["aws_endpoint"] = named.pop("aws_endpoint_url")
-    short = {re.sub(r"^(aws|azure|google)_", "", name) for name in options}
-    if {"access_key_id", "skip_signature"} & short:
-        named = {n: v for n, v in named.items() if "key" not in n and "token" not in n}
-    plain = {n: v for n, v in named.items() if re.sub(r"^aws_", "", n) not in short}
-    return plain | options
 
 
 def _add_user(kind: str, user: str, options: dict[str, Any], client: dict[str, Any]) -> None:
@@ -498,7 +403,7 @@ def _opened(
         if not {"region", "aws_region", "aws_default_region"} & set(options):
             options["region"] = "us-east-1"
         options.setdefault("disable_bulk_delete", True)  # which other servers do not know
-        if profile or not _has_credentials(options):
+        if profile or not has_credentials(options):
             more["credential_provider"] = ProfileCredentials(profile, environment)
     if kind not in ("http", "https"):
         more["config"] = {
@@ -513,74 +418,3 @@ def _opened(
         raise StoreFault(
             "unusable", str(error).partition("\n")[0], "See storage= of ShardDataset"
         ) from None
-
-
-def _has_credentials(options: Mapping[str, Any]) -> bool:
-    names = {re.sub(r"^aws_", "", name) for name in options}
-    return bool(names & {"access_key_id", "skip_signature", "web_identity_token_file"}) or any(
-        name.startswith("container_") for name in names
-    )
-
-
-_environment_lock = threading.Lock()
-
-
-class ProfileCredentials:
-    """Credentials of ``~/.aws`` (keys, SSO, roles) or of the metadata service, by boto3, renewed before they expire."""
-
-    def __init__(self, profile: str | None, environment: Mapping[str, str]) -> None:
-        self._profile, self._environment = profile, dict(environment)
-        self._credentials: Any = None
-        self.config: dict[str, Any] = {}
-
-    async def __call__(self) -> dict[str, Any]:
-        """Return credentials as obstore takes them."""
-        try:
-            return await asyncio.wait_for(asyncio.to_thread(self.find), CREDENTIALS_S)
-        except TimeoutError:
-            what = f"no credentials were found within {CREDENTIALS_S:.0f} s"
-            raise StoreFault("denied", what, _WAYS) from None
-
-    def find(self) -> dict[str, Any]:
-        """Return credentials; StoreFault if there are none."""
-        if self._credentials is None:
-            self._credentials = self._session()
-        if self._credentials is None:
-            raise StoreFault("denied", "there are no credentials", _WAYS)
-        frozen = self._credentials.get_frozen_credentials()
-        expires = getattr(self._credentials, "_expiry_time", None)
-        return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            "expires_at": expires,
-        }
-
-    def _session(self) -> Any:
-        """Look where boto3 looks, in the environment of the client: profiles lie in its home."""
-        try:
-            import boto3
-        except ImportError:
-            return None
-        limits = {"AWS_METADATA_SERVICE_TIMEOUT": "2", "AWS_METADATA_SERVICE_NUM_ATTEMPTS": "1"}
-        with _environment_lock:
-            before = dict(os.environ)
-            os.environ.update(limits | self._environment)
-            try:
-                return boto3.Session(profile_name=self._profile).get_credentials()
-            except (
-                Exception
-            ) as error:  # of botocore: a profile that there is not, SSO that has ended
-                raise StoreFault("denied", str(error), _WAYS) from None
-            finally:
-                os.environ.clear()
-                os.environ.update(before)
-
-
-def hide_secrets(text: str, secrets: Mapping[str, Any]) -> str:
-    """Return a text without the values of these options, and without queries and users of URLs."""
-    for value in secrets.values():
-        if isinstance(value, str) and len(value) > 3:
-            text = text.replace(value, "***")
-    text = re.sub(r"(://[^\s?'\"<>]+)\?[^\s'\"<>)]*", r"\1?***", text)
-    return re.sub(r"://[^/\s@]+@", "://***@", text)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loaders.errors import CacheError, ChecksumError, RemoteError
+from loaders.remote.faults import StoreFault
 from loaders.remote.source import ATTEMPTS, FINAL
-from loaders.remote.stores import Got, StoreFault
+from loaders.remote.stores import Got
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loaders.errors import ChecksumError, RemoteError
+from loaders.remote.faults import StoreFault
 from loaders.remote.source import ATTEMPTS
-from loaders.remote.stores import PUT_BYTES, ObjectState, StoreFault
+from loaders.remote.stores import PUT_BYTES, ObjectState
 from loaders.remote.transfer import PART_BYTES
 from loaders.system.regular import regular
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from loaders.remote.stores import ProfileCredentials, StoreFault, from_environment
+from loaders.remote.credentials import ProfileCredentials, from_environment
+from loaders.remote.faults import StoreFault
 from loaders.remote.url import KINDS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 
 from loaders import DataLoader, ShardDataset
 from loaders.errors import LoadersError, RemoteError, SampleError
-from loaders.remote.stores import fault_of
+from loaders.remote.faults import fault_of
 from tests.remote import servers
 from tests.remote.conftest import storage
 from tests.remote.test_remote import S3, assert_same, batches

@@ -1,0 +1,89 @@
+"""What the answers of a store mean: in one word for who decides what to do, and in a text without secrets."""
+
+from __future__ import annotations
+
+import ast
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HINTS = {
+    "denied": "Check the credentials and that they may read this; a store that is asked too much may say the same",
+    "expired": "Renew the credentials, or give a profile whose provider renews them",
+    "region": "Give the bucket's region: storage={'region': ...}",
+    "short": "The object is smaller than the manifest says: upload it again",
+    "missing": "Check the URL, and whether the upload was finished",
+    "changed": "It was replaced while it was read: open the dataset again",
+    "network": "Check that the server's name resolves and that it answers, then go on from the last checkpoint",
+}
+
+
+class StoreFault(Exception):
+    """What a store answered, in one word, for who decides what to do.
+
+    ``missing``, ``changed`` (another e-tag), ``short`` (it ends before the range), ``expired``, ``denied``,
+    ``region``, ``unusable`` (an option that there is not), or ``network`` (anything that may pass).
+    """
+
+    def __init__(self, kind: str, text: str, hint: str = "") -> None:
+        super().__init__(kind, text, hint)
+        self.kind, self.text, self.hint = kind, text, hint or _HINTS.get(kind, "")
+
+
+# What an answer says, as it is found in the text of an error; the first that fits.
+_SAYS = (
+    ("expired", r"ExpiredToken|TokenRefreshRequired|InvalidToken|token[^.]{0,40}expired"),
+    ("denied", r"RequestTimeTooSkewed"),
+    ("network", r"SlowDown|TooManyRequests|RequestLimitExceeded|ServiceUnavailable"),
+    (
+        "region",
+        r"redirect|PermanentRedirect|AuthorizationHeaderMalformed|\b30[1278]\b|IllegalLocation",
+    ),
+    ("short", r"\b416\b|InvalidRange|Requested range .* out of bounds"),
+    ("changed", r"\b412\b|PreconditionFailed"),
+    ("denied", r"\b40[13]\b|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId"),
+    ("missing", r"\b404\b|NoSuchKey"),
+    ("network", r"timed? ?out|connect|reset|dns|50[0234]|429|body|incomplete"),
+    ("unusable", r"builder error|Missing|UnknownConfigurationKey|URL scheme is not allowed"),
+)
+_NO_BUCKET = "There is no such bucket: check its name, or make it"
+_OURS = re.compile(r"StoreFault: (\(.*\))")
+_XML = re.compile(r"(<\?xml[^>]*>\s*)?<Error>.*?</Error>", re.DOTALL)
+
+
+def _said_by(answer: re.Match[str]) -> str:
+    """Return the code and the message of an answer in XML."""
+    found = (re.search(f"<{tag}>([^<]*)<", answer[0]) for tag in ("Code", "Message"))
+    return ": ".join(dict.fromkeys(each[1] for each in found if each))
+
+
+def fault_of(error: Exception) -> StoreFault:
+    """Return what an error of obstore means."""
+    if isinstance(error, StoreFault):
+        return error
+    text = _XML.sub(_said_by, str(error).partition("\n\nDebug source")[0])
+    if ours := _OURS.search(text):  # of who gives credentials
+        with suppress(ValueError, TypeError, SyntaxError):  # a store may say such words, too
+            return StoreFault(*ast.literal_eval(ours[1]))
+    if "NoSuchBucket" in text:
+        return StoreFault("missing", text, _NO_BUCKET)
+    if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":
+        return StoreFault("missing", text)
+    if type(error).__name__ == "PreconditionError":
+        return StoreFault("changed", text)
+    for kind, pattern in _SAYS:
+        if re.search(pattern, text, re.IGNORECASE):
+            return StoreFault(kind, text)
+    return StoreFault("network", text)
+
+
+def hide_secrets(text: str, secrets: Mapping[str, Any]) -> str:
+    """Return a text without the values of these options, and without queries and users of URLs."""
+    for value in secrets.values():
+        if isinstance(value, str) and len(value) > 3:
+            text = text.replace(value, "***")
+    text = re.sub(r"(://[^\s?'\"<>]+)\?[^\s'\"<>)]*", r"\1?***", text)
+    return re.sub(r"://[^/\s@]+@", "://***@", text)
