@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 import threading
+from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any
 
 from loaders.remote.faults import StoreFault
@@ -16,42 +17,81 @@ from loaders.remote.faults import StoreFault
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Variables that obstore would read of its own process, and which are the client's here.
-VARIABLES = {
+# Variables of the client, which obstore would read of its own process.
+_VARIABLES = {
     "s3": re.compile(
         r"AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|REGION|DEFAULT_REGION|ENDPOINT_URL"
         r"|SKIP_SIGNATURE|WEB_IDENTITY_TOKEN_FILE|ROLE_ARN|CONTAINER_CREDENTIALS_\w+"
         r"|CONTAINER_AUTHORIZATION_TOKEN_FILE|S3_EXPRESS|REQUEST_PAYER)"
     ),
     "gs": re.compile(r"GOOGLE_(SERVICE_ACCOUNT\w*|APPLICATION_CREDENTIALS|SKIP_SIGNATURE)"),
-    "az": re.compile(r"AZURE_\w+"),
+    "az": re.compile(
+        r"AZURE_STORAGE_(ACCOUNT_NAME|(ACCOUNT|ACCESS|MASTER|SAS)_KEY|(SAS_)?TOKEN|USE_EMULATOR)"
+        r"|AZURE_(STORAGE_)?(CLIENT_ID|CLIENT_SECRET|TENANT_ID|AUTHORITY_ID|ENDPOINT)"
+        r"|AZURE_(AUTHORITY_HOST|(MSI|IDENTITY)_ENDPOINT|OBJECT_ID|MSI_RESOURCE_ID"
+        r"|FEDERATED_TOKEN_FILE|USE_AZURE_CLI|SKIP_SIGNATURE)"
+    ),
 }
-_WAYS = (
-    "Give access_key_id and secret_access_key in storage=, set AWS_ACCESS_KEY_ID, name a profile of ~/.aws, or run \
-where a metadata service gives them; of a public bucket, storage={'skip_signature': True}"
-)
+# Options that are credentials, say where they are, or that none are needed.
+_CREDENTIALS = {
+    "s3": re.compile(r"access_key_id|secret_.*|.*token(_file)?|container_.*|skip_signature"),
+    "gs": re.compile(r"service_account.*|application_credentials|skip_signature"),
+    "az": re.compile(
+        r".*(key|token|secret|token_file)|(msi|identity)_endpoint|use_(azure_cli|emulator)|skip_signature"
+    ),
+}
+_ANYWAY = "or run where a metadata service gives them; of a public bucket, storage={'skip_signature': True}"
+WAYS = {
+    "s3": "Give access_key_id and secret_access_key in storage=, set AWS_ACCESS_KEY_ID, name a profile of ~/.aws, "
+    + _ANYWAY,
+    "gs": "Give service_account_key in storage=, set GOOGLE_APPLICATION_CREDENTIALS, run 'gcloud auth "
+    f"application-default login', {_ANYWAY}",
+    "az": "Give account_name and account_key (or sas_token) in storage=, set AZURE_STORAGE_ACCOUNT_NAME and "
+    f"AZURE_STORAGE_ACCOUNT_KEY, {_ANYWAY}",
+}
 CREDENTIALS_S = 4.0
+_METADATA_S = 2.0
+_GCLOUD = ".config/gcloud/application_default_credentials.json"
 
 
 def from_environment(
-    kind: str, options: dict[str, Any], environment: Mapping[str, str]
+    kind: str, options: Mapping[str, Any], environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the options of a kind of store with those that the environment adds."""
-    named = {n.lower(): v for n, v in environment.items() if VARIABLES[kind].fullmatch(n)}
-    if "aws_endpoint_url" in named:
-        named["aws_endpoint"] = named.pop("aws_endpoint_url")
-    short = {re.sub(r"^(aws|azure|google)_", "", name) for name in options}
-    if {"access_key_id", "skip_signature"} & short:
-        named = {n: v for n, v in named.items() if "key" not in n and "token" not in n}
-    plain = {n: v for n, v in named.items() if re.sub(r"^aws_", "", n) not in short}
-    return plain | options
+    """Return the options of a kind of store, by their short names, with those that the environment adds."""
+    given = {_short(name): value for name, value in options.items()}
+    found = {_short(n): v for n, v in environment.items() if _VARIABLES[kind].fullmatch(n)}
+    if "endpoint_url" in found:
+        found["endpoint"] = found.pop("endpoint_url")
+    if has_credentials(kind, given):
+        found = {n: v for n, v in found.items() if not _CREDENTIALS[kind].fullmatch(n)}
+    found |= given
+    gcloud = os.path.join(environment.get("HOME", ""), _GCLOUD)
+    if kind == "gs" and not has_credentials(kind, found) and os.path.exists(gcloud):
+        found["application_credentials"] = gcloud
+    return found
 
 
-def has_credentials(options: Mapping[str, Any]) -> bool:
-    names = {re.sub(r"^aws_", "", name) for name in options}
-    return bool(names & {"access_key_id", "skip_signature", "web_identity_token_file"}) or any(
-        name.startswith("container_") for name in names
-    )
+def _short(name: str) -> str:
+    """Return the name of an option, or a variable, without that of the provider."""
+    return re.sub(r"^(aws|google|azure(_storage)?)_", "", name.lower())
+
+
+def has_credentials(kind: str, options: Mapping[str, Any]) -> bool:
+    """Tell whether options say which credentials to use, or that none are needed."""
+    said = (name for name, value in options.items() if str(value).lower() != "false")
+    return any(_CREDENTIALS[kind].fullmatch(name) for name in said)
+
+
+def check_metadata_service(kind: str) -> None:
+    """Raise StoreFault if there is no metadata service, which obstore would wait for."""
+    connection = HTTPConnection("169.254.169.254", timeout=_METADATA_S)
+    try:
+        connection.request("GET", "/")
+        connection.getresponse()
+    except (OSError, HTTPException):
+        raise StoreFault("denied", "there are no credentials", WAYS[kind]) from None
+    finally:
+        connection.close()
 
 
 _environment_lock = threading.Lock()
@@ -71,14 +111,14 @@ class ProfileCredentials:
             return await asyncio.wait_for(asyncio.to_thread(self.find), CREDENTIALS_S)
         except TimeoutError:
             what = f"no credentials were found within {CREDENTIALS_S:.0f} s"
-            raise StoreFault("denied", what, _WAYS) from None
+            raise StoreFault("denied", what, WAYS["s3"]) from None
 
     def find(self) -> dict[str, Any]:
         """Return credentials; StoreFault if there are none."""
         if self._credentials is None:
             self._credentials = self._session()
         if self._credentials is None:
-            raise StoreFault("denied", "there are no credentials", _WAYS)
+            raise StoreFault("denied", "there are no credentials", WAYS["s3"])
         frozen = self._credentials.get_frozen_credentials()
         expires = getattr(self._credentials, "_expiry_time", None)
         return {
@@ -103,7 +143,7 @@ class ProfileCredentials:
             except (
                 Exception
             ) as error:  # of botocore: a profile that there is not, SSO that has ended
-                raise StoreFault("denied", str(error), _WAYS) from None
+                raise StoreFault("denied", str(error), WAYS["s3"]) from None
             finally:
                 os.environ.clear()
                 os.environ.update(before)

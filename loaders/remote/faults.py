@@ -60,14 +60,28 @@ def _said_by(answer: re.Match[str]) -> str:
     return ": ".join(dict.fromkeys(each[1] for each in found if each))
 
 
-def fault_of(error: Exception) -> StoreFault:
-    """Return what an error of obstore means."""
+def text_of(error: Exception) -> str:
+    """Return what an error of obstore says, without what is for those who mend obstore."""
+    return _XML.sub(_said_by, str(error).partition("\n\nDebug source")[0])
+
+
+def fault_of(error: Exception, ways: str = "") -> StoreFault:
+    """Return what an error of obstore means.
+
+    Args:
+        error: Of obstore, or of what it calls.
+        ways: How credentials can be given to the store.
+    """
     if isinstance(error, StoreFault):
         return error
-    text = _XML.sub(_said_by, str(error).partition("\n\nDebug source")[0])
+    text = text_of(error)
     if ours := _OURS.search(text):  # of who gives credentials
         with suppress(ValueError, TypeError, SyntaxError):  # a store may say such words, too
             return StoreFault(*ast.literal_eval(ours[1]))
+    if re.search(
+        r"token request.*\b40\d\b", text, re.DOTALL
+    ):  # of a metadata service, or of who gives tokens
+        return StoreFault("denied", text, ways)
     if "NoSuchBucket" in text:
         return StoreFault("missing", text, _NO_BUCKET)
     if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":

@@ -219,7 +219,7 @@ class Fetcher:
                 self._watching.add(writer)
                 return {}
             case "manifest":
-                return {"folder": str(await self._manifest(source, anew=message["anew"]))}
+                return {"folder": str(await self._manifest(source, message))}
             case "file":
                 return await self._small_file(source, message["name"], message["optional"])
             case "ranges":
@@ -231,6 +231,8 @@ class Fetcher:
             case "probe":
                 return await probe(source, message["name"])
             case "put":
+                for each in self._sources.values():
+                    each.manifest_at = -1e9  # it may be a manifest, of whichever folder
                 return await put(source, message)
             case "end-uploads":
                 return {"ended": await source.end_uploads()}
@@ -280,12 +282,12 @@ class Fetcher:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    async def _manifest(self, source: ServedURL, *, anew: bool) -> Path:
-        folder = self._folder(source)
+    async def _manifest(self, source: ServedURL, message: dict[str, Any]) -> Path:
+        folder, anew = self._folder(source), message["anew"]
         path = folder / "manifest.json"
         async with source.manifest_lock:
             is_new = time.monotonic() - source.manifest_at < _MANIFEST_S
-            if is_new and not anew and path.exists():
+            if is_new and not (anew or message.get("again")) and path.exists():
                 return folder
             try:
                 got = await source.again(lambda: source.objects.get("manifest.json", 0, None))

@@ -130,7 +130,9 @@ class Origin:
             ManifestError: There is none at the URL.
             RemoteError: It cannot be fetched.
         """
-        return Path(self.client.ask({"op": "manifest", "anew": anew})["folder"])
+        message = {"op": "manifest", "anew": anew, "again": self.url in _opened}
+        _opened.add(self.url)
+        return Path(self.client.ask(message)["folder"])
 
     def small_file(self, name: str) -> Path:
         """Return a small file that lies beside the manifest, such as a tokenizer, as a file of the cache.
@@ -343,6 +345,7 @@ def _thread() -> int:
 
 
 _origins: WeakValueDictionary[URL, Origin] = WeakValueDictionary()
+_opened = set[URL]()  # in this process: who opens one again wants what is there by now
 _kept: dict[URL, Origin] = {}  # of URLs with secrets, which are known without them from there on
 _defaults: dict[str, Any] = {"cache": None, "storage": None}
 

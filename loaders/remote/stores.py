@@ -13,22 +13,23 @@ import uuid
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import xxhash
 
 from loaders.remote.credentials import (
-    VARIABLES,
+    WAYS,
     ProfileCredentials,
+    check_metadata_service,
     from_environment,
     has_credentials,
 )
-from loaders.remote.faults import StoreFault, fault_of
+from loaders.remote.faults import StoreFault, fault_of, text_of
 from loaders.remote.url import KINDS, OBSTORE_SCHEMES
 from loaders.remote.wire import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from loaders.remote.url import URL
 
@@ -44,6 +45,7 @@ _PAGE, _LISTED = 1_000, 20_000  # objects of a listing: asked for, and given, at
 PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
 _PUTS_AT_ONCE = 4  # of one object
 Buffer = Any  # what has the buffer protocol
+T = TypeVar("T")
 
 
 class ObjectState(NamedTuple):
@@ -94,27 +96,40 @@ class Objects(Protocol):
 
 
 class ObstoreObjects:
-    """Objects of S3, GCS, Azure or a web server."""
+    """Objects of S3, GCS, Azure or a web server.
 
-    def __init__(self, store: Any) -> None:
+    Args:
+        store: Of obstore.
+        kind: Of store.
+        is_keyless: Only a metadata service can give credentials.
+    """
+
+    def __init__(self, store: Any, kind: str, is_keyless: bool) -> None:
         import obstore
 
-        self._store, self._api = store, obstore
-        self._streams: dict[
-            tuple[str, str], Any
-        ] = {}  # listings that go on, by what was given last
+        self._store, self._api, self._kind, self._is_keyless = store, obstore, kind, is_keyless
+        self._streams: dict[tuple[str, str], Any] = {}  # listings that go on, by the last name
+
+    async def _run(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            if self._is_keyless:
+                await asyncio.to_thread(check_metadata_service, self._kind)
+                self._is_keyless = False
+            return await call()
+        except Exception as error:
+            raise fault_of(error, WAYS.get(self._kind, "")) from None
 
     async def below(self, folder: str, after: str) -> list[Entry]:
         """Return the next objects below a folder, by name, of those behind one; none at the end."""
+        return await self._run(lambda: self._below(folder, after))
+
+    async def _below(self, folder: str, after: str) -> list[Entry]:
         found: list[Entry] = []
-        try:
-            pages = self._streams.pop((folder, after), None) or self._api.list(
-                self._store, folder or None, offset=after or None, chunk_size=_PAGE
-            )
-            while len(found) < _LISTED and (page := await anext(pages, None)):
-                found += map(_entry, page)
-        except Exception as error:
-            raise fault_of(error) from None
+        pages = self._streams.pop((folder, after), None) or self._api.list(
+            self._store, folder or None, offset=after or None, chunk_size=_PAGE
+        )
+        while len(found) < _LISTED and (page := await anext(pages, None)):
+            found += map(_entry, page)
         self._streams.clear()
         if found:
             self._streams[folder, found[-1].name] = pages
@@ -122,59 +137,59 @@ class ObstoreObjects:
 
     async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
         """Return the objects in a folder, and the folders in it."""
-        try:
-            found = await self._api.list_with_delimiter_async(self._store, folder or None)
-        except Exception as error:
-            raise fault_of(error) from None
+        list_folder: Any = self._api.list_with_delimiter_async
+        found = await self._run(lambda: list_folder(self._store, folder or None))
         return [*map(_entry, found["objects"])], [*found["common_prefixes"]]
 
     async def look(self, name: str) -> ObjectState:
         """Return which object is there, and its size."""
-        try:
-            found = await self._api.head_async(self._store, name)
-        except Exception as error:
-            raise fault_of(error) from None
+        head: Any = self._api.head_async
+        found = await self._run(lambda: head(self._store, name))
         return ObjectState(found.get("e_tag"), found.get("version"), int(found["size"]))
 
     async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
         """Return bytes from ``start`` to ``end``, or all; only of the object with this e-tag, if one is given."""
         options: dict[str, Any] = {} if end is None else {"range": (start, end)}
         options |= {"if_match": etag} if etag else {}
-        try:
-            given: Any = options
-            found = await self._api.get_async(self._store, name, options=given)
-            data = memoryview(await found.bytes_async())
-        except Exception as error:
-            raise fault_of(error) from None
-        if end is not None and data.nbytes != end - start:
-            raise StoreFault("network", f"{data.nbytes} bytes came where {end - start} were asked")
+        size = None if end is None else end - start
+        return await self._run(lambda: self._get(name, options, size))
+
+    async def _get(self, name: str, options: Any, size: int | None) -> Got:
+        found = await self._api.get_async(self._store, name, options=options)
+        data = memoryview(await found.bytes_async())
+        if size is not None and data.nbytes != size:
+            raise StoreFault("network", f"{data.nbytes} bytes came where {size} were asked")
         return Got(data, found.meta.get("e_tag"), found.meta.get("version"))
 
     async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
         """Write an object, or only in place of a certain one (``NOTHING``: none); False if another is there."""
+        if self._kind in (
+            "http",
+            "https",
+        ):  # no conditions, no parts, and no folder that is not there
+            what = "nothing is written to web servers"
+            raise StoreFault("unusable", what, "Copy a packed folder there by other means")
         how: dict[str, Any] = {"chunk_size": PUT_BYTES, "max_concurrency": _PUTS_AT_ONCE}
         if only is not None:  # such a put is in one piece
             known = {"e_tag": only.etag, "version": only.version}
             mode: Any = {each: value for each, value in known.items() if value}
             mode = mode or ("create" if only == NOTHING else "overwrite")
             how = {"mode": mode, "use_multipart": False}
+        return await self._run(lambda: self._put(name, data, how))
+
+    async def _put(self, name: str, data: Buffer | Path, how: dict[str, Any]) -> bool:
         refused = self._api.exceptions.AlreadyExistsError, self._api.exceptions.PreconditionError
         try:
             await self._api.put_async(self._store, name, data, **how)
         except refused as error:
-            if only is None:
-                raise StoreFault("denied", f"it refuses to write ({error})") from None
+            if "mode" not in how:
+                raise StoreFault("denied", f"it refuses to write ({text_of(error)})") from None
             return False
-        except Exception as error:
-            raise fault_of(error) from None
         return True
 
     async def delete(self, name: str) -> None:
         """Delete an object."""
-        try:
-            await self._api.delete_async(self._store, name)
-        except Exception as error:
-            raise fault_of(error) from None
+        await self._run(lambda: self._api.delete_async(self._store, name))
 
 
 def mark_of(etag: str | None, written: object = None) -> int:
@@ -189,24 +204,40 @@ def _entry(found: Any) -> Entry:
     return Entry(found["path"], int(found["size"]), mark)
 
 
+# Variables of the client that a package of fsspec would read of its own process, as its options.
+_FSSPEC_VARIABLES = {"hf": {"HF_TOKEN": "token", "HF_ENDPOINT": "endpoint"}}
+_READING = {"hf": {"cache_type": "none"}}  # by default it reads 5 MB more than it is asked for
+
+
 class FsspecObjects:
     """Objects of anything that fsspec reaches, on threads."""
 
-    def __init__(self, url: URL, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, url: URL, options: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> None:
         import fsspec
 
-        self._files, self._root = fsspec.core.url_to_fs(str(url), **options)
+        known: dict[str, Any] = {}
+        fsspec.config.set_conf_env(known, environment)  # FSSPEC_*
+        own = _FSSPEC_VARIABLES.get(url.scheme, {})
+        named = {own[name]: value for name, value in environment.items() if name in own}
+        all_options = {**known.get(url.scheme, {}), **named, **options}
+        self._files, self._root = fsspec.core.url_to_fs(str(url), **all_options)
+        self._reading = _READING.get(url.scheme, {})
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}".rstrip("/")
 
     async def below(self, folder: str, after: str) -> list[Entry]:
         """Return the objects below a folder, by name, of those behind one."""
+        if not after:
+            self._files.invalidate_cache()
         found = await self._run(self._files.find, self._path(folder), detail=True)
         return [each for each in self._entries(found.values()) if each.name > after]
 
     async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
         """Return the objects in a folder, and the folders in it."""
+        self._files.invalidate_cache()
         try:
             found = await self._run(self._files.ls, self._path(folder), detail=True)
         except StoreFault as fault:
@@ -250,8 +281,11 @@ class FsspecObjects:
 
     async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
         """Return bytes from ``start`` to ``end``, or all."""
+        if end is None:  # a small file, such as a manifest, after which all may be another
+            self._files.invalidate_cache()
         ends = {} if end is None else {"start": start, "end": end}
-        data = memoryview(await self._run(self._files.cat_file, self._path(name), **ends))
+        how = {**self._reading, **ends}
+        data = memoryview(await self._run(self._files.cat_file, self._path(name), **how))
         if end is not None and data.nbytes != end - start:
             raise StoreFault("short", f"{data.nbytes} bytes came where {end - start} were asked")
         return Got(data, None)
@@ -320,17 +354,15 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
     user, query = options.pop("url_user", ""), options.pop("url_query", "")
     if url.scheme not in OBSTORE_SCHEMES:
         try:
-            return FsspecObjects(url, options)
+            return FsspecObjects(url, options, environment)
         except Exception as error:  # of whichever package
             raise StoreFault("unusable", f"{type(error).__name__}: {error}") from None
     kind = KINDS.get(url.scheme, url.scheme)
     retries = {name: options.pop(name) for name in _RETRY_OPTIONS if name in options}
     client = {name: options.pop(name) for name in list(options) if name in _CLIENT_OPTIONS}
-    found = {name.lower(): value for name, value in options.items()}
-    if kind in VARIABLES:
-        found = from_environment(kind, found, environment)
+    found = from_environment(kind, options, environment) if kind in WAYS else options
     place = str(url)
-    if kind in VARIABLES:  # of buckets, whose keys are meant as they are written
+    if kind in WAYS:  # of buckets, whose keys are meant as they are written
         place = place.replace("%", "%25").replace("#", "%23")
     if query and kind in ("s3", "gs"):
         what = (
@@ -363,7 +395,7 @@ def _add_user(kind: str, user: str, options: dict[str, Any], client: dict[str, A
 def _client_options(
     kind: str, place: str, options: Mapping[str, Any], client: dict[str, Any]
 ) -> dict[str, Any]:
-    endpoint = str(options.get("endpoint") or options.get("aws_endpoint") or "")
+    endpoint = str(options.get("endpoint") or "")
     if kind == "http" or endpoint.startswith("http://"):
         client.setdefault("allow_http", True)
     # Of a whole transfer: a part of 8 MB at 270 kB/s.
@@ -399,12 +431,15 @@ def _opened(
     }
     more: dict[str, Any] = {}
     if kind == "s3":
-        profile = options.pop("profile", None) or options.pop("aws_profile", None)
-        if not {"region", "aws_region", "aws_default_region"} & set(options):
+        profile = options.pop("profile", None)
+        if not {"region", "default_region"} & set(options):
             options["region"] = "us-east-1"
         options.setdefault("disable_bulk_delete", True)  # which other servers do not know
-        if profile or not has_credentials(options):
+        if profile or not has_credentials("s3", options):
             more["credential_provider"] = ProfileCredentials(profile, environment)
+    if kind == "gs" and "endpoint" in options:
+        options["base_url"] = options.pop("endpoint")
+    is_keyless = kind in ("gs", "az") and not has_credentials(kind, options)
     if kind not in ("http", "https"):
         more["config"] = {
             n: str(v).lower() if str(v) in ("True", "False") else str(v)
@@ -413,8 +448,8 @@ def _opened(
     elif options:
         raise StoreFault("unusable", f"http(s) knows no option {sorted(options)}")
     try:
-        return ObstoreObjects(from_url(place, client_options=client, retry_config=retry, **more))
+        store = from_url(place, client_options=client, retry_config=retry, **more)
     except Exception as error:
-        raise StoreFault(
-            "unusable", str(error).partition("\n")[0], "See storage= of ShardDataset"
-        ) from None
+        hint = WAYS["az"] if "Account must be" in str(error) else "See storage= of ShardDataset"
+        raise StoreFault("unusable", str(error).partition("\n")[0], hint) from None
+    return ObstoreObjects(store, kind, is_keyless)

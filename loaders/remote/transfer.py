@@ -21,7 +21,6 @@ import xxhash
 from loaders.errors import CacheError, ChecksumError, RemoteError
 from loaders.remote.faults import StoreFault
 from loaders.remote.source import ATTEMPTS, FINAL
-from loaders.remote.stores import Got
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from loaders.remote.needs import File
     from loaders.remote.source import ServedURL
+    from loaders.remote.stores import Got
 
 MAX_CONNECTIONS = 16  # 10 Gbit/s of a store that gives 80 MB/s on each
 PART_BYTES = 8 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from loaders.remote.credentials import ProfileCredentials, from_environment
@@ -47,10 +46,7 @@ def _client(storage: dict[str, Any], environment: Mapping[str, str]) -> Any:
     from botocore import UNSIGNED
     from botocore.config import Config
 
-    given = {
-        re.sub(r"^aws_", "", name): value
-        for name, value in from_environment("s3", storage, environment).items()
-    }
+    given = from_environment("s3", storage, environment)
     config: dict[str, Any] = {
         "connect_timeout": 5,
         "read_timeout": 20,

@@ -1,7 +1,8 @@
 """A proxy before a store, which delays, limits and spoils what it passes on. ``python fault_proxy.py UPSTREAM``.
 
 It prints its port. ``POST /-/`` with JSON sets how it behaves, ``GET /-/`` tells of the requests so far. It compares
-``If-Match`` with the e-tags of the store, as the test servers do not.
+``If-Match`` with the e-tags of the store, and Google's conditions with generations made of them, as the test servers do
+not.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import json
 import re
 import sys
+import zlib
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -96,11 +98,13 @@ class Proxy:
             told["bytes"] = len(body)
             await asyncio.sleep(len(body) / self.settings.get("rate", 1e12))
         wanted, is_other = headers.get("if-match"), False
+        generation = headers.get("x-goog-if-generation-match")
         status, answer, data = 0, Headers(), b""
-        if wanted and method == "PUT":
+        if (wanted or generation) and method == "PUT":
             look = re.sub("^PUT", "HEAD", line)
             _, answer, _ = await self.upstream(look, headers | {"content-length": "0"}, b"")
-            is_other = answer.get("etag") != wanted
+            is_other = wanted not in (None, answer.get("etag"))
+            is_other |= generation not in (None, _generation(answer))
         if not is_other:
             status, answer, data = await self.upstream(line, headers, body)
             is_other = bool(wanted) and method == "GET" and answer.get("etag", wanted) != wanted
@@ -109,6 +113,8 @@ class Proxy:
             await writer.drain()
             return True
         told["bytes"] += len(data)
+        if "etag" in answer:
+            answer["x-goog-generation"] = _generation(answer)
         if "clock_s" in self.settings:
             now = datetime.now(UTC) + timedelta(seconds=self.settings["clock_s"])
             answer["date"] = format_datetime(now, usegmt=True)
@@ -199,6 +205,10 @@ async def _body(reader: asyncio.StreamReader, headers: Headers) -> bytes:
     if "content-length" in headers:
         return await reader.readexactly(int(headers["content-length"]))
     return await reader.read()
+
+
+def _generation(answer: Headers) -> str:
+    return str(zlib.crc32(answer["etag"].encode())) if "etag" in answer else "0"
 
 
 def _head_of(status: int, headers: Headers) -> bytes:

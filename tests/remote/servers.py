@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hmac
 import json
 import os
 import socket
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from email.utils import formatdate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _BIN = Path(sys.executable).parent
+AZURE = {
+    "account_name": "devstoreaccount1",
+    "account_key": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
+}
 SECRET = {"access_key_id": "somebody", "secret_access_key": "swordfish-42"}
 
 
@@ -67,6 +74,40 @@ def signed_bucket(root: Path) -> Iterator[str]:
     }
     with running([*command, "--port", str(port)], port, **keys):
         yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def hub(root: Path) -> Iterator[str]:
+    """Serve ``root/datasets/OWNER/NAME`` as datasets of the Hugging Face hub."""
+    port = free_port()
+    command = [sys.executable, str(Path(__file__).with_name("hub.py")), str(root), str(port)]
+    with running(command, port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def azurite(root: Path, container: str) -> Iterator[str]:
+    """Serve an empty container of the account that is the same in all emulators of Azure, by a program from npm."""
+    port = free_port()
+    command = ["azurite-blob", "--location", str(root), "--blobPort", str(port), "--silent"]
+    with running([*command, "--disableTelemetry", "--skipApiVersionCheck"], port):
+        endpoint = f"http://127.0.0.1:{port}/{AZURE['account_name']}"
+        _make_container(endpoint, container)
+        yield endpoint
+
+
+def _make_container(endpoint: str, container: str) -> None:
+    """Do what obstore cannot, as whoever makes a bucket."""
+    account = AZURE["account_name"]
+    about = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    headers = [f"{name}:{value}" for name, value in about.items()]
+    place = [f"/{account}/{account}/{container}", "restype:container"]
+    signed = "\n".join(["PUT", *([""] * 11), *headers, *place])
+    digest = hmac.digest(base64.b64decode(AZURE["account_key"]), signed.encode(), "sha256")
+    about["Authorization"] = f"SharedKey {account}:{base64.b64encode(digest).decode()}"
+    url, about["Content-Length"] = f"{endpoint}/{container}?restype=container", "0"
+    request = urllib.request.Request(url, None, about, method="PUT")
+    urllib.request.urlopen(request, timeout=10).close()
 
 
 class Proxy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from loaders.errors import CacheError, ManifestError, RemoteError, SampleError
 from loaders.remote.folder import Cache
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, is_url, split_secrets
+from packdata.cli import main
 from tests.remote import servers
 from tests.remote.conftest import is_alive, storage, wait_until
 
@@ -230,3 +232,17 @@ def test_a_url_is_without_its_secrets(given: str, url: str, secrets: dict[str, s
 @pytest.mark.parametrize("path", ["packed/train", "/a:/b", "C:/data", "./s3", "a/b://c"])
 def test_a_path_is_no_url(path: str) -> None:
     assert not is_url(path)
+
+
+def test_who_opens_a_url_again_gets_what_is_there_by_now(
+    packed: Path, cache: Path, tmp_path: Path
+) -> None:
+    url, few = f"file://{tmp_path}/there", tmp_path / "few"
+    shutil.copytree(packed / "bucket" / "packed", tmp_path / "there")
+    assert main(["copy", str(tmp_path / "there"), str(few), "--where", "label == 3"]) == 0
+    before = ShardDataset(url, cache=cache)
+
+    for path in few.iterdir():
+        shutil.copy(path, tmp_path / "there")
+
+    assert len(ShardDataset(url)) == len(ShardDataset(few)) < len(before)

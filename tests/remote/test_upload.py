@@ -82,8 +82,10 @@ def test_a_dataset_that_is_there_is_replaced_on_demand_and_its_shards_stay(
 
     with pytest.raises(PackError) as caught:
         upload(tmp_path / "few", OUT)
+    assert len(ShardDataset(OUT)) == before.num_samples
     upload(tmp_path / "few", OUT, overwrite=True)
 
+    assert len(ShardDataset(OUT)) == read_manifest(tmp_path / "few").num_samples
     assert str(caught.value.path) == OUT
     assert read_manifest(target).fingerprint == read_manifest(tmp_path / "few").fingerprint
     assert all((target / shard.file).exists() for shard in before.shards)
@@ -204,7 +206,7 @@ def test_a_changed_copy_is_made_and_sent(packed: Path, target: Path, tmp_path: P
 
 def test_a_folder_that_another_removes_as_empty_takes_an_object(tmp_path: Path) -> None:
     async def put_and_delete(name: str) -> None:
-        objects = FsspecObjects(URL(f"file://{tmp_path}"), {})
+        objects = FsspecObjects(URL(f"file://{tmp_path}"), {}, {})
         for _ in range(500):
             assert await objects.put(f".parts/{name}", b"x")
             await objects.delete(f".parts/{name}")

@@ -239,6 +239,8 @@ def keeps_conditions(origin: Origin, seen: dict[str, Any]) -> bool:
     with as_file(b"probe") as path:
         origin.put(_PROBE_NAME, path)
         only = {"etag": '"00000000000000000000000000000000"'} if seen else {}
+        if seen.get("version"):  # by which Google's store compares
+            only["version"] = "1"
         is_refused = not origin.put(_PROBE_NAME, path, only)
     with suppress(RemoteError):  # who may write may not delete everywhere
         origin.delete(_PROBE_NAME)
