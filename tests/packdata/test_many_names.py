@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import tracemalloc
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +16,11 @@ from loaders.remote.url import URL
 from loaders.remote.wire import Entry
 from packdata.files.splits import open_splits
 from packdata.sources.listed import given as listed
+from packdata.sources.lists import ListSource
 from packdata.sources.names import Names, twice
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TEXTS = st.lists(st.text(max_size=4))
 
@@ -74,3 +80,31 @@ def test_a_listing_is_sent_without_a_copy_and_reads_the_same() -> None:
     assert [*sent.keys()] == [*split.source.keys()]
     again = pickle.loads(pickle.dumps(sent, 2))
     assert [item.read.entry for item in again.items(num - 5)] == entries[-5:]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_row_of_a_list_takes_little_memory(tmp_path: Path, suffix: str) -> None:
+    num, path = 20_000, tmp_path / f"list.{suffix}"
+    rows: list[dict[str, Any]] = [
+        {"file": f"x/img_{i:010d}.jpg", "label": f"c{i % 10}", "x": i / 7} for i in range(num)
+    ]
+    with open(path, "w") as file:
+        if suffix == "csv":
+            file.write("file,label,x\n")
+            file.writelines(f"{row['file']},{row['label']},{row['x']}\n" for row in rows)
+        else:
+            file.writelines(f"{json.dumps(row)}\n" for row in rows)
+    tracemalloc.start()
+
+    source = ListSource(path)
+
+    kept, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept / num < 80
+    assert most / num < 200
+    items = [(item.key, dict(item.labels)) for item in source.items(num - 2)]
+    assert items == [(r["file"][:-4], {"label": r["label"], "x": r["x"]}) for r in rows[-2:]]
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(source, 5, buffer_callback=buffers.append)
+    assert len(stream) < num
+    assert [*pickle.loads(stream, buffers=buffers).keys()] == [*source.keys()]

@@ -272,9 +272,15 @@ def key_of(relative: str, shared: Container[str] = ()) -> str:
     return relative if stem in shared else stem
 
 
-def shared_keys(files: Sequence[str]) -> frozenset[str]:
-    """Return what several files would have as key, such as ``a`` of ``a.jpg`` and ``a.png``."""
-    return frozenset(twice(lambda: map(key_of, files)))
+def shared_keys(files: Callable[[], Iterable[str]]) -> frozenset[str]:
+    """Return what several files would have as key, such as ``a`` of ``a.jpg`` and ``a.png``.
+
+    ``files`` gives their names, each time the same; one may stand more than once.
+    """
+    if not (found := twice(lambda: map(key_of, files()))):
+        return frozenset()
+    keys = map(key_of, {file for file in files() if key_of(file) in found})
+    return frozenset(key for key, count in Counter(keys).items() if count > 1)
 
 
 class FileHash:

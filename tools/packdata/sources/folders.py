@@ -199,7 +199,7 @@ class FolderSource(Source):
             "num_files": len(self._files),
             "files": listing.digest,
         }
-        self._shared = shared_keys(self._files)
+        self._shared = shared_keys(lambda: self._files)
         self.suffixed = tuple(f for f in self._files if self._shared and key_of(f) in self._shared)
         if self._shared:  # else all keys were compared there
             check_unique(lambda: zip(self.keys(), self._files, strict=True), root)

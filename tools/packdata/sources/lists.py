@@ -7,8 +7,11 @@ labels when the row is packed. Blanks around paths, keys and labels in a table d
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
+from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +37,15 @@ from packdata.sources.base import (
     shared_keys,
 )
 from packdata.sources.listed import ListedURL, objects_beside, stat_of
+from packdata.sources.names import Names, appended, sent
 from packdata.sources.objects import RemoteFile
-from packdata.sources.readers import csv_rows, encoding_hint, json_object
+from packdata.sources.readers import each_csv_row, encoding_hint, json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    _Reads = Callable[[str], Any]
 
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
 LIST_SUFFIXES = TABLE_SUFFIXES | {".jsonl", ".ndjson"}
@@ -48,7 +54,55 @@ _NAME = re.compile(r"[+-]?(0[0-9]|[0-9]{19})")
 _NO_NUMBER = re.compile(r"([+-]?nan)?", re.IGNORECASE)
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
-Row = tuple[int, dict[str, Any]]  # line number, from 1; value by column
+
+class _Rows:
+    """The rows of a list, by column: no dictionaries are made, of which tens of millions take all memory.
+
+    Args:
+        reads: Returns the value that the text of a cell stands for, None if that is a missing one.
+    """
+
+    def __init__(self, reads: _Reads) -> None:
+        self.lines: Any = array("I")  # from 1
+        self.columns: dict[str, Names] = {}  # texts of the cells, "" where there is none
+        self._reads = reads
+        self._reads_of: dict[str, _Reads] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "lines": sent(self.lines)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lines=memoryview(state["lines"]))
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def add(self, line: int, texts: Mapping[str, str]) -> None:
+        """Add a row; columns that it names first are empty in those before."""
+        if not texts.keys() <= self.columns.keys():
+            new = [name for name in texts if name not in self.columns]
+            self.columns |= {name: Names("" for _ in self.lines) for name in new}
+        for name, column in self.columns.items():
+            column.append(texts.get(name, ""))
+        self.lines = appended(self.lines, line)
+
+    def read_as(self, column: str, reads: _Reads) -> None:
+        """Let the cells of a column be read otherwise."""
+        self._reads_of[column] = reads
+
+    def values(self, column: str | None) -> Iterator[Any]:
+        """Yield the values of a column, None where one is missing."""
+        reads = self._reads_of.get(column or "", self._reads)
+        texts: Iterable[str] = self.columns[column or ""]
+        return (reads(text) if text else None for text in texts)
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return the values of a row, by column, None where one is missing."""
+        return {
+            name: self._reads_of.get(name, self._reads)(text) if text else None
+            for name, column in self.columns.items()
+            for text in (column[number],)
+        }
 
 
 class ListSource(Source):
@@ -71,61 +125,69 @@ class ListSource(Source):
     ) -> None:
         self.path, self.name = path, path.name
         self._folder = str(path.parent.absolute())  # files are read when they are packed
-        columns, self._rows = _read_rows(path)
+        self._rows = rows = _read_rows(path)
+        columns = [*rows.columns]
         self._image = _find_column(columns, image_column, path, kind)
         self._mask = _find_mask(columns, mask_column, path)
         plain = [name for name in columns if name not in (self._image, self._mask, "key")]
         self._fields = field_names(plain, path, label_column, columns)
         if path.suffix.lower() in TABLE_SUFFIXES:
-            labels = {name for name, field in self._fields.items() if field == "label"}
-            _strip({self._image, self._mask, "key", *labels}, labels, self._rows)
-            _convert_numbers(plain, self._rows)
-        cells = (values.get(self._image) for _, values in self._rows)
-        self.has_several = kind is PICTURES and any(isinstance(cell, list) for cell in cells)
-        if self.has_several:
-            _settle_paths(self._rows, self._image, path)
-        for line, values in [] if self.has_several else self._rows:
-            if not isinstance(values.get(self._image), str):
-                what = f"it has no path in column {self._image!r}"
-                raise SourceError(what, f"{path}, line {line}")
+            for name in columns:
+                rows.read_as(name, _stripped)
+            for name in plain:
+                rows.read_as(name, _cell_of(rows.columns[name], self._fields[name]))
+        self.has_several = kind is PICTURES and any(
+            isinstance(cell, list) for cell in rows.values(self._image)
+        )
+        for line, cell in zip(rows.lines, rows.values(self._image), strict=True):
+            self._check_paths(line, cell)
         self.labels = {
-            field: column_of(field, (row.get(name) for _, row in self._rows))
-            for name, field in self._fields.items()
+            field: column_of(field, rows.values(name)) for name, field in self._fields.items()
         }
         self.has_masks = self._mask is not None
         self._beside = objects_beside(path, self._cells()) if isinstance(path, ListedURL) else None
         self._has_keys = "key" in columns
         has_names = not self._has_keys and not self.has_several
-        files = [self._inside(values) for _, values in self._rows] if has_names else []
-        self._shared = shared_keys(list(dict.fromkeys(files)))
-        self.suffixed = tuple(f for f in files if self._shared and key_of(f) in self._shared)
+        self._shared = shared_keys(self._files) if has_names else frozenset()
+        self.suffixed = (
+            tuple(f for f in self._files() if key_of(f) in self._shared) if self._shared else ()
+        )
         check_unique(self._given_keys, path, OWN_KEYS)
         self.identity = self._identity()
+
+    def _check_paths(self, line: int, cell: Any) -> None:
+        if self.has_several:
+            if not all(isinstance(each, str) for each in _listed(cell)):
+                what = f"column {self._image!r} is no list of paths"
+                raise SourceError(what, f"{self.path}, line {line}")
+        elif not isinstance(cell, str):
+            what = f"it has no path in column {self._image!r}"
+            raise SourceError(what, f"{self.path}, line {line}")
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def items(self, start: int = 0) -> Iterator[Item]:
         for i in range(start, len(self._rows)):
-            row = line, values = self._rows[i]
-            if self._lacks_key(row):
+            line, values = self._rows.lines[i], self._rows.row(i)
+            key = self._key(line, values.get("key"), values[self._image])
+            if key is None:
                 where = f"{self.path}, line {line}"
-                yield broken_item(self._key(row), "the key is missing", where)
+                yield broken_item(self._key_of_line(line), "the key is missing", where)
                 continue
             place, path, read = self._files_of(line, values[self._image])
             labels = {
-                field: self._value(field, values.get(name)) for name, field in self._fields.items()
+                field: self._value(field, values[name]) for name, field in self._fields.items()
             }
-            key, mask = self._key(row), self._mask_of(values, place)
-            yield Item(key, place, read, labels, path=path, **mask)
+            yield Item(key, place, read, labels, path=path, **self._mask_of(values, place))
 
     def _files_of(self, line: int, cell: Any) -> tuple[str, str | None, Any]:
         """Return place, path and reader of what a row lists."""
         where = f"{self.path}, line {line}"
-        if not isinstance(cell, list):
+        if not self.has_several:
             place, path = f"{where} ({cell})", self._path_of(cell)
             return place, path if self._beside is None else None, self._reader(cell, place)
-        reads = [self._reader(each, f"{where} ({each})") for each in cell]
+        reads = [self._reader(each, f"{where} ({each})") for each in _listed(cell)]
         return where, None, partial(read_each, reads)
 
     def _reader(self, cell: str, where: str) -> Callable[[], bytes]:
@@ -141,21 +203,44 @@ class ListSource(Source):
 
     def _cells(self) -> Iterator[str]:
         """Yield what all cells call objects."""
-        for _, values in self._rows:
-            for name in filter(None, (self._image, self._mask)):
-                cell = values.get(name)
-                yield from map(self._name, cell if isinstance(cell, list) else [str(cell)])
+        for name in filter(None, (self._image, self._mask)):
+            for cell in self._rows.values(name):
+                cells = _listed(cell) if name == self._image and self.has_several else [str(cell)]
+                yield from map(self._name, cells)
 
     def keys(self) -> Iterator[str]:
-        return map(self._key, self._rows)
+        for line, key in self._each_key():
+            yield self._key_of_line(line) if key is None else key
 
     def _given_keys(self) -> Iterator[tuple[str, str]]:
         """Yield key and place of the rows that have one."""
-        given = (row for row in self._rows if not self._lacks_key(row))
-        return ((self._key(row), f"line {row[0]}") for row in given)
+        return ((key, f"line {line}") for line, key in self._each_key() if key is not None)
+
+    def _each_key(self) -> Iterator[tuple[int, str | None]]:
+        """Yield line and key of each row; a key is None where it is missing."""
+        keys = self._rows.values("key" if self._has_keys else self._image)
+        paths = self._rows.values(self._image)
+        for line, key, cell in zip(self._rows.lines, keys, paths, strict=True):
+            yield line, self._key(line, key, cell)
+
+    def _key(self, line: int, key: Any, cell: Any) -> str | None:
+        """Return the key of a row, None where it is missing."""
+        if self._has_keys:
+            return None if key is None else str(key)
+        return (
+            self._key_of_line(line)
+            if self.has_several
+            else key_of(self._inside(cell), self._shared)
+        )
+
+    def _key_of_line(self, line: int) -> str:
+        return f"{self.path.stem}/{line:08d}"
+
+    def _files(self) -> Iterator[str]:
+        return map(self._inside, self._rows.values(self._image))
 
     def mask_heads(self) -> Iterator[bytes]:
-        cells = (values.get(self._mask) for _, values in self._rows if self._mask is not None)
+        cells = self._rows.values(self._mask) if self._mask is not None else ()
         masks = (str(cell) for cell in cells if cell is not None)
         readers = ((mask, self._reader(mask, mask)) for mask in masks)
         return read_heads(
@@ -179,20 +264,10 @@ class ListSource(Source):
             return "" if self.labels[field].kind == "text" else None
         return str(value) if self.labels[field].kind in ("class", "text") else value
 
-    def _key(self, row: Row) -> str:
-        line, values = row
-        if not self._has_keys and not self.has_several:
-            return key_of(self._inside(values), self._shared)
-        is_given = self._has_keys and not self._lacks_key(row)
-        return str(values["key"]) if is_given else f"{self.path.stem}/{line:08d}"
-
-    def _lacks_key(self, row: Row) -> bool:
-        return self._has_keys and row[1].get("key") is None
-
-    def _inside(self, values: Mapping[str, Any]) -> str:
-        """Return the path in a row, from the list's folder on."""
-        cell: str = self._name(values[self._image])
-        return os.path.relpath(cell, self._folder) if os.path.isabs(cell) else cell
+    def _inside(self, cell: str) -> str:
+        """Return a path, from the list's folder on."""
+        name = self._name(cell)
+        return os.path.relpath(name, self._folder) if os.path.isabs(name) else name
 
     def _path_of(self, cell: str) -> str:
         return os.path.join(self._folder, cell)
@@ -200,10 +275,8 @@ class ListSource(Source):
     def _identity(self) -> dict[str, Any]:
         files = FileHash()
         names = [name for name in (self._image, self._mask) if name is not None]
-        for _, values in self._rows:
-            cells = [values.get(name) for name in names]
-            cells[:1] = cells[0] if isinstance(cells[0], list) else cells[:1]
-            for cell in cells:
+        for image, *cells in zip(*map(self._rows.values, names), strict=True):
+            for cell in [*(_listed(image) if self.has_several else [image]), *cells]:
                 files.add(str(cell), None if cell is None else self._stat(str(cell)))
         text = xxhash.xxh3_128_hexdigest(read_file(self.path, str(self.path)))
         columns = [self._image, self._mask]
@@ -235,42 +308,55 @@ def _stat(path: str) -> os.stat_result | None:
         return None
 
 
-def _read_rows(path: Path) -> tuple[list[str], list[Row]]:
-    try:
-        text = read_file(path, str(path)).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"it is not UTF-8 ({error})", path, encoding_hint(error.object)
-        ) from error
+def _read_rows(path: Path) -> _Rows:
+    data = read_file(path, str(path))
     is_table = path.suffix.lower() in TABLE_SUFFIXES
-    columns, rows = _read_csv(text, path) if is_table else _read_jsonl(text, path)
-    if not rows:
+    try:
+        rows = _read_csv(data, path) if is_table else _read_jsonl(data, path)
+    except UnicodeDecodeError:
+        try:
+            data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise SourceError(f"it is not UTF-8 ({error})", path, encoding_hint(data)) from error
+        raise
+    if not len(rows):
         raise SourceError("the list has no rows", path)
-    return columns, rows
+    return rows
 
 
-def _read_csv(text: str, path: Path) -> tuple[list[str], list[Row]]:
-    first = text.lstrip("\r\n ").split("\n", 1)[0]
+def _lines_of(data: bytes, newline: str) -> Iterable[str]:
+    return io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=newline)
+
+
+def _read_csv(data: bytes, path: Path) -> _Rows:
+    first = next((line for line in _lines_of(data, "\n") if line.strip("\r\n ")), "").lstrip(
+        "\r\n "
+    )
     delimiter = max(",\t;", key=first.count)  # the comma where none occurs
-    found = csv_rows(
-        text,
+    rows, columns = _Rows(str), list[str]()
+
+    def take(_: int, line: int, cells: list[str]) -> None:
+        if not any(map(str.strip, cells)):
+            return
+        if not columns:
+            columns.extend(_check_columns([cell.strip() for cell in cells], path))
+            rows.columns = {name: Names() for name in columns}
+            return
+        if len(cells) > len(columns):
+            what = f"{len(cells)} cells in a list of {len(columns)} columns"
+            raise SourceError(what, f"{path}, line {line + 1}", "Quote cells with commas")
+        rows.add(line + 1, dict(zip(columns, cells, strict=False)))
+
+    each_csv_row(
+        _lines_of(data, ""),
+        len(data),
+        take,
         path,
         delimiter=delimiter,
         skipinitialspace=f"{delimiter} " in first,  # the list's own way to write them
         strict=True,
     )
-    full = [(line, cells) for _, line, cells in found if any(map(str.strip, cells))]
-    if not full:
-        return [], []
-    columns = _check_columns([cell.strip() for cell in full[0][1]], path)
-    rows: list[Row] = []
-    for line, cells in full[1:]:
-        if len(cells) > len(columns):
-            what = f"{len(cells)} cells in a list of {len(columns)} columns"
-            raise SourceError(what, f"{path}, line {line}", "Quote cells with commas")
-        named = zip(columns, cells, strict=False)
-        rows.append((line, {name: cell for name, cell in named if cell != ""}))
-    return columns, rows
+    return rows
 
 
 def _check_columns(columns: list[str], path: Path) -> list[str]:
@@ -280,43 +366,62 @@ def _check_columns(columns: list[str], path: Path) -> list[str]:
     return columns
 
 
-def _strip(columns: set[str | None], labels: set[str], rows: list[Row]) -> None:
-    """Take the blanks off cells that name something; leave out what names nothing."""
-    for _, values in rows:
-        for name in values.keys() & columns:
-            values[name] = cell = values[name].strip()
-            if not cell or (name in labels and _NO_NUMBER.fullmatch(cell)):
-                del values[name]
+def _stripped(cell: str) -> str | None:
+    """Read what names something: blanks around it do not count."""
+    return cell.strip() or None
 
 
-def _convert_numbers(columns: Sequence[str], rows: list[Row]) -> None:
-    """Turn columns of numbers into numbers; ``007`` and 19 digits and more stay text."""
-    for name in columns:
-        cells = {i: row[name].strip() for i, (_, row) in enumerate(rows) if name in row}
-        known = [cell for cell in cells.values() if not _NO_NUMBER.fullmatch(cell)]
-        if not known or not all(map(_FLOAT.fullmatch, known)) or any(map(_NAME.match, known)):
+def _label(cell: str) -> str | None:
+    return None if _NO_NUMBER.fullmatch(name := cell.strip()) else name
+
+
+def _whole(cell: str) -> int | None:
+    return None if _NO_NUMBER.fullmatch(number := cell.strip()) else int(number)
+
+
+def _real(cell: str) -> float | None:
+    return None if _NO_NUMBER.fullmatch(number := cell.strip()) else float(number)
+
+
+def _cell_of(cells: Iterable[str], field: str) -> _Reads:
+    """Return how the cells of a column are read: as numbers where all are; ``007`` and 19 digits and more stay text."""
+    as_text = _label if field == "label" else str
+    reads: _Reads = _whole
+    is_known = False
+    for cell in map(str.strip, cells):
+        if _NO_NUMBER.fullmatch(cell):
             continue
-        convert = int if all(map(_INT.fullmatch, known)) else float
-        for i, cell in cells.items():
-            if _NO_NUMBER.fullmatch(cell):
-                del rows[i][1][name]
-            else:
-                rows[i][1][name] = convert(cell)
+        if not _FLOAT.fullmatch(cell) or _NAME.match(cell):
+            return as_text
+        is_known = True
+        if not _INT.fullmatch(cell):
+            reads = _real
+    return reads if is_known else as_text
 
 
-def _read_jsonl(text: str, path: Path) -> tuple[list[str], list[Row]]:
-    rows: list[Row] = []
-    columns: dict[str, None] = {}
-    for line, part in enumerate(text.split("\n"), start=1):
+def _read_jsonl(data: bytes, path: Path) -> _Rows:
+    rows, encode = _Rows(_json), json.JSONEncoder(ensure_ascii=False).encode
+    for line, part in enumerate(_lines_of(data, "\n"), start=1):
         if not part.strip():
             continue
         try:
-            values = json_object(part)
+            values = json_object(part.rstrip("\n"))
         except ValueError as error:
             raise SourceError(str(error), f"{path}, line {line}") from error
-        rows.append((line, {n: value for n, value in values.items() if not is_missing(value)}))
-        columns.update(dict.fromkeys(values))
-    return list(columns), rows
+        texts = {
+            name: "" if is_missing(value) else encode(value) for name, value in values.items()
+        }
+        rows.add(line, texts)
+    return rows
+
+
+def _json(cell: str) -> Any:
+    return cell[1:-1] if cell[0] == '"' and "\\" not in cell else json.loads(cell)
+
+
+def _listed(cell: Any) -> list[Any]:
+    """Return the paths of a row with any number of pictures: a path alone is one, and nothing is none."""
+    return cell if isinstance(cell, list) else [] if cell is None else [cell]
 
 
 def _find_column(columns: Sequence[str], wanted: str | None, path: Path, kind: FileKind) -> str:
@@ -329,16 +434,6 @@ def _find_column(columns: Sequence[str], wanted: str | None, path: Path, kind: F
         what = f"it has no column {' or '.join(names[:4])}, but {list(columns)}"
         raise SourceError(what, path, f"Name the column of paths with {kind.option}")
     return found
-
-
-def _settle_paths(rows: Sequence[Row], image: str, path: Path) -> None:
-    """Make a list of each cell: a path alone is one picture, and nothing is none."""
-    for line, values in rows:
-        cell = values.get(image)
-        values[image] = cell = [] if cell is None else [cell] if isinstance(cell, str) else cell
-        if not isinstance(cell, list) or not all(isinstance(each, str) for each in cell):
-            what = f"column {image!r} is no list of paths"
-            raise SourceError(what, f"{path}, line {line}")
 
 
 def _find_mask(columns: Sequence[str], wanted: str | None, path: Path) -> str | None:

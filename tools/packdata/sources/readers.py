@@ -16,6 +16,7 @@ from packdata.sources.listed import ListedURL
 from packdata.sources.regular import check_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     import pyarrow as pa
@@ -54,19 +55,41 @@ def csv_rows(
         SourceError: It is none by this dialect; it names ``where``.
     """
     rows: list[tuple[int, int, list[str]]] = []
+
+    def take(begin: int, end: int, cells: list[str]) -> None:
+        rows.append((first_line + begin, first_line + end, cells))
+
+    each_csv_row(
+        io.StringIO(text, newline=""), len(text), take, where, first_line, delimiter, **dialect
+    )
+    return rows
+
+
+def each_csv_row(
+    lines: Iterable[str],
+    size: int,
+    take: Callable[[int, int, list[str]], object],
+    where: Path | str,
+    first_line: int = 1,
+    delimiter: str = ",",
+    **dialect: Any,
+) -> None:
+    """Call something with each row of ``csv_rows``, and the lines on which it begins and ends, from 0 on.
+
+    ``lines`` have ``size`` letters at most.
+    """
     with _csv_limit:  # the limit is one of the process
-        before, line = csv.field_size_limit(len(text) + 1), 0
+        before, line = csv.field_size_limit(size + 1), 0
         try:
-            reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **dialect)
+            reader = csv.reader(lines, delimiter=delimiter, **dialect)
             for cells in reader:
                 before_line, line = line, reader.line_num
                 if cells:
-                    rows.append((first_line + before_line, first_line + line - 1, cells))
+                    take(before_line, line - 1, cells)
         except csv.Error as error:
             raise SourceError(str(error), f"{where}, line {first_line + line}") from error
         finally:
             csv.field_size_limit(before)
-    return rows
 
 
 def csv_cells(text: str) -> list[str]:
