@@ -351,13 +351,14 @@ def _filtered(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return positions and weights of one of Pillow's filters, at a box ``(N, 2)`` of an axis: start and extent."""
     start, extent = region[:, :1], region[:, 1:]
-    scale, at = extent / size, _positions(flip, size)
+    sizes = torch.full_like(extent, size)  # divided by a number, CUDA multiplies by its reciprocal
+    scale, at = extent / sizes, _positions(flip, size)
     # Calculated as Pillow does, and from the same pixel on, as the host hands it the pixels below a box alone: whether
     # a pixel lies on the edge of an area hangs on the last bit.
     margin = (SUPPORT[how.interpolation] * scale.clamp(min=1)).ceil() + 1
     begin = (start - margin).floor().clamp_(min=0)
     low, high = ((edge - begin).float().to(region.dtype) for edge in (start, start + extent))
-    scale = (high - low) / size
+    scale = (high - low) / sizes
     centre, wide = low + (at + 0.5) * scale, scale.clamp(min=1)
     reach = SUPPORT[how.interpolation] * wide
     first, last = ((edge + 0.5).floor().long() for edge in (centre - reach, centre + reach))
@@ -508,7 +509,8 @@ def _nearest_positions(moves: Moves, axis: int, length: int) -> tuple[torch.Tens
     if moves.regions is None:
         return _inside(corner + (2 * at + 1) * extent // (2 * size), length, mode)
     start, extent = moves.regions[:, :, axis].to(_real(moves.table)).unsqueeze(2).unbind(1)
-    found = (start + (at + 0.5) * (extent / size)).floor().long()
+    scale = extent / torch.full_like(extent, size)  # as the host: see ``_filtered``
+    found = (start + (at + 0.5) * scale).floor().long()
     positions, inside = _inside(found, length, mode)
     if mode == "constant":
         inside &= is_between_pixels(start, extent, size, length) | _on_image(

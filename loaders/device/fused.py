@@ -70,7 +70,7 @@ def normalized(
     if not out.numel():
         return out
     options = {"CHANNELS": channels, "BLOCK": module.BLOCK} | LAUNCH
-    is_interleaved = source[1:] == target[1:] == (1, channels)
+    is_interleaved = target[1:] == (1, channels)
     num_items = pixels * channels if is_interleaved else pixels
     num_blocks = -(-num_items // module.BLOCK)
     grid = (len(out) * num_blocks,)
@@ -78,7 +78,10 @@ def normalized(
     with on_device_of(out):
         operands = (images, out, mean, std, *sizes)
         if is_interleaved:
-            module.normalize_interleaved[grid](*operands, source[0], target[0], **options)
+            is_same = source[1:] == target[1:]
+            module.normalize_interleaved[grid](
+                *operands, *source, target[0], SAME=is_same, **options
+            )
         else:
             module.normalize_planes[grid](*operands, *source, *target, **options)
     return out

@@ -58,15 +58,26 @@ def normalize_interleaved(
     num_values: tl.tensor,
     num_blocks: tl.tensor,
     x_image: tl.tensor,
+    x_channel: tl.tensor,
+    x_pixel: tl.tensor,
     out_image: tl.tensor,
+    SAME: tl.constexpr,
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Normalize a run of values of one image whose channels alternate, in the same order."""
+    """Normalize a run of values of one image to channels that alternate, from any layout; ``SAME``: from this one.
+
+    Statistics are chosen, not looked up: a lookup of each value costs more than its pixel.
+    """
     image, values, inside = span(num_values, num_blocks, BLOCK)
     channel = values % CHANNELS
-    pixels = tl.load(x + image * x_image + values, mask=inside, other=0).to(tl.float32)
-    scaled = tl.div_rn(pixels - tl.load(mean + channel), tl.load(std + channel))
+    at = values if SAME else values // CHANNELS * x_pixel + channel * x_channel
+    pixels = tl.load(x + image * x_image + at, mask=inside, other=0).to(tl.float32)
+    center, scale = tl.load(mean), tl.load(std)
+    for c in tl.static_range(1, CHANNELS):
+        center = tl.where(channel == c, tl.load(mean + c), center)
+        scale = tl.where(channel == c, tl.load(std + c), scale)
+    scaled = tl.div_rn(pixels - center, scale)
     tl.store(out + image * out_image + values, scaled.to(out.dtype.element_ty), mask=inside)
 
 

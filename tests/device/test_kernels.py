@@ -80,12 +80,11 @@ def check_gather(source_device: str, device: str) -> None:
     torch.manual_seed(0)
     rows = torch.tensor([4, 0, 4, 2], device=device)
     table = torch.randint(0, 1 << 40, (5, 3001))
-    if source_device == "pinned":
-        table = table.pin_memory()
+    table = table.pin_memory() if source_device == "pinned" else table.to(source_device)
 
     copied = fused.gathered(table, rows, torch.empty((4, 3001), dtype=torch.int64, device=device))
 
-    assert torch.equal(copied.cpu(), table[rows.cpu()])
+    assert torch.equal(copied.cpu(), table.cpu()[rows.cpu()])
 
 
 @pytest.mark.slow
@@ -121,12 +120,12 @@ def compile_all() -> None:
     for kernel, types, ones in (
         (kernels.normalize_planes, pointers, ["x_pixel", "out_pixel"]),
         (kernels.normalize_planes, pointers, ["x_channel", "out_pixel", "num_blocks"]),
-        (kernels.normalize_interleaved, pointers, []),
-        (kernels.normalize_interleaved, pointers, ["num_blocks"]),
+        (kernels.normalize_interleaved, pointers, ["x_channel"]),
+        (kernels.normalize_interleaved, pointers, ["x_pixel", "num_blocks"]),
         (kernels.gather_rows, rows, []),
     ):
         # As a launch does it: numbers that are 1 become constants.
-        constants = {"CHANNELS": 3, "BLOCK": kernels.BLOCK}
+        constants = {"CHANNELS": 3, "BLOCK": kernels.BLOCK, "SAME": "x_channel" in ones}
         constants |= dict.fromkeys(ones, 1)
         names = kernel.arg_names
         constants = {name: value for name, value in constants.items() if name in names}
