@@ -3,7 +3,9 @@
 A loop of small operations releases the GIL at each of them, and beside busy threads waits
 to get it back: hundreds of short waits a second, which a step of long operations (or one that waits for
 a GPU) does not have. The kernel counts them per thread, as voluntary context switches. If the workers were idle
-while the trainer waited, it did not wait for the GIL; nor if other threads worked, such as those of a GPU.
+while the trainer waited, it did not wait for the GIL; nor if other threads worked, such as those of a GPU. Steps
+that a device is still at work on when they ask for the next batch do not count: what the trainer lost, the device
+did not.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from concurrent.futures import Future
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from loaders.backends.threads import ThreadPool
@@ -22,7 +26,9 @@ if TYPE_CHECKING:
     from loaders.backends.chunk import Chunk
     from loaders.backends.maker import Made, Maker
     from loaders.backends.ordered import Pool
+    from loaders.backends.payload import Payload
     from loaders.backends.subprocess import Child
+    from loaders.device.accelerator import Accelerator
 
     Usage = tuple[float, ...]  # so far: time, the thread's, that of the workers, and its waits
 
@@ -45,7 +51,8 @@ def can_watch() -> bool:
 class StepWatch:
     """Tells from what the kernel counts whether the trainer's steps wait for the interpreter."""
 
-    def __init__(self) -> None:
+    def __init__(self, accelerator: Accelerator | None = None) -> None:
+        self._accelerator = accelerator
         self._left: Usage | None = None
         self._seen, self._num_steps = _NOTHING, 0
         self.is_waiting = self._is_over = False
@@ -67,6 +74,9 @@ class StepWatch:
     def enter(self, pool: Pool) -> None:
         """The step is over; decide, if a second of steps was seen."""
         if self._left is None or self._is_over:
+            return
+        if self._accelerator is not None and self._accelerator.is_busy():
+            self._left = None
             return
         times = zip(self._seen, _usage(pool), self._left, strict=True)
         self._seen, self._left = tuple(seen + now - left for seen, now, left in times), None
@@ -97,12 +107,13 @@ def _usage(pool: Pool) -> Usage:
 class Successor:
     """The child process that a loader of threads goes over to: started once its steps wait, in use once it is up.
 
-    It is not started where it would run code of the user, which may keep something from batch to batch; that is
-    logged.
+    What it gets is put together beside the steps: it may be a copy of all that memory holds. It is not started where
+    it would run code of the user, which may keep something from batch to batch; that is logged.
     """
 
     def __init__(self, watch: StepWatch) -> None:
         self.watch = watch
+        self._payload: Future[Payload] | None = None
         self._child: Child | None = None
 
     def look(self, maker: Maker) -> Child | None:
@@ -122,10 +133,16 @@ class Successor:
         return child if child is not None and child.is_up else None
 
     def _start(self, maker: Maker) -> Child | None:
-        from loaders.backends.payload import pack  # what only Linux has is not loaded elsewhere
-        from loaders.backends.subprocess import Child
+        from loaders.backends.subprocess import (
+            Child,
+        )  # what only Linux has is not loaded elsewhere
 
-        payload = pack(maker)
+        if self._payload is None:
+            self._payload = Future()
+            Thread(target=_pack, args=(maker, self._payload), daemon=True).start()
+        if not self._payload.done():
+            return None
+        payload = self._payload.result()
         if not payload.user_code:
             return Child(maker, payload)
         names = ", ".join(payload.user_code)
@@ -138,6 +155,15 @@ class Successor:
         self.watch.give_up()
         lost = f"{self.watch.lost_share:.0%} of the time of training steps was spent waiting"
         logger.warning("%s for the GIL beside the loader's threads; %s", lost, why)
+
+
+def _pack(maker: Maker, payload: Future[Payload]) -> None:
+    from loaders.backends.payload import pack
+
+    try:
+        payload.set_result(pack(maker))
+    except Exception as error:  # it is raised where the payload is asked for
+        payload.set_exception(error)
 
 
 class AutoPool:

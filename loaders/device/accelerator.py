@@ -50,6 +50,10 @@ class Accelerator:
     def synchronize(self, event: Any) -> None:
         """Wait until it has."""
 
+    def is_busy(self) -> bool:
+        """Tell whether work that the caller started there is not done yet."""
+        return False
+
 
 class StreamCopies(Accelerator):
     """CUDA, ROCm and XPU: copies on a stream of their own; without an index, of the current device.
@@ -96,6 +100,9 @@ class StreamCopies(Accelerator):
 
     def synchronize(self, event: Any) -> None:
         event.synchronize()
+
+    def is_busy(self) -> bool:
+        return not self._module.current_stream(self.device).query()
 
 
 def as_device(device: torch.device | str | int, option: str = "device") -> torch.device:

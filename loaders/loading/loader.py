@@ -324,7 +324,6 @@ class DataLoader(OrderedLoader[BatchT]):
         self._delivery: Callable[[], Any] = lambda: None
         self._children: KeptChildren | None = None
         self._ahead: list[Ahead] = []  # tells fetchers of the pass
-        self._successor = Successor(StepWatch())
 
     def _halves(self) -> Served:
         """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
@@ -373,6 +372,10 @@ class DataLoader(OrderedLoader[BatchT]):
         batches = self._start_torchs() if self.backend == "process" else self._start_own()
         self._batches = weakref.ref(batches)
         return batches
+
+    @cached_property
+    def _successor(self) -> Successor:
+        return Successor(StepWatch(self._accelerator))
 
     @cached_property
     def _accelerator(self) -> Accelerator | None:

@@ -20,6 +20,7 @@ from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import Child, ChildPool
 from loaders.backends.threads import ThreadPool
 from loaders.datasets.reading.samples import collate
+from tests.device.copies import ManualCopies
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
@@ -70,6 +71,24 @@ def test_the_watch_counts_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         watch.enter(POOL)
     assert watch.is_waiting
     assert watch.lost_share == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_trainer_whose_device_has_work_left_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    now = [0.0, 0.0, 0.0, 0]
+    monkeypatch.setattr(auto, "_usage", lambda _: tuple(now))
+    accelerator = ManualCopies()
+    monkeypatch.setattr(accelerator, "is_busy", lambda: is_busy)
+    watch = StepWatch(accelerator)
+
+    for _ in range(11):
+        watch.leave(POOL)
+        now = [now[0] + 0.1, now[1] + 0.05, now[2] + 0.05, now[3] + 50]
+        watch.enter(POOL)
+
+    assert watch.is_waiting is not is_busy
 
 
 @pytest.mark.parametrize(("step_s", "verdict"), [(2e-3, True), (5e-4, False)])
