@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import simplejpeg
 import torch
 from torch import nn
+from torch.utils.dlpack import from_dlpack
 
-from loaders.codecs.heads import picture_size
 from loaders.codecs.picture import PictureCodec
 from loaders.device.accelerator import as_device
-from loaders.errors import CodecError, LoadersError
+from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from loaders.schema import Image
 
-# Encoded files, uint8 (n,) in host memory, and a device: images, uint8 (C, H, W), there.
-Decode = Callable[[list[torch.Tensor], torch.device], list[torch.Tensor]]
+# Encoded files, uint8 (n,) in host memory, not to be written to, and a device: images, uint8 (C, H, W), there; None for
+# what is refused.
+Decode = Callable[[list[torch.Tensor], torch.device], Sequence[torch.Tensor | None]]
 _REFUSALS = (RuntimeError, ValueError)  # as torchvision's come
 
 
@@ -29,13 +31,16 @@ class JpegFinish(nn.Module):
     """Turn encoded files into images on a device, a batch in one call.
 
     Where the call fails, its halves are tried, and theirs, down to single files: these are decoded
-    by the CPU, as are files that are no JPEG or come back in another shape than their header says.
-    Decoders differ: of photos most values are the same, others differ by a few steps of uint8.
+    by the CPU, as are files that come back in another shape than their header says, and those that are
+    no JPEG or of other colours than gray and YCbCr.
+    nvImageCodec gives the CPU's pixels, but for a few values that are a step apart. torchvision has nvJPEG repeat
+    chroma that is stored at half size, where the CPU interpolates: photos differ by about 46 dB.
 
     Args:
         field: What the files hold.
         device: Where to.
-        decode: Decodes there; default: torchvision's on CUDA, the CPU's own elsewhere.
+        decode: Decodes there; default on CUDA: nvImageCodec if it is installed, else torchvision;
+            the CPU's own elsewhere.
 
     Attributes:
         num_refused: Files that the CPU decoded in place of ``decode`` so far.
@@ -58,15 +63,15 @@ class JpegFinish(nn.Module):
         self.device, self.num_refused = as_device(device), 0
         self._codec, self._channels = PictureCodec(field), field.channels
         if decode is None and self.device.type != "cpu":
-            decode = torchvision_decoder(field.channels, self.device)
+            decode = decoder_for(field.channels, self.device)
         self._decode = decode
 
     def forward(self, records: Sequence[bytes]) -> list[torch.Tensor]:
         """Return the image of each file, uint8 ``(C, H, W)``."""
         found: list[torch.Tensor | None] = [None] * len(records)
         if self._decode is not None:
-            numbers = [i for i, record in enumerate(records) if record[:2] == b"\xff\xd8"]
-            self._try(records, numbers, found)
+            sizes = {i: size for i, record in enumerate(records) if (size := _common_size(record))}
+            self._try(records, sizes, list(sizes), found)
             self.num_refused += sum(image is None for image in found)
         return [
             self.decode_on_host(record) if image is None else image
@@ -79,47 +84,90 @@ class JpegFinish(nn.Module):
         return torch.from_numpy(pixels).to(self.device).permute(2, 0, 1)
 
     def _try(
-        self, records: Sequence[bytes], numbers: list[int], found: list[torch.Tensor | None]
+        self,
+        records: Sequence[bytes],
+        sizes: dict[int, tuple[int, int]],  # as their headers say
+        numbers: list[int],
+        found: list[torch.Tensor | None],
     ) -> None:
         """Decode some files together; if that fails, in two parts."""
         if not numbers:
             return
         assert self._decode is not None
-        files = [torch.frombuffer(bytearray(records[i]), dtype=torch.uint8) for i in numbers]
         try:
-            images = self._decode(files, self.device)
+            images = self._decode(_as_tensors([records[i] for i in numbers]), self.device)
         except _REFUSALS as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             middle = len(numbers) // 2
             if middle:
-                self._try(records, numbers[:middle], found)
-                self._try(records, numbers[middle:], found)
+                self._try(records, sizes, numbers[:middle], found)
+                self._try(records, sizes, numbers[middle:], found)
             return
         for i, image in zip(numbers, images, strict=True):
-            if self._is_right(records[i], image):
+            if image is not None and image.shape == (self._channels, *sizes[i]):
                 found[i] = image
 
-    def _is_right(self, record: bytes, image: torch.Tensor) -> bool:
-        try:
-            return image.shape == (self._channels, *picture_size(record))
-        except CodecError:
-            return False
+
+def _common_size(record: bytes) -> tuple[int, int] | None:
+    """Return height and width of a JPEG of colours that all decoders read in the same way; None of other files."""
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(record)
+    except (ValueError, KeyError):  # no JPEG, or damaged, or of a sampling that has no name there
+        return None
+    return (height, width) if colours in ("YCbCr", "Gray") else None
 
 
-def torchvision_decoder(channels: int, device: torch.device) -> Decode:
-    """Return torchvision's decoder, which decodes by nvJPEG on CUDA.
+def _as_tensors(records: list[bytes]) -> list[torch.Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # bytes are not writable
+        return [torch.frombuffer(record, dtype=torch.uint8) for record in records]
+
+
+def decoder_for(channels: int, device: torch.device) -> Decode:
+    """Return what decodes on a device: nvImageCodec, or else torchvision.
 
     Raises:
-        LoadersError: It is not installed, or the device is of another kind.
+        LoadersError: Neither is installed, or the device is of another kind.
     """
     if device.type != "cuda":
         raise LoadersError(f"nothing decodes JPEG on {device}: leave it to the workers")
-    if importlib.util.find_spec("torchvision") is None:
-        raise LoadersError(
-            f"decoding JPEG on {device} needs torchvision, of this torch's version and CUDA: "
-            "pip install torchvision, or leave it to the workers"
-        )
+    if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.nvimgcodec"):
+        return nvimgcodec_decoder(channels, device)
+    if importlib.util.find_spec("torchvision"):
+        return torchvision_decoder(channels)
+    cuda = str(torch.version.cuda).split(".")[0]
+    raise LoadersError(
+        f"decoding JPEG on {device} needs nvImageCodec: pip install 'nvidia-nvimgcodec-cu{cuda}[all]', "
+        "or torchvision, of this torch's version and CUDA. Or leave it to the workers"
+    )
+
+
+def nvimgcodec_decoder(channels: int, device: torch.device) -> Decode:
+    """Return nvImageCodec's decoder: the JPEG engine of a GPU that has one, and nvJPEG for what that does not take."""
+    nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
+    kinds = nvimgcodec.BackendKind
+    backends = [nvimgcodec.Backend(kind) for kind in (kinds.HW_GPU_ONLY, kinds.HYBRID_CPU_GPU)]
+    given: int | None = device.index
+    index = torch.cuda.current_device() if given is None else given
+    decoder = nvimgcodec.Decoder(device_id=index, backends=backends)
+    space = nvimgcodec.ColorSpec.GRAY if channels == 1 else nvimgcodec.ColorSpec.SRGB
+    params = nvimgcodec.DecodeParams(apply_exif_orientation=False, color_spec=space)
+
+    def image_of(found: Any, stream: int) -> torch.Tensor | None:
+        return found and from_dlpack(found.to_dlpack(cuda_stream=stream)).permute(2, 0, 1)
+
+    def decode(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor | None]:
+        streams = [nvimgcodec.CodeStream(file.numpy()) for file in files]
+        stream = torch.cuda.current_stream(device).cuda_stream
+        found = decoder.decode(streams, params=params, cuda_stream=stream)
+        return [image_of(image, stream) for image in found]
+
+    return decode
+
+
+def torchvision_decoder(channels: int) -> Decode:
+    """Return torchvision's decoder, which decodes by nvJPEG on CUDA."""
     from torchvision.io import (  # type: ignore[import-not-found, unused-ignore]
         ImageReadMode,
         decode_jpeg,
@@ -127,8 +175,8 @@ def torchvision_decoder(channels: int, device: torch.device) -> Decode:
 
     mode = ImageReadMode.GRAY if channels == 1 else ImageReadMode.RGB
 
-    def decode(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        images: list[torch.Tensor] = decode_jpeg(files, mode=mode, device=device)
+    def decode(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor | None]:
+        images: list[torch.Tensor | None] = decode_jpeg(files, mode=mode, device=device)
         return images
 
     return decode
