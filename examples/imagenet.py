@@ -3,15 +3,15 @@
     packdata images imagenet packed --size 256
     torchrun --nproc-per-node 8 examples/imagenet.py packed --checkpoint run.pt
 
-The same command again goes on after the last step that was saved. SIGTERM saves, and ends.
+The same command again goes on after the last step that was saved. SIGTERM saves, and ends. (The model: torchvision.s.)
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import signal
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 from loaders import DataLoader, Normalize, ShardDataset, augment
 
-parser = argparse.ArgumentParser(description=__doc__)
+parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
 parser.add_argument("data", type=Path, help="folder of packed/train and packed/val")
 parser.add_argument("--model", default="torchvision.models:resnet50", help="MODULE:FUNCTION")
 parser.add_argument("--epochs", type=int, default=90)

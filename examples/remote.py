@@ -8,8 +8,8 @@ Keys come from the environment, a profile of ~/.aws, or the machine's role.
 
 from __future__ import annotations
 
-import argparse
 import os
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib import import_module
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from loaders import DataLoader, Normalize, ShardDataset, augment
 
-parser = argparse.ArgumentParser(description=__doc__)
+parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
 parser.add_argument("url", help="of packed pictures; a folder does as well")
 parser.add_argument("--cache", help="folder on a local disk, or how much of one, such as 200GB")
 parser.add_argument("--model", default="torchvision.models:resnet50", help="MODULE:FUNCTION")

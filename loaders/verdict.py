@@ -21,6 +21,7 @@ BUSY = 0.85  # of the cores: with less, figures say more about the machine than 
 _TOO_BUSY = 0.6  # of two cores, both must be free most of the time for threads to be seen to wait for each other
 _SAME = 1.1  # times as much that loading may do within a run as it did alone
 _EXPLAINED = 0.4  # a limit below this much of the rate that it allows does not explain it
+_MOSTLY = 0.5  # of the time waiting for data: with less, the step takes most of it
 _COPYING = 0.5  # of its CPU time, for a sample to count as copied rather than computed
 _BEHIND_LOADING = ("transfer", "finish")
 _WORTH = 1.05
@@ -142,7 +143,10 @@ def _bound(facts: Facts, limits: dict[str, float]) -> Bound:
         name = "gil"  # one worker: a second one would not add to it
     if name == "cpu" and _is_copying(facts):
         name = "memory"
-    return "overhead" if facts.rate < _EXPLAINED * facts.available * inner[name] else name
+    if facts.rate >= _EXPLAINED * facts.available * inner[name]:
+        return name
+    # Of a run that nothing in loading explains: the step, if that takes most of the time.
+    return "step" if facts.stall_share is not None and facts.stall_share < _MOSTLY else "overhead"
 
 
 def _is_copying(facts: Facts) -> bool:
@@ -264,5 +268,5 @@ def _advice_to_a_step(facts: Facts) -> str:
         return f"{nothing}: {waits}"
     if not facts.num_workers:
         return f"num_workers=1 or more: {waits}, as batches are made on its own thread"
-    why = "training and loading share the cores, or batches come unevenly"
+    why = "training and loading share the cores, or batches come late, as the first of each epoch"
     return f"prefetch_factor=4, or one thread fewer for training: {waits}, as {why}"

@@ -158,6 +158,16 @@ def test_a_step_that_could_take_far_more_than_loading_gives_is_not_the_limit() -
     assert judge(facts(step_s=5e-4, transfer_s=6e-4, stall_share=0.0)).bound == "transfer"
 
 
+@pytest.mark.parametrize(("share", "bound"), [(0.07, "step"), (0.9, "overhead")])
+def test_of_a_run_that_loading_does_not_explain_the_step_is_the_limit_if_it_takes_most(
+    share: float, bound: str
+) -> None:
+    """Epochs of five steps, say: the first batch of each is waited for, and the workers are idle."""
+    run = facts(rate=30.0, step_s=(1 - share) / 30, stall_share=share, cpu_s=2e-3, gil_s=0.0)
+
+    assert judge(run).bound == bound
+
+
 @pytest.mark.parametrize(
     ("stall_share", "num_workers", "said"),
     [(0.01, 2, "change nothing"), (0.3, 0, "num_workers=1 or more"), (0.3, 2, "prefetch_factor=4")],

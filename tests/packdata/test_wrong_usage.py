@@ -93,6 +93,7 @@ DATA = [
     ("repair packed --from packed", "packed: it is the dataset itself. Give a copy of it"),
     ("repair packed --from more", "It is another dataset: give a copy of this one"),
     ("split packed {dst} --parts a=0.5 --stratify image", "field 'image' is no label or number"),
+    ("split stream {dst} --parts a=0.01 b=0.9", "parts get whole documents. TokenWindows.split"),
     ("split packed {dst} --parts a=0.01 b=0.9", "part 'a' would be empty. Give it a larger share"),
     ("copy stream {dst} --codec jpeg", "stream: no field that is kept has pictures for codec 'jpeg'"),
     ("copy packed {dst} --fields label --codec jpeg", "no field that is kept has pictures"),

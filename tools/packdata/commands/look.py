@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.augment import presets
-from loaders.commandline import wrapped
+from loaders.commandline import folded, wrapped
 from loaders.data.view import open_view
 from loaders.errors import SchemaError
 from loaders.schema import field_from_json
@@ -68,8 +68,9 @@ def _show_info(about: dict[str, Any]) -> None:
         default = " (served)" if name in about["defaults"] else ""
         head = "fields" if n == 0 else ""
         field = printable(describe_field(field_from_json(described)))
-        show(f"  {head:<12} {name:<{width}}  {field}{default}")
-    show(f"  made from    {describe_origin(about['provenance']) or '(not recorded)'}")
+        show(folded(f"  {head:<12} {name:<{width}}  {field}{default}"))
+    origin = describe_origin(about["provenance"]) or "(not recorded)"
+    show(folded(f"  made from    {origin}"))
 
 
 INFO = Command(

@@ -112,7 +112,10 @@ def _check_parts(chosen: Mapping[str, Content], dst: Path, source: Path) -> None
         if not _PART_NAME.fullmatch(name) or name in _FILES:
             raise ValueError(f"a part is named by a plain folder name, got {name!r}")
         if not len(content):
-            raise PackError(f"part {name!r} would be empty", source, "Give it a larger share")
+            remedy = "Give it a larger share"
+            if isinstance(content, DocumentContent):
+                remedy += ": parts get whole documents. TokenWindows.split divides within them"
+            raise PackError(f"part {name!r} would be empty", source, remedy)
         check_outside(dst / name, [source])
 
 
