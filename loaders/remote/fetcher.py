@@ -33,7 +33,7 @@ from loaders.remote.folder import default_size, manifest_folder, shard_path
 from loaders.remote.listing import listing, read_objects
 from loaders.remote.needs import File, Needs
 from loaders.remote.source import ServedURL
-from loaders.remote.stored import MAP_S, CacheFolder
+from loaders.remote.stored import MAP_S, CacheFolder, publish, sweep
 from loaders.remote.transfer import MAX_CONNECTIONS, Download, Pace, probe, ranges
 from loaders.remote.upload import hash_of, put, remove
 from loaders.remote.url import URL
@@ -295,9 +295,9 @@ class Fetcher:
                 self._refuse_manifest(source, fault, is_cached=path.exists() and not anew)
                 return folder
             source.num_bytes += got.data.nbytes
-            _publish(path, bytes(got.data))
+            publish(path, bytes(got.data))
             about = {"url": str(source.url), "etag": got.etag}
-            _publish(folder / "about.json", json.dumps(about).encode())
+            publish(folder / "about.json", json.dumps(about).encode())
             source.manifest_at = time.monotonic()
             return folder
 
@@ -311,7 +311,7 @@ class Fetcher:
             raise source.refused("fetched", name, fault) from None
         source.num_bytes += got.data.nbytes
         path = self._folder(source) / f"file-{name.replace('/', '-')}"
-        _publish(path, bytes(got.data))
+        publish(path, bytes(got.data))
         return {"path": str(path), "etag": got.etag, "version": got.version}
 
     def _refuse_manifest(self, source: ServedURL, fault: StoreFault, *, is_cached: bool) -> None:
@@ -337,8 +337,21 @@ class Fetcher:
             download.distance = -1
             task: Any = asyncio.current_task()
             task.what = download.describe
-            self._pump()
-            await self._done(download)
+            download.num_waiting += 1
+            try:
+                self._pump()
+                await self._done(download)
+            finally:
+                download.num_waiting -= 1
+                self._leave(download)
+
+    def _leave(self, download: Download) -> None:
+        """Where nobody waits for a file any more, fetch it after those that somebody waits for, if it is begun."""
+        if download.num_waiting or download.done.done():
+            return
+        download.distance = self._wants.distances.get(download.file.hash, NO_NEED)
+        if not download.is_begun:
+            self._downloads.pop(download.file.hash, None)
 
     def _raise_failed(self, file: File) -> None:
         when, error = self._failed.get(file.hash, (-1e9, None))
@@ -411,7 +424,8 @@ class Fetcher:
             if download.is_begun:
                 self._stored.reserved_bytes -= file.size
             self._failed[file.hash] = time.monotonic(), error
-            self._limit = max(1, self._limit // 2)  # a store that is asked too much answers none
+            if isinstance(error, RemoteError):  # a store that is asked too much answers none
+                self._limit = max(1, self._limit // 2)
             logger.error("%s", error)
 
     # -- what next ---------------------------------------------------------------------------------
@@ -508,30 +522,6 @@ class Fetcher:
             what = f"it cannot be written ({error.strerror or error})"
             download.fail(CacheError(what, self._inside.parent, "Free space on its disk"))
         return False
-
-
-def _publish(path: Path, data: bytes) -> None:
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.write_bytes(data)
-    os.replace(beside, path)
-
-
-def _boot() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
-def sweep(inside: Path) -> None:
-    """Delete what a fetcher left unfinished, and set aside what was published before the last boot."""
-    for left in (inside / "parts").iterdir():
-        left.unlink()
-    boot, noted = _boot(), inside / "boot"
-    if noted.exists() and noted.read_text() == boot:
-        return
-    for path in (inside / "shards").glob("??/*"):
-        path.rename(inside / "unverified" / path.name)
-    _publish(noted, boot.encode())
 
 
 def _lock(inside: Path) -> int | None:

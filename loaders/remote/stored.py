@@ -1,4 +1,4 @@
-"""What lies in the cache folder: sizes, room, and eviction of shards that are not mapped."""
+"""What lies in the cache folder: sizes, room, eviction of shards that are not mapped, and what a dead fetcher left."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 import os
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 MAP_S = 0.3  # for so long after a client was told of a file it stays: it is about to map it
 
@@ -155,3 +155,28 @@ def is_pinned(path: Path) -> bool:
 
 def _files(folder: Path) -> Iterator[Path]:
     yield from (path for path in folder.glob("??/*") if path.is_file() and not path.is_symlink())
+
+
+def publish(path: Path, data: bytes) -> None:
+    """Write a file all at once."""
+    beside = path.with_name(f"{path.name}.tmp")
+    beside.write_bytes(data)
+    os.replace(beside, path)
+
+
+def _boot() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def sweep(inside: Path) -> None:
+    """Delete what a fetcher left unfinished, and set aside what was published before the last boot."""
+    for left in (inside / "parts").iterdir():
+        left.unlink()
+    boot, noted = _boot(), inside / "boot"
+    if noted.exists() and noted.read_text() == boot:
+        return
+    for path in (inside / "shards").glob("??/*"):
+        path.rename(inside / "unverified" / path.name)
+    publish(noted, boot.encode())

@@ -70,6 +70,7 @@ class Download:
     Attributes:
         done: Ends when the file is published, or with an error.
         distance: How far ahead it is needed, in samples; -1: somebody waits.
+        num_waiting: How many wait.
         is_begun: Whether there is room for it.
         attempts: How often parts were asked for again, or all of it.
     """
@@ -86,6 +87,7 @@ class Download:
         self.source, self.file = source, file
         self.distance = float("inf")
         self.is_begun = False
+        self.num_waiting = 0
         self.attempts = 0
         self.last = ""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

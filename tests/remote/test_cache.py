@@ -22,11 +22,15 @@ import torch
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, concat
+from loaders.data.manifest import read_manifest
 from loaders.errors import CacheError, SampleError
 from loaders.remote import fetcher
-from loaders.remote.folder import Cache
+from loaders.remote.folder import Cache, prepare
 from loaders.remote.needs import File, Needs, downloads
+from loaders.remote.source import ServedURL
 from loaders.remote.stored import CacheFolder
+from loaders.remote.url import URL
+from loaders.remote.wanted import NO_NEED
 from loaders.schema import Array
 from tests.remote import servers
 from tests.remote.conftest import ended, fetcher_of, is_alive, storage, wait_until
@@ -511,3 +515,51 @@ def test_a_shard_that_is_here_is_mapped_though_the_fetcher_dies_when_it_is_told_
     assert store.shard(2) is not None
 
     later.join()
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Path:
+    return prepare(tmp_path / "cache")
+
+
+def of(path: Path) -> tuple[ServedURL, File]:
+    """The first shard of a folder, as a fetcher is asked for it."""
+    shard = read_manifest(path).shards[0]
+    url = URL(f"file://{path}")
+    return ServedURL(url, {}, {}), File(shard.file, shard.size_bytes, shard.xxh3_128)
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_what_nobody_waits_for_any_more_comes_last_and_is_not_begun(
+    packed: Path, inside: Path, is_begun: bool
+) -> None:
+    async def run() -> None:
+        serving, (source, file) = fetcher.Fetcher(inside), of(packed / "bucket" / "packed")
+        waiting = asyncio.create_task(serving._shard(source, file))
+        await asyncio.sleep(0.05)
+        download = serving._downloads[file.hash]  # without clients nothing is fetched
+        if is_begun:
+            serving._begin(download)
+
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+        assert download.distance == NO_NEED
+        assert (file.hash in serving._downloads) == is_begun
+
+    asyncio.run(run())
+
+
+def test_what_is_no_fault_of_the_store_takes_no_connections_from_others(
+    packed: Path, inside: Path
+) -> None:
+    async def run() -> None:
+        serving, (source, file) = fetcher.Fetcher(inside), of(packed / "bucket" / "packed")
+        before = serving._limit
+
+        serving._begin(serving._download(source, file._replace(size=1 << 60)))
+
+        assert serving._limit == before
+        assert not serving._downloads
+
+    asyncio.run(run())
