@@ -20,6 +20,7 @@ import torch
 import loaders
 from loaders import DataLoader, RAMDataset
 from loaders.codecs.heads import picture_size
+from loaders.data.manifest import read_manifest
 from tests.remote import servers
 
 if TYPE_CHECKING:
@@ -148,6 +149,28 @@ def test_blocks_run(folder: Path, page: str, request: pytest.FixtureRequest) -> 
             if "packdata images photos packed " in block:
                 shutil.rmtree(folder / "packed")
             run_commands(block, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_a_bucket")
+def test_blocks_that_start_ray_make_what_parts_make(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    add_sbatch(folder)
+    by_parts = [text for _, text in blocks("docs/cluster.md") if "sbatch" in text]
+    by_ray = [text for _, text in blocks("docs/cluster.md", "bash")]
+    assert len(by_parts) == len(by_ray) == 2
+
+    for text in (*by_parts, *by_ray):
+        run_commands(text, folder)
+
+    for above in (folder, folder / "store/bucket"):
+        for split in ("train", "val"):
+            one, other = (read_manifest(above / f"by-{how}" / split) for how in ("ray", "slurm"))
+            assert one == other
+            assert one.provenance["num_parts"] == 3
 
 
 def test_the_trainer_of_the_page_gives_our_loader() -> None:

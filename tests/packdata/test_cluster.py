@@ -12,7 +12,6 @@ import cv2
 import numpy as np
 import pytest
 
-from loaders.data.manifest import read_manifest
 from packdata.arrays.plan import plan_arrays
 from packdata.cli import main
 from packdata.cluster import _about_node, usual_parts
@@ -172,21 +171,3 @@ def test_where_no_node_is_left_it_ends(photos: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "begun: 1" in done.stdout
     assert not (photos / "dst" / "manifest.json").exists()
-
-
-@pytest.mark.slow
-def test_the_command_of_the_page_starts_ray_and_ends_it(photos: Path) -> None:
-    pytest.importorskip("ray")
-    page = (Path(__file__).parents[2] / "docs/cluster.md").read_text()
-    command = page.partition("```bash\npackdata ")[2].partition("\n")[0]
-
-    done = subprocess.run(
-        [sys.executable, "-m", "packdata", *command.split()],
-        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert sum(part.num_samples for part in read_manifest("by-ray").shards) == 72
