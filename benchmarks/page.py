@@ -8,6 +8,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 _ORDER = (
+    "gpu",
     "spine",
     "trust",
     "storage",

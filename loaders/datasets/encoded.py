@@ -46,15 +46,15 @@ class EncodedBatch(NamedTuple):
 class JpegOnDevice(OnDevice):
     """A dataset of JPEG images whose files a loader hands to the device: decoded, cropped and flipped there.
 
-    A decoder on a GPU rounds in its own way; order and crops are the same. Images of one size are
+    A decoder on a GPU may round in its own way; order and crops are the same. Images of one size are
     cropped in a batch, others size by size.
 
     Args:
         dataset: Its images are of codec ``jpeg``. Boxes and keypoints are moved on the host, by the same draw; masks,
             spatial arrays and ``Images`` are for datasets without augmentation. Its ``on_error`` is ``"raise"``: the
             device finds what does not decode when the host has left the batch behind.
-        decode: Decodes there; default: torchvision's decoder on CUDA, which has to be installed. What it
-            refuses, the CPU decodes.
+        decode: Decodes there; default on CUDA: nvImageCodec or torchvision, one of which has to be installed. What
+            it refuses, the CPU decodes.
 
     Raises:
         TypeError: It is no packed dataset.
