@@ -32,7 +32,7 @@ class JpegFinish(nn.Module):
 
     Where the call fails, its halves are tried, and theirs, down to single files: these are decoded
     by the CPU, as are files that come back in another shape than their header says, and those that are
-    no JPEG or of other colours than gray and YCbCr.
+    no JPEG, of other colours than gray and YCbCr, or cut at their end.
     nvImageCodec gives the CPU's pixels, but for a few values that are a step apart. torchvision has nvJPEG repeat
     chroma that is stored at half size, where the CPU interpolates: photos differ by about 46 dB.
 
@@ -110,7 +110,12 @@ class JpegFinish(nn.Module):
 
 
 def _common_size(record: bytes) -> tuple[int, int] | None:
-    """Return height and width of a JPEG of colours that all decoders read in the same way; None of other files."""
+    """Return height and width of a JPEG that all decoders read in the same way; None of other files.
+
+    Colours differ, and of a file that is cut not every decoder says so.
+    """
+    if record[-2:] != b"\xff\xd9":
+        return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(record)
     except (ValueError, KeyError):  # no JPEG, or damaged, or of a sampling that has no name there

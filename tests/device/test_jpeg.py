@@ -143,9 +143,14 @@ def test_running_out_of_memory_is_not_a_refusal() -> None:
 
 
 def test_damage_is_an_error_whoever_decodes() -> None:
+    """Also of a decoder that fills what is missing."""
     whole = encode(pictures(1, (40, 40))[0])
 
-    for decoder in (None, Decoder()):
+    for decoder in (
+        None,
+        Decoder(),
+        lambda files, device: [torch.zeros(3, 40, 40).byte()] * len(files),
+    ):
         with pytest.raises(CodecError, match=r"picture|JPEG"):
             JpegFinish(JPEG, "cpu", decoder)([whole, whole[: len(whole) // 2]])
 
