@@ -243,7 +243,7 @@ def run_recommend(args: argparse.Namespace) -> int:
         low, high = map(number, best.spread)
         tokens = f", {number(best.rate * sweep.tokens)} tokens/s" if sweep.tokens else ""
         _say(f"{number(best.rate)} samples/s ({low} to {high}){tokens}")
-        _say("" if found is None else str(found[0]))
+        _say("" if found is None else wrapped(str(found[0])))
     for note in notes:
         _say(f"note: {note}")
     _say(said if kept else f'not kept for num_workers="auto": {said}')

@@ -201,7 +201,7 @@ def ram_bytes_of(target: MeasuredDataset, *, decode: bool, count: int = 256) -> 
 
 
 def table(plans: dict[str, NodePlan]) -> list[tuple[str, ...]]:
-    """Return rows for ``report.aligned``: one column per plan."""
+    """Return rows for ``report.aligned``: one column per plan; what is 0 in all of them has no row."""
     first = next(iter(plans.values()))
     names = {
         "batch_bytes": "one batch",
@@ -215,6 +215,7 @@ def table(plans: dict[str, NodePlan]) -> list[tuple[str, ...]]:
     rows = [
         (said, *(describe_size(getattr(p, name)) for p in plans.values()))
         for name, said in names.items()
+        if any(getattr(p, name) for p in plans.values())
     ]
     return [("", *plans), *rows]
 

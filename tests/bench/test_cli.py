@@ -301,6 +301,7 @@ def test_what_is_recommended_is_kept_on_a_quiet_machine_only(
 
     line, said = capsys.readouterr()
     assert line.startswith("DataLoader(dataset, batch_size=")
+    assert max(len(each) for each in said.partition("\nDo:")[0].splitlines()) <= 100  # folded
     assert cache_file().exists() is is_kept
     assert ('num_workers="auto" now takes' in said) is is_kept
     assert ('not kept for num_workers="auto": the machine is busy' in said) is not is_kept

@@ -161,6 +161,15 @@ def test_the_table_has_a_row_for_each_part_and_a_column_per_plan(
         ("dataset in RAM, 2 copies", "1.0 GiB", "0 bytes"),
         ("all of the node, 2 ranks", "2.1 GiB", "80.1 MiB"),
     ]
+    plain = [row[0] for row in table({"": plan(data, 128, config)})]
+    assert plain == [
+        "",
+        "one batch",
+        "6 batches at a time",
+        "workers",
+        "one rank",
+        "all of the node, 1 rank",
+    ]
 
 
 @pytest.mark.parametrize(("available", "first"), [(1 << 40, "fits"), (1 << 20, "does not fit")])
