@@ -403,9 +403,12 @@ def _client_options(
 
 
 def _text(value: Any) -> Any:
-    """Return a time in seconds, from a command line a text of digits, as obstore reads times."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"{value}s" if is_number or str(value).isdecimal() else value
+    """Return a number of seconds, which is a text from a command line, as obstore reads times."""
+    if isinstance(value, bool):
+        return value
+    with suppress(TypeError, ValueError):
+        return f"{round(float(value) * 1000)}ms"
+    return value
 
 
 def _opened(

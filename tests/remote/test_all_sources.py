@@ -24,6 +24,7 @@ import pytest
 
 from loaders.data.manifest import read_manifest
 from loaders.errors import PackError, SourceError
+from loaders.remote import origin
 from packdata.arrays.plan import pack_arrays, plan_arrays
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
@@ -405,6 +406,8 @@ def test_the_next_objects_come_while_one_is_read_and_no_more_than_a_few(
 ) -> None:
     for i in range(20):
         (raw / f"{i:02}.bin").write_bytes(bytes([i]) * 1_000)
+    soon = storage(store.proxy.endpoint, timeout=1, max_retries=0)
+    origin.set_defaults(store.cache, soon)
     list_sources([RAW])
     monkeypatch.setattr(fetched, "_AHEAD_BYTES", 3_000)
     files = [ListedURL(f"{RAW}/{i:02}.bin") for i in range(20)]

@@ -211,3 +211,10 @@ def test_a_machine_without_a_role_is_told_the_ways(status: str) -> None:
     fault = fault_of(Exception(text), WAYS["gs"])
 
     assert (fault.kind, fault.hint) == ("denied", WAYS["gs"])
+
+
+@pytest.mark.parametrize("seconds", [7, 2.5, "1", "1.5", "300ms", "2m"])
+def test_times_are_seconds_or_what_obstore_takes(seconds: Any) -> None:
+    options = {"timeout": seconds, "skip_signature": True}
+
+    assert open_objects(URL("s3://bucket/packed"), options, {})
