@@ -57,7 +57,7 @@ def _tell(
     make_needs: Callable[[], Needs],
     position: Callable[[], Position],
 ) -> None:
-    """Tell, again and again if fetchers die."""
+    """Send the order, and again to each fetcher that follows a dead one."""
     needs: Needs | None = None
     while not ended.is_set():
         try:

@@ -5,8 +5,8 @@
    an error: it was stopped, and holds the folder.
 3. Where a connection breaks, the fetcher is dead: another one is started, by one client of the machine, and the
    question is asked again. Where that happens ``MAX_DEATHS`` times to one question, it is an error.
-4. A thread waits while shards are mapped without a limit, also between passes: readers that fit into the cache each
-   alone may not fit together. It ends with its dataset, or with the fetcher.
+4. Readers that each fit into the cache may not fit together: where a process maps shards without a limit, a thread
+   waits for the fetcher to ask for room. It ends with its dataset, or with the fetcher.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 START_S = 30.0
-_SHARES = 8  # of the cache: what is read right now is mapped beside that
+_SHARES = 8  # one of them, of the cache, is what readers keep mapped that give room
 MAX_DEATHS = 8
 _PAUSE_S = 0.02
 _NOBODY = (FileNotFoundError, ConnectionError)
@@ -126,7 +126,7 @@ class Client:
         return self.connect()
 
     def connect(self) -> Connection:
-        """Return a connection of its own, which has said hello."""
+        """Return a new connection, which has said hello."""
         connection = connect(self._inside)
         try:
             connection.send(self._hello())
@@ -137,7 +137,7 @@ class Client:
         return connection
 
     def watch(self, mappers: Living[Mapper]) -> Watcher:
-        """Let some give room when the fetcher asks for it, until what is returned is dropped."""
+        """Let mappers give room when the fetcher asks for it, as long as what is returned lives."""
         return Watcher(self.connect(), mappers)
 
     def _give(self, connection: Connection) -> None:

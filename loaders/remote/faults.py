@@ -1,4 +1,4 @@
-"""What the answers of a store mean: in one word for who decides what to do, and in a text without secrets."""
+"""What the answers of a store mean: one word by which it is decided what to do next, and a text without secrets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HINTS = {
 
 
 class StoreFault(Exception):
-    """What a store answered, in one word, for who decides what to do.
+    """A store's answer as one word, by which it is decided what to do next.
 
     ``missing``, ``changed`` (another e-tag), ``short`` (it ends before the range), ``expired``, ``denied``,
     ``region``, ``unusable`` (an option that there is not), or ``network`` (anything that may pass).

@@ -21,7 +21,7 @@ _PASSED_ON = {  # what is the fault of one object
 
 
 async def listing(source: ServedURL, message: dict[str, Any]) -> dict[str, Any]:
-    """Do what a client asks for: list what lies below a folder, or in it, or tell of one object.
+    """List what is below a folder, or directly in it, or look up one object.
 
     Raises:
         RemoteError: The store does not answer, or refuses.
@@ -47,7 +47,7 @@ async def listing(source: ServedURL, message: dict[str, Any]) -> dict[str, Any]:
 async def read_objects(
     source: ServedURL, wanted: list[tuple[str, int, int, int, int]]
 ) -> dict[str, Any]:
-    """Return ranges of objects as they were listed, one after the other, and why others cannot be given, by number.
+    """Return the bytes of ranges, one after the other, and by number why a range cannot be read.
 
     Args:
         source: Where they are.

@@ -39,7 +39,7 @@ class Origin:
 
     Args:
         url: Where it lies.
-        cache: Where downloads go, and how many.
+        cache: Where downloads go, and how many bytes of them are kept.
         storage: How the store is reached, with secrets.
 
     Thread-safe.
@@ -100,7 +100,7 @@ class Origin:
 
     @property
     def client(self) -> Client:
-        """What asks the fetcher; connected once, so that what lies in the folder can be trusted from there on."""
+        """The client of the fetcher; it has connected once, so what a dead fetcher left is gone."""
         with self._lock.plain:
             if self._client is None:
                 from loaders.remote.client import Client, check_extra  # needs Linux
@@ -143,7 +143,7 @@ class Origin:
         return Path(self.client.ask({"op": "file", "name": name, "optional": False})["path"])
 
     def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
-        """Return what an object holds by now, None if there is none, and what ``put`` takes to replace just that.
+        """Return an object's bytes (None: there is none), and the mark by which ``put`` replaces just this state of it.
 
         Raises:
             RemoteError: It cannot be fetched.
@@ -271,7 +271,7 @@ class Origin:
         return [Entry(*each) for each in found["objects"]], found["folders"]
 
     def look(self, name: str) -> Entry | None:
-        """Tell of an object; None if there is none.
+        """Return an object as a listing has it; None if there is none.
 
         Raises:
             RemoteError: The store does not answer, or refuses.
@@ -303,12 +303,12 @@ class Origin:
         return int(self.client.ask({"op": "alive"})["budget"])
 
     def pin_limit(self, size_bytes: int) -> int | None:
-        """Return how many bytes a reader may have mapped at a time who does not know its order; None: all of them."""
+        """Return how many bytes a reader of unknown order may have mapped at a time; None: all."""
         budget = self.budget()
         return None if size_bytes <= budget else budget // 4  # batches on their way hold some, too
 
     def watch(self, store: Mapper) -> None:
-        """Have a store let go of what it has mapped when the cache has no room for what others wait for."""
+        """Let the fetcher ask a store to unmap files when the cache has no room for what others wait for."""
         if store not in self._mapping.all():
             self._mapping.add(store)
         client = self.client
@@ -365,7 +365,7 @@ def get_defaults() -> dict[str, Any]:
 
 
 def target_at(place: Path | str) -> Path:
-    """Return a path, or a URL without its secrets, which this process goes on to use for it."""
+    """Return a path, or a URL without its secrets, which this process remembers."""
     if not is_url(place):
         return Path(place)
     url, secrets = split_secrets(place)
@@ -375,7 +375,7 @@ def target_at(place: Path | str) -> Path:
 
 
 def origin_of(place: Path | str, cache: Any = None, storage: Any = None) -> Origin:
-    """Return what a URL is read through: what is open in this process already, if nothing else is asked for.
+    """Return the origin of a URL: the one that this process has already, unless other options are given.
 
     Raises:
         TypeError: ``cache`` or ``storage`` is of another kind.

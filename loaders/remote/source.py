@@ -65,7 +65,7 @@ class ServedURL:
         return hide_secrets(text, given | found)
 
     def refused(self, what: str, name: str, fault: StoreFault) -> RemoteError:
-        """Return the error that something cannot be done to an object, without secrets."""
+        """Return the error for what the store did not do, without secrets."""
         text = f"it cannot be {what} ({self.public(fault.text)})"
         return RemoteError(text, self.url / name if name else self.url, fault.hint)
 
@@ -75,12 +75,12 @@ class ServedURL:
         is_final: Callable[[StoreFault], bool] = lambda fault: fault.kind in FINAL,
         note: Callable[[StoreFault], object] | None = None,
     ) -> T:
-        """Ask the store, some times if need be.
+        """Ask the store, and ask again where that may help.
 
         Args:
             call: Asks once.
             is_final: Whether it is of no use to ask again.
-            note: Told of what is asked for again, instead of counting it.
+            note: Called with each fault that is retried; without it, retries are counted here.
 
         Raises:
             StoreFault: The last one.

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class ObjectState(NamedTuple):
-    """What tells one state of an object from another, where the store says it.
+    """By what a store tells one state of an object from another, as far as it does.
 
     Attributes:
         etag: Its e-tag.
@@ -77,19 +77,19 @@ class Objects(Protocol):
     """The objects below a URL, by their names there; errors are ``StoreFault``."""
 
     async def below(self, folder: str, after: str) -> list[Entry]:
-        """Return the next objects below a folder, by name, of those behind one; none at the end."""
+        """Return the next objects below a folder, in order of name, that come after a name; none at the end."""
 
     async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
         """Return the objects in a folder, and the folders in it."""
 
     async def look(self, name: str) -> ObjectState:
-        """Return which object is there, and its size."""
+        """Return an object's e-tag, version and size."""
 
     async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
         """Return bytes from ``start`` to ``end``, or all; only of the object with this e-tag, if one is given."""
 
     async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
-        """Write an object, or only in place of a certain one (``NOTHING``: none); False if another is there."""
+        """Write an object; if ``only`` is given, in place of just that one (``NOTHING``: none), or return False."""
 
     async def delete(self, name: str) -> None:
         """Delete an object."""
@@ -120,7 +120,7 @@ class ObstoreObjects:
             raise fault_of(error, WAYS.get(self._kind, "")) from None
 
     async def below(self, folder: str, after: str) -> list[Entry]:
-        """Return the next objects below a folder, by name, of those behind one; none at the end."""
+        """Return the next objects below a folder, in order of name, that come after a name; none at the end."""
         return await self._run(lambda: self._below(folder, after))
 
     async def _below(self, folder: str, after: str) -> list[Entry]:
@@ -142,7 +142,7 @@ class ObstoreObjects:
         return [*map(_entry, found["objects"])], [*found["common_prefixes"]]
 
     async def look(self, name: str) -> ObjectState:
-        """Return which object is there, and its size."""
+        """Return an object's e-tag, version and size."""
         head: Any = self._api.head_async
         found = await self._run(lambda: head(self._store, name))
         return ObjectState(found.get("e_tag"), found.get("version"), int(found["size"]))
@@ -162,11 +162,8 @@ class ObstoreObjects:
         return Got(data, found.meta.get("e_tag"), found.meta.get("version"))
 
     async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
-        """Write an object, or only in place of a certain one (``NOTHING``: none); False if another is there."""
-        if self._kind in (
-            "http",
-            "https",
-        ):  # no conditions, no parts, and no folder that is not there
+        """Write an object; if ``only`` is given, in place of just that one (``NOTHING``: none), or return False."""
+        if self._kind in ("http", "https"):  # which know no conditions, and make no folders
             what = "nothing is written to web servers"
             raise StoreFault("unusable", what, "Copy a packed folder there by other means")
         how: dict[str, Any] = {"chunk_size": PUT_BYTES, "max_concurrency": _PUTS_AT_ONCE}
@@ -229,7 +226,7 @@ class FsspecObjects:
         return f"{self._root.rstrip('/')}/{name}".rstrip("/")
 
     async def below(self, folder: str, after: str) -> list[Entry]:
-        """Return the objects below a folder, by name, of those behind one."""
+        """Return the objects below a folder, in order of name, that come after a name."""
         if not after:
             self._files.invalidate_cache()
         found = await self._run(self._files.find, self._path(folder), detail=True)

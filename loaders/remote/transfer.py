@@ -112,14 +112,14 @@ class Download:
         return str(self.source.url / self.file.file)
 
     def describe(self) -> str:
-        """Say how far it is."""
+        """Describe how far the download is."""
         parts = f"part {min(self._num_hashed + 1, self._num_parts)} of {self._num_parts}"
         room = "" if self.is_begun else ", waiting for room in the cache"
         tries = f", {self.attempts} retries, the last answer: {self.last}" if self.attempts else ""
         return f"fetching {self.url}, {parts}{room}{tries}"
 
     def open(self) -> None:
-        """Take the disk's room for it; ``OSError`` if there is none."""
+        """Reserve its room on the disk; ``OSError`` if there is none."""
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(self._part_path, flags, 0o600)
         try:
@@ -305,7 +305,7 @@ async def ranges(source: ServedURL, wanted: list[tuple[str, int, int]]) -> bytes
 
 
 async def in_time(source: ServedURL, name: str, start: int, end: int) -> Got:
-    """Return a range of an object, or say that it does not come."""
+    """Return a range of an object; StoreFault if it does not come in time."""
     try:
         return await asyncio.wait_for(source.objects.get(name, start, end), _RANGE_S)
     except TimeoutError:
@@ -313,7 +313,7 @@ async def in_time(source: ServedURL, name: str, start: int, end: int) -> Got:
 
 
 async def probe(source: ServedURL, name: str) -> dict[str, Any]:
-    """Return what a store answers who asks for a range of an object, and for one of an e-tag that it does not have.
+    """Return what a store answers to a request for a range, and to one under an e-tag that the object does not have.
 
     Raises:
         RemoteError: It cannot be looked at.

@@ -28,7 +28,7 @@ _READ_BYTES = 1 << 20
 
 
 async def put(source: ServedURL, message: dict[str, Any]) -> dict[str, Any]:
-    """Do what a client asks for: send a shard, or a small file under a condition."""
+    """Send a shard, or a small file under a condition."""
     name, path = message["name"], Path(message["path"])
     try:
         if "hash" in message:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def end_uploads(url: URL, storage: Mapping[str, Any], environment: Mapping[str, str]) -> int:
-    """End the uploads below a URL of S3; return how many. Other stores end them by themselves, or by a rule.
+    """Abort the unfinished uploads below a URL of S3; return how many. Other stores drop them by a rule.
 
     Raises:
         StoreFault: The store refuses, or does not answer.

@@ -42,7 +42,7 @@ class URL(PosixPath):
 
 
 def is_url(place: Path | str) -> bool:
-    """Tell whether a place is a URL: as a path it would be missing, whatever is there."""
+    """Tell whether a place is a URL, and not the path of something that exists."""
     if isinstance(place, URL):
         return True
     found = _URL.match(str(place))
@@ -52,7 +52,7 @@ def is_url(place: Path | str) -> bool:
 def split_secrets(place: Path | str) -> tuple[URL, dict[str, str]]:
     """Return a URL, and what of it is secret: ``user`` (and password) and ``query``, where there are such.
 
-    A path that was made of a URL, which lost a slash, is one again.
+    ``Path("s3://bucket")`` loses a slash, which is put back.
     """
     if isinstance(place, URL):
         return place, {}

@@ -24,7 +24,7 @@ class Reading(NamedTuple):
 
 
 class WantedFile(NamedTuple):
-    """A file that is needed, so many samples ahead; it is far if others that are needed later do not go for it."""
+    """A file that is needed so many samples ahead; for a far one, only files that nobody needs are evicted."""
 
     distance: int
     is_far: bool

@@ -1,4 +1,4 @@
-"""Folders of this machine for what is on its way to a store, or from one: found again, and used by one at a time."""
+"""Folders of this machine for data on the way to or from a store: found again by a killed command, and never shared."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from loaders.errors import LoadersError, PackError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MOST = 256  # folders for one thing, of which those that are left are looked for
+_MOST = 256  # folders of one purpose, among which those that were left are looked for
 
 
 def staging_folder(what: str) -> Path:
-    """Return the folder of something on this machine, the same one for the same.
+    """Return the folder for a purpose on this machine: always the same one.
 
     Raises:
         PackError: The folder for temporary files is of no use for that.
@@ -35,7 +35,7 @@ def staging_folder(what: str) -> Path:
 
 @contextmanager
 def on_the_way(folder: Path, url: Path) -> Iterator[None]:
-    """Say in errors of a folder what is made there, and for which place: nobody has named that folder."""
+    """Add to errors about a folder for which URL it is: the user has not named that folder."""
     try:
         yield
     except LoadersError as error:
@@ -46,7 +46,7 @@ def on_the_way(folder: Path, url: Path) -> Iterator[None]:
 
 @contextmanager
 def claimed_folder(what: str) -> Iterator[Path]:
-    """Yield a place for something: the same one for the same, unless another process has it.
+    """Yield a folder for a purpose: always the same one, unless another process is using it.
 
     The kernel takes the lock back when its process ends, so a killed command finds its folder again.
 
@@ -71,7 +71,7 @@ def claimed_folder(what: str) -> Iterator[Path]:
 
 
 def drop_unclaimed(what: str) -> None:
-    """Remove the folders for something that killed processes have left."""
+    """Remove the folders of a purpose that killed processes have left."""
     for number in range(_MOST):
         folder = staging_folder(f"{what} {number}")
         if folder.exists() and (fd := _claim(folder)) is not None:

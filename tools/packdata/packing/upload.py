@@ -54,7 +54,7 @@ def upload(
     tick: Tick = int,
     note: Note = str,
 ) -> Manifest:
-    """Send a packed dataset to a URL; killed, the same call goes on.
+    """Send a packed dataset to a URL; if it is killed, the same call continues.
 
     Args:
         folder: The dataset.
@@ -86,7 +86,7 @@ def upload(
 def put_shards(
     origin: Origin, below: str, shards: Sequence[tuple[Path, ShardInfo]], tick: Tick = int
 ) -> None:
-    """Send shards, those that are not there, some at a time.
+    """Send the shards that are not there yet, some at a time.
 
     Args:
         origin: Of the target.
@@ -110,7 +110,7 @@ def put_shards(
 
 
 class ShardSender:
-    """Sends shards while others are packed, and deletes them here; a mark in the place of one says that it was sent.
+    """Sends shards while others are packed. One that was sent is deleted here; an empty ``NAME.sent`` takes its place.
 
     Args:
         origin: Of the target.
@@ -124,7 +124,7 @@ class ShardSender:
         self._there: dict[str, dict[str, int]] = {}
 
     def send(self, folder: str, path: Path, shard: ShardInfo) -> None:
-        """Begin to send a shard; wait while others are on their way.
+        """Begin to send a shard, when few enough others are on their way.
 
         Raises:
             ChecksumError, RemoteError: One before it could not be sent.
@@ -186,7 +186,7 @@ def manifest_at(origin: Origin, below: str) -> Manifest | None:
 def seen_at(
     origin: Origin, below: str, manifest: Manifest, *, overwrite: bool
 ) -> dict[str, Any] | None:
-    """Return what is to be replaced by a manifest, ``{}`` if nothing is there; None if this very manifest is.
+    """Return the mark of the manifest that is to be replaced: ``{}`` if there is none, None if it is this very one.
 
     Raises:
         PackError: Another dataset is there, and is not to be replaced.
@@ -211,7 +211,7 @@ def publish_at(
     note: Note,
     hint: str = f"Look at it; {OVERWRITE} replaces it",
 ) -> None:
-    """Put a manifest in place of what was ``seen_at`` there, when all that it names is: then it is a dataset.
+    """Put a manifest in place of the one that ``seen_at`` found; the shards that it names must be there before.
 
     Raises:
         PackError: Another dataset was put there meanwhile.
@@ -235,7 +235,7 @@ def publish_at(
 
 
 def keeps_conditions(origin: Origin, seen: dict[str, Any]) -> bool:
-    """Tell whether the store refuses a condition that is not fulfilled: that nothing is there, or else an e-tag."""
+    """Tell whether the store refuses a write under a condition that does not hold."""
     with as_file(b"probe") as path:
         origin.put(_PROBE_NAME, path)
         only = {"etag": '"00000000000000000000000000000000"'} if seen else {}
@@ -249,7 +249,7 @@ def keeps_conditions(origin: Origin, seen: dict[str, Any]) -> bool:
 
 @contextmanager
 def as_file(data: bytes) -> Iterator[Path]:
-    """Yield a file that holds this, as what is to be sent is read by another process."""
+    """Yield a file with these bytes: the fetcher, which sends them, reads files."""
     with tempfile.NamedTemporaryFile(prefix="packdata-") as file:
         file.write(data)
         file.flush()

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from loaders.data.manifest import ShardInfo
     from loaders.remote.origin import Origin
 
-_THREADS = 16  # that wait for the store
+_THREADS = 16  # requests to the store at a time
 _TRIES = 3
 _SHARD = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+")
 
@@ -90,19 +90,19 @@ class StoredPart(PartPlace[URL]):
         return origin_of(self.dst)
 
     def found(self) -> Complete | None:
-        """Return it as it lies there, if it is complete."""
+        """Return the part at the URL, if it is complete."""
         name = f"{PARTS_NAME}/{self.part.name}"
         data, _ = self._origin.read(name)
         return None if data is None else _complete(data, self.dst / name)
 
     def is_made(self, folders: Sequence[str], digest: str) -> bool:
-        """Tell whether the datasets are there, as the plan of this hash has made them."""
+        """Tell whether the plan with this hash has made the datasets already."""
         if self.overwrite and self.part.of == 1:  # of all that is packed by one command
             return False
         return _is_made(self._origin, folders, digest)
 
     def drop_to_repeat(self) -> None:
-        """Drop the part if it is complete and left items out, which may be readable now, or has lost shards."""
+        """Drop a complete part that has lost shards, or left items out: they may be readable now."""
         PartPlace.drop_to_repeat(self)
         found = self.found()
         shards = {} if found is None else found.state.shards
@@ -133,7 +133,7 @@ class StoredPart(PartPlace[URL]):
         return ShardSender(self._origin, self.part.stored)
 
     def complete(self) -> None:
-        """Send what was packed, and not sent yet; PackError where another has packed the same otherwise."""
+        """Send the shards that are not there yet, then the journal; PackError if another packed it differently."""
         staged, origin = self.own / PACKING_NAME, self._origin
         found = read_journal(staged / JOURNAL_NAME)
         if found is None:
@@ -198,7 +198,7 @@ def _is_made(origin: Origin, folders: Iterable[str], digest: str) -> bool:
 
 
 def _lost(origin: Origin, folder: str, shards: Iterable[ShardInfo]) -> list[str]:
-    """Return those of some shards that are not there."""
+    """Return which of these shards are missing there."""
     sizes = {entry.name: entry.size for entry in origin.in_folder(folder)[0]}
     return [s.file for s in shards if sizes.get(name_at(folder, s.file)) != s.size_bytes]
 
@@ -355,7 +355,7 @@ def _put_files(origin: Origin, folder: str, files: Mapping[str, str]) -> None:
 
 
 def _clear(origin: Origin) -> None:
-    """Delete all that is kept of parts; the parts last, by which the same command finds out what it has done."""
+    """Delete what is kept of parts, journals last: by them a command that was killed sees what it has done."""
     names = [entry.name for some in origin.below(PARTS_NAME) for entry in some]
     parts = {f"{PARTS_NAME}/{found.path.name}" for found in _found(origin)}
     _delete(origin, [name for name in names if name not in parts])
