@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from loaders.progress import Meter
-from packdata.packing.progress import Quiet, progress_of
+from packdata.packing.progress import Quiet
 
 
 class Terminal(io.StringIO):
@@ -128,7 +128,7 @@ def test_closing_without_a_start_prints_nothing(stream: io.StringIO) -> None:
 
 
 def test_nothing_is_told_where_it_does_not_take_long(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_of("reading", 2000) as tick:
-        tick(2000)
+    with Meter("reading", "samples", 2000) as meter:
+        meter.tick(2000)
 
     assert capsys.readouterr() == ("", "")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.data.manifest import read_manifest
 from loaders.data.view import open_view
 from loaders.errors import ManifestError
+from loaders.progress import Meter
 from loaders.remote.url import is_url
 from loaders.schema import PICTURE_CODECS
 from packdata.commands.common import (
@@ -35,7 +36,6 @@ from packdata.packed.joined_columns import KINDS
 from packdata.packed.partition import parse_parts, split
 from packdata.packed.remote import as_folder
 from packdata.packed.rewrite import format_of
-from packdata.packing.progress import progress_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
 from packdata.packing.upload import upload
 from packdata.tokens.stream import has_tokens
@@ -81,7 +81,7 @@ def _copy(args: argparse.Namespace) -> int:
 
 
 def _write_copy(args: argparse.Namespace, dst: Path, options: CopyOptions, note: Note) -> Manifest:
-    with progress_of("writing", None) as tick:
+    with Meter("writing", "samples") as meter:
         return copy_dataset(
             args.src,
             dst,
@@ -90,7 +90,7 @@ def _write_copy(args: argparse.Namespace, dst: Path, options: CopyOptions, note:
             shard_bytes=args.shard_size,
             overwrite=args.overwrite,
             workers=args.workers,
-            tick=tick,
+            tick=meter.tick,
             note=note,
         )
 
@@ -101,8 +101,8 @@ def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note)
     if is_same and args.format in (None, format_of(open_view(args.src))):
         with as_folder(args.src) as folder:
             total = read_manifest(folder).size_bytes
-            with progress_of("sending", total, unit="bytes") as tick:
-                return upload(folder, url, overwrite=args.overwrite, tick=tick, note=note)
+            with Meter("sending", "bytes", total) as meter:
+                return upload(folder, url, overwrite=args.overwrite, tick=meter.tick, note=note)
     return _write_copy(args, url, options, note)
 
 
@@ -186,7 +186,7 @@ def _split(args: argparse.Namespace) -> int:
     view = open_view(args.src)
     num = len(view)
     notes: list[str] = []
-    with usage_errors(args, schema=False), progress_of("writing", num) as tick:
+    with usage_errors(args, schema=False), Meter("writing", "samples", num) as meter:
         manifests = split(
             args.src,
             args.dst,
@@ -197,7 +197,7 @@ def _split(args: argparse.Namespace) -> int:
             format=args.format,
             shard_bytes=args.shard_size,
             overwrite=args.overwrite,
-            tick=tick,
+            tick=meter.tick,
             note=notes.append,
         )
     show_notes(notes)
@@ -256,12 +256,9 @@ def _join(join: Callable[..., Manifest], names: Sequence[str], args: argparse.Na
     options: dict[str, Any] = {name: getattr(args, name) for name in names}
     options |= {"link": not args.no_link, "on_link": linked.append, "note": notes.append}
     try:
-        with (
-            progress_of("sending", None, unit="bytes")
-            if is_url(args.dst)
-            else nullcontext(int) as tick
-        ):
-            manifest = join(args.dst, args.src, tick=tick, **options)
+        with Meter("sending", "bytes") if is_url(args.dst) else nullcontext() as meter:
+            options |= {} if meter is None else {"tick": meter.tick}
+            manifest = join(args.dst, args.src, **options)
     except ManifestError as error:
         if not is_url(args.src[0]) and not os.path.lexists(args.src[0]):
             error.add_note(f"the target comes last, and is {args.dst} here")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from loaders.data.manifest import read_manifest
 from loaders.errors import ManifestError
+from loaders.progress import Meter
 from loaders.text import describe_size, printable
 from packdata.commands.common import JSON, PATH, SOURCE, Command, datasets_at, show, show_json
 from packdata.describe import counted
 from packdata.inspect.verify import Report, verify
 from packdata.packed.remote import as_folder
 from packdata.packed.repair import repair
-from packdata.packing.progress import progress_of
 
 if TYPE_CHECKING:
     import argparse
@@ -39,8 +39,10 @@ def _report(folder: Path, args: argparse.Namespace) -> Report:
         total = read_manifest(folder).size_bytes
     except ManifestError:  # verify will say so
         total = 0
-    with as_folder(folder) as here, progress_of("verifying", total, unit="bytes") as tick:
-        found = verify(here, quick=args.quick, decode=args.decode, workers=args.workers, tick=tick)
+    with as_folder(folder) as here, Meter("verifying", "bytes", total) as meter:
+        found = verify(
+            here, quick=args.quick, decode=args.decode, workers=args.workers, tick=meter.tick
+        )
         return replace(found, path=folder)
 
 
@@ -85,8 +87,8 @@ is read once from disk, for the hash of the file and the checksums of its rows, 
 
 
 def _repair(args: argparse.Namespace) -> int:
-    with progress_of("repairing", None, unit="bytes") as tick:
-        done = repair(args.dataset, args.source, manifest=args.manifest, tick=tick)
+    with Meter("repairing", "bytes") as meter:
+        done = repair(args.dataset, args.source, manifest=args.manifest, tick=meter.tick)
     if args.json:
         show_json(done.to_json())
     else:

@@ -10,6 +10,7 @@ from loaders.augment import presets
 from loaders.commandline import folded, wrapped
 from loaders.data.view import open_view
 from loaders.errors import SchemaError
+from loaders.progress import Meter
 from loaders.schema import field_from_json
 from loaders.text import describe_size, printable
 from packdata.commands.common import (
@@ -33,7 +34,6 @@ from packdata.inspect.preview import (
     save_sheet,
 )
 from packdata.inspect.stats import Stats, stats
-from packdata.packing.progress import progress_of
 from packdata.packing.provenance import describe_origin
 
 if TYPE_CHECKING:
@@ -159,8 +159,8 @@ PREVIEW = Command(
 
 def _stats(args: argparse.Namespace) -> int:
     num = len(open_view(args.dataset))
-    with progress_of("reading", min(num, args.limit or num)) as tick:
-        found = stats(args.dataset, limit=args.limit, workers=args.workers, tick=tick)
+    with Meter("reading", "samples", min(num, args.limit or num)) as meter:
+        found = stats(args.dataset, limit=args.limit, workers=args.workers, tick=meter.tick)
     if args.json:
         show_json(found.to_json())
     else:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from loaders.data.manifest import read_manifest
 from loaders.data.view import open_view
+from loaders.progress import Meter
 from loaders.text import describe_size, printable
 from packdata.commands.common import JSON, PATH, SOURCE, Command, show, show_json
 from packdata.describe import counted
 from packdata.packed.remote import cache_folder, cache_report, clear_cache, fetch, verify_cache
 from packdata.packed.views import write
-from packdata.packing.progress import progress_of
 
 if TYPE_CHECKING:
     import argparse
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def _fetch(args: argparse.Namespace) -> int:
     total = read_manifest(args.url).size_bytes
-    with progress_of("fetching", total, unit="bytes") as tick:
-        num, size = fetch(args.url, tick)
+    with Meter("fetching", "bytes", total) as meter:
+        num, size = fetch(args.url, meter.tick)
     show(f"{counted(num, 'shard')}, {describe_size(size)}: all here")
     if args.folder is not None:
         write(open_view(args.url), args.folder)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
-
-from loaders.progress import Meter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Protocol
 
 
 class Progress(Protocol):
@@ -35,12 +29,3 @@ class Quiet:
 
     def close(self) -> None:
         """Ignore it."""
-
-
-@contextmanager
-def progress_of(
-    doing: str, total: int | None, *, unit: str = "samples"
-) -> Iterator[Callable[[int], None]]:
-    """Yield what to call with each step, on any thread; ``bytes`` are shown as sizes."""
-    with Meter(doing, unit, total) as meter:
-        yield meter.tick

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -30,27 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from loaders.remote.wire import Entry
+    from packdata.sources.objects import StoredFile
 
 _RANGE_BYTES, _AT_ONCE = 8 << 20, 8  # of all that is fetched: what it takes of memory
 _AHEAD, _AHEAD_BYTES = 8, 64 << 20  # objects ahead of the one that was opened last
 _SAFE_S = 10.0  # for so long a file stays, that who asked for it can open it
 _TO_COME = ".part"
-
-
-class StoreObject(Protocol):
-    """An object of a store."""
-
-    @property
-    def where(self) -> str:
-        """Its URL."""
-
-    @property
-    def entry(self) -> Entry:
-        """What its listing tells."""
-
-    def reader(self, start: int, end: int) -> Callable[[], bytes]:
-        """Return what reads a range; SourceError if it is not what was listed."""
 
 
 class _Copies:
@@ -83,7 +68,7 @@ class _Copies:
             (shutil.disk_usage(self.folder).free + there) // 2 if limit is None else limit
         )
 
-    def path(self, stored: StoreObject) -> Path:
+    def path(self, stored: StoredFile) -> Path:
         """Return the file that is an object.
 
         Raises:
@@ -99,7 +84,7 @@ class _Copies:
         with self._lock:
             return self._fetching[name]
 
-    def _bring(self, stored: StoreObject, meanwhile: Callable[[], object] | None = None) -> Path:
+    def _bring(self, stored: StoredFile, meanwhile: Callable[[], object] | None = None) -> Path:
         """Fetch an object, if it is not there; ``meanwhile`` is called if it is opened, else it comes ahead."""
         name, size = _name_of(stored), stored.entry.size
         path = self.folder / name
@@ -117,7 +102,7 @@ class _Copies:
                     del self._coming[name]
         return path
 
-    def _expect(self, stored: StoreObject) -> None:
+    def _expect(self, stored: StoredFile) -> None:
         """Fetch what is opened after an object; what fails is an error when it is opened."""
         for following in _following(stored):
             name = _name_of(following)
@@ -127,7 +112,7 @@ class _Copies:
                 with suppress(RuntimeError):  # it was closed
                     self._ahead.submit(self._bring_ahead, following)
 
-    def _bring_ahead(self, stored: StoreObject) -> None:
+    def _bring_ahead(self, stored: StoredFile) -> None:
         with self._fetching_of(_name_of(stored)), suppress(Exception):
             self._bring(stored)
 
@@ -167,13 +152,13 @@ class _Copies:
         drop_unclaimed("sources")
 
 
-def _name_of(stored: StoreObject) -> str:
+def _name_of(stored: StoredFile) -> str:
     about = f"{stored.where} {stored.entry.size} {stored.entry.mark}"
     return xxhash.xxh3_128_hexdigest(about.encode())
 
 
 def _fetch(
-    stored: StoreObject, path: Path, pool: ThreadPoolExecutor, meanwhile: Callable[[], object]
+    stored: StoredFile, path: Path, pool: ThreadPoolExecutor, meanwhile: Callable[[], object]
 ) -> None:
     """Write an object to a file, in ranges, some at a time."""
     beside, size = path.with_name(path.name + _TO_COME), stored.entry.size
@@ -195,7 +180,7 @@ def _fetch(
         raise
 
 
-def _write(fd: int, stored: StoreObject, start: int) -> None:
+def _write(fd: int, stored: StoredFile, start: int) -> None:
     data = memoryview(stored.reader(start, start + _RANGE_BYTES)())
     while data:
         written = os.pwrite(fd, data, start)
@@ -203,11 +188,11 @@ def _write(fd: int, stored: StoreObject, start: int) -> None:
 
 
 _copies: list[_Copies] = []
-_after: dict[str, StoreObject] = {}  # by the URL of an object what is opened after it
+_after: dict[str, StoredFile] = {}  # by the URL of an object what is opened after it
 _making = threading.Lock()
 
 
-def local_path(stored: StoreObject) -> str:
+def local_path(stored: StoredFile) -> str:
     """Return the path of an object as a file of this machine; see the first lines."""
     with _making:
         if (
@@ -220,12 +205,12 @@ def local_path(stored: StoreObject) -> str:
     return str(copies.path(stored))
 
 
-def expect_in_order(objects: Iterable[StoreObject]) -> None:
+def expect_in_order(objects: Iterable[StoredFile]) -> None:
     """Tell in which order objects are opened as files."""
     _after.update((one.where, other) for one, other in pairwise(objects))
 
 
-def _following(stored: StoreObject) -> Iterator[StoreObject]:
+def _following(stored: StoredFile) -> Iterator[StoredFile]:
     """Yield what is opened after an object, as far as it may come ahead."""
     num, nbytes, following = 0, 0, _after.get(stored.where)
     while following is not None and num < _AHEAD and nbytes < _AHEAD_BYTES:

@@ -11,14 +11,13 @@ import os
 import stat
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from glob import glob, has_magic
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
@@ -27,11 +26,11 @@ from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, is_url, split_secrets
 from loaders.remote.wire import Entry
 from packdata.sources.fetched import expect_in_order, local_path
-from packdata.sources.names import Names, appended, sent
+from packdata.sources.names import ByNumber, Names, appended, sent
 from packdata.sources.objects import RemoteFile, StoredFile
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from loaders.remote.origin import Origin
 
@@ -74,7 +73,7 @@ class _Folder:
 
     def entry(self, above: str, number: int) -> Entry:
         """Return an object, under its name in a folder above (which ends in a slash, or is empty)."""
-        return Entry(above + self.names[number], self.sizes[number], self.marks[number])
+        return Entry(above + self.names.at(number), self.sizes[number], self.marks[number])
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
         return zip(self.names, self.sizes, self.marks, strict=True)
@@ -300,7 +299,7 @@ class ListedEntry(NamedTuple):
         return stat_of(self.entry)
 
 
-class _ListedFolder(Sequence[ListedEntry]):
+class _ListedFolder(ByNumber[ListedEntry]):
     """The objects in a folder: of tens of millions there is no list beside the listing."""
 
     def __init__(
@@ -311,20 +310,10 @@ class _ListedFolder(Sequence[ListedEntry]):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> ListedEntry: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[ListedEntry]: ...
-    def __getitem__(self, index: int | slice) -> ListedEntry | list[ListedEntry]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        number, folder = self._numbers[index], self._folder
-        name = folder.names[number]
-        entry = Entry(self._above + name, folder.sizes[number], folder.marks[number])
-        return ListedEntry(name, entry, self._url, folder, number)
-
-    def __iter__(self) -> Iterator[ListedEntry]:
-        return map(self.__getitem__, range(len(self)))
+    def at(self, number: int) -> ListedEntry:
+        number, folder = self._numbers[number], self._folder
+        entry = folder.entry(self._above, number)
+        return ListedEntry(entry.name[len(self._above) :], entry, self._url, folder, number)
 
 
 def place_of_source(path: Path | str) -> Path:
@@ -499,7 +488,7 @@ def given(lists: Mapping[URL, Iterable[Entry]]) -> Iterator[None]:
             _trees.pop(str(url), None)
 
 
-class StoredFiles(Sequence[str]):
+class StoredFiles(ByNumber[str]):
     """The objects that a source has of a folder, in its order, by their names below it; the listing has them."""
 
     def __init__(self, root: ListedURL) -> None:
@@ -526,14 +515,8 @@ class StoredFiles(Sequence[str]):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return self._entry(range(len(self))[index]).name[len(self._prefix) :].lstrip("/")
+    def at(self, number: int) -> str:
+        return self._entry(number).name[len(self._prefix) :].lstrip("/")
 
     def __iter__(self) -> Iterator[str]:
         for (above, folder), (start, end) in zip(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+T = TypeVar("T")
 _ENCODING = ("utf-8", "surrogateescape")
 
 
@@ -28,7 +30,26 @@ def sent(numbers: Any) -> npt.NDArray[Any]:
     return np.asarray(memoryview(numbers))
 
 
-class Names(Sequence[str]):
+class ByNumber(Sequence[T]):
+    """A list whose items are made when they are asked for."""
+
+    @abstractmethod
+    def at(self, number: int) -> T:
+        """Return the item of a number from 0 on, which there is."""
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        numbers = range(len(self))[index]
+        return self.at(numbers) if isinstance(numbers, int) else [*map(self.at, numbers)]
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self.at, range(len(self)))
+
+
+class Names(ByNumber[str]):
     """A list of names that can only grow: its bytes, and 4 more for each, or 8 above 4 GB."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -50,15 +71,9 @@ class Names(Sequence[str]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        i = range(len(self))[index]
-        return str(self._bytes[self._ends[i - 1] if i else 0 : self._ends[i]], *_ENCODING)
+    def at(self, number: int) -> str:
+        start = self._ends[number - 1] if number else 0
+        return str(self._bytes[start : self._ends[number]], *_ENCODING)
 
     def __iter__(self) -> Iterator[str]:
         start = 0

@@ -16,7 +16,7 @@ from packdata.sources.listed import ListedURL
 from packdata.sources.regular import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     import pyarrow as pa
@@ -143,6 +143,15 @@ def json_object(line: bytes | str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"it is not a JSON object but {json.dumps(value)[:40]}")
     return value
+
+
+def filled_lines(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the lines that are not blank, each with its number, from 0 on, and where it begins."""
+    at = 0
+    for number, line in enumerate(data.split(b"\n")):
+        if line.strip():
+            yield number, at, line
+        at += len(line) + 1
 
 
 def arrow_lines(data: bytes, schema: pa.Schema, *, with_others: bool) -> pa.Table | None:

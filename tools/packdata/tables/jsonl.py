@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from loaders.errors import SourceError
 from loaders.system.regular import regular
-from packdata.sources.readers import arrow_lines, encoding_hint, json_object
+from packdata.sources.readers import arrow_lines, encoding_hint, filled_lines, json_object
 from packdata.tables import parts
 from packdata.tables.parts import FilePart, Kind, TableRows, read_bytes, some_of
 from packdata.tables.values import DATES, GROUPS, NO_VALUES, Codes, as_text, without_words
@@ -74,8 +75,7 @@ class JsonLinesFile:
     def _line_of(self, part: FilePart, row: int) -> int:
         """Return the line of a row of a part: the part is read once more."""
         data = read_bytes(self.path, part.start, part.stop)
-        lines = (number for number, text in enumerate(data.split(b"\n")) if text.strip())
-        return part.line + next(number for i, number in enumerate(lines) if i == row)
+        return part.line + next(islice(filled_lines(data), row, None))[0]
 
 
 def _parsed(data: bytes, kinds: Mapping[str, Kind]) -> pa.Table | None:
@@ -98,14 +98,13 @@ def _by_hand(data: bytes, first_line: int, kinds: Mapping[str, Kind]) -> TableRo
     """Take what JSON says as it is; lines without an object are bad."""
     rows: list[tuple[int, dict[str, Any]]] = []
     bad: list[tuple[int, str]] = []
-    for number, text in enumerate(data.split(b"\n"), first_line):
-        if text.strip():
-            try:
-                rows.append((number, _flat(json_object(text))))
-            except UnicodeDecodeError as error:
-                bad.append((number, f"it is not UTF-8 ({error})"))
-            except ValueError as error:
-                bad.append((number, str(error)))
+    for number, _, text in filled_lines(data):
+        try:
+            rows.append((first_line + number, _flat(json_object(text))))
+        except UnicodeDecodeError as error:
+            bad.append((first_line + number, f"it is not UTF-8 ({error})"))
+        except ValueError as error:
+            bad.append((first_line + number, str(error)))
     names = dict.fromkeys(name for _, row in rows for name in row)
     values = {name: [row.get(name) for _, row in rows] for name in names}
     arrays = {name: _column(column, kinds.get(name)) for name, column in values.items()}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.sources.readers import arrow_lines, json_object
+from packdata.sources.readers import arrow_lines, filled_lines, json_object
 from packdata.tokens.documents import Documents, join_documents, not_utf8
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ def parse_jsonl(
     """
     table = _parse_at_once(data, content) if is_utf8 else None
     if table is not None:
-        documents = content.of_table(table, lambda row: place(_begin_of(data, row)))
+        documents = content.of_table(
+            table, lambda row: place(next(islice(filled_lines(data), row, None))[1])
+        )
         if not documents.rejects:
             return documents
     return _parse_lines(data, content, place)
@@ -40,31 +43,16 @@ def _parse_at_once(data: bytes, content: DocumentForm) -> pa.Table | None:
     return table.cast(pa.schema(dict(content.types))) if table is not None and len(table) else None
 
 
-def _begin_of(data: bytes, row: int) -> int:
-    """Return where the line of a row begins: lines that are blank are none."""
-    at = 0
-    for line in data.split(b"\n"):
-        if line.strip():
-            if row == 0:
-                return at
-            row -= 1
-        at += len(line) + 1
-    return at
-
-
 def _parse_lines(data: bytes, content: DocumentForm, place: Place) -> Documents:
     found: list[Document] = []
     begins: list[int] = []
     rejects: list[Reject] = []
-    at = 0
-    for line in data.split(b"\n"):
-        if line.strip():
-            try:
-                found.append(content.of_row(json_object(line)))
-                begins.append(at)
-            except UnicodeDecodeError as error:
-                rejects.append(not_utf8(line[error.start], place(at)))
-            except ValueError as error:
-                rejects.append((place(at), SourceError(str(error), place(at))))
-        at += len(line) + 1
+    for _, at, line in filled_lines(data):
+        try:
+            found.append(content.of_row(json_object(line)))
+            begins.append(at)
+        except UnicodeDecodeError as error:
+            rejects.append(not_utf8(line[error.start], place(at)))
+        except ValueError as error:
+            rejects.append((place(at), SourceError(str(error), place(at))))
     return join_documents(found, lambda row: place(begins[row]), rejects)
