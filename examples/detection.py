@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", type=Path, help="packed pictures with boxes")
     parser.add_argument("--model", default="torchvision.models.detection:fasterrcnn_resnet50_fpn")
     parser.add_argument("--size", type=int, default=512)
     parser.add_argument("--epochs", type=int, default=12)

@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", type=Path, help="packed pictures")
     parser.add_argument("--large", type=int, default=224)
     parser.add_argument("--small", type=int, default=96)
     parser.add_argument("--num-small", type=int, default=8)

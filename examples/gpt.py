@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", type=Path, help="packed tokens, which are divided here")
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--batch-size", type=int, default=12)
     parser.add_argument("--accumulate", type=int, default=5)

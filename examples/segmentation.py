@@ -33,7 +33,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path)
+    parser.add_argument(
+        "data", type=Path, help="packed pictures with masks, which are divided here"
+    )
     parser.add_argument("--classes", type=int, required=True)
     parser.add_argument("--crop", type=int, default=384)
     parser.add_argument("--epochs", type=int, default=40)

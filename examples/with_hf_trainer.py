@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", type=Path, help="packed tokens, which are divided here")
     parser.add_argument("--out", type=Path, default=Path("run"))
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--width", type=int, default=256)

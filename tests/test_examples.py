@@ -288,3 +288,13 @@ def test_each_example_is_run_and_short() -> None:
     for file in (ROOT / "examples").glob("*.py"):
         assert len(file.read_text().splitlines()) <= 120, file
         assert file.name in page or file.name.startswith("with_"), file
+
+
+def test_help_of_each_example_says_what_its_data_is() -> None:
+    """Some take a packed folder, and some the folder of its splits."""
+    for script in (ROOT / "examples").glob("*.py"):
+        taken = re.search(
+            r'add_argument\(\s*"(?:data|url)"(.*?)\)\n', script.read_text(), re.DOTALL
+        )
+        assert taken is not None, script
+        assert "help=" in taken[1], script
