@@ -207,6 +207,7 @@ def remote_counts(dataset: BatchDataset[Any]) -> dict[str, float]:
     """Return what fetchers have counted for the URLs of a dataset, and how long this process waited."""
     counts: dict[str, float] = {}
     for origin in _origins(dataset):
-        for name, count in {**origin.counts(), "waited_s": origin.waited_s}.items():
+        ours = {"hits": origin.num_hits, "misses": origin.num_misses, "waited_s": origin.waited_s}
+        for name, count in {**origin.counts(), **ours}.items():
             counts[name] = counts.get(name, 0) + count
     return counts

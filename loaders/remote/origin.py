@@ -50,10 +50,10 @@ class Origin:
         self._storage = dict(storage)
         self._missing: list[str] = []  # options that were left out of a pickle
         self.id = uuid.uuid4().hex
-        self.waited_s = 0.0
         self._settle()
 
     def _settle(self) -> None:
+        self.waited_s, self.num_hits, self.num_misses = 0.0, 0, 0
         self._client: Client | None = None
         self._inside: Path | None = None
         self._watcher: Watcher | None = None
@@ -73,7 +73,7 @@ class Origin:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, waited_s=0.0)
+        self.__dict__.update(state)
         self._settle()
 
     def __repr__(self) -> str:
@@ -222,7 +222,9 @@ class Origin:
         """
         path = shard_path(self.inside, file, digest)
         if path.exists():
+            self.num_hits += 1
             return path
+        self.num_misses += 1
         thread, began = _thread(), time.monotonic()
         message = {"op": "shard", "file": file, "size": size_bytes, "hash": digest}
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,8 +56,17 @@ def test_fetch_fills_the_cache_and_a_folder_and_cache_shows_and_clears_it(
     capsys.readouterr()
 
     assert main(["cache", str(cache), "--json"]) == 0
-    (about,) = json.loads(capsys.readouterr().out)["datasets"]
+    report = json.loads(capsys.readouterr().out)
+    (about,) = report["datasets"]
     assert (about["url"], about["num_shards"]) == (S3, about["of_shards"])
+    assert (report["num_used"], report["users"]) == (0, [])
+    reader = ShardDataset(S3)
+    reader.read([0])
+    assert main(["cache", str(cache), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["num_used"], report["users"]) == (1, [os.getpid()])
+    del reader
+    gc.collect()
     assert main(["cache", str(cache), "--verify"]) == 0
     assert main(["cache", str(cache), "--clear"]) == 0
     assert not list((cache / "v1/shards").glob("??/*"))

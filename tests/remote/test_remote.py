@@ -54,6 +54,7 @@ def test_a_url_serves_what_the_folder_serves_and_each_byte_comes_once(
     assert counts is not None
     assert counts["bytes"] == sum(each["bytes"] for each in proxy.requests())
     assert counts["requests"] == len(proxy.requests())
+    assert counts["hits"] + counts["misses"] >= 10  # in two epochs
     assert DataLoader(local).stats().remote is None
 
 

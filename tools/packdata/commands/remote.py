@@ -56,7 +56,8 @@ def _cache(args: argparse.Namespace) -> int:
         show_json(report._asdict() | {"folder": str(folder)})
         return 0
     used = counted(report.num_used, "shard")
-    show(f"{folder}: {describe_size(report.size_bytes)}, {used} in use")
+    who = f" by {', '.join(map(str, report.users))}" if report.users else ""
+    show(f"{folder}: {describe_size(report.size_bytes)}, {used} in use{who}")
     for each in report.datasets:
         part = f"{each['num_shards']} of {each['of_shards']} shards"
         show(f"  {printable(each['url'])}  {part}, {describe_size(each['size_bytes'])}")

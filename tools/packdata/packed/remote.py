@@ -15,7 +15,7 @@ from loaders.data.shards import open_manifest
 from loaders.errors import CacheError, ManifestError
 from loaders.remote.folder import VERSION, Cache, default_folder, shard_path
 from loaders.remote.origin import origin_of
-from loaders.remote.stored import is_pinned
+from loaders.remote.stored import is_pinned, users_of
 from loaders.remote.url import is_url
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class CacheReport(NamedTuple):
     datasets: list[dict[str, Any]]
     num_unknown: int  # shards of no dataset whose manifest is here
     num_used: int  # shards that a reader has mapped
+    users: list[int]  # the processes that have mapped some, as far as this one sees them
 
 
 def cache_folder(given: Any = None) -> Path:
@@ -117,8 +118,8 @@ def cache_report(folder: Path) -> CacheReport:
             }
         )
     size = sum(path.stat().st_size for path in files.values())
-    used = sum(is_pinned(path) for path in files.values())
-    return CacheReport(folder, size, datasets, len(unknown), used)
+    used = [path for path in files.values() if is_pinned(path)]
+    return CacheReport(folder, size, datasets, len(unknown), len(used), users_of(used))
 
 
 def _url_of(folder: Path) -> str:
