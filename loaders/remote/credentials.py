@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 import threading
+from datetime import UTC
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any
 
@@ -120,12 +121,12 @@ class ProfileCredentials:
         if self._credentials is None:
             raise StoreFault("denied", "there are no credentials", WAYS["s3"])
         frozen = self._credentials.get_frozen_credentials()
-        expires = getattr(self._credentials, "_expiry_time", None)
+        expires = getattr(self._credentials, "_expiry_time", None)  # in botocore's own kind of UTC
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            "expires_at": expires,
+            "expires_at": expires and expires.astimezone(UTC),
         }
 
     def _session(self) -> Any:

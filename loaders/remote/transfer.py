@@ -183,7 +183,9 @@ class Download:
         """Note that something is asked for again, and why."""
         self.attempts += 1
         self.source.num_retries += 1
-        self.last = self.source.public(fault.text)[:200]
+        self.last = self.source.public(fault.text).rpartition(" - ")[2][
+            :200
+        ]  # behind how it was asked
 
     async def _hedged(self, start: int, end: int) -> Got:
         """Ask for a part; if it is late ask again, and take what comes first."""

@@ -14,7 +14,7 @@ from loaders import DataLoader, ShardDataset
 from loaders.errors import LoadersError, RemoteError, SampleError
 from loaders.remote.faults import fault_of
 from tests.remote import servers
-from tests.remote.conftest import storage
+from tests.remote.conftest import storage, wait_until
 from tests.remote.test_remote import S3, assert_same, batches
 
 if TYPE_CHECKING:
@@ -136,6 +136,22 @@ def test_all_that_wait_for_a_shard_get_the_same_error(proxy: servers.Proxy, cach
 
     assert {(type(error), error.args) for error in errors} == {(type(errors[0]), errors[0].args)}
     assert len(proxy.requests("shard-00003.lmdb")) == 1
+
+
+def test_who_waits_says_for_which_part_and_what_the_store_answered(
+    proxy: servers.Proxy, cache: Path
+) -> None:
+    remote = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint))
+    proxy.set(faults=[{"kind": "503", "match": "shard-00003"}])
+    (origin,) = remote.store.remotes
+
+    with ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(remote.store.shards[3].fetch)  # type: ignore[union-attr]
+        said = ("shard-00003.lmdb", "part 1 of 1", "retries", "503")
+        wait_until(lambda: any(all(each in text for each in said) for text in origin.waits()))
+        assert isinstance(failing.exception(60), RemoteError)
+
+    assert not origin.waits()
 
 
 @pytest.mark.parametrize("said", ["(1)", "(who, what)", "(1, 2, 3, 4)", "(('a',)"])

@@ -133,6 +133,32 @@ def test_keys_of_a_profile_in_the_home_folder_sign_requests(
     assert int(ShardDataset(S3, cache=shared, storage=options)[9].label) == 2
 
 
+def test_keys_that_expire_are_asked_for_anew_before_that(
+    signed: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon = "$(date -u -d '+60 seconds' +%Y-%m-%dT%H:%M:%SZ)"
+    names = {"AccessKeyId": "access_key_id", "SecretAccessKey": "secret_access_key"}
+    given = ", ".join(f'"{name}": "{servers.SECRET[key]}"' for name, key in names.items())
+    (tmp_path / "keys.sh").write_text(f"""
+echo asked >> {tmp_path}/asked
+cat <<END
+{{"Version": 1, {given}, "Expiration": "{soon}"}}
+END
+""")
+    (tmp_path / ".aws").mkdir()
+    profile = f"[profile mine]\ncredential_process = sh {tmp_path}/keys.sh\n"
+    (tmp_path / ".aws" / "config").write_text(profile)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = storage(signed) | {"profile": "mine"}
+    del options["skip_signature"]
+
+    remote = ShardDataset(S3, cache=cache, storage=options)
+    before = (tmp_path / "asked").read_text().count("asked")
+
+    assert int(remote.read([9])[0].label) == 2
+    assert (tmp_path / "asked").read_text().count("asked") > before > 0
+
+
 @pytest.mark.parametrize("more", [{}, {"profile": "nobodys"}])
 def test_without_credentials_the_error_names_the_ways_in_seconds(
     server: str,
