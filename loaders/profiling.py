@@ -234,7 +234,8 @@ class profile:
         loader: Any = self._loader
         if getattr(loader, "_profile", None) is not None:
             raise ValueError("this loader is being profiled already")
-        if not hasattr(loader, "_profile"):  # torch's own, which asks itself for its iterators
+        # Of torch's own, only this is asked of the object itself: ``iter`` looks at its class, which others share.
+        if not hasattr(loader, "_profile"):
             loader._get_iterator = lambda: self.timed(type(loader)._get_iterator, loader)
         loader._profile, self._is_on, self._num_read = self, True, _blocks_read()
 

@@ -127,7 +127,10 @@ class Maker:
         return [self.pinned(batch) for batch in read] if self.pin and read is not None else read
 
     def pinned(self, batch: Any) -> Any:
-        """Return a batch in page-locked memory, if that is asked for: as it is where it lies in such a slot."""
+        """Return a batch in page-locked memory, if that is asked for: as it is where it lies in such a slot.
+
+        Torch pins what is nested by its own rules, and has no public name for them.
+        """
         return torch.utils.data._utils.pin_memory.pin_memory(batch) if self.pin else batch
 
     def __post_init__(self) -> None:

@@ -34,7 +34,7 @@ from loaders.live import register
 from loaders.loading.delivery import BatchT, Delivery, LoaderStats
 from loaders.loading.options import LoaderOptions, check_alone, check_marks, choose_halves
 from loaders.loading.ordered import OrderedLoader
-from loaders.loading.resume import ThirdParty
+from loaders.loading.resume import ThirdParty, lent
 from loaders.profiling import profile_from_environment
 from loaders.sampling.sampler import EpochBatches, EpochSampler
 
@@ -78,7 +78,7 @@ _TORCHS = frozenset(
         "pin_memory",
         "pin_memory_device",
         "in_order",
-        "_DataLoader__multiprocessing_context",
+        "multiprocessing_context",
     ]
 )
 _CHANGEABLE = frozenset(
@@ -297,6 +297,9 @@ class DataLoader(OrderedLoader[BatchT]):
             raise ValueError(f"epoch is no setting: loader.set_epoch({value!r}) selects it")
         if is_made and name == "shuffle":  # an argument that is no attribute
             self._refuse(name, value)
+        is_context = name == "multiprocessing_context" and name in self._settled
+        if is_made and is_context and value is not self.multiprocessing_context:  # a property
+            self._refuse(name, value)
         if is_made and name in _CHANGEABLE:
             options = self.__dict__["_options"] = replace(self._options, **{name: value})
             value = options.chosen_workers if name == "num_workers" else getattr(options, name)
@@ -315,7 +318,9 @@ class DataLoader(OrderedLoader[BatchT]):
 
     def _make_parts(self) -> None:
         """Make what no pickle takes along."""
-        self._iterator = None  # torch's, of worker processes that persist
+        self._iterator = (
+            None  # torch's, of worker processes that persist: nothing public lets go of them
+        )
         self._served, self._finisher = self._halves()
         self._num_before = getattr(self._served, "num_replaced", 0)  # by other loaders
         # Page-locked only where we copy: a copy of the user's may still read a slot whose batch was dropped.
@@ -394,9 +399,11 @@ class DataLoader(OrderedLoader[BatchT]):
     def _start_torchs(self) -> TorchBatches:
         """Let torch fetch batches: in worker processes, which get the epoch with the indices, or here."""
         begin = super().__iter__
-        if self._others is None or not self._others.is_iterable:
+        if self._others is not None and self._others.is_iterable:
+            return TorchBatches(self._others.iterate(self, begin), self.num_workers)
+        name = "sampler" if self.batch_sampler is None else "batch_sampler"
+        with lent(self, {name: self._index_source()}):
             return TorchBatches(begin(), self.num_workers)
-        return TorchBatches(self._others.iterate(self, begin), self.num_workers)
 
     def _start_own(self) -> OrderedBatches:
         if (self.generator is not None or self._steps is None) and not self._has_drawn:
@@ -413,7 +420,7 @@ class DataLoader(OrderedLoader[BatchT]):
         )
         return OrderedBatches(
             self._pool(maker),
-            iter(self._index_sampler),
+            iter(self._index_source()),
             prefetch_batches=in_flight if self.num_workers else 0,
             chunk_size=maker.chunk_size if is_planned else 1,
             is_together=is_together,

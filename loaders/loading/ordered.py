@@ -97,18 +97,25 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
         """Whether accelerate shall keep the state of this loader with its own."""
         return self._steps is not None
 
-    @property
-    def _index_sampler(self) -> Any:
-        """What indices are taken from, by torch's iterator, too, which a loader keeps whose workers persist."""
-        loader = weakref.proxy(self)  # or the two would keep each other, and the workers
+    def __len__(self) -> int:
+        """Return the steps of an epoch, for this rank."""
         steps = self._steps
+        if steps is None:
+            return super().__len__()
+        if not steps.sampler.cursor.is_left:
+            self._follow_length(steps.sampler)
+        return len(steps)
+
+    def _index_source(self) -> IndexSource:
+        """Return what indices are taken from, by torch's iterator, too, which a loader keeps whose workers persist."""
+        loader = weakref.proxy(self)  # or the two would keep each other, and the workers
+        steps, others = self._steps, self._others
         if steps is not None:
             if not steps.sampler.cursor.is_left:
                 self._follow_length(steps.sampler)
             return IndexSource(steps, lambda: loader._entered(loader._own_indices(steps)))
-        given, others = super()._index_sampler, getattr(self, "_others", None)
-        if others is None or others.is_iterable:
-            return given
+        assert others is not None
+        given: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
         is_numbered = self._is_numbered
         return IndexSource(
             given,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import copy
 from collections import deque
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -213,7 +213,9 @@ class ThirdParty:
                 )
         self._next, self.epoch, self._current = state, state["epoch"], None
         self._num_told = self._times_told
-        loader._iterator = None  # workers that persist are elsewhere
+        loader._iterator = (
+            None  # workers that persist are elsewhere; nothing public lets go of them
+        )
 
     # -- samplers ----------------------------------------------------------------------------------
 
@@ -274,16 +276,22 @@ class ThirdParty:
         with self._tagging(loader, current.states):
             return _Resumed(begin(), current, current.resumed.get("num_in_round", 0))
 
-    @contextmanager
-    def _tagging(self, loader: Any, states: Mapping[str, Any]) -> Iterator[None]:
-        given = {name: loader.__dict__[name] for name in ("collate_fn", "worker_init_fn")}
+    def _tagging(self, loader: Any, states: Mapping[str, Any]) -> AbstractContextManager[None]:
         dataset = None if loader.num_workers else self._stateful
-        loader.__dict__["collate_fn"] = _Tagging(given["collate_fn"], dataset)
-        loader.__dict__["worker_init_fn"] = _Loading(given["worker_init_fn"], dict(states))
-        try:
-            yield
-        finally:
-            loader.__dict__.update(given)
+        tagging = _Tagging(loader.collate_fn, dataset)
+        loading = _Loading(loader.worker_init_fn, dict(states))
+        return lent(loader, {"collate_fn": tagging, "worker_init_fn": loading})
+
+
+@contextmanager
+def lent(loader: Any, attributes: dict[str, Any]) -> Iterator[None]:
+    """Give a loader other public attributes while torch begins to iterate, and reads them: no setter sees it."""
+    given = {name: loader.__dict__[name] for name in attributes}
+    loader.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        loader.__dict__.update(given)
 
 
 class _Resumed:
