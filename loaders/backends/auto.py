@@ -63,16 +63,16 @@ class StepWatch:
         self.is_waiting, self._is_over = False, True
 
     def begin(self) -> None:
-        """An epoch begins: what came since the last one was no step."""
+        """Begin an epoch: the time since the last one is no step's."""
         self._left = None
 
     def leave(self, pool: Pool, num_steps: int = 0) -> None:
-        """The trainer goes back to its steps, so many of them, beside the threads of a pool."""
+        """The trainer returns to its loop for this many steps, while the threads of a pool work."""
         self._left = _usage(pool)
         self._num_steps += num_steps
 
     def enter(self, pool: Pool) -> None:
-        """The step is over; decide, if a second of steps was seen."""
+        """The step is over; decide once a second of steps was seen."""
         if self._left is None or self._is_over:
             return
         if self._accelerator is not None and self._accelerator.is_busy():
@@ -200,7 +200,7 @@ class AutoPool:
         return getattr(self._pool, "slot_bytes", 0)
 
     def put(self, chunk: Chunk, turn: int) -> None:
-        """Begin a turn of a chunk; once the child is up it has it to do, as soon as the threads are done."""
+        """Begin a turn of a chunk: on the threads, or in the child once it is up and the threads have finished."""
         self._watch.enter(self._pool)
         if self._child is None:
             self._child = self._successor.look(self._maker)

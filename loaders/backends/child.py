@@ -48,7 +48,7 @@ def main(payload: BinaryIO, sock: int, slots: int, owner: int) -> None:
 
 
 def _end_with(owner: int) -> None:
-    """End this process when another one has ended; not by the socket, whose end lives in every fork of the trainer."""
+    """End this process when its owner has ended; the socket does not tell: forks of the trainer keep its end open."""
     with suppress(ProcessLookupError):
         gone = select.poll()
         gone.register(os.pidfd_open(owner), select.POLLIN)

@@ -1,6 +1,6 @@
-"""Chunks: consecutive batches that are planned as one: where samples lie takes hardly longer for many than for few.
+"""Chunks: consecutive batches that are planned together, as finding many samples takes hardly longer than few.
 
-Between two batches it would be found with cold caches, as copying or decoding a batch leaves none of its code in them.
+Planned between two batches, each would meet cold caches: copying or decoding a batch displaces the planner's code.
 Small batches of a chunk are made and handed over together as well, as a hand-over takes tens of microseconds.
 """
 
@@ -33,7 +33,7 @@ class Chunk:
         return 1 if self.is_together else len(self.batches)
 
     def job(self, turn: int, maker: Maker) -> Job:
-        """Return the work of making what is handed over in a turn; what was interrupted begins anew."""
+        """Return the work of making what is handed over in a turn; an interrupted turn is made anew."""
         job = self._job(turn, maker)
         return job if maker.watched is None else maker.watched(job)
 

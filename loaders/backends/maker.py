@@ -74,7 +74,7 @@ class Maker:
     _call: ReadPlan = field(init=False)  # how its samples are read, if it does not
 
     def for_child(self) -> Maker:
-        """Return it without what belongs to this process."""
+        """Return a copy without what belongs to this process."""
         return replace(
             self,
             pin=False,
@@ -160,7 +160,7 @@ class Maker:
 
 
 def num_in_flight(num_workers: int, *, is_together: bool) -> int:
-    """Return how many to make ahead: two batches that all workers share; or a chunk for each and two that wait.
+    """Return how many batches to make ahead: two for all workers together; of chunks, one for each worker and two more.
 
     With one of them, the workers of a child process idle until its owner has taken a chunk and asks for the next.
     """
@@ -169,13 +169,13 @@ def num_in_flight(num_workers: int, *, is_together: bool) -> int:
 
 @dataclass(slots=True)
 class Raised:
-    """What stands where a batch would have come: its error."""
+    """The error of a batch, in its place among the others."""
 
     error: BaseException
 
 
 class Group(SamplesReader):
-    """Makes small batches that are handed over together: a request has those instead of samples."""
+    """Reader of small batches that are handed over together: its request holds batches in place of samples."""
 
     def __init__(self, maker: Maker) -> None:
         self._maker, self._at = maker, 0
@@ -228,10 +228,10 @@ class CallReader(SamplesReader):
 
 
 class Raising(SamplesReader):
-    """In place of a batch that cannot even be begun: a request has its error, which waits for its turn."""
+    """Reader of a batch that could not be planned: raises the error when that batch is due."""
 
     def make(self, request: Request, memory: Memory) -> Any:
-        """Raise it, and keep it no more: its traceback holds the job."""
+        """Raise the error and drop it: its traceback would keep the job alive."""
         raise request.indices.pop()
 
     def describe(self, *what: Any) -> str:

@@ -23,7 +23,7 @@ class TimedOut(RuntimeError):
 
 
 class Interrupted(RuntimeError):
-    """Ctrl-C came where it is unknown which batches it cost; there are no more."""
+    """Ctrl-C came at a point where batches may be lost: the iteration cannot go on."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -40,15 +40,15 @@ class Pool(Protocol):
     """Makes batches, and hands them over in the order they were asked for: one, or those of a chunk together."""
 
     def __len__(self) -> int:
-        """How often something was put in, and not yet taken out."""
+        """How many turns were begun, and not taken yet."""
 
     @property
     def num_ready(self) -> int:
-        """How often something could be taken without waiting."""
+        """How many turns could be taken without waiting."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the oldest could be taken without waiting."""
+        """Whether the oldest turn could be taken without waiting."""
 
     def put(self, chunk: Chunk, turn: int) -> None:
         """Begin a turn of a chunk; ``Lost`` if the workers are, and an error said so."""
@@ -134,7 +134,7 @@ class OrderedBatches:
             del batch  # its traceback holds this frame: the two would keep the loader alive
 
     def _break(self, error: Exception) -> None:
-        """Take nothing more from the pool; the error comes behind the batches that are ready, and then the end."""
+        """Ask the pool for no more: ready batches are served, then the error is raised, and the iteration ends."""
         self._stop()
         self._failed, self._is_broken = error, True
 

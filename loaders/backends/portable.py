@@ -31,7 +31,7 @@ def _as_pickled(error: BaseException, notes: list[str]) -> BaseException:
 
 
 def _by_attributes(error: BaseException, notes: list[str]) -> BaseException:
-    """For a class whose ``__init__`` takes other arguments than its errors keep, or that hold what does not pickle."""
+    """Send an error as its attributes: its ``__init__`` takes other arguments than ``args``, or some do not pickle."""
     beside = {name: getattr(error, name, None) for name in ("errno", "strerror", "filename")}
     found = {name: value for name, value in beside.items() if value is not None} | vars(error)
     values = {name: value for name, value in found.items() if _pickles(value)}

@@ -1,4 +1,4 @@
-"""Torch's own iterator, in its worker processes or without any: what it yields is counted, and nothing else changes."""
+"""Torch's own iterator, with worker processes or without: its batches are counted, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TorchBatches:
-    """The batches of one epoch of torch's iterator, whose attributes are also found here: torch tells of nothing else.
+    """Wraps torch's iterator for one epoch, and counts its batches; its attributes can be read here, too.
 
     ``ends_once`` is False: a ``StopIteration`` of the dataset looks like the end.
     """
@@ -61,6 +61,6 @@ class TorchBatches:
 
 
 def _is_of_batch(error: BaseException) -> bool:
-    """Tell whether a worker raised it, which torch calls ``reraise`` for: timeouts and signals stand for no batch."""
+    """Return True if a worker raised the error (torch calls ``reraise`` then): a timeout or a signal costs no batch."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code.co_name == "reraise" for frame, _ in frames)

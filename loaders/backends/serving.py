@@ -36,7 +36,7 @@ _NO_STATUS: Status = (0, 0, [])
 
 
 def serve(payload: BinaryIO, sock: int, slots: int) -> None:
-    """Say that we are up, or why not, and serve until the trainer closes its end: EOFError."""
+    """Report that the child is up, or why not; then serve until the trainer closes its end (EOFError)."""
     channel, shared = Channel(socket(fileno=sock)), SharedSlots(slots)
     os.close(slots)
     try:
@@ -67,7 +67,7 @@ class Serving:
         dump_in_child(self._pool.describe)
 
     def listen(self) -> None:
-        """Do what the trainer asks for, until it closes its end: EOFError."""
+        """Do what the trainer asks for, until it closes its end (EOFError)."""
         while (message := self._channel.receive()) is not None:
             free, kind, *values = pickle.loads(message)  # noqa: S301  # of our own parent
             self._slots.free(free)
@@ -85,7 +85,7 @@ class Serving:
         self._turn += 1
 
     def change(self, data: bytes) -> None:
-        """Go on with another maker: what is under way is of a pass that was left."""
+        """Switch to another maker: work under way belongs to a pass that was abandoned."""
         self._pool.close()
         self._begin(unpack(data))
 
@@ -101,7 +101,7 @@ class Serving:
         self._send_ready()  # what was done meanwhile
 
     def _send_ready(self) -> None:
-        """Send the groups that are done; if another thread is about it, leave it to that one."""
+        """Send the groups that are done, unless another thread is sending them already."""
         while self._pool.is_ready and self._sending.acquire(blocking=False):
             try:
                 if self._pool.is_ready:

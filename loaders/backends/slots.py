@@ -89,7 +89,7 @@ class SharedSlots(Slots):
         ] = []  # places, and bytes, since the last message; 0 bytes of what is gone
 
     def hold(self, storages: dict[int, Any]) -> None:
-        """Keep what a message is about, until the trainer has done with it."""
+        """Keep the storages of a message alive until the trainer is done with them."""
         self._held |= storages
 
     def free(self, places: Iterable[int]) -> None:
@@ -235,7 +235,7 @@ class MappedSlots:
         return len(self._leases)
 
     def change(self, slots: Iterable[tuple[int, int]]) -> None:
-        """Follow what became of the child's slots: see ``SharedSlots.changes``."""
+        """Apply changes of the child's slots: see ``SharedSlots.changes``."""
         for place, nbytes in slots:
             if not nbytes:
                 self.nbytes -= len(self._slots.pop(place))
@@ -275,7 +275,7 @@ class MappedSlots:
         return places
 
     def leave(self) -> None:
-        """Let the places of batches that are seen not be used again: a fork sees them, too."""
+        """Never use the places of living batches again: a fork of this process sees them, too."""
         self._left.update(self._leases.alive())
 
 

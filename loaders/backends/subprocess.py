@@ -129,7 +129,7 @@ class Child:
         return self._slots.num_leased
 
     def follow(self, maker: Maker, epoch: int | None) -> bool:
-        """Have it make batches by another maker of the same loader; False if it cannot without a new start."""
+        """Give the child another maker of the same loader; False if it must be started anew for that."""
         payload = pack(maker)
         if payload.files != self._files:
             return False
@@ -142,7 +142,7 @@ class Child:
         return True
 
     def check(self) -> None:
-        """RuntimeError if it is another process's, or was ended, or left in the middle of a message."""
+        """Raise RuntimeError if the child is another process's, was ended, or was left in the middle of a message."""
         if os.getpid() != self._pid:
             raise RuntimeError("this child process belongs to the parent of this forked process")
         if self.end.alive and not self.is_whole:
@@ -275,7 +275,7 @@ def _masked() -> Iterator[None]:
 
 
 class _Uninterrupted:
-    """Where a child is not whole; it is again as it was at a normal end, and stays so after Ctrl-C or an error.
+    """Context manager: the child is unusable inside, and stays so if Ctrl-C or an error ends the block.
 
     A class: ``contextmanager`` would take three times as long, and each message passes here several times.
     """
@@ -294,7 +294,7 @@ class _Uninterrupted:
 
 
 class ChildPool:
-    """Batches made by a child process, for the time of one epoch; what it owes to an earlier pool is dropped.
+    """Pool of one epoch whose batches a child process makes; answers to an earlier pool are dropped.
 
     ``leave`` is called with the child when this pool is closed or dropped; None ends it.
     """
@@ -378,7 +378,7 @@ class ChildPool:
             self._check_open()  # another thread may have closed this
 
     def _await_start(self) -> None:
-        """Wait until the child is up: no batch is late because it begins."""
+        """Wait until the child is up: its start makes no batch late."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self._child.is_up:
             if self._child.wait(deadline):

@@ -94,7 +94,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
     _has_warned: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """See that what a subclass makes of a sample is what is served, in batches, too."""
+        """Make batches serve what a subclass's own ``__getitem__`` returns, too."""
         super().__init_subclass__(**options)
         own = vars(cls)
         if "has_own_samples" in own or not own.keys() & {"__getitem__", "__getitems__"}:
@@ -165,7 +165,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
     def _drawing_of(
         self, indices: Sequence[Any], seed: int = 0
     ) -> tuple[int, int, npt.NDArray[np.int64] | None]:
-        """Return seed, epoch and draws of indices that come one by one: known to them, to their batch, or set."""
+        """Return seed, epoch and draws of single indices: their own, their batch's, or those that were set."""
         if len(indices) and hasattr(indices[0], "epoch"):
             first = indices[0]
             seed = seed if getattr(first, "seed", None) is None else first.seed
@@ -215,7 +215,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         )
 
     def _is_again(self, num_samples: int) -> bool:
-        """Tell whether samples are of a second epoch, as far as one process can."""
+        """Return True if these samples must belong to a second epoch, as far as one process can tell."""
         worker = get_worker_info()
         if worker is not None:
             return worker.id == 0
@@ -261,7 +261,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
 
 
 def reads_batches(dataset: Any) -> TypeGuard[BatchDataset]:
-    """Return True if a dataset reads whole batches itself: of this package, unless a subclass says what a sample is."""
+    """Return True if a dataset reads whole batches itself: ours do, unless a subclass has its own ``__getitem__``."""
     return isinstance(dataset, BatchDataset) and not dataset.has_own_samples
 
 

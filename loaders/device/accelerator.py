@@ -158,7 +158,7 @@ def pins(device: torch.device | None) -> bool:
 def shared_device(
     device: torch.device, num_devices: int, environ: Mapping[str, str]
 ) -> str | None:
-    """Say so if this rank puts its batches on a device that is another local rank's, by all signs.
+    """Return a warning if this rank puts its batches on what is most likely another local rank's device.
 
     Args:
         device: With its index.

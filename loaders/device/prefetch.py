@@ -135,7 +135,7 @@ def _is_end(item: _Copied | _Failed) -> bool:
 
 
 def _of_others(behind: TracebackType | None) -> TracebackType | None:
-    """Return what is of another thread in a traceback of this one.
+    """Return the part of a traceback that comes from another thread.
 
     Frames of this thread hold the iterator: the workers would live until the garbage is collected.
     """

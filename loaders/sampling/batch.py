@@ -101,7 +101,7 @@ class IndexBatch(Sequence[int]):
 
 
 class IndexList(list[Any]):
-    """The indices of one batch as a list, for third-party datasets: those of loaders below them find the rest."""
+    """The indices of one batch as a list, for third-party datasets; ours inside them find epoch and draws here."""
 
     def __init__(self, items: list[Any], epoch: int, draws: Int64s | None, seed: int) -> None:
         super().__init__(items)
@@ -150,7 +150,7 @@ def _unpickled(make: Callable[..., Any], *values: Any) -> Any:
 
 
 def _index_batch(indices: bytearray, *rest: Any) -> IndexBatch:
-    """Do the same in fewer calls: there is one of these in each message."""
+    """Unpickle an ``IndexBatch`` in few calls: each message to a worker has one."""
     batch = IndexBatch(np.frombuffer(indices, np.int64), *rest)
     begin_in_worker(batch)
     return batch

@@ -50,7 +50,7 @@ def entered(steps: Iterable[Any]) -> Iterator[Any]:
 
 
 def begin_in_worker(indices: Any) -> None:
-    """Say what is fetched until the next indices come, in a worker process of torch, where only they are ours."""
+    """Set the context of indices until the next ones come: in a worker process of torch, where only they are ours."""
     if get_worker_info() is not None:
         _enter(indices)
 
@@ -61,7 +61,7 @@ def _enter(indices: Any) -> None:
 
 
 def one_by_one(items: Iterable[Any], draws: Int64s) -> Iterator[Any]:
-    """Yield indices; the draw of each is known until the next one is asked for, then those of all.
+    """Yield indices, each with its own draw as the current one; at the end, those of all are.
 
     (``Subset.__getitems__`` of torch goes through them first, and reads then.)
     """
@@ -73,7 +73,7 @@ def one_by_one(items: Iterable[Any], draws: Int64s) -> Iterator[Any]:
 
 
 def with_draws(items: Sequence[Any]) -> Iterable[Any]:
-    """Go through the items of a batch whose numbers were asked for before; its draws are known again, one by one."""
+    """Go through a batch whose indices were listed before, each again with its own draw as the current one."""
     draws = _here.draws
     return items if draws is None or len(draws) != len(items) else one_by_one(items, draws)
 

@@ -71,7 +71,7 @@ class Cursor:
         return new
 
     def at(self, epoch: int, start: int = 0) -> Cursor:
-        """Return a cursor elsewhere, and let who has begun here and given nothing yet begin there."""
+        """Return a cursor elsewhere; a pass that began here, and has served nothing yet, begins there instead."""
         self.is_moved = not self.num_steps
         return self._follow(epoch, start)
 

@@ -27,7 +27,7 @@ def numbered(
     # Nobody sees in what they come: it is made a list, beside which the epoch can stand.
     makes_lists: bool = False,
 ) -> Iterator[Any]:
-    """Yield what a sampler or batch sampler yields, with the epoch, and with draws where an index comes again.
+    """Wrap a third-party sampler or batch sampler: add the epoch, and a draw number where an index repeats.
 
     What is not made of whole numbers, and what has an epoch, is passed on as it is.
     """

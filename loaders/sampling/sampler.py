@@ -346,7 +346,7 @@ class EpochBatches(Settled, BatchSampler):
 
 
 class IndexSource:
-    """What a loader takes indices from: as long as a sampler, or batch sampler, and begun anew by each ``iter``.
+    """The indices of a loader: as many as its sampler or batch sampler says, from the start at each ``iter``.
 
     (A loader counts by itself what it hands over; torch's makes iterators that it does not use.)
     """
@@ -362,7 +362,7 @@ class IndexSource:
 
 
 def is_ours(given: Any) -> bool:
-    """Tell whether a sampler, or batch sampler, yields what its order says: no subclass that yields anything else."""
+    """Return True if a sampler, or batch sampler, yields what its order says: a subclass may yield something else."""
     if isinstance(given, EpochBatches):
         return _yields_as(EpochBatches, given) and is_ours(given.sampler)
     return isinstance(given, EpochSampler) and _yields_as(EpochSampler, given)

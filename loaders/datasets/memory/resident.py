@@ -110,7 +110,7 @@ class Resident:
 
 
 class _Readable:
-    """An array's memory, which this keeps, as if it could be written: torch warns of what cannot, as a shared copy."""
+    """Keeps an array, and shows it as writable: torch warns of memory that is not, such as a shared copy."""
 
     def __init__(self, array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         self.array = array
