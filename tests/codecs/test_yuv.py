@@ -108,12 +108,12 @@ def test_records_of_another_size_are_refused(nbytes: int) -> None:
     ],
 )
 def test_fields_that_it_cannot_store(field: Any) -> None:
-    with pytest.raises(CodecError, match="yuv420"):
+    with pytest.raises(CodecError):
         codec_for(field)
 
 
 def test_planes_that_do_not_fit_are_refused() -> None:
     small = np.zeros((4, 4), np.uint8)
 
-    with pytest.raises(CodecError, match="chroma planes"):
+    with pytest.raises(CodecError):
         yuv((8, 8)).encode_planes((np.zeros((8, 8), np.uint8), small, small[:3]))

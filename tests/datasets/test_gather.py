@@ -24,6 +24,7 @@ from loaders.datasets.reading.fixed import take_rows as torch_take
 from loaders.datasets.reading.samples import SampleBatch
 from loaders.schema import Array
 from tests.packdata.packing import pack_samples
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from loaders.data.shards import Check
@@ -152,9 +153,9 @@ def test_records_of_another_size_are_refused_and_their_neighbours_served(tmp_pat
 
     store.gather("x", store.rows(np.array([5, 2])), out)
     assert out.tolist() == [[9, 10, 11, 12], [7, 7, 7, 7]]
-    with pytest.raises(ShardError, match="b, field x, row 1: its record has 5 bytes, not 4"):
+    with pytest.raises(ShardError, check=At("b", row=1, field="x")):
         store.gather("x", store.rows(np.array([1, 4])), out)
-    with pytest.raises(SchemaError, match="one row per sample"):
+    with pytest.raises(SchemaError):
         MemoryShard(
             tmp_path, {"x": column, "y": whole, "z": FixedColumn(np.zeros((2, 1), np.uint8))}
         )

@@ -109,7 +109,7 @@ def test_what_lies_on_a_device_is_not_joined_on_the_host(dataset: ShardDataset) 
     both: ConcatDataset[Any] = ConcatDataset([here, here])
 
     assert as_ours(both) is both
-    with pytest.raises(SchemaError, match=r"datasets\[0\] lies on cpu: join first"):
+    with pytest.raises(SchemaError):
         concat([here, here])
 
 

@@ -18,6 +18,7 @@ from loaders.datasets.tokens.binpack import fit_decreasing
 from loaders.errors import ChecksumError, LoadersError, SchemaError, ShardError, StateError
 from loaders.schema import Array, Tokens
 from packdata.tokens.plan import TokenOptions, pack_tokens
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -425,7 +426,7 @@ def test_indices_are_checked(folder: Path) -> None:
             windows[bad]
     with pytest.raises(TypeError, match="whole number"):
         windows["1"]
-    with pytest.raises(TypeError, match="whole numbers, got float64"):
+    with pytest.raises(TypeError):
         windows.__getitems__([1.7])  # type: ignore[list-item]
 
 
@@ -470,9 +471,9 @@ def test_a_dataset_without_tokens_or_with_some_rows_only_is_refused(
 ) -> None:
     packdata.pack([{"x": 1.0}], tmp_path / "x", {"x": Array()})
 
-    with pytest.raises(SchemaError, match="packdata tokens"):
+    with pytest.raises(SchemaError):
         TokenWindows(tmp_path / "x")
-    with pytest.raises(SchemaError, match=r"TokenWindows\.split"):
+    with pytest.raises(SchemaError):
         TokenWindows(ShardDataset(folder).select([0, 1]))
 
 
@@ -488,7 +489,7 @@ def test_a_flipped_byte_is_found_when_its_window_is_read(tmp_path: Path, check: 
         file.write(b"\x00")
 
     assert windows[0].tokens.tolist() == first
-    with pytest.raises(ChecksumError, match="checksum"):
+    with pytest.raises(ChecksumError, check=At("a/shard-00000.parquet", field="tokens")):
         windows[380]
     unchecked = TokenWindows(ShardDataset(folder, check="never"), 100)
     assert unchecked[380].tokens[0] == 38_000 & 0xFF00
@@ -507,7 +508,7 @@ def test_a_row_that_claims_more_tokens_than_it_has_is_refused(tmp_path: Path) ->
     }
     packdata.pack([row], tmp_path / "a", fields)
 
-    with pytest.raises(ShardError, match="5 tokens of 4"):
+    with pytest.raises(ShardError, check=At("a/shard-00000.lmdb", row=0, field="num_tokens")):
         TokenWindows(tmp_path / "a", 2)
 
 
@@ -535,7 +536,7 @@ def test_documents_that_end_where_their_row_has_no_token_are_refused(
         packdata.pack(some, tmp_path / name, fields)
         (path,) = (path for path in (tmp_path / name).iterdir() if path.suffix != ".json")
 
-        with pytest.raises(ShardError, match="do not follow each other") as caught:
+        with pytest.raises(ShardError, check=At(field="document_ends")) as caught:
             TokenWindows(tmp_path / name, 4, by="document")
 
         assert (caught.value.row, caught.value.field) == (row, "document_ends")
@@ -748,11 +749,11 @@ def test_what_cannot_be_decoded_says_why(folder: Path) -> None:
     assert windows.eod is None
     with pytest.raises(SchemaError):
         assert windows.vocab_size
-    with pytest.raises(SchemaError, match="no tokenizer is kept"):
+    with pytest.raises(SchemaError):
         windows.decode([1])
-    with pytest.raises(TypeError, match="one row, got a Tensor of shape"):
+    with pytest.raises(TypeError):
         windows.decode(torch.zeros(2, 3, dtype=torch.int64))
-    with pytest.raises(TypeError, match=r"whole numbers in one row, got \[0.5\]"):
+    with pytest.raises(TypeError):
         windows.decode([0.5])
 
 
@@ -766,17 +767,17 @@ def test_a_kept_tokenizer_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert copy.deepcopy(windows).decode([0]) == "<|endoftext|>" == windows.decode([windows.eod])
     moved = folder.rename(tmp_path / "elsewhere")  # nothing of it was opened yet
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(LoadersError, match="pip install tokenizers"):
+    with pytest.raises(LoadersError):
         TokenWindows(moved, 20).decode([1])
     next(moved.glob("tokenizer-*.json")).write_bytes(b"{}")
-    with pytest.raises(ShardError, match="not the tokenizer of this dataset"):
+    with pytest.raises(ShardError, check=At("elsewhere/tokenizer-cc4bf3de30f3f67b.json")):
         TokenWindows(moved, 20).decode([1])
 
 
 def test_windows_that_are_joined_or_sliced_say_what_does_that(folder: Path) -> None:
     windows = TokenWindows(folder, 16)
 
-    with pytest.raises(TypeError, match=r"TokenWindows\(concat\(\[a.dataset, b.dataset\]\)"):
+    with pytest.raises(TypeError):
         concat([windows, windows])  # type: ignore[list-item]
     with pytest.raises(TypeError, match=r"Subset\(dataset, indices\)"):
         windows[:3]

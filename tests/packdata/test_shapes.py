@@ -17,6 +17,7 @@ from loaders.schema import Array, Boxes, Json, Keypoints
 from packdata.cli import main
 from packdata.images.fit import SizeOption
 from packdata.images.plan import pack_images, plan_images
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,9 +166,9 @@ class TestColumns:
         pictures(tmp_path, "a.png")
         source = listed(tmp_path, [{"path": "a.png", "where": []}], "jsonl")
 
-        with pytest.raises(SourceError, match="no column 'other'"):
+        with pytest.raises(SourceError, check=At("list.jsonl")):
             plan_images(source, boxes=["other"])
-        with pytest.raises(SchemaError, match="xyxy, xywh"):
+        with pytest.raises(SchemaError):
             plan_images(source, boxes=["where:corners"])
         assert run(source, tmp_path / "out", "--boxes", "where:corners") == 2
 
@@ -293,7 +294,7 @@ class TestAnnotations:
             out = tmp_path / f"out-{split}"
             pack_images(tmp_path / split, out, annotations=tmp_path / "annotations")
             assert ShardDataset(out)[0].boxes.tolist() == [box]
-        with pytest.raises(SourceError, match="another file"):
+        with pytest.raises(SourceError, check=At("annotations/instances_val2017.json")):
             plan_images(tmp_path / "all", annotations=tmp_path / "annotations")
 
     def test_its_keypoints_have_names(self, tmp_path: Path) -> None:
@@ -414,7 +415,7 @@ class TestAnnotations:
         (tmp_path / "labels").mkdir()
         (tmp_path / "labels/1.txt").write_text("0 0.5 0.5 0.1 0.1")
 
-        with pytest.raises(SourceError, match="2 pictures"):
+        with pytest.raises(SourceError, check=At("in")):
             plan_images(tmp_path / "in", annotations=tmp_path / "labels")
 
     def test_annotations_of_other_pictures_are_refused(self, tmp_path: Path) -> None:
@@ -435,7 +436,7 @@ class TestAnnotations:
         image = {"id": 0, "file_name": "1.png", "height": size[0], "width": size[1]}
         file = coco(tmp_path, ["1.png"], images=[image])
 
-        with pytest.raises(SourceError, match="of a picture of"):
+        with pytest.raises(SourceError, check=At("in/1.png")):
             pack_images(tmp_path / "in", tmp_path / "out", annotations=file)
 
     @pytest.mark.parametrize("size", [{}, {"height": 0, "width": None}])
@@ -452,9 +453,9 @@ class TestAnnotations:
         (tmp_path / "data.yaml").write_text("kpt_shape: [2, 3]\nnames: [person]\n")
         twice = [{"id": 90, "name": "cat"}, {"id": 3, "name": "cat"}]
 
-        with pytest.raises(SourceError, match="kpt_shape"):
+        with pytest.raises(SourceError, check=At("data.yaml")):
             plan_images(tmp_path / "in", annotations=tmp_path / "labels")
-        with pytest.raises(SourceError, match="'cat'"):
+        with pytest.raises(SourceError, check=At("instances.json")):
             plan_images(tmp_path / "in", annotations=coco(tmp_path, ["1.png"], categories=twice))
 
     def test_annotations_of_no_picture_are_counted(self, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from loaders.errors import SourceError
 from packdata.tables import pack_tables
 from tests.packdata.reading import PackedReader
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +72,7 @@ def test_a_date_that_microseconds_do_not_hold_is_named_or_its_row_left_out(
 ) -> None:
     source = write_arrow(tmp_path, pa.table({"d": dates}))
 
-    with pytest.raises(SourceError, match=r"row 0: column 'd': .*value out of range") as caught:
+    with pytest.raises(SourceError, check=At("t.feather, row 0")) as caught:
         pack_tables(source, tmp_path / "out", dates="days")
     assert caught.value.path == f"{source}, row 0"
     assert packed(tmp_path, source, dates="days", on_error="skip").column("features") == [[0]]

@@ -13,6 +13,7 @@ from loaders.errors import SourceError
 from packdata.cli import main
 from packdata.tables import pack_tables, plan_tables
 from tests.packdata.reading import PackedReader
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +64,7 @@ def test_a_compressed_table_of_a_folder_is_refused_unless_it_is_there_without(
 ) -> None:
     (folder / "c.csv.gz").write_bytes(gzip.compress(b"x\n3\n"))
 
-    with pytest.raises(SourceError, match=r"in/c.csv.gz: tables that are compressed .*Decompress"):
+    with pytest.raises(SourceError, check=At("in/c.csv.gz")):
         pack_tables(folder, tmp_path / "out")
     assert pack_tables(f"{folder}/*.csv", tmp_path / "named").samples == 1
     (folder / "c.csv").write_text("x\n3\n")
@@ -82,7 +83,7 @@ def test_a_folder_of_folders_is_told_how_their_tables_are_taken(
         pd.read_csv(tmp_path / "in/2024/a.csv").to_parquet(tmp_path / "in/2024/a.parquet")
         (tmp_path / "in/2024/a.csv").unlink()
 
-    with pytest.raises(SourceError, match=rf"the folder has no .csv.*in/\*\*/\*.{suffix}' takes"):
+    with pytest.raises(SourceError, check=At("in")):
         pack_tables(tmp_path / "in", tmp_path / "out")
 
     assert pack_tables(f"{tmp_path}/in/**/*.{suffix}", tmp_path / "out").samples == 1

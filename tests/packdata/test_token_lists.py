@@ -21,6 +21,7 @@ from packdata.packed.combine import merge
 from packdata.packed.partition import split
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from tests.packdata.test_tokens import documents, pack, texts, write
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -279,9 +280,9 @@ def test_an_id_beyond_the_vocabulary_is_named_with_its_row(tmp_path: Path) -> No
 def test_columns_and_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.parquet", {"input_ids": [["x"]], "n": [1]})
 
-    with pytest.raises(SourceError, match="n"):
+    with pytest.raises(SourceError, check=At("a.parquet")):
         pack(source, tmp_path / "p", ids_column="missing")
-    with pytest.raises(SourceError, match="not lists"):
+    with pytest.raises(SourceError, check=At("a.parquet")):
         pack(source, tmp_path / "p", ids_column="n")
     with pytest.raises(ValueError, match="text_column"):
         pack(source, tmp_path / "p", ids_column="input_ids", text_column="n")
@@ -294,7 +295,7 @@ def test_plain_text_beside_lists_of_ids_is_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "src/a.jsonl", {"input_ids": [[1]]})
     write(tmp_path / "src/b.txt", "text")
 
-    with pytest.raises(SourceError, match="plain text"):
+    with pytest.raises(SourceError, check=At("src/a.jsonl")):
         pack(tmp_path / "src", tmp_path / "p")
 
 

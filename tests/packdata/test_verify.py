@@ -34,6 +34,7 @@ from packdata.packing.lock import LOCK_NAME, TargetLock
 from packdata.packing.target import PACKING_NAME
 from tests.packdata.packing import CLASSES, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
+from tests.refusals import At
 
 FORMATS = ["lmdb", "parquet"]
 FIELDS = ["image", "label", "key", "pixels"]
@@ -460,7 +461,7 @@ def test_no_shard_lies_outside_of_the_folder(tmp_path: Path, name: Any) -> None:
     data["shards"][0]["file"] = name
     path.write_text(json.dumps(signed(data)))
 
-    with pytest.raises(ManifestError, match=r"not a plain name|not a string"):
+    with pytest.raises(ManifestError, check=At("a/manifest.json")):
         read_manifest(folder)
 
 
@@ -517,7 +518,7 @@ def test_odd_dtypes_are_refused(tmp_path: Path, dtype: Any) -> None:
     data["schema"]["fields"]["score"]["dtype"] = dtype
     path.write_text(json.dumps(signed(data)))
 
-    with pytest.raises(ManifestError, match="score"):
+    with pytest.raises(ManifestError, check=At("a/manifest.json")):
         read_manifest(folder)
 
 
@@ -525,7 +526,7 @@ def test_a_manifest_that_cannot_be_opened_is_a_manifest_error(tmp_path: Path) ->
     folder = tmp_path / "a"
     (folder / MANIFEST_NAME).mkdir(parents=True)
 
-    with pytest.raises(ManifestError, match="cannot be read"):
+    with pytest.raises(ManifestError, check=At("a/manifest.json")):
         read_manifest(folder)
 
 
@@ -660,7 +661,7 @@ def lmdb_of_branches(path: Path, children: list[int], num: int = 200) -> None:
 def test_lmdb_pages_that_lead_in_circles_end(tmp_path: Path) -> None:
     lmdb_of_branches(tmp_path / "a.lmdb", [3, 2, 0])
 
-    with pytest.raises(ShardError, match="leads to page 2"):
+    with pytest.raises(ShardError, check=At("a.lmdb")):
         list(lmdb.find_values(tmp_path / "a.lmdb"))
 
 
@@ -668,7 +669,7 @@ def test_lmdb_pages_that_many_branches_lead_to_are_walked_once(tmp_path: Path) -
     """20 levels of 200 entries for the same page would take 200**20 steps."""
     lmdb_of_branches(tmp_path / "a.lmdb", [*range(3, 23), 0])
 
-    with pytest.raises(ShardError, match="leads to page 22"):
+    with pytest.raises(ShardError, check=At("a.lmdb")):
         list(lmdb.find_values(tmp_path / "a.lmdb"))
 
 
@@ -676,7 +677,7 @@ def test_lmdb_pages_that_many_branches_lead_to_are_walked_once(tmp_path: Path) -
 def test_files_that_are_no_lmdb_are_shard_errors(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.lmdb").write_bytes(data)
 
-    with pytest.raises(ShardError, match="not a well-formed LMDB file"):
+    with pytest.raises(ShardError, check=At("a.lmdb")):
         list(lmdb.find_values(tmp_path / "a.lmdb"))
 
 
@@ -686,7 +687,7 @@ def test_checksums_nested_too_deep_are_a_shard_error(tmp_path: Path) -> None:
     (folder / shard.file).write_bytes(b"[" * shard.size_bytes)
     wide = replace(shard, checksums=(0, shard.size_bytes))
 
-    with pytest.raises(ShardError, match="checksums cannot be read"):
+    with pytest.raises(ShardError, check=At("a/shard-00000.lmdb")):
         open_checksums(folder / shard.file, wide)
 
 
@@ -743,7 +744,7 @@ def test_repair_waits_for_no_packing(tmp_path: Path) -> None:
     (folder / PACKING_NAME).mkdir()
     lock = TargetLock(folder / PACKING_NAME / LOCK_NAME)
 
-    with pytest.raises(PackError, match=f"process {os.getpid()} is packing into it"):
+    with pytest.raises(PackError, check=At("a")):
         repair(folder, tmp_path / "copy")
 
     lock.release()
@@ -813,7 +814,7 @@ def test_repair_refuses_another_dataset(tmp_path: Path) -> None:
     flip(folder / "shard-00000.lmdb", 9000)
     before = (folder / "shard-00000.lmdb").read_bytes()
 
-    with pytest.raises(PackError, match="its fingerprint is"):
+    with pytest.raises(PackError, check=At("b")):
         repair(folder, other)
     assert (folder / "shard-00000.lmdb").read_bytes() == before
 
@@ -824,7 +825,7 @@ def test_repair_takes_the_copys_manifest_only_when_told(tmp_path: Path) -> None:
     flip(folder / MANIFEST_NAME, 50)
     (folder / "shard-00001.lmdb").unlink()
 
-    with pytest.raises(ManifestError, match="--manifest"):
+    with pytest.raises(ManifestError, check=At("a/manifest.json")):
         repair(folder, tmp_path / "copy")
     done = repair(folder, tmp_path / "copy", manifest=True)
 

@@ -102,7 +102,7 @@ def test_it_resumes_in_the_middle_and_refuses_other_lengths() -> None:
 
     assert taken + [batch.x.tolist() for batch in second] == whole
     other = loader(sampler=ByLength(LENGTHS[:64][::-1].copy(), 8))
-    with pytest.raises(StateError, match="another order: lengths"):
+    with pytest.raises(StateError):
         other.load_state_dict(first.state_dict())
 
 

@@ -118,6 +118,6 @@ def test_a_dataset_divides_as_the_command_does(tmp_path: Path, here: Any, there:
 
 @pytest.mark.parametrize("values", [np.zeros((5, 2)), np.linspace(0, 1, 50)], ids=["two", "many"])
 def test_what_divides_nothing_alike_is_refused(values: Any) -> None:
-    with pytest.raises(SchemaError, match=r"'x' has more|it cannot stratify"):
+    with pytest.raises(SchemaError):
         check_strata(values, "x")
     check_strata(np.arange(50), "x")

@@ -131,7 +131,7 @@ def test_texts_of_a_table_are_the_same_order_as_other_texts() -> None:
     assert objects.describe() == plain.describe()
     assert whole(objects).tolist() == whole(plain).tolist()
     for wrong in (["a", None], ["a", 1.5], [None, None]):
-        with pytest.raises(TypeError, match="labels must be numbers, or all texts"):
+        with pytest.raises(TypeError):
             Balanced(np.array(wrong, object), 20)
 
 
