@@ -130,6 +130,31 @@ def test_what_is_packed_into_a_bucket_is_what_a_folder_gets(
     assert {each["method"] for each in store.proxy.requests()} <= {"GET", "HEAD"}
 
 
+def test_pictures_go_to_a_bucket_in_a_drawn_order_which_is_told(
+    photos: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["images", str(photos), "--shard-size", "4kB"]
+    for i in range(2):
+        assert main([*argv, "s3://out/parts", *store.options, "--part", f"{i}/2"]) == 0
+    assert finish("s3://out/parts").samples == 12
+    capsys.readouterr()
+
+    assert main([*argv, OUT, *store.options]) == 0
+
+    assert "--shuffle none" in capsys.readouterr().out
+    assert main([*argv, "s3://out/plain", *store.options, "--shuffle", "none"]) == 0
+    assert "--shuffle none" not in capsys.readouterr().out
+    pack(photos, tmp_path / "drawn", shuffle=0)
+    assert_same(store, tmp_path / "drawn")
+    pack(photos, tmp_path / "plain")
+    assert_same(store, tmp_path / "plain", "plain")
+    one, other = (
+        read_manifest(store.root / "out" / name / "train") for name in ("parts", "packed")
+    )
+    assert one.provenance["shuffle"] == other.provenance["shuffle"] == 0
+    assert shards_at(tmp_path / "drawn/train") != shards_at(tmp_path / "plain/train")
+
+
 def test_another_dataset_is_replaced_on_demand_and_old_shards_go_on_demand(
     photos: Path, store: Store, tmp_path: Path
 ) -> None:
@@ -320,7 +345,7 @@ def test_two_commands_at_one_target_leave_what_one_makes(
     errors = [process.communicate(timeout=60)[1] for process in both]
 
     assert [process.returncode for process in both] == [0, 0], errors
-    pack(photos, tmp_path / "local")
+    pack(photos, tmp_path / "local", shuffle=0)
     assert_same(store, tmp_path / "local")
 
 
@@ -420,7 +445,7 @@ def test_a_shard_that_was_sent_and_is_gone_is_packed_again(
 
     assert main(argv) == 0
 
-    pack(photos, tmp_path / "local")
+    pack(photos, tmp_path / "local", shuffle=0)
     assert_same(store, tmp_path / "local")
 
 
@@ -446,7 +471,7 @@ def test_a_staging_disk_that_fills_is_told_and_the_command_goes_on(
         assert (again.returncode, again.stderr) == (0, b"")
         assert b"earlier" in again.stdout
 
-    assert main([*command[3:], str(tmp_path / "local"), *options]) == 0
+    assert main([*command[3:], str(tmp_path / "local"), *options, "--shuffle", "0"]) == 0
     assert_same(store, tmp_path / "local")
 
 

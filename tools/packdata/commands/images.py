@@ -10,6 +10,7 @@ from loaders.schema import PICTURE_CODECS
 from packdata.commands.common import REPEATED, TARGET
 from packdata.commands.packing import (
     AGAIN,
+    AT_URLS,
     OF_SOURCE,
     SOURCE_OPTIONS,
     packing_command,
@@ -64,6 +65,7 @@ _PICTURES = f"""
 --keep-depth
   keep 16 bits per channel (default: 8)
 """
+_ORDER = "source order; to a URL a random one"
 _SOURCE = """\
 --palette FILE|voc|cityscapes|ade20k
   colours of masks, one per line, in the order of the classes: R G B or #RRGGBB
@@ -98,7 +100,7 @@ IMAGES = packing_command(
     "images",
     "pack pictures with their labels and masks",
     src="folder, list, tar, Parquet or IDX file, or its URL, or a pattern; several become one dataset, in order",
-    takes={"pictures": _PICTURES, "source": source_options("image", "picture") + _SOURCE},
+    takes={"pictures": _PICTURES, "source": source_options("image", "picture", _ORDER) + _SOURCE},
     item="file",
     usual="lmdb for files, else parquet",
     run=run,
@@ -120,5 +122,6 @@ differently.
         "palette": TARGET,
         "label-map": TARGET,
         **OF_SOURCE,
+        "shuffle": OF_SOURCE["shuffle"] | {"default": AT_URLS},
     },
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from loaders.errors import SourceError
 from loaders.progress import Meter
+from loaders.remote.url import is_url
 from packdata.commands.common import (
     REPEATED,
     SIZES,
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from packdata.packing.shards import Format
     from packdata.plan import SourcePlan
 
+AT_URLS = True  # as --shuffle: a seed of ours where the target is a URL
+_USUAL_SEED = 0
+_DRAWN = "in an order drawn at random, as shards in a store are best read; --shuffle none keeps that of the source"
 AGAIN = """
 After a kill, a full disk or Ctrl-C, run the same command again to continue. The result does not
 depend on --workers."""
@@ -124,11 +129,11 @@ def share_of(args: argparse.Namespace) -> tuple[int, int] | None:
     return int(number), int(of)
 
 
-def source_options(kind: str, files: str) -> str:
+def source_options(kind: str, files: str, order: str = "source order") -> str:
     """Return the options of commands whose items are files: of ``image`` or ``array``, called ``files``."""
     return f"""
---shuffle SEED
-  pack the {files}s of folders and lists in a random order drawn from this seed (default: source order)
+--shuffle SEED|none
+  pack the {files}s of folders and lists in a random order drawn from this seed (default: {order})
 --masks FOLDER
   folder with a mask for each {files}, under the same relative name, with any suffix
 --mask-suffix SUFFIX|OLD=NEW
@@ -146,9 +151,16 @@ def source_options(kind: str, files: str) -> str:
 """
 
 
+def _parse_shuffle(text: str) -> int | None:
+    try:
+        return None if text == "none" else int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"takes a whole number or none, got {text!r}") from error
+
+
 SOURCE_OPTIONS = ("masks", "mask_suffix", "classes", "mask_column", "label_column")
 OF_SOURCE: dict[str, dict[str, Any]] = {
-    "shuffle": {"type": int},
+    "shuffle": {"type": _parse_shuffle},
     "masks": TARGET,
     "classes": TARGET,
     "mask-suffix": {"default": ""},
@@ -202,23 +214,31 @@ def _run(args: argparse.Namespace, make_plan: Callable[[], Planned], unit: str) 
 
 def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:
     from packdata.packing.target import is_unfinished
+    from packdata.parts.part import can_shuffle
     from packdata.plan import pack_plan
 
+    shuffle, is_drawn = getattr(args, "shuffle", None), False
+    if shuffle is AT_URLS:
+        is_drawn = is_url(args.dst) and all(can_shuffle(recipe) for _, recipe in plan.parts)
+        shuffle = _USUAL_SEED if is_drawn else None
     settings: dict[str, Any] = {
         "shard_bytes": args.shard_size,
         "workers": args.workers,
         "on_error": args.on_error,
         "overwrite": args.overwrite,
         "progress": Meter("packed", unit),
-        "shuffle": getattr(args, "shuffle", None),
+        "shuffle": shuffle,
     }
     try:
         if args.engine is None:
-            return pack_plan(plan, args.dst, part=args.part, **settings)
-        from packdata.cluster import pack_on_ray
+            summary = pack_plan(plan, args.dst, part=args.part, **settings)
+        else:
+            from packdata.cluster import pack_on_ray
 
-        settings |= {"parts": args.parts, "address": args.address}
-        return pack_on_ray(plan, args.dst, note=lambda text: show_notes([text]), **settings)
+            settings |= {"parts": args.parts, "address": args.address}
+            summary = pack_on_ray(plan, args.dst, note=lambda text: show_notes([text]), **settings)
+        drawn = [_DRAWN] if is_drawn and summary.datasets else []
+        return replace(summary, notes=(*summary.notes, *drawn))
     except SourceError as error:
         if args.on_error == "fail":
             what = f"stopped at the first {args.item} that cannot be packed"

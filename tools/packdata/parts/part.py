@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from loaders.errors import SchemaError
 from loaders.rng import hash64, key64
@@ -123,21 +125,31 @@ class ShuffledRecipe(PartRecipe):
     """The items of a recipe in an order drawn by a seed."""
 
     def __init__(self, recipe: Recipe, seed: int) -> None:
-        source = getattr(recipe, "source", None)
-        if not {*str(getattr(source, "kind", "")).split(", ")} <= _BY_NUMBER:
+        if not can_shuffle(recipe):
             what = "--shuffle is for pictures and arrays that are files of their own, in folders or a list"
             raise SchemaError(what)
         super().__init__(recipe, 0, len(recipe))
         self.identity = {**recipe.identity, "shuffle": seed}
         self.provenance = {**recipe.provenance, "shuffle": seed}
-        self._order = np.argsort(
-            hash64(key64(seed, _SHUFFLE), np.arange(len(recipe))), kind="stable"
-        )
+        self._seed = seed
+
+    @cached_property
+    def _order(self) -> npt.NDArray[np.int64]:
+        return np.argsort(hash64(key64(self._seed, _SHUFFLE), np.arange(len(self))), kind="stable")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_order"}
 
     def items(self, start: int) -> Iterator[Any]:
         """Yield its items."""
         for number in self._order[start:].tolist():
             yield from islice(self._recipe.items(number), 1)
+
+
+def can_shuffle(recipe: Recipe) -> bool:
+    """Tell whether any item can be asked for without reading others."""
+    source = getattr(recipe, "source", None)
+    return {*str(getattr(source, "kind", "")).split(", ")} <= _BY_NUMBER
 
 
 def in_order(
