@@ -51,6 +51,11 @@ _SAYS = (
 )
 _NO_BUCKET = "There is no such bucket: check its name, or make it"
 _OURS = re.compile(r"StoreFault: (\(.*\))")
+# Of an error of obstore, what was asked for and how long it took: such numbers and names are no answers.
+_ASKED = re.compile(
+    r"performing [A-Z]+ \S+ in [^\s,]+(, after \d+ retries, max_retries: \d+, retry_timeout: \S+)?"
+    r"|(location|for path) \S+"
+)
 _XML = re.compile(r"(<\?xml[^>]*>\s*)?<Error>.*?</Error>", re.DOTALL)
 
 
@@ -78,18 +83,17 @@ def fault_of(error: Exception, ways: str = "") -> StoreFault:
     if ours := _OURS.search(text):  # of who gives credentials
         with suppress(ValueError, TypeError, SyntaxError):  # a store may say such words, too
             return StoreFault(*ast.literal_eval(ours[1]))
-    if re.search(
-        r"token request.*\b40\d\b", text, re.DOTALL
-    ):  # of a metadata service, or of who gives tokens
+    said = _ASKED.sub("", text)
+    if re.search(r"token request.*\b40\d\b", said, re.DOTALL):  # of a metadata service, say
         return StoreFault("denied", text, ways)
-    if "NoSuchBucket" in text:
+    if "NoSuchBucket" in said:
         return StoreFault("missing", text, _NO_BUCKET)
     if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":
         return StoreFault("missing", text)
     if type(error).__name__ == "PreconditionError":
         return StoreFault("changed", text)
     for kind, pattern in _SAYS:
-        if re.search(pattern, text, re.IGNORECASE):
+        if re.search(pattern, said, re.IGNORECASE):
             return StoreFault(kind, text)
     return StoreFault("network", text)
 

@@ -160,3 +160,19 @@ def test_words_of_a_store_that_look_like_ours_are_its_words(said: str) -> None:
 
     assert fault.kind == "network"
     assert said in fault.text
+
+
+@pytest.mark.parametrize("place", ["run-404/redirect/shard-412.lmdb", "expired-InvalidToken/403"])
+@pytest.mark.parametrize(
+    "seconds", ["308.078µs", "404ms, after 4 retries, max_retries: 4, retry_timeout: 416s "]
+)
+def test_what_was_asked_for_and_how_long_it_took_is_no_answer(place: str, seconds: str) -> None:
+    asked = f"Generic S3 error: Error performing GET http://host:301/{place} in {seconds}"
+
+    late = fault_of(Exception(f"{asked} - HTTP error: error sending request"))
+    refused = fault_of(
+        Exception(f"{asked} - Server returned non-2xx status code: 403 Forbidden: ")
+    )
+
+    assert (late.kind, refused.kind) == ("network", "denied")
+    assert place in late.text
