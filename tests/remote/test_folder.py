@@ -154,6 +154,7 @@ END
 
     remote = ShardDataset(S3, cache=cache, storage=options)
     before = (tmp_path / "asked").read_text().count("asked")
+    time.sleep(0.3)  # obstore does not ask again within 0.1 s
 
     assert int(remote.read([9])[0].label) == 2
     assert (tmp_path / "asked").read_text().count("asked") > before > 0
