@@ -16,12 +16,11 @@ from loaders.errors import CacheError, ManifestError
 from loaders.remote.folder import VERSION, Cache, default_folder, shard_path
 from loaders.remote.origin import origin_of
 from loaders.remote.stored import is_pinned, users_of
+from loaders.remote.transfer import MAX_CONNECTIONS
 from loaders.remote.url import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-_AT_ONCE = 8
 
 
 def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
@@ -43,7 +42,7 @@ def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
         shards[number].fetch()
         tick(shards[number].info.size_bytes)
 
-    with ThreadPoolExecutor(_AT_ONCE, "fetch") as pool:
+    with ThreadPoolExecutor(MAX_CONNECTIONS, "fetch") as pool:
         list(pool.map(one, range(len(shards))))
     return len(shards), manifest.size_bytes
 
