@@ -11,14 +11,14 @@ did not.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
-from concurrent.futures import Future
 from threading import Thread
 from typing import TYPE_CHECKING
 
 from loaders.backends.threads import ThreadPool
-from loaders.errors import LoadersError, UnsendableError
+from loaders.errors import UnsendableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,13 +112,14 @@ class Successor:
     """
 
     def __init__(self, watch: StepWatch) -> None:
-        self.watch = watch
-        self._payload: Future[Payload] | None = None
+        self.watch, self._pid = watch, os.getpid()
+        # Where a thread leaves what a child gets, once it has begun.
+        self._packed: list[Payload | Exception] | None = None
         self._child: Child | None = None
 
     def look(self, maker: Maker) -> Child | None:
         """Return the child once it is up; start it when it is time."""
-        if not self.watch.is_waiting:
+        if not self.watch.is_waiting or os.getpid() != self._pid:  # a fork has no part in it
             return None
         try:
             if self._child is None:
@@ -127,7 +128,7 @@ class Successor:
                 self._child.receive()
         except UnsendableError as error:
             self._give_up(f"backend='subprocess' would avoid that, but {error}")
-        except (LoadersError, OSError, RuntimeError) as error:  # no memory or process is left, say
+        except Exception as error:  # no process is left, say, or what data raise when pickled
             self._give_up(f"no child process can be started, so threads continue: {error}")
         child = self._child
         return child if child is not None and child.is_up else None
@@ -137,15 +138,20 @@ class Successor:
             Child,
         )  # what only Linux has is not loaded elsewhere
 
-        if self._payload is None:
-            self._payload = Future()
-            Thread(target=_pack, args=(maker, self._payload), daemon=True).start()
-        if not self._payload.done():
+        if self._packed is None:
+            self._packed = []
+            Thread(target=_pack, args=(maker, self._packed), daemon=True).start()
+        if not self._packed:
             return None
-        payload = self._payload.result()
-        if not payload.user_code:
-            return Child(maker, payload)
-        names = ", ".join(payload.user_code)
+        made = self._packed.pop()
+        if isinstance(made, Exception):
+            try:
+                raise made
+            finally:
+                del made  # its traceback holds this frame: the two would keep the loader, and all its data
+        if not made.user_code:
+            return Child(maker, made)
+        names = ", ".join(made.user_code)
         what = "backend='subprocess' would avoid that, but is not chosen automatically"
         self._give_up(f"{what}: the loader runs code of yours ({names})")
         return None
@@ -157,13 +163,14 @@ class Successor:
         logger.warning("%s for the GIL beside the loader's threads; %s", lost, why)
 
 
-def _pack(maker: Maker, payload: Future[Payload]) -> None:
+def _pack(maker: Maker, packed: list[Payload | Exception]) -> None:
+    """Put what a child gets, or why it cannot be had, into a list: without a lock, which a fork might find taken."""
     from loaders.backends.payload import pack
 
     try:
-        payload.set_result(pack(maker))
-    except Exception as error:  # it is raised where the payload is asked for
-        payload.set_exception(error)
+        packed.append(pack(maker))
+    except Exception as error:
+        packed.append(error)
 
 
 class AutoPool:

@@ -16,7 +16,7 @@ import loaders.codecs as codecs
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.sealed import HeldShard, SealedFile
 from loaders.datasets.reading.samples import collate
-from loaders.errors import UnsendableError
+from loaders.errors import LoadersError, UnsendableError
 from loaders.schema import Schema
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ def pack(maker: Maker) -> Payload:
         packer.dump(maker.for_child())
         last = _Packer(head)
         last.dump(packer.codecs)
-    except UnsendableError:
+    except LoadersError:
         raise
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
         raise UnsendableError(last.last, str(error)) from error
     collates = () if maker.collate is collate else ("collate_fn",)
     user_code = (*collates, *packer.user_code, *packer.transforms, *packer.codecs)

@@ -306,6 +306,9 @@ class DataLoader(OrderedLoader[BatchT]):
         super().__setattr__(name, value)
         if is_made and name in ("collate_fn", "num_workers"):
             self._settle_collate()
+            if name == "collate_fn":
+                # Of a child that has taken over: by itself none runs code of the user.
+                self.__dict__["backend"] = self._options.chosen_backend
             self._make_parts()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -328,6 +331,7 @@ class DataLoader(OrderedLoader[BatchT]):
         self._batches: Callable[[], Any] = lambda: None  # those being served, while they are
         self._delivery: Callable[[], Any] = lambda: None
         self._children: KeptChildren | None = None
+        self.__dict__.pop("_successor", None)  # its child is of what was served before
         self._ahead: list[Ahead] = []  # tells fetchers of the pass
 
     def _halves(self) -> Served:
@@ -439,7 +443,8 @@ class DataLoader(OrderedLoader[BatchT]):
 
     def _go_over(self, maker: Maker, child: Child) -> ChildPool:
         pool = self._kept_children().pool(maker, self._set_to, child)
-        self.__dict__["backend"] = "subprocess"  # for the next epochs, too
+        if maker.collate is self._collate:  # else another was set meanwhile
+            self.__dict__["backend"] = "subprocess"  # for the next epochs, too
         return pool
 
     def _child_pool(self, maker: Maker) -> ChildPool:

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import ctypes
+import gc
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,11 +25,13 @@ from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import Child, ChildPool
 from loaders.backends.threads import ThreadPool
+from loaders.datasets.memory.sealed import HeldShard
 from loaders.datasets.reading.samples import collate
 from tests.device.copies import ManualCopies
 from tests.packdata.packing import pack_samples
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from loaders.backends.ordered import Pool
@@ -227,8 +235,8 @@ def test_where_code_of_the_user_runs_threads_stay_and_the_log_says_once_what_it_
     loader._successor.watch.is_waiting = loader._successor.watch._is_over = True
     loader._successor.watch.lost_share = 0.25
 
-    for _ in range(2):
-        assert len(list(loader)) == 12
+    iterate_until(loader, lambda: bool(caplog.records))
+    assert len(list(loader)) == 12
 
     assert loader.backend == "thread"
     (record,) = caplog.records
@@ -318,3 +326,169 @@ def test_a_step_that_waits_for_threads_of_its_own_stays_beside_threads() -> None
                     others.submit(hashlib.sha256, data).result()
 
     assert loader.backend == "thread"
+
+
+def whose(samples: Any) -> int:
+    return os.getpid()
+
+
+def waiting_loader(**settings: Any) -> DataLoader:
+    """Return a loader whose steps wait for the interpreter, as it has seen."""
+    data = RAMDataset.from_arrays(x=torch.zeros(48, 200_000)).replace(**settings)
+    loader = DataLoader(data, 16, num_workers=1)
+    loader._successor.watch.is_waiting = loader._successor.watch._is_over = True
+    return loader
+
+
+def iterate_until(loader: DataLoader, is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so() and time.monotonic() < deadline:
+        for _ in loader:
+            pass
+    assert is_so()
+
+
+@pytest.mark.slow
+def test_a_child_that_was_started_for_one_collate_fn_serves_no_other() -> None:
+    loader = waiting_loader()
+    child = None
+    deadline = time.monotonic() + 60
+    while child is None and time.monotonic() < deadline:
+        child = loader._successor.look(loader._maker())
+    assert child is not None
+
+    loader.collate_fn = whose
+
+    assert {*loader} == {os.getpid()}
+    child.end()
+
+
+@pytest.mark.slow
+def test_a_loader_that_went_over_runs_another_collate_fn_here() -> None:
+    loader = waiting_loader()
+    iterate_until(loader, lambda: loader.backend == "subprocess")
+
+    loader.collate_fn = whose
+
+    assert {*loader} == {os.getpid()}
+    assert loader.backend == "thread"
+
+
+@pytest.mark.slow
+def test_no_child_is_left_when_there_are_other_workers() -> None:
+    loader = waiting_loader()
+    iterate_until(loader, lambda: loader.backend == "subprocess")
+    (pid,) = [child.pid for child in loader._kept_children()._idle]
+
+    loader.num_workers = 2
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert len(list(loader)) == 3
+
+
+@pytest.mark.slow
+def test_a_fork_takes_nothing_from_the_child_that_its_parent_starts() -> None:
+    loader = waiting_loader()
+    deadline = time.monotonic() + 60
+    while loader._successor._child is None and time.monotonic() < deadline:
+        loader._successor.look(loader._maker())
+    child = loader._successor._child
+    assert child is not None
+    while not child.has_message and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    pid, is_served = os.fork(), False
+    if pid == 0:
+        signal.alarm(30)
+        try:
+            is_served = len(list(loader)) == 3 and loader.backend == "thread"
+        finally:
+            os._exit(not is_served)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    iterate_until(loader, lambda: loader.backend == "subprocess")
+
+
+class Pointing:
+    """A transform that no pickle takes."""
+
+    def __init__(self) -> None:
+        self.pointer = ctypes.pointer(ctypes.c_int(1))
+
+    def __call__(self, sample: Any) -> Any:
+        return sample
+
+
+class Odd:
+    """A transform that raises an error of its own when it is pickled."""
+
+    def __call__(self, sample: Any) -> Any:
+        return sample
+
+    def __reduce__(self) -> Any:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("transform", [Pointing(), Odd()], ids=["a pointer", "an odd error"])
+def test_threads_go_on_where_data_cannot_be_pickled_and_nothing_is_kept(
+    transform: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = waiting_loader(transform=transform)
+
+    iterate_until(loader, lambda: bool(caplog.records))
+
+    assert len(list(loader)) == 3
+    assert (loader.backend, len(caplog.records)) == ("thread", 1)
+    gone = weakref.ref(loader.dataset)
+    gc.collect()
+    gc.disable()
+    try:
+        del loader
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_loaders_that_ask_for_a_copy_of_one_dataset_at_one_time_get_the_same() -> None:
+    data = RAMDataset.from_arrays(x=torch.zeros(200, 100_000))
+    (shard,) = data.store.shards
+    assert isinstance(shard, HeldShard)
+    begin = Barrier(3)
+
+    def ask(_: int) -> Any:
+        begin.wait(30)
+        return shard.file()
+
+    with ThreadPoolExecutor(3) as asking:
+        found = [*asking.map(ask, range(3))]
+
+    assert len({*map(id, found)}) == len(shard.files) == 1
+
+
+EXITING = """
+import time
+from loaders import DataLoader, RAMDataset
+import torch
+from loaders.datasets.memory import sealed
+
+fill = sealed.filled
+def slowly(*args):
+    print("packing", flush=True)
+    for _ in range(200):
+        fill(*args)
+sealed.filled = slowly
+loader = DataLoader(RAMDataset.from_arrays(x=torch.zeros(200, 100_000)), 8, num_workers=1)
+loader._successor.watch.is_waiting = loader._successor.watch._is_over = True
+for _ in loader:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+def test_the_interpreter_ends_while_a_childs_data_are_packed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXITING], capture_output=True, text=True, timeout=120
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "packing\n", "")

@@ -13,6 +13,7 @@ import numpy as np
 from loaders.data.shards import MemoryShard
 from loaders.datasets.memory.arena import filled, open_sealed
 from loaders.datasets.memory.loading import check_fits, copy_plan, meter
+from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from loaders.datasets.memory.loading import ColumnToLoad
 
 _IDENTITY = "one process and its children"
+_copying = ForkLock()  # loaders of one dataset may ask for its copy at one time
 
 
 class SealedFile:
@@ -46,11 +48,12 @@ class HeldShard(MemoryShard):
         Raises:
             LoadersError: There is no room for a copy; the message has the figures.
         """
-        if not self.files:
-            plans = {name: copy_plan(column) for name, column in self.columns.items()}
-            nbytes = sum(plan.nbytes for plan in plans.values())
-            check_fits(nbytes, False, " copied for a child process")
-            self.files.append(SealedFile(filled(_IDENTITY, plans, False)))
+        with _copying.plain:
+            if not self.files:
+                plans = {name: copy_plan(column) for name, column in self.columns.items()}
+                nbytes = sum(plan.nbytes for plan in plans.values())
+                check_fits(nbytes, False, " copied for a child process")
+                self.files.append(SealedFile(filled(_IDENTITY, plans, False)))
         return self.files[0]
 
     def __reduce__(self) -> Any:
