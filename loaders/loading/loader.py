@@ -34,7 +34,7 @@ from loaders.live import register
 from loaders.loading.delivery import BatchT, Delivery, LoaderStats
 from loaders.loading.options import LoaderOptions, check_alone, check_marks, choose_halves
 from loaders.loading.ordered import OrderedLoader
-from loaders.loading.resume import ThirdParty, lent
+from loaders.loading.resume import ThirdParty
 from loaders.profiling import profile_from_environment
 from loaders.sampling.sampler import EpochBatches, EpochSampler
 
@@ -402,12 +402,18 @@ class DataLoader(OrderedLoader[BatchT]):
 
     def _start_torchs(self) -> TorchBatches:
         """Let torch fetch batches: in worker processes, which get the epoch with the indices, or here."""
-        begin = super().__iter__
         if self._others is not None and self._others.is_iterable:
-            return TorchBatches(self._others.iterate(self, begin), self.num_workers)
+            return TorchBatches(self._others.iterate(self, self._begin_torchs), self.num_workers)
         name = "sampler" if self.batch_sampler is None else "batch_sampler"
-        with lent(self, {name: self._index_source()}):
-            return TorchBatches(begin(), self.num_workers)
+        return TorchBatches(self._begin_torchs(**{name: self._index_source()}), self.num_workers)
+
+    def _begin_torchs(self, **instead: Any) -> Any:
+        """Return torch's iterator over a loader that has other attributes: this one may be asked meanwhile."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__ | instead)
+        iterator = super(DataLoader, other).__iter__()
+        self._iterator = other._iterator  # of worker processes that persist
+        return iterator
 
     def _start_own(self) -> OrderedBatches:
         if (self.generator is not None or self._steps is None) and not self._has_drawn:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import copy
 from collections import deque
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -264,8 +264,11 @@ class ThirdParty:
 
     # -- iterable datasets -------------------------------------------------------------------------
 
-    def iterate(self, loader: Any, begin: Callable[[], Any]) -> Any:
-        """Return torch's iterator over an iterable dataset, from where its state was taken."""
+    def iterate(self, loader: Any, begin: Callable[..., Any]) -> Any:
+        """Return torch's iterator over an iterable dataset, from where its state was taken.
+
+        ``begin`` takes what a loader is to have instead of its attributes.
+        """
         current = self._current
         assert current is not None
         if self._stateful is None:
@@ -273,25 +276,11 @@ class ThirdParty:
                 return _Resumed(begin(), current, current.delivered)
         if not loader.num_workers and "0" in current.states:
             self._stateful.load_state_dict(current.states["0"])
-        with self._tagging(loader, current.states):
-            return _Resumed(begin(), current, current.resumed.get("num_in_round", 0))
-
-    def _tagging(self, loader: Any, states: Mapping[str, Any]) -> AbstractContextManager[None]:
         dataset = None if loader.num_workers else self._stateful
         tagging = _Tagging(loader.collate_fn, dataset)
-        loading = _Loading(loader.worker_init_fn, dict(states))
-        return lent(loader, {"collate_fn": tagging, "worker_init_fn": loading})
-
-
-@contextmanager
-def lent(loader: Any, attributes: dict[str, Any]) -> Iterator[None]:
-    """Give a loader other public attributes while torch begins to iterate, and reads them: no setter sees it."""
-    given = {name: loader.__dict__[name] for name in attributes}
-    loader.__dict__.update(attributes)
-    try:
-        yield
-    finally:
-        loader.__dict__.update(given)
+        loading = _Loading(loader.worker_init_fn, dict(current.states))
+        batches = begin(collate_fn=tagging, worker_init_fn=loading)
+        return _Resumed(batches, current, current.resumed.get("num_in_round", 0))
 
 
 class _Resumed:
