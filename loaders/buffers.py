@@ -45,6 +45,15 @@ def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
     return block[start : start + nbytes]
 
 
+class Readable:
+    """Keeps an array, and shows it as writable: torch warns of memory that is not, such as a shared copy, or bytes."""
+
+    def __init__(self, array: npt.NDArray[np.uint8]) -> None:
+        self.array = array
+        place = {"data": (array.ctypes.data, False)}
+        self.__array_interface__ = array.__array_interface__ | place
+
+
 class _Watched(weakref.ref[Any]):
     """Keeps something until it is known that what it refers to has died."""
 

@@ -70,7 +70,10 @@ class JpegOnDevice(OnDevice):
         """Return the same samples as encoded files, and what decodes them; LoadersError if nothing does so there."""
         dataset = self.dataset
         images = images_of(dataset)
-        modules = {name: JpegFinish(field, device, self._decode) for name, field in images.items()}
+        modules = {
+            name: JpegFinish(field, device, self._decode, max_picture_mb=dataset.max_picture_mb)
+            for name, field in images.items()
+        }
         as_bytes = dict.fromkeys(images, Bytes())
         plan = dataset.plan_half(partial(_with_moves, dataset), as_bytes)
         return HostHalf(dataset, plan), EncodedFinisher(dataset, modules)

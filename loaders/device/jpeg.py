@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import warnings
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.utils.dlpack import from_dlpack
 
+from loaders.buffers import Readable
+from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.codecs.picture import PictureCodec
 from loaders.device.accelerator import as_device
 from loaders.errors import LoadersError
@@ -41,6 +43,7 @@ class JpegFinish(nn.Module):
         device: Where to.
         decode: Decodes there; default on CUDA: nvImageCodec if it is installed, else torchvision;
             the CPU's own elsewhere.
+        max_picture_mb: MiB that a picture may take, decoded: a larger one is an error before memory is taken.
 
     Attributes:
         num_refused: Files that the CPU decoded in place of ``decode`` so far.
@@ -57,11 +60,17 @@ class JpegFinish(nn.Module):
     """
 
     def __init__(
-        self, field: Image, device: torch.device | str, decode: Decode | None = None
+        self,
+        field: Image,
+        device: torch.device | str,
+        decode: Decode | None = None,
+        *,
+        max_picture_mb: int = MAX_PICTURE_MB,
     ) -> None:
         super().__init__()
         self.device, self.num_refused = as_device(device), 0
-        self._codec, self._channels = PictureCodec(field), field.channels
+        self._codec = PictureCodec(field).limited(max_picture_mb)
+        self._channels = field.channels
         if decode is None and self.device.type != "cpu":
             decode = decoder_for(field.channels, self.device)
         self._decode = decode
@@ -70,7 +79,11 @@ class JpegFinish(nn.Module):
         """Return the image of each file, uint8 ``(C, H, W)``."""
         found: list[torch.Tensor | None] = [None] * len(records)
         if self._decode is not None:
-            sizes = {i: size for i, record in enumerate(records) if (size := _common_size(record))}
+            sizes = {
+                i: size
+                for i, record in enumerate(records)
+                if (size := _common_size(record)) and math.prod(size) <= self._codec.max_pixels
+            }
             self._try(records, sizes, list(sizes), found)
             self.num_refused += sum(image is None for image in found)
         return [
@@ -95,7 +108,7 @@ class JpegFinish(nn.Module):
             return
         assert self._decode is not None
         try:
-            images = self._decode(_as_tensors([records[i] for i in numbers]), self.device)
+            images = self._decode([_as_tensor(records[i]) for i in numbers], self.device)
         except _REFUSALS as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -123,10 +136,8 @@ def _common_size(record: bytes) -> tuple[int, int] | None:
     return (height, width) if colours in ("YCbCr", "Gray") else None
 
 
-def _as_tensors(records: list[bytes]) -> list[torch.Tensor]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # bytes are not writable
-        return [torch.frombuffer(record, dtype=torch.uint8) for record in records]
+def _as_tensor(record: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(Readable(np.frombuffer(record, np.uint8))))
 
 
 def decoder_for(channels: int, device: torch.device) -> Decode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -276,6 +277,32 @@ def test_a_damaged_file_is_named(tmp_path: Path, ops: list[Any]) -> None:
 
     with pytest.raises(SampleError, match=r"sample 1 .*key 'b'"):
         list(DataLoader(JpegOnDevice(dataset, decode=Decoder()), 2))
+
+
+@pytest.mark.parametrize("ops", [[], CROP])
+def test_a_picture_above_the_limit_is_an_error_before_it_is_decoded(
+    tmp_path: Path, ops: list[Any]
+) -> None:
+    folder = packed(tmp_path / "a", sizes=[(640, 640), (16, 16)])
+    dataset, decoder = ShardDataset(folder, augment=ops, max_picture_mb=1), Decoder()
+
+    with pytest.raises(SampleError) as caught:
+        list(DataLoader(JpegOnDevice(dataset, decode=decoder), 2))
+
+    assert caught.value.index == 0
+    assert sum(decoder.calls) == (0 if ops else 1)
+
+
+def test_warnings_of_others_are_told_once_as_before() -> None:
+    finish, record = JpegFinish(JPEG, "cpu", Decoder()), encode(pictures(1, (8, 8))[0])
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            finish([record])
+            warnings.warn("of another part of the program", stacklevel=1)
+
+    assert len(told) == 1
 
 
 def test_what_only_the_host_can_do_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import torch
 
+from loaders.buffers import Readable
 from loaders.datasets.base import HostHalf, SampleT
 from loaders.datasets.moving import MovesBySize, draw_picture_moves, move_picture
 from loaders.datasets.packed import PackedDataset
@@ -82,7 +83,7 @@ class Resident:
     def _pinned(self, dataset: PackedDataset[Any], name: str) -> torch.Tensor:
         data = dataset.store.column(name)[0].data  # type: ignore[union-attr]
         page_lock(data, f"column {name!r}")
-        return torch.from_numpy(np.asarray(_Readable(data)))
+        return torch.from_numpy(np.asarray(Readable(data)))
 
     def rows(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
         """Return where samples of the store lie here."""
@@ -107,15 +108,6 @@ class Resident:
             tensor = served(self.gather(name, numbers.rows), field)
             values.append(move_picture(tensor, field, numbers.moves))
         return batch_type(dataset.names)._make(values)
-
-
-class _Readable:
-    """Keeps an array, and shows it as writable: torch warns of memory that is not, such as a shared copy."""
-
-    def __init__(self, array: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        self.array = array
-        place = {"data": (array.ctypes.data, False)}
-        self.__array_interface__ = array.__array_interface__ | place
 
 
 def _wait_for(device: torch.device) -> None:
