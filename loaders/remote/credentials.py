@@ -14,6 +14,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any
 
 from loaders.remote.faults import StoreFault
+from loaders.remote.url import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,10 +60,8 @@ def from_environment(
     kind: str, options: Mapping[str, Any], environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the options of a kind of store, by their short names, with those that the environment adds."""
-    given = {_short(name): value for name, value in options.items()}
-    found = {_short(n): v for n, v in environment.items() if _VARIABLES[kind].fullmatch(n)}
-    if "endpoint_url" in found:
-        found["endpoint"] = found.pop("endpoint_url")
+    given = {short_name(name): value for name, value in options.items()}
+    found = {short_name(n): v for n, v in environment.items() if _VARIABLES[kind].fullmatch(n)}
     if has_credentials(kind, given):
         found = {n: v for n, v in found.items() if not _CREDENTIALS[kind].fullmatch(n)}
     found |= given
@@ -70,11 +69,6 @@ def from_environment(
     if kind == "gs" and not has_credentials(kind, found) and os.path.exists(gcloud):
         found["application_credentials"] = gcloud
     return found
-
-
-def _short(name: str) -> str:
-    """Return the name of an option, or a variable, without that of the provider."""
-    return re.sub(r"^(aws|google|azure(_storage)?)_", "", name.lower())
 
 
 def has_credentials(kind: str, options: Mapping[str, Any]) -> bool:

@@ -88,7 +88,7 @@ class Fetcher:
         self._pace = Pace()
         self._limit, self._num_flying = MAX_CONNECTIONS, 0
         self._tasks = set[asyncio.Task[Any]]()
-        self._last_seen, self._no_room_at = time.monotonic(), -1e9
+        self._last_seen, self._no_room_at, self._put_at = time.monotonic(), -1e9, -1e9
         self._default_size = default_size(inside, self._stored.used_bytes)
         self._stop = asyncio.Event()
 
@@ -231,9 +231,10 @@ class Fetcher:
             case "probe":
                 return await probe(source, message["name"])
             case "put":
-                for each in self._sources.values():
-                    each.manifest_at = -1e9  # it may be a manifest, of whichever folder
-                return await put(source, message)
+                try:
+                    return await put(source, message)
+                finally:
+                    self._put_at = time.monotonic()  # it may be a manifest, of whichever folder
             case "end-uploads":
                 return {"ended": await source.end_uploads()}
             case "delete":
@@ -286,7 +287,8 @@ class Fetcher:
         folder, anew = self._folder(source), message["anew"]
         path = folder / "manifest.json"
         async with source.manifest_lock:
-            is_new = time.monotonic() - source.manifest_at < _MANIFEST_S
+            asked = time.monotonic()
+            is_new = asked - source.manifest_at < _MANIFEST_S and source.manifest_at > self._put_at
             if is_new and not (anew or message.get("again")) and path.exists():
                 return folder
             try:
@@ -298,7 +300,8 @@ class Fetcher:
             publish(path, bytes(got.data))
             about = {"url": str(source.url), "etag": got.etag}
             publish(folder / "about.json", json.dumps(about).encode())
-            source.manifest_at = time.monotonic()
+            if self._put_at < asked:  # else it may be what was there before
+                source.manifest_at = time.monotonic()
             return folder
 
     async def _small_file(self, source: ServedURL, name: str, optional: bool) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from loaders.checks import shown
 from loaders.errors import LoadersError
 from loaders.remote.folder import Cache, shard_path
-from loaders.remote.url import PUBLIC_OPTIONS, URL, is_url, split_secrets
+from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, is_url, split_secrets
 from loaders.remote.wire import PROTOCOL, Entry
 from loaders.system.locks import ForkLock
 from loaders.system.signals import Living
@@ -82,7 +82,7 @@ class Origin:
     @property
     def endpoint(self) -> str:
         """The server, where it is not the provider's own."""
-        return str(self._storage.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or "")
+        return endpoint_of(self._storage, os.environ)
 
     def _hello(self) -> dict[str, Any]:
         variables = {n: value for n, value in os.environ.items() if _VARIABLES.fullmatch(n)}

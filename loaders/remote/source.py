@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +12,7 @@ from loaders.errors import RemoteError
 from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.stores import Objects, open_objects
 from loaders.remote.uploads import end_uploads
-from loaders.remote.url import PUBLIC_OPTIONS
+from loaders.remote.url import PUBLIC_OPTIONS, endpoint_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -29,7 +30,7 @@ class ServedURL:
 
     def __init__(self, url: URL, storage: dict[str, Any], environment: dict[str, str]) -> None:
         self.url, self._storage, self._environment = url, storage, environment
-        self.endpoint = str(storage.get("endpoint") or environment.get("AWS_ENDPOINT_URL") or "")
+        self.endpoint = endpoint_of(storage, environment)
         self.objects = self._open()
         self.num_bytes = self.num_requests = self.num_retries = 0
         self._renewed = 0.0
@@ -61,7 +62,7 @@ class ServedURL:
     def public(self, text: str) -> str:
         """Return a text without secrets."""
         given = {n: v for n, v in self._storage.items() if n not in PUBLIC_OPTIONS}
-        found = {n: v for n, v in self._environment.items() if "KEY" in n or "TOKEN" in n}
+        found = {n: v for n, v in self._environment.items() if re.search("KEY|TOKEN|SECRET", n)}
         return hide_secrets(text, given | found)
 
     def refused(self, what: str, name: str, fault: StoreFault) -> RemoteError:

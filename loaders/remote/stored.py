@@ -155,10 +155,11 @@ def is_pinned(path: Path) -> bool:
 
 def users_of(paths: Iterable[Path]) -> list[int]:
     """Return the processes that have some of these files mapped, as far as this one sees them."""
-    places = {
-        f"{os.major(at.st_dev):02x}:{os.minor(at.st_dev):02x}:{at.st_ino}"
-        for at in map(os.stat, paths)
-    }
+    places = set[str]()
+    for path in paths:
+        with suppress(OSError):  # it was evicted meanwhile
+            at = os.stat(path)
+            places.add(f"{os.major(at.st_dev):02x}:{os.minor(at.st_dev):02x}:{at.st_ino}")
     with suppress(OSError):
         held = (line.split() for line in Path("/proc/locks").read_text().splitlines())
         return sorted({int(each[4]) for each in held if each[5] in places and int(each[4]) > 0})

@@ -40,6 +40,7 @@ _CLIENT_OPTIONS = frozenset(
         *("proxy_ca_certificate", "proxy_excludes", "timeout", "user_agent"),
     )
 )
+_TIMES = ("connect_timeout", "pool_idle_timeout", "timeout")
 _RETRY_OPTIONS = ("max_retries", "retry_timeout")
 _PAGE, _LISTED = 1_000, 20_000  # objects of a listing: asked for, and given, at a time
 PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
@@ -396,16 +397,19 @@ def _client_options(
     if kind == "http" or endpoint.startswith("http://"):
         client.setdefault("allow_http", True)
     # Of a whole transfer: a part of 8 MB at 270 kB/s.
-    return {"timeout": "30s", "connect_timeout": "5s"} | {n: _text(v) for n, v in client.items()}
+    return {"timeout": "30s", "connect_timeout": "5s"} | {
+        n: _text(n, v) for n, v in client.items()
+    }
 
 
-def _text(value: Any) -> Any:
-    """Return a number of seconds, which is a text from a command line, as obstore reads times."""
+def _text(name: str, value: Any) -> Any:
+    """Return an option as obstore reads it: numbers as text, and of seconds, which are text from a command line."""
     if isinstance(value, bool):
         return value
-    with suppress(TypeError, ValueError):
-        return f"{round(float(value) * 1000)}ms"
-    return value
+    if name in _TIMES:
+        with suppress(TypeError, ValueError, OverflowError):
+            return f"{round(float(value) * 1000)}ms"
+    return str(value) if isinstance(value, int | float) else value
 
 
 def _opened(

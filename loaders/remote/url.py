@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PosixPath
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 _FILE_URL = re.compile(r"file:/+", re.IGNORECASE)
@@ -72,3 +76,15 @@ def split_secrets(place: Path | str) -> tuple[URL, dict[str, str]]:
 def place_of(place: Path | str) -> Path:
     """Return a path, or a URL without its secrets."""
     return split_secrets(place)[0] if is_url(place) else Path(place)
+
+
+def short_name(name: str) -> str:
+    """Return the name of an option, or a variable, without that of the provider."""
+    short = re.sub(r"^(aws|google|azure(_storage)?)_", "", name.lower())
+    return "endpoint" if short == "endpoint_url" else short
+
+
+def endpoint_of(storage: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+    """Return the server that options or variables name, where it is not the provider's own."""
+    given = {short_name(name): value for name, value in storage.items()}
+    return str(given.get("endpoint") or environment.get("AWS_ENDPOINT_URL") or "")

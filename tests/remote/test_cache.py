@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -563,3 +564,32 @@ def test_what_is_no_fault_of_the_store_takes_no_connections_from_others(
         assert not serving._downloads
 
     asyncio.run(run())
+
+
+def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
+    packed: Path, inside: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "packed"
+    shutil.copytree(packed / "bucket" / "packed", folder)
+    (tmp_path / "new").write_bytes(b"another")
+
+    async def run() -> bytes:
+        serving, (source, _) = fetcher.Fetcher(inside), of(folder)
+        get, is_put = source.objects.get, asyncio.Event()
+
+        async def slow(*about: Any) -> Any:
+            got = await get(*about)
+            await is_put.wait()
+            return got
+
+        source.objects.get = slow  # type: ignore[assignment, method-assign]
+        reading = asyncio.create_task(serving._manifest(source, {"anew": False}))
+        await asyncio.sleep(0.1)
+        message = {"op": "put", "name": "manifest.json", "path": str(tmp_path / "new")}
+        writer: Any = None
+        await serving._do({**message, "only": None}, source, writer)
+        is_put.set()
+        assert (await reading / "manifest.json").read_bytes() != b"another"
+        return (await serving._manifest(source, {"anew": False}) / "manifest.json").read_bytes()
+
+    assert asyncio.run(run()) == b"another"

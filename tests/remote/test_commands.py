@@ -11,7 +11,9 @@ import pytest
 
 from loaders import ShardDataset
 from loaders.remote import origin
+from loaders.remote.stored import users_of
 from packdata.cli import main
+from packdata.packed.remote import cache_report, verify_cache
 from tests.remote.conftest import SETTINGS
 from tests.remote.test_remote import S3
 
@@ -41,6 +43,16 @@ def test_a_url_is_described_as_the_folder_is(
     if isinstance(local, dict) and "path" in local:
         assert (local.pop("path"), remote.pop("path")) == (str(packed / "bucket/packed"), S3)
     assert remote == local
+
+
+def test_a_shard_that_is_evicted_while_a_cache_is_looked_at_is_no_error(tmp_path: Path) -> None:
+    folder = tmp_path / "v1/shards/ab"
+    folder.mkdir(parents=True)
+    (folder / f"{'ab' * 16}.lmdb").symlink_to("gone")  # it is listed, and not there
+
+    assert cache_report(tmp_path).size_bytes == 0
+    assert users_of(folder.iterdir()) == []
+    assert verify_cache(tmp_path) == []
 
 
 def test_fetch_fills_the_cache_and_a_folder_and_cache_shows_and_clears_it(

@@ -18,6 +18,8 @@ from loaders.errors import PackError, RemoteError
 from loaders.remote import origin
 from loaders.remote.credentials import WAYS, from_environment
 from loaders.remote.faults import fault_of
+from loaders.remote.folder import Cache
+from loaders.remote.source import ServedURL
 from loaders.remote.stores import open_objects
 from loaders.remote.url import URL
 from loaders.schema import Array
@@ -145,6 +147,41 @@ def test_options_that_are_given_are_used_in_place_of_those_of_the_environment() 
     assert found == expected
     alone = from_environment("az", {}, environment)
     assert (alone["account_name"], alone["account_key"]) == ("theirs", "a2V5")
+
+
+@pytest.mark.parametrize("name", ["endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url"])
+def test_a_server_is_given_by_any_of_its_names(
+    server: str, cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+
+    remote = ShardDataset("s3://bucket/packed", cache=cache, storage={**SETTINGS, name: server})
+
+    assert len(remote) == 600
+    assert origin.Origin(URL("s3://b"), Cache(), {name: server}).endpoint == server
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"pool_max_idle_per_host": 5},
+        {"pool_max_idle_per_host": "5"},
+        {"timeout": 0.5},
+        {"connect_timeout": "3"},
+        {"pool_idle_timeout": "90s"},
+        {"http1_only": True},
+    ],
+)
+def test_options_of_the_client_are_numbers_or_their_texts(option: dict[str, Any]) -> None:
+    open_objects(URL("s3://bucket/packed"), {"skip_signature": True, **option}, {})
+
+
+def test_secrets_of_the_environment_are_not_shown() -> None:
+    names = ("AZURE_CLIENT_SECRET", "AZURE_STORAGE_SAS_KEY", "HF_TOKEN")
+    environment = {name: f"swordfish-{i}" for i, name in enumerate(names)}
+    source = ServedURL(URL("file:///data"), {}, environment)
+
+    assert "swordfish" not in source.public(f"refused {[*environment.values()]}")
 
 
 def test_gcloud_credentials_are_those_in_the_home_of_who_opens_the_url(tmp_path: Path) -> None:

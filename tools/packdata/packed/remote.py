@@ -18,6 +18,7 @@ from loaders.remote.origin import origin_of
 from loaders.remote.stored import is_pinned, users_of
 from loaders.remote.transfer import MAX_CONNECTIONS
 from loaders.remote.url import is_url
+from packdata.packing.target import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,7 +117,7 @@ def cache_report(folder: Path) -> CacheReport:
                 "of_bytes": manifest.size_bytes,
             }
         )
-    size = sum(path.stat().st_size for path in files.values())
+    size = sum(size_of(path) or 0 for path in files.values())  # a fetcher may evict some meanwhile
     used = [path for path in files.values() if is_pinned(path)]
     return CacheReport(folder, size, datasets, len(unknown), len(used), users_of(used))
 
@@ -133,14 +134,21 @@ def clear_cache(folder: Path) -> tuple[int, int]:
     paths = [*folder.glob("v*/shards/??/*"), *folder.glob("v*/unverified/*")]
     pinned = [path for path in paths if is_pinned(path)]
     for path in set(paths) - set(pinned):
-        path.unlink()
+        path.unlink(missing_ok=True)
     return len(paths) - len(pinned), len(pinned)
 
 
 def verify_cache(folder: Path) -> list[Path]:
     """Delete the shards of a cache whose bytes are not those of their names; return them."""
     paths = (folder / VERSION / "shards").glob("??/*")
-    bad = [path for path in paths if hash_file(path) != path.stem]
+    bad = [path for path in paths if _is_damaged(path)]
     for path in bad:
-        path.unlink()
+        path.unlink(missing_ok=True)
     return bad
+
+
+def _is_damaged(path: Path) -> bool:
+    try:
+        return hash_file(path) != path.stem
+    except FileNotFoundError:  # it was evicted
+        return False
