@@ -19,6 +19,7 @@ from loaders.schema import Array, Text
 from packdata.cli import main
 from packdata.packed import sent
 from packdata.packed.combine import extend, merge
+from packdata.packed.edit import copy_dataset
 from packdata.packing import upload as upload_module
 from packdata.packing.upload import put_shards, upload
 from packdata.tables import pack_tables
@@ -125,7 +126,7 @@ def test_few_shards_are_made_of_many_and_a_target_of_merge_alone_is_replaced(
     assert read_manifest(store.root / "out" / "a").num_samples == 40
 
 
-@pytest.mark.parametrize("command", ["merge", "copy", "write"])
+@pytest.mark.parametrize("command", ["merge", "copy", "write", "write whole shards"])
 def test_what_is_written_anew_is_sent_shard_by_shard(
     three: list[Path], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -140,12 +141,16 @@ def test_what_is_written_anew_is_sent_shard_by_shard(
             most = max(most, len([*(tmp_path / "tmp").rglob("shard-*.lmdb")]))
         return ask(self, message, *about, **more)
 
+    packdata.write(ShardDataset(three[0]), tmp_path / "many", shard_bytes=4096)
     monkeypatch.setattr(Client, "ask", counted)
     store.proxy.set(latency_s=0.05)
 
     def write(dst: Path | str, options: list[str]) -> None:
         if command == "write":
             packdata.write(ShardDataset(three[0]), dst, shard_bytes=4096)
+            return
+        if command == "write whole shards":
+            packdata.write(ShardDataset(tmp_path / "many"), dst)
             return
         src = map(str, three if command == "merge" else three[:1])
         assert main([command, *src, str(dst), "--shard-size", "4kB", *options]) == 0
@@ -363,7 +368,13 @@ def test_a_url_with_secrets_is_written_to_with_them(
             merged = extend(f"{url}/all", three[1:2])
             few = merge(f"{url}/few", three[:2], shard_bytes=1 << 20)
             packed = pack_tables(tmp_path / "a.csv", f"{url}/table")
+            written = packdata.write(ShardDataset(three[0]), f"{url}/written", shard_bytes=4096)
+            said: list[str] = []
+            for _ in range(2):  # the second time it is there
+                copy_dataset(three[0], f"{url}/copied", shard_bytes=4096, note=said.append)
         finally:
             origin.set_defaults()
     assert (merged.num_samples, few.num_samples, packed.samples) == (80, 80, 1)
-    assert servers.SECRET["secret_access_key"] not in f"{packed.dst}{packed.notes}"
+    shown = f"{packed.dst}{packed.notes}{written.dst}{said}"
+    assert said
+    assert servers.SECRET["secret_access_key"] not in shown

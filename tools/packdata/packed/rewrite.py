@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.shards import FileShard
 from loaders.errors import PackError
-from loaders.remote.origin import origin_of
-from loaders.remote.url import is_url
+from loaders.remote.origin import origin_of, target_at
+from loaders.remote.url import URL
 from packdata.packing.engine import summarize
 from packdata.packing.journal import flatten_plan
 from packdata.packing.publish import PACKER, Packing, Reached
@@ -30,6 +29,7 @@ from packdata.parts.stored import manifests_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from loaders.data.manifest import Manifest
     from loaders.data.view import View
@@ -106,19 +106,20 @@ def write_datasets(
         PackError: A target is taken or cannot be written, or there are no samples.
         RemoteError: The store does not answer, or refuses.
     """
-    if is_url(dst):
-        return _send_datasets(dst, plan, datasets, options)
-    packing = Packing(Path(dst), list(datasets), plan, overwrite=options.overwrite, kind="command")
+    place = target_at(dst)
+    if isinstance(place, URL):
+        return _send_datasets(place, plan, datasets, options)
+    packing = Packing(place, list(datasets), plan, overwrite=options.overwrite, kind="command")
     with packing:
         if packing.is_published:
-            options.note(f"{dst}: {packing.why_finished}")
+            options.note(f"{place}: {packing.why_finished}")
             return packing.manifests()
         _write_all(packing, datasets, options)
         return packing.manifests()
 
 
 def _send_datasets(
-    dst: Path | str,
+    dst: URL,
     plan: Mapping[str, str],
     datasets: Mapping[str, Written],
     options: WriteOptions,

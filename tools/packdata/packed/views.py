@@ -17,6 +17,7 @@ from loaders.data.columns import Column, column_of, row_views
 from loaders.data.manifest import read_manifest
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
+from loaders.remote.origin import target_at
 from loaders.schema import Array, Bytes, Field, Json, Schema, Text
 from packdata.describe import counted
 from packdata.images.fit import SizeOption
@@ -65,7 +66,7 @@ def write(
         view: A dataset of packed samples, or what ``select``, ``split``, ``replace(fields=)`` and ``concat`` make of
             such; or the folder of one. Its fields are written: those that were chosen, else all that are stored.
             ``augment`` does not matter.
-        dst: A folder that is new or empty.
+        dst: A folder that is new or empty, or a URL.
         codec: Store pictures so; those that are files of this codec already stay as they are.
         size: Bring pictures and masks to this size: ``256``, or ``"224x320"`` as height x width.
         fit: How they come to it (``packdata.images.fit.SizeOption``).
@@ -91,7 +92,7 @@ def write(
         cats = train.select(train.column("label") == train.classes.index("cat"))
         packdata.write(cats, "packed/cats", codec="dct", size=224, fit="cover", add={"score": scores})
     """
-    began = time.monotonic()
+    began, dst = time.monotonic(), target_at(dst)
     source, known = _as_view(view)
     check_outside(dst, source.folders)
     resize = None if size is None else SizeOption.parse(size, fit)

@@ -391,16 +391,19 @@ class Packing:
         on_link: OnLink = str,
     ) -> None:
         """Bring whole shards to a target, those that it has already left out; see ``stage_whole``."""
-        staged = self._staged(folder)
-        with self._explained(self._shown(staged), "the shard cannot be written"):
-            num, first = len(self.state.shards.get(folder, ())), self._next_number(folder)
-            staged.mkdir(parents=True, exist_ok=True)
-            infos = stage_whole(staged, shards[num:], first, link=link, on_link=on_link)
-            sync_folder(staged)
-            lines = (
-                {**Reached(0).to_json(), "target": folder, "shard": i.to_json()} for i in infos
-            )
-            self.journal.append(*lines)
+        staged, sender = self._staged(folder), self._sender
+        at_once = max(1, len(shards)) if sender is None else 1  # sent, a copy of each is deleted
+        for at in range(len(self.state.shards.get(folder, ())), max(1, len(shards)), at_once):
+            with self._explained(self._shown(staged), "the shard cannot be written"):
+                staged.mkdir(parents=True, exist_ok=True)
+                some, first = shards[at : at + at_once], self._next_number(folder)
+                infos = stage_whole(staged, some, first, link=link, on_link=on_link)
+                sync_folder(staged)
+                about = {**Reached(0).to_json(), "target": folder}
+                self.journal.append(*(about | {"shard": info.to_json()} for info in infos))
+            for info in infos:
+                if sender is not None:
+                    sender.send(folder, staged / info.file, info)
 
     def stage_files(self, folder: str, files: Mapping[str, bytes]) -> None:
         """Write the files that a target's schema names, for publishing beside its manifest."""
