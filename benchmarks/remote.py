@@ -425,7 +425,7 @@ def main() -> None:
             cases.append({"case": name, "goal": goal, "ratios": ratios, "results": results})
     told = {
         "conditions": conditions("none, noise")
-        | {"link": "30 ms, 4 MB/s a connection, 8 of them"},
+        | {"link": f"30 ms, 4 MB/s a connection, {CONNECTIONS} of them"},
         "cases": cases,
     }
     note = "\nSeconds or bytes, median ratio of the repeats; server and link are processes beside the loader.\n"
