@@ -349,7 +349,7 @@ class Fetcher:
                 self._leave(download)
 
     def _leave(self, download: Download) -> None:
-        """Where nobody waits for a file any more, fetch it after those that somebody waits for, if it is begun."""
+        """Fetch a file without readers after those that have some; drop it if it is not begun."""
         if download.num_waiting or download.done.done():
             return
         download.distance = self._wants.distances.get(download.file.hash, NO_NEED)
