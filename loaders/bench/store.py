@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from loaders.bench.doctor import Finding, examine
 from loaders.data.ahead import files_at
@@ -26,7 +27,6 @@ from loaders.text import describe_size, in_seconds, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from urllib.parse import SplitResult
 
     from loaders.bench.doctor import Surroundings
     from loaders.datasets.packed import PackedDataset
@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 
 _ASKS = 5
 _FAR_S, _SKEW_S, _REFUSED_SKEW_S = 0.2, 5.0, 300.0
-_HOSTS = {"s3": "s3.amazonaws.com", "s3a": "s3.amazonaws.com", "gs": "storage.googleapis.com"}
+_HOSTS = {
+    "s3": "https://s3.amazonaws.com",
+    "s3a": "https://s3.amazonaws.com",
+    "gs": "https://storage.googleapis.com",
+    "hf": "https://huggingface.co",
+}
 
 
 class StoreProbe:
@@ -94,6 +99,8 @@ class StoreProbe:
         """Compare this machine's clock with the server's: signed requests are refused where they differ."""
         before = time.time()
         date = _date_of(self._origin)
+        if isinstance(date, str):
+            return Finding("clock", "unknown", f"not compared with the server's: {date}")
         skew = time.time() / 2 + before / 2 - date
         found = f"{in_seconds(abs(skew))} {'ahead of' if skew > 0 else 'behind'} the server's, in whole seconds"
         if abs(skew) < _SKEW_S:
@@ -141,30 +148,25 @@ class StoreProbe:
         )
 
 
-def _date_of(origin: Origin) -> float:
-    """Return what time a store's server has, whatever else it answers."""
-    place = _server_of(origin)
+def _date_of(origin: Origin) -> float | str:
+    """Return what time a store's server has, whatever else it answers; or why that is not known."""
+    scheme = origin.url.scheme
+    server = (
+        str(origin.url) if scheme in ("http", "https") else origin.endpoint or _HOSTS.get(scheme)
+    )
+    if not server:
+        return f"it is not known which server {scheme}:// is"
+    place = urlsplit(server)
     kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
     connection = kind(place.netloc, timeout=10)
     try:
         connection.request("HEAD", "/")
         date = connection.getresponse().getheader("Date")
+    except (OSError, http.client.HTTPException) as error:
+        return f"{place.netloc} does not answer ({error})"
     finally:
         connection.close()
-    if date is None:
-        raise OSError("the server does not say what time it has")
-    return parsedate_to_datetime(date).timestamp()
-
-
-def _server_of(origin: Origin) -> SplitResult:
-    from urllib.parse import urlsplit
-
-    scheme = origin.url.scheme
-    if scheme in ("http", "https"):
-        return urlsplit(str(origin.url))
-    if not origin.endpoint and scheme not in _HOSTS:
-        raise OSError(f"it is not known which server {scheme}:// is")
-    return urlsplit(origin.endpoint or f"https://{_HOSTS[scheme]}")
+    return parsedate_to_datetime(date).timestamp() if date else f"{place.netloc} does not say it"
 
 
 @dataclass(frozen=True, slots=True)

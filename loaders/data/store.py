@@ -188,6 +188,8 @@ class Store:
         if isinstance(shard, FileShard) and not (
             self.ranges.are_used and self.ranges.takes(number)
         ):
+            if shard.origin is not None:
+                shard.origin.count(shard.is_here)
             shard.fetch()
 
     def _opened(self, number: int) -> OpenShard:

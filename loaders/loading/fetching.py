@@ -37,7 +37,9 @@ logger = logging.getLogger(__name__)
 _STRETCHES = 128  # of an epoch
 _MAX_SAMPLES = 1 << 24  # that are looked ahead
 _MANY_PASSES = 4  # over the same samples: what is read so often is better kept
-_LINK_BYTES_PER_S = 1.25e8  # 1 Gbit/s, for a message where no rate is known
+_LINK_BYTES_PER_S = 1.25e8  # 1 Gbit/s, for a message where no rate was measured
+_MUCH_MORE = 1.3  # times its share: a node reads a shard more at the ends of its lanes
+_ODD_LANES = ": let the number of nodes divide that of lanes, and that the samples of a step"
 
 
 class LoaderPass:
@@ -100,18 +102,17 @@ class LoaderPass:
         store = self._dataset.store
         whole, ranges = self._costs(self._dataset)
         by_records = _MANY_PASSES * ranges < whole
-        if by_records or store.ranges.by_records:
-            chosen = "records by ranges" if by_records else "whole shards"
-            costs = f"{describe_size(ranges)} by ranges, {describe_size(whole)} by shards"
-            logger.warning("%s: %s are read (a pass costs %s)", self.origin.url, chosen, costs)
+        level = logging.WARNING if by_records or store.ranges.by_records else logging.INFO
+        chosen = "records by ranges" if by_records else "whole shards"
+        costs = f"{describe_size(ranges)} by ranges, {describe_size(whole)} by shards"
+        logger.log(level, "%s: %s are read (a pass costs %s)", self.origin.url, chosen, costs)
         store.read_by_records(by_records)
         return by_records
 
     def _costs(self, dataset: PackedDataset[Any]) -> tuple[int, int]:
         """Return what a pass costs in bytes, by whole shards that are not here, and by ranges, counting requests."""
         store, plan = dataset.store, self._plan
-        num_samples = plan.num_remaining_steps * plan.batch_size
-        ranges = num_samples * (GAP_BYTES + self.size_bytes // max(1, len(store)))
+        ranges = self.num_samples * (GAP_BYTES + self.size_bytes // max(1, len(store)))
         if _MANY_PASSES * ranges >= self.size_bytes:
             return self.size_bytes, ranges
         steps = (each.indices for each in evaluate(self._order, plan, self._epoch))
@@ -121,49 +122,69 @@ class LoaderPass:
         return sum(away), ranges
 
     def check(self, order_name: str, num_workers: int) -> None:
-        """Let readers give room where not all of it fits; CacheError if less fits than what is read at a time."""
+        """Say what an order costs more than lanes would, and let readers give room where not all of it fits.
+
+        Raises:
+            CacheError: Less fits than what is read at a time.
+        """
         counts, size = self.origin.counts(), self.size_bytes
         budget, others = counts["budget_bytes"], counts["others_bytes"]
-        if size <= budget:
+        if is_whole := size <= budget:
+            self._pin(None)
             if others and size + others > budget:
-                logger.warning(
+                self._warn(
                     "%s: its %s and the %s that other loaders of this machine read do not fit into a cache of %s "
                     "together: what goes is downloaded again. Give cache= at least %s",
-                    self.origin.url,
                     *map(describe_size, (size, others, budget, size + others)),
                 )
-            self._pin(None)
-            return
         ranks = _ranks_of_node(self._plan)
-        node = self._needs_of(self._plan.of_node(ranks))
-        least, read = node.least_bytes(), self._epoch_bytes(node)
-        if least > budget:
-            what = f"{order_name} reads {describe_size(least)} at a time, and it may hold {describe_size(budget)}"
-            cost = f"An epoch would download {describe_size(size * _STRETCHES)} or more"
-            lanes = "" if order_name == Lanes.__name__ else "shuffle='lanes', "
-            remedy = (
-                f"{lanes}cache= of at least {describe_size(least)}, or cache={{'mode': 'records'}}"
-            )
-            hint = f"{cost}: {read / _LINK_BYTES_PER_S:,.0f} s and more at 1 Gbit/s. Give {remedy}"
-            raise CacheError(what, self.origin.inside.parent, hint)
-        # Each thread that waits for a shard may hold what it has opened, of before, too.
-        self._pin(budget // ((num_workers + 3) * ranks * len(self._stores)))
-        downloaded = node.epoch_bytes(budget) / 2  # of two epochs
-        if downloaded > 1.2 * read:
-            logger.warning(
-                "%s: %s downloads about %s in each epoch, to read %s: shuffle='lanes' reads each part once",
-                self.origin.url,
+        nodes = self._plan.world_size // (ranks or 1)
+        if is_whole and nodes == 1:
+            return
+        node = self._needs_of(self._plan.of_node(ranks or 1))
+        read = sum(self.files[n].size for n in np.unique(node.which).tolist())
+        downloaded = read if is_whole else node.epoch_bytes(budget) / 2  # of two epochs
+        if not is_whole:
+            if (least := node.least_bytes()) > budget:
+                raise self._refusal(
+                    order_name, least, budget, downloaded, counts.get("bytes_per_s")
+                )
+            # Each thread that waits for a shard may hold what it has opened, of before, too.
+            self._pin(budget // ((num_workers + 3) * (ranks or 1) * len(self._stores)))
+        share = min(read, size / nodes)
+        if downloaded > _MUCH_MORE * share:
+            self._warn(
+                "%s: %s downloads about %s%s for each %s, whose share is %s%s",
                 order_name,
                 describe_size(downloaded),
-                describe_size(read),
+                "" if is_whole else " in each epoch",
+                "rank" if ranks is None else "node",
+                describe_size(share),
+                _ODD_LANES if order_name == Lanes.__name__ else "; shuffle='lanes' reads no more",
             )
+
+    def _refusal(
+        self, order_name: str, least: int, budget: int, downloaded: float, rate: float | None
+    ) -> CacheError:
+        what = f"{order_name} reads {describe_size(least)} at a time, and it may hold {describe_size(budget)}"
+        seconds = downloaded / (rate or _LINK_BYTES_PER_S)
+        how = f"the {describe_size(rate)}/s that were measured" if rate else "1 Gbit/s"
+        cost = f"An epoch would download {describe_size(downloaded)} or more: {seconds:,.0f} s at {how}"
+        lanes = "" if order_name == Lanes.__name__ else "shuffle='lanes', "
+        remedy = (
+            f"{lanes}cache= of at least {describe_size(least)}, or cache={{'mode': 'records'}}"
+        )
+        return CacheError(what, self.origin.inside.parent, f"{cost}. Give {remedy}")
+
+    def _warn(self, text: str, *args: object) -> None:
+        """Say something once, not in each epoch."""
+        if (text, args) not in self.origin.said:
+            self.origin.said.add((text, args))
+            logger.warning(text, self.origin.url, *args)
 
     def _pin(self, max_bytes: int | None) -> None:
         for store in self._stores:
             store.max_pinned_bytes = store.room if max_bytes is None else max_bytes
-
-    def _epoch_bytes(self, needs: Needs) -> int:
-        return sum(self.files[n].size for n in np.unique(needs.which).tolist())
 
 
 def _origins(dataset: BatchDataset[Any]) -> list[Origin]:
@@ -196,11 +217,11 @@ def _position(current: Cursor) -> tuple[int, bool]:
     return current.num_steps * current.plan.batch_size, current.is_over
 
 
-def _ranks_of_node(plan: Plan) -> int:
-    """Return how many ranks of this node read, as launchers say it."""
+def _ranks_of_node(plan: Plan) -> int | None:
+    """Return how many ranks of this node read, as launchers say it; None: they do not."""
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(told) if told.isdecimal() else 1
-    return ranks if ranks and not plan.world_size % ranks else 1
+    ranks = int(told) if told.isdecimal() else 0
+    return ranks if ranks and not plan.world_size % ranks else None
 
 
 def remote_counts(dataset: BatchDataset[Any]) -> dict[str, float]:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,7 +31,7 @@ from loaders.remote.wire import Connection, raise_error
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from loaders.remote.url import URL
     from loaders.system.signals import Living
@@ -82,27 +82,13 @@ class Client:
             CacheError: The folder cannot be used.
         """
         for _ in range(MAX_DEATHS):
-            connection = None
-            try:
-                connection = self._take()
-                connection.send(message)
-                answer = self._answer(connection, on_wait, nbytes)
-            except TimeoutError as error:
-                _hang_up([connection] if connection else [])
-                raise self._silent() from error
-            except _NOBODY:
-                _hang_up([connection] if connection else [])
-                continue  # it died: the next one is asked
-            except LoadersError:
-                if connection is not None:
-                    self._give(connection)
-                raise
-            except BaseException:
-                if connection is not None:
-                    connection.close()
-                raise
-            self._give(connection)
-            return answer
+            with suppress(*_NOBODY):  # it died: the next one is asked
+                try:
+                    with self._lent() as connection:
+                        connection.send(message)
+                        return self._answer(connection, on_wait, nbytes)
+                except TimeoutError as error:
+                    raise self._silent() from error
         what = f"its fetcher died {MAX_DEATHS} times during one request"
         raise CacheError(what, self._inside.parent, _look(self._inside))
 
@@ -115,6 +101,20 @@ class Client:
         if nbytes := answer.get("nbytes", nbytes):
             answer["data"] = connection.receive_bytes(nbytes)
         return answer
+
+    @contextmanager
+    def _lent(self) -> Iterator[Connection]:
+        """Yield a connection for one question; it is kept for the next one where an answer came."""
+        connection = self._take()
+        try:
+            yield connection
+        except LoadersError:  # which is an answer, too
+            self._give(connection)
+            raise
+        except BaseException:
+            connection.close()
+            raise
+        self._give(connection)
 
     def _take(self) -> Connection:
         with self._lock.plain:
@@ -145,16 +145,11 @@ class Client:
             self._free.append(connection)
 
     def _silent(self) -> RemoteError:
-        pid = _read(self._inside / "lock")
-        hint = (
-            f"End it ('kill -9 {pid}'): another one is started" if pid else "Look for it with ps"
-        )
+        hint = "Look for it with ps"
+        with suppress(OSError):
+            if pid := (self._inside / "lock").read_text().strip():
+                hint = f"End it ('kill -9 {pid}'): another one is started"
         return RemoteError("its fetcher does not answer", self._inside.parent, hint)
-
-    def close(self) -> None:
-        """Hang up."""
-        with self._lock.plain:
-            _hang_up(self._free)
 
 
 class Mapper(Protocol):
@@ -265,12 +260,6 @@ def _is_passed(name: str) -> bool:
 
 def _look(inside: Path) -> str:
     return f"Look into {inside / 'fetcher.log'}"
-
-
-def _read(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text().strip()
-    return ""
 
 
 def check_extra(url: URL) -> None:

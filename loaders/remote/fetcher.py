@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
 from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.folder import default_size, manifest_folder, shard_path
-from loaders.remote.listing import listing, read_objects
 from loaders.remote.needs import File, Needs
-from loaders.remote.source import ServedURL
+from loaders.remote.objects import listing, probe, read_objects, read_ranges
+from loaders.remote.source import ServedURL, say_to_who_waits
 from loaders.remote.stored import MAP_S, CacheFolder, publish, sweep
-from loaders.remote.transfer import MAX_CONNECTIONS, Download, Pace, probe, ranges
-from loaders.remote.upload import hash_of, put, remove
+from loaders.remote.transfer import MAX_CONNECTIONS, Download, Pace
+from loaders.remote.upload import put, remove
 from loaders.remote.url import URL
 from loaders.remote.wanted import NO_NEED, Wants
 from loaders.remote.wire import (
@@ -43,27 +43,24 @@ from loaders.remote.wire import (
     MAX_LINE_BYTES,
     PROTOCOL,
     SOCKET_NAME,
-    InFolder,
     encoded,
     error_message,
     peer_uid,
+    socket_name,
 )
+from loaders.system.regular import hash_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 logger = logging.getLogger("loaders.remote.fetcher")
 IDLE_S = 3.0
-_ROOM_S, _ASK_S = (
-    15.0,
-    0.5,
-)  # for so long readers may take to give room; or if what they read does not fit
-_LEFT_S = (
-    10.0  # for so long what a reader that has gone needs is kept: it may begin its next epoch
-)
-_FAILED_S = 8.0  # for so long what failed is not tried again
-_MANIFEST_S = 5.0  # ranks that start together share one manifest
-_SECRETS_S = 10.0  # for so long another process may take to bring them
+# How long
+_ROOM_S, _LEAST_ROOM_S = 15.0, 1.0  # readers may take to unmap shards; right after they did not
+_LEFT_S = 10.0  # the needs of a client that has gone are kept: it may begin its next epoch
+_FAILED_S = 8.0  # a file that failed is not tried again
+_MANIFEST_S = 5.0  # a manifest is shared by ranks that start together
+_SECRETS_S = 10.0  # to wait for the process that has the secrets
 _AHEAD_BYTES = 512 << 20  # of files that are begun and not published
 Errors = (RemoteError, CacheError, ChecksumError, ManifestError)
 
@@ -140,7 +137,7 @@ class Fetcher:
             writer.close()
 
     def _forget(self, writer: asyncio.StreamWriter) -> None:
-        """Forget what a reader that has gone was to read: its next epoch may have come to the same meanwhile."""
+        """Forget what a client that has gone was to read."""
         self._wants.forget(writer)
         self._set_distances()
 
@@ -184,8 +181,8 @@ class Fetcher:
         task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({task}, timeout=BEAT_S))[0]:
-                what = getattr(task, "what", None)
-                writer.write(encoded({"wait": {"what": what() if what else ""}}))
+                describe = getattr(task, "describe", str)
+                writer.write(encoded({"wait": {"what": describe()}}))
                 await writer.drain()
             answer = task.result()
         except Errors as error:
@@ -223,7 +220,7 @@ class Fetcher:
             case "file":
                 return await self._small_file(source, message["name"], message["optional"])
             case "ranges":
-                return {"data": await ranges(source, message["ranges"])}
+                return {"data": await read_ranges(source, message["ranges"])}
             case "listing":
                 return await listing(source, message)
             case "objects":
@@ -273,6 +270,7 @@ class Fetcher:
             "evicted_bytes": self._stored.evicted_bytes,
             "cached_bytes": self._stored.used_bytes,
             "budget_bytes": self.budget,
+            "bytes_per_s": round(self._pace.bytes_per_s),
             "others_bytes": self._wants.others_bytes(source, self._clients),
         }
 
@@ -333,13 +331,13 @@ class Fetcher:
     async def _shard(self, source: ServedURL, file: File) -> None:
         """Wait until a file is published."""
         while not self._stored.has(file.hash):
-            self._raise_failed(file)
+            if failure := self._failure(file):
+                raise failure
             if await self._verify_old(file):
                 break
             download = self._download(source, file)
             download.distance = -1
-            task: Any = asyncio.current_task()
-            task.what = download.describe
+            say_to_who_waits(download.describe)
             download.num_waiting += 1
             try:
                 self._pump()
@@ -356,13 +354,13 @@ class Fetcher:
         if not download.is_begun:
             self._downloads.pop(download.file.hash, None)
 
-    def _raise_failed(self, file: File) -> None:
-        when, error = self._failed.get(file.hash, (-1e9, None))
-        if error is not None and time.monotonic() - when < _FAILED_S:
-            raise error
+    def _failure(self, file: File) -> Exception | None:
+        """Return the error of a file that was just tried."""
+        when, error = self._failed.get(file.hash, (-math.inf, None))
+        return error if time.monotonic() - when < _FAILED_S else None
 
     async def _done(self, download: Download) -> None:
-        """Wait for a download; give up where readers leave it no room."""
+        """Wait for a download; fail it if readers do not make room for it."""
         began = time.monotonic()
         while not download.done.done():
             await asyncio.wait({download.done}, timeout=0.1)
@@ -377,13 +375,13 @@ class Fetcher:
         await asyncio.shield(download.done)
 
     def _ask_for_room(self) -> None:
-        """Ask readers to give up what they have mapped: each alone would fit, and all of them do not."""
+        """Ask readers to unmap shards: each of them fits into the cache, but not all together."""
         for writer in self._watching:
             writer.write(encoded({"room": self.budget}))
 
     def _room_patience_s(self) -> float:
-        """Return how long readers may take to give room: less where they did not right before."""
-        return 1.0 if time.monotonic() - self._no_room_at < _FAILED_S else _ROOM_S
+        """Return how long to wait for readers to unmap shards: not long if they have just failed to."""
+        return _LEAST_ROOM_S if time.monotonic() - self._no_room_at < _FAILED_S else _ROOM_S
 
     def _no_room(self, file: File) -> CacheError:
         pinned = self._stored.pinned_bytes()
@@ -392,12 +390,12 @@ class Fetcher:
         return CacheError(what, self._inside.parent, f"Give cache= at least {least:,} bytes")
 
     async def _verify_old(self, file: File) -> bool:
-        """Hash a file from before the last boot, which a power cut may have left with other bytes."""
-        old = self._inside / "unverified" / shard_path(self._inside, file.file, file.hash).name
+        """Hash a file from before the last boot (a power cut may have damaged it), and use it if it is whole."""
+        old = self._old_path(file)
         if not old.exists():
             return False
         target = shard_path(self._inside, file.file, file.hash)
-        is_whole = await asyncio.to_thread(hash_of, old) == file.hash
+        is_whole = await asyncio.to_thread(hash_file, old) == file.hash
         with contextlib.suppress(OSError):
             if is_whole and self._stored.reserve(file.size, self.budget, self._wants.distances):
                 target.parent.mkdir(mode=0o700, exist_ok=True)
@@ -472,7 +470,7 @@ class Fetcher:
                 download.distance = self._wants.distances.get(digest, NO_NEED)
 
     def _begin_ahead(self) -> None:
-        """Prefetch files: any while there is room, then near ones in place of those needed later."""
+        """Begin files that nobody waits for yet: any while there is room, then near ones, evicting later ones."""
         begun = sum(each.file.size for each in self._downloads.values() if each.is_begun)
         is_full = False
         for distance, is_far, file, source in self._wants.files:
@@ -493,9 +491,10 @@ class Fetcher:
     def _is_known(self, file: File) -> bool:
         if file.hash in self._stored.files or file.hash in self._downloads:
             return True
-        old = self._inside / "unverified" / shard_path(self._inside, file.file, file.hash).name
-        is_failed = time.monotonic() - self._failed.get(file.hash, (-1e9, None))[0] < _FAILED_S
-        return is_failed or old.exists()
+        return self._failure(file) is not None or self._old_path(file).exists()
+
+    def _old_path(self, file: File) -> Path:
+        return self._inside / "unverified" / shard_path(self._inside, file.file, file.hash).name
 
     def _begin(self, download: Download, beyond: float = -1.0) -> bool:
         """Give a file room, if there is some."""
@@ -513,7 +512,7 @@ class Fetcher:
         return True
 
     def _open_failed(self, download: Download, error: OSError, beyond: float) -> bool:
-        """Evict for a disk that is full below the budget, or wait for room there; anything else is an error."""
+        """Make room on a disk that is full although the budget is not used up, or wait for room; else fail."""
         size = download.file.size
         before = self._stored.used_bytes
         if (
@@ -543,7 +542,7 @@ def _lock(inside: Path) -> int | None:
 def _listen(inside: Path) -> socket.socket:
     (inside / SOCKET_NAME).unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with InFolder(inside) as name:
+    with socket_name(inside) as name:
         listening.bind(name)
     os.chmod(inside / SOCKET_NAME, 0o600)
     listening.listen(1024)
@@ -560,7 +559,7 @@ def _run(inside: Path, ready: int) -> int:
             sweep(inside)
             listening = _listen(inside)
             logger.info("serving %s", inside)
-            asyncio.run(_serve(inside, listening, lambda: os.write(ready, b"1")))
+            asyncio.run(Fetcher(inside).run(listening, lambda: os.write(ready, b"1")))
             logger.info("no client is left")
         else:
             os.write(ready, b"1")
@@ -568,10 +567,6 @@ def _run(inside: Path, ready: int) -> int:
         logger.exception("the fetcher ends")
         return 1
     return 0
-
-
-async def _serve(inside: Path, listening: socket.socket, on_ready: Callable[[], object]) -> None:
-    await Fetcher(inside).run(listening, on_ready)
 
 
 def main(argv: list[str]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -59,6 +60,7 @@ class Origin:
         self._watcher: Watcher | None = None
         self._mapping: Living[Mapper] = Living()
         self._waits: dict[int, dict[str, Any]] = {}
+        self.said = set[Any]()  # what was told of it once
         self._lock = ForkLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,7 +84,7 @@ class Origin:
     @property
     def endpoint(self) -> str:
         """The server, where it is not the provider's own."""
-        return endpoint_of(self._storage, os.environ)
+        return endpoint_of(self.url.scheme, self._storage, os.environ)
 
     def _hello(self) -> dict[str, Any]:
         variables = {n: value for n, value in os.environ.items() if _VARIABLES.fullmatch(n)}
@@ -177,15 +179,7 @@ class Origin:
             ChecksumError: The file has another hash, or what arrives is never the same.
         """
         message = {"op": "put", "name": name, "path": str(path.absolute())}
-        thread = _thread()
-        try:
-            answer = self.client.ask(
-                message | {"size": size_bytes, "hash": digest},
-                lambda state: self._waits.__setitem__(thread, state),
-            )
-        finally:
-            self._waits.pop(thread, None)
-        return int(answer["sent"])
+        return int(self._wait_for(message | {"size": size_bytes, "hash": digest})["sent"])
 
     def probe(self, name: str) -> dict[str, Any]:
         """Return how the store answers for an object: ``range`` and ``other_etag`` are texts of errors, or empty.
@@ -221,18 +215,20 @@ class Origin:
             CacheError: There is no room for it.
         """
         path = shard_path(self.inside, file, digest)
-        if path.exists():
-            self.num_hits += 1
-            return path
-        self.num_misses += 1
-        thread, began = _thread(), time.monotonic()
-        message = {"op": "shard", "file": file, "size": size_bytes, "hash": digest}
+        if not path.exists():
+            self._wait_for({"op": "shard", "file": file, "size": size_bytes, "hash": digest})
+        return path
+
+    def _wait_for(self, message: dict[str, Any], nbytes: int = 0) -> dict[str, Any]:
+        """Ask for what may take long; ``waits`` has what the fetcher says meanwhile."""
+        thread, began = threading.get_ident(), time.monotonic()
         try:
-            self.client.ask(message, lambda state: self._waits.__setitem__(thread, state))
+            return self.client.ask(
+                message, lambda state: self._waits.__setitem__(thread, state), nbytes
+            )
         finally:
             self._waits.pop(thread, None)
             self.waited_s += time.monotonic() - began
-        return path
 
     def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[memoryview]:
         """Return ranges of objects: of each its name, and where the range begins and ends. Nothing of them is kept.
@@ -240,15 +236,14 @@ class Origin:
         Raises:
             RemoteError: One cannot be fetched.
         """
-        got, began = list[memoryview](), time.monotonic()
+        got = list[memoryview]()
         for some in _of_bytes(wanted, _ANSWER_BYTES):
             nbytes = sum(end - start for _, start, end in some)
-            answer = self.client.ask({"op": "ranges", "ranges": some}, nbytes=nbytes)
+            answer = self._wait_for({"op": "ranges", "ranges": some}, nbytes)
             view, at = memoryview(answer["data"]), 0
             for _, start, end in some:
                 got.append(view[at : at + end - start])
                 at += end - start
-        self.waited_s += time.monotonic() - began
         return got
 
     def below(self, folder: str = "") -> Iterator[list[Entry]]:
@@ -319,6 +314,11 @@ class Origin:
                 with suppress(OSError, LoadersError):  # else at the next shard
                     self._watcher = client.watch(self._mapping)
 
+    def count(self, is_here: bool) -> None:
+        """Count a shard that is needed: a hit where it is here, a miss where it is waited for."""
+        self.num_hits += is_here
+        self.num_misses += not is_here
+
     def counts(self) -> dict[str, Any]:
         """Return what the fetcher has counted for this dataset's URL since it started."""
         counts: dict[str, Any] = self.client.ask({"op": "stats"})["stats"]
@@ -338,12 +338,6 @@ def _of_bytes(
             some, nbytes = [], 0
     if some:
         yield some
-
-
-def _thread() -> int:
-    import threading
-
-    return threading.get_ident()
 
 
 _origins: WeakValueDictionary[URL, Origin] = WeakValueDictionary()

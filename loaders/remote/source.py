@@ -25,12 +25,35 @@ _UPLOADS_S = 120.0
 FINAL = frozenset(["missing", "denied", "region", "unusable"])
 
 
+class Tries:
+    """How often a store was asked again for something, and what it answered last."""
+
+    def __init__(self, source: ServedURL) -> None:
+        self._source, self._num, self._last = source, 0, ""
+
+    def note(self, fault: StoreFault) -> None:
+        """Note that it is asked again, and why."""
+        self._num += 1
+        self._source.num_retries += 1
+        said = self._source.public(fault.text).rpartition(" - ")[2]  # behind how it was asked
+        self._last = said[:200]
+
+    def __str__(self) -> str:
+        return f", {self._num} retries, the last answer: {self._last}" if self._num else ""
+
+
+def say_to_who_waits(describe: Callable[[], str]) -> None:
+    """Describe what the current task works on to the client that waits for it."""
+    task: Any = asyncio.current_task()
+    task.describe = describe
+
+
 class ServedURL:
     """A dataset's URL, and what reads it; counted from the start of the fetcher."""
 
     def __init__(self, url: URL, storage: dict[str, Any], environment: dict[str, str]) -> None:
         self.url, self._storage, self._environment = url, storage, environment
-        self.endpoint = endpoint_of(storage, environment)
+        self.endpoint = endpoint_of(url.scheme, storage, environment)
         self.objects = self._open()
         self.num_bytes = self.num_requests = self.num_retries = 0
         self._renewed = 0.0
@@ -74,14 +97,14 @@ class ServedURL:
         self,
         call: Callable[[], Coroutine[Any, Any, T]],
         is_final: Callable[[StoreFault], bool] = lambda fault: fault.kind in FINAL,
-        note: Callable[[StoreFault], object] | None = None,
+        tries: Tries | None = None,
     ) -> T:
         """Ask the store, and ask again where that may help.
 
         Args:
             call: Asks once.
             is_final: Whether it is of no use to ask again.
-            note: Called with each fault that is retried; without it, retries are counted here.
+            tries: Where it is noted that it is asked again.
 
         Raises:
             StoreFault: The last one.
@@ -93,10 +116,7 @@ class ServedURL:
             except StoreFault as fault:
                 if attempt == ATTEMPTS - 1 or is_final(fault):
                     raise
-                if note is None:
-                    self.num_retries += 1
-                else:
-                    note(fault)
+                (tries or Tries(self)).note(fault)
                 if fault.kind == "expired":
                     await self.renew()
                 else:

@@ -20,7 +20,7 @@ import xxhash
 
 from loaders.errors import CacheError, ChecksumError, RemoteError
 from loaders.remote.faults import StoreFault
-from loaders.remote.source import ATTEMPTS, FINAL
+from loaders.remote.source import ATTEMPTS, FINAL, Tries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -33,27 +33,36 @@ if TYPE_CHECKING:
 MAX_CONNECTIONS = 16  # 10 Gbit/s of a store that gives 80 MB/s on each
 PART_BYTES = 8 << 20
 _MAX_UNHASHED = 32  # parts
-_RANGES_AT_ONCE, _RANGE_S = 16, 10.0
 _FIRST_PATIENCE_S, _LEAST_PATIENCE_S = 6.0, 2.0
 _FINAL_OF_PARTS = FINAL | {"changed", "short"}  # all of the file is fetched again, or nothing
 
 
 class Pace:
-    """How long parts take: what takes much longer hangs."""
+    """What the last parts took: of these one that takes much longer hangs."""
 
     def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=64)
+        self._parts: deque[tuple[float, float, int]] = deque(maxlen=64)  # began, ended, bytes
 
-    def note(self, seconds: float) -> None:
-        """Note how long a part took."""
-        self._seconds.append(seconds)
+    def note(self, began: float, nbytes: int) -> None:
+        """Note that a part has come."""
+        self._parts.append((began, time.monotonic(), nbytes))
 
     @property
     def patience_s(self) -> float:
         """After how long a part is asked for again."""
-        if len(self._seconds) < 4:
+        if len(self._parts) < 4:
             return _FIRST_PATIENCE_S
-        return max(_LEAST_PATIENCE_S, 4 * statistics.median(self._seconds))
+        median = statistics.median(ended - began for began, ended, _ in self._parts)
+        return max(_LEAST_PATIENCE_S, 4 * median)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """At what rate they came over all connections, while any was on its way; 0 if there were none."""
+        busy_s = until = 0.0
+        for began, ended, _ in sorted(self._parts):
+            busy_s += max(0.0, ended - max(began, until))
+            until = max(until, ended)
+        return sum(nbytes for _, _, nbytes in self._parts) / busy_s if busy_s else 0.0
 
 
 class Download:
@@ -72,7 +81,6 @@ class Download:
         distance: How far ahead it is needed, in samples; -1: somebody waits.
         num_waiting: How many wait.
         is_begun: Whether there is room for it.
-        attempts: How often parts were asked for again, or all of it.
     """
 
     def __init__(
@@ -88,8 +96,7 @@ class Download:
         self.distance = float("inf")
         self.is_begun = False
         self.num_waiting = 0
-        self.attempts = 0
-        self.last = ""
+        self._tries = Tries(source)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_end = on_end
         self.done.add_done_callback(_ignore)
@@ -115,8 +122,7 @@ class Download:
         """Describe how far the download is."""
         parts = f"part {min(self._num_hashed + 1, self._num_parts)} of {self._num_parts}"
         room = "" if self.is_begun else ", waiting for room in the cache"
-        tries = f", {self.attempts} retries, the last answer: {self.last}" if self.attempts else ""
-        return f"fetching {self.url}, {parts}{room}{tries}"
+        return f"fetching {self.url}, {parts}{room}{self._tries}"
 
     def open(self) -> None:
         """Reserve its room on the disk; ``OSError`` if there is none."""
@@ -177,15 +183,7 @@ class Download:
         def is_final(fault: StoreFault) -> bool:
             return self._fault is not None or fault.kind in _FINAL_OF_PARTS
 
-        return await self.source.again(lambda: self._hedged(start, end), is_final, self.note)
-
-    def note(self, fault: StoreFault) -> None:
-        """Note that something is asked for again, and why."""
-        self.attempts += 1
-        self.source.num_retries += 1
-        self.last = self.source.public(fault.text).rpartition(" - ")[2][
-            :200
-        ]  # behind how it was asked
+        return await self.source.again(lambda: self._hedged(start, end), is_final, self._tries)
 
     async def _hedged(self, start: int, end: int) -> Got:
         """Ask for a part; if it is late ask again, and take what comes first."""
@@ -193,7 +191,7 @@ class Download:
         done, late = await asyncio.wait({self._asked(start, end)}, timeout=self._pace.patience_s)
         if late:
             self.source.num_requests += 1
-            self.note(StoreFault("network", f"no answer for {self._pace.patience_s:.0f} s"))
+            self._tries.note(StoreFault("network", f"no answer for {self._pace.patience_s:.0f} s"))
             late = {*late, self._asked(start, end)}
         try:
             while late and not any(task.exception() is None for task in done):
@@ -203,7 +201,7 @@ class Download:
                 task.cancel()
         good = [task for task in done if task.exception() is None]
         got = (good or [*done])[0].result()
-        self._pace.note(time.monotonic() - began)
+        self._pace.note(began, end - start)
         return got
 
     def _asked(self, start: int, end: int) -> asyncio.Task[Got]:
@@ -239,7 +237,7 @@ class Download:
 
     def _fail_round(self, fault: StoreFault) -> None:
         """Fetch all of it again, or give up."""
-        self.note(fault)
+        self._tries.note(fault)
         self._num_rounds += 1
         if fault.kind in ("damaged", "changed", "short") and self._num_rounds < ATTEMPTS:
             self._begin_round()
@@ -279,58 +277,3 @@ def _ignore(future: asyncio.Future[None]) -> None:
     """Retrieve the error of a task that may have no waiter, as a prefetched file has none."""
     if not future.cancelled():
         future.exception()
-
-
-async def ranges(source: ServedURL, wanted: list[tuple[str, int, int]]) -> bytes:
-    """Return ranges of objects, one after the other; a large one comes in parts.
-
-    Raises:
-        RemoteError: One cannot be fetched.
-    """
-    parts = [
-        (name, first, min(first + PART_BYTES, end))
-        for name, start, end in wanted
-        for first in range(start, end, PART_BYTES)
-    ]
-    limit = asyncio.Semaphore(_RANGES_AT_ONCE)
-
-    async def one(name: str, start: int, end: int) -> Any:
-        try:
-            async with limit:
-                got = await source.again(lambda: in_time(source, name, start, end))
-        except StoreFault as fault:
-            raise source.refused("fetched", name, fault) from None
-        source.num_bytes += end - start
-        return got.data
-
-    return b"".join(await asyncio.gather(*(one(*part) for part in parts)))
-
-
-async def in_time(source: ServedURL, name: str, start: int, end: int) -> Got:
-    """Return a range of an object; StoreFault if it does not come in time."""
-    try:
-        return await asyncio.wait_for(source.objects.get(name, start, end), _RANGE_S)
-    except TimeoutError:
-        raise StoreFault("network", f"no answer for {_RANGE_S:.0f} s") from None
-
-
-async def probe(source: ServedURL, name: str) -> dict[str, Any]:
-    """Return what a store answers to a request for a range, and to one under an e-tag that the object does not have.
-
-    Raises:
-        RemoteError: It cannot be looked at.
-    """
-
-    async def answer(etag: str | None) -> str:
-        try:
-            await source.objects.get(name, 0, 1, etag)
-        except StoreFault as fault:
-            return f"{fault.kind}: {source.public(fault.text)}"
-        return ""
-
-    try:
-        mark = await source.again(lambda: source.objects.look(name))
-    except StoreFault as fault:
-        raise source.refused("looked at", name, fault) from None
-    other = "" if mark.etag is None else await answer('"of-no-object"')
-    return {"range": await answer(None), "has_etag": mark.etag is not None, "other_etag": other}

@@ -19,12 +19,10 @@ from loaders.remote.faults import StoreFault
 from loaders.remote.source import ATTEMPTS
 from loaders.remote.stores import PUT_BYTES, ObjectState
 from loaders.remote.transfer import PART_BYTES
-from loaders.system.regular import regular
+from loaders.system.regular import hash_file, regular
 
 if TYPE_CHECKING:
     from loaders.remote.source import ServedURL
-
-_READ_BYTES = 1 << 20
 
 
 async def put(source: ServedURL, message: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +54,7 @@ async def _put_shard(source: ServedURL, name: str, path: Path, size: int, digest
     """Send a shard unless it is there; return the bytes that were sent."""
     if await _is_there(source, name, path, size, digest):
         return 0
-    found = await asyncio.to_thread(hash_of, path)
+    found = await asyncio.to_thread(hash_file, path)
     if found != digest:
         what = f"its xxh3-128 is {found}, the manifest says {digest}"
         raise ChecksumError(what, path, None, None, "Run 'packdata verify' on it")
@@ -92,15 +90,6 @@ async def _read_back(source: ServedURL, name: str, size: int) -> str:
             return source.objects.get(name, start, end)
 
         state.update((await source.again(part)).data)
-    return state.hexdigest()
-
-
-def hash_of(path: Path) -> str:
-    """Return the xxh3-128 of a file, hexadecimal."""
-    state = xxhash.xxh3_128()
-    with open(path, "rb", opener=regular) as file:
-        while block := file.read(_READ_BYTES):
-            state.update(block)
     return state.hexdigest()
 
 

@@ -14,6 +14,11 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 _FILE_URL = re.compile(r"file:/+", re.IGNORECASE)
 OBSTORE_SCHEMES = frozenset(["s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https"])
 KINDS = {"s3a": "s3", "abfs": "az", "abfss": "az"}  # other names of schemes
+_ENDPOINT_VARIABLES = {
+    "s3": ("AWS_ENDPOINT_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    "hf": ("HF_ENDPOINT",),
+}
 
 # Options that are no secrets; every other one is taken for such.
 PUBLIC_OPTIONS = frozenset(
@@ -28,7 +33,7 @@ PUBLIC_OPTIONS = frozenset(
 class URL(PosixPath):
     """A place in a store, ``scheme://host/path``: without user name, password, query and fragment.
 
-    It is a path, so that whoever joins, names or shows paths does so with URLs; no file lies there.
+    It is a path, so what joins, names or shows paths does the same with URLs; no file lies there.
     """
 
     def __str__(self) -> str:
@@ -84,7 +89,9 @@ def short_name(name: str) -> str:
     return "endpoint" if short == "endpoint_url" else short
 
 
-def endpoint_of(storage: Mapping[str, Any], environment: Mapping[str, str]) -> str:
+def endpoint_of(scheme: str, storage: Mapping[str, Any], environment: Mapping[str, str]) -> str:
     """Return the server that options or variables name, where it is not the provider's own."""
     given = {short_name(name): value for name, value in storage.items()}
-    return str(given.get("endpoint") or environment.get("AWS_ENDPOINT_URL") or "")
+    names = _ENDPOINT_VARIABLES.get(KINDS.get(scheme, scheme), ())
+    said = (environment[name] for name in names if environment.get(name))
+    return str(given.get("endpoint") or next(said, ""))

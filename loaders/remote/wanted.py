@@ -24,7 +24,7 @@ class Reading(NamedTuple):
 
 
 class WantedFile(NamedTuple):
-    """A file that is needed so many samples ahead; for a far one, only files that nobody needs are evicted."""
+    """A file that is needed so many samples ahead. For a far one no file is evicted that a loader needs."""
 
     distance: int
     is_far: bool
@@ -37,8 +37,8 @@ class Wants:
 
     Attributes:
         readers: The loaders, by client.
-        files: Of all loaders, what is needed first at the front.
-        distances: How far ahead the same files are needed, by hash.
+        files: What all of them will read, in the order in which it is needed.
+        distances: How many samples ahead each of these files is needed, by hash.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Wants:
             self._order()
 
     def _order(self) -> None:
-        """Put what all loaders need in one order: by the loader that comes to a file first."""
+        """Put the files of all loaders in one order; a file of several counts where the first of them needs it."""
         found = [each for reader in self.readers.values() for each in reader.wanted]
         found.sort(key=itemgetter(0, 1))
         first: dict[str, WantedFile] = {}
@@ -76,7 +76,7 @@ class Wants:
 
 
 def _wanted(source: ServedURL, needs: Needs, position: int, budget: int) -> Iterator[WantedFile]:
-    """Yield what a loader needs; near are its next file, and as many behind it as a window takes."""
+    """Yield what a loader needs: near are its next file, and those after it that fit into a window of bytes."""
     window, passed = min(_WINDOW_BYTES, budget // _WINDOW_SHARE), 0
     for distance, file in needs.upcoming(position):
         is_far = bool(passed) and passed + file.size > window

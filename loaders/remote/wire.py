@@ -10,12 +10,13 @@ import json
 import os
 import socket
 import struct
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 PROTOCOL = 1
@@ -65,17 +66,14 @@ def peer_uid(connection: Any) -> int:
     return uid
 
 
-class InFolder:
-    """The name of a folder's socket, of any length, while the folder is held open: names of sockets are short."""
-
-    def __init__(self, folder: Path) -> None:
-        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-
-    def __enter__(self) -> str:
-        return f"/proc/self/fd/{self._descriptor}/{SOCKET_NAME}"
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+@contextmanager
+def socket_name(folder: Path) -> Iterator[str]:
+    """Yield a short name of a folder's socket (names of sockets are limited), which holds during the block."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{SOCKET_NAME}"
+    finally:
+        os.close(descriptor)
 
 
 class Connection:
@@ -85,7 +83,7 @@ class Connection:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(timeout_s)
-            with InFolder(folder) as name:
+            with socket_name(folder) as name:
                 self._socket.connect(name)
             if peer_uid(self._socket) != os.getuid():
                 what = "another user's process answers at its socket"

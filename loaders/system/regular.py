@@ -6,9 +6,12 @@ All that is opened by a name that a user, a manifest or a folder gave is opened 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from typing import TYPE_CHECKING
+
+import xxhash
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,3 +70,9 @@ def read_regular(path: Path | str, at_most: int = _MOST) -> bytes:
         return b"".join(pieces)
     finally:
         os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """Return the xxh3-128 of a file's bytes, hexadecimal."""
+    with open(path, "rb", opener=regular) as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -16,8 +16,8 @@ from loaders.errors import ChecksumError
 from loaders.remote import transfer
 from loaders.remote.needs import File
 from loaders.remote.source import ServedURL
-from loaders.remote.upload import hash_of
 from loaders.remote.url import URL
+from loaders.system.regular import hash_file
 from tests.remote.conftest import storage
 from tests.remote.servers import Proxy
 
@@ -34,7 +34,7 @@ class Place:
         self.right, self.wrong = (rng.bytes(NUM_PARTS * PART - 1_000) for _ in range(2))
         self.object.parent.mkdir(parents=True)
         self.object.write_bytes(self.right)
-        self.file = File(NAME, len(self.right), hash_of(self.object))
+        self.file = File(NAME, len(self.right), hash_file(self.object))
         self.source = ServedURL(URL("s3://bucket/data"), storage(endpoint), {})
 
     async def fetch(self, on_part: Any = lambda number: None) -> transfer.Download:

@@ -116,3 +116,38 @@ def test_memory_is_loaded_from_several_shards_at_a_time(
 
 def memory_bytes(root: Path) -> int:
     return sum(path.stat().st_size for path in (root / "bucket/packed").glob("*.lmdb"))
+
+
+def test_a_shard_that_is_waited_for_is_a_miss_and_one_that_is_here_a_hit(
+    tokens: Path, cache: Path
+) -> None:
+    for counts in ({"hits": 0, "misses": 1}, {"hits": 1, "misses": 0}):
+        dataset = remote(tokens, cache)
+        dataset.read([5, 6])
+
+        told = DataLoader(dataset, batch_size=8).stats().remote
+
+        assert told is not None
+        assert {name: told[name] for name in counts} == counts
+
+
+@pytest.mark.parametrize(("shuffle", "said"), [("block", 1), (True, 1), ("lanes", 0)])
+def test_what_nodes_download_beyond_their_share_is_said_once_before_the_first_batch(
+    proxy: servers.Proxy,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    shuffle: Any,
+    said: int,
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    dataset = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint))
+    options: dict[str, Any] = {"rank": 0, "world_size": 2, "num_workers": 1}
+    loader = DataLoader(dataset, 16, shuffle=shuffle, **options)
+
+    for _ in range(2):
+        next(iter(loader))
+
+    told = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert len(told) == said
+    assert all("lanes" in each.getMessage() and S3 in each.getMessage() for each in told)

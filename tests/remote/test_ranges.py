@@ -19,7 +19,7 @@ from loaders.errors import CacheError, ChecksumError, SampleError
 from loaders.remote import origin
 from loaders.schema import Bytes, Label
 from tests.remote import servers
-from tests.remote.conftest import storage
+from tests.remote.conftest import storage, wait_until
 from tests.remote.test_remote import S3, assert_same, batches
 
 if TYPE_CHECKING:
@@ -103,6 +103,22 @@ def test_bad_answers_change_no_bit_and_those_that_stay_bad_are_an_error(
     assert isinstance(caught.value.__cause__, ChecksumError)
     assert str(caught.value.path) == f"{S3}/shard-00003.lmdb"
     assert caught.value.row == 2
+
+
+def test_who_waits_for_records_says_of_which_shard_and_what_the_store_answered(
+    proxy: servers.Proxy, shared: Path
+) -> None:
+    remote = by_records(shared, proxy)
+    store = remote.view.store
+    proxy.set(faults=[{"kind": "503", "match": "shard-00003"}])
+
+    with ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(remote.__getitem__, int(store.starts[3]))
+        said = ("shard-00003.lmdb", "retries", "503")
+        wait_until(lambda: any(all(each in text for each in said) for text in store.waits()))
+        assert isinstance(failing.exception(60), SampleError)
+
+    assert not store.waits()
 
 
 def test_a_loader_of_few_samples_of_many_shards_reads_ranges_and_a_whole_pass_shards(

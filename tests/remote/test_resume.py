@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import packdata
-from loaders.remote.upload import hash_of
 from loaders.schema import Array
+from loaders.system.regular import hash_file
 from tests.remote import resume_jobs, servers
 from tests.remote.conftest import fetcher_of, storage, wait_until
 from tests.remote.resume_jobs import EPOCHS, Job
@@ -160,6 +160,6 @@ def test_each_sample_comes_once_however_often_it_is_stopped_and_killed_and_nothi
     assert not (cache / "v1/socket").exists()
     held = [*(cache / "v1/shards").glob("??/*")]
     assert sum(path.stat().st_size for path in held) <= 0.6 * size
-    assert all(hash_of(path) == path.stem for path in held)
+    assert all(hash_file(path) == path.stem for path in held)
     assert not is_left(set(os.listdir("/dev/shm")) - before["files"], pids)
     assert not is_left(sockets() - before["sockets"], pids)

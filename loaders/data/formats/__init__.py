@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from loaders.data.columns import Column, FixedColumn, VarColumn, ends
 from loaders.data.formats.checksums import Checksums, dump_checksums, load_checksums
@@ -28,6 +27,7 @@ from loaders.errors import ShardError
 from loaders.schema import MAX_RECORD_NBYTES, Field
 from loaders.system.libc import libc
 from loaders.system.limits import available_memory
+from loaders.system.regular import hash_file as hash_file
 from loaders.system.regular import regular
 
 if TYPE_CHECKING:
@@ -101,15 +101,6 @@ def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
     if path.suffix == lmdb.SUFFIX:
         return lmdb.read_back(path, columns)
     return parquet.read_back(path, columns)
-
-
-def hash_file(path: Path) -> str:
-    """Return the xxh3-128 of a file's bytes, hexadecimal."""
-    state = xxhash.xxh3_128()
-    with open(path, "rb", opener=regular) as file:
-        while block := file.read(1 << 20):
-            state.update(block)
-    return state.hexdigest()
 
 
 def map_shard(path: Path, info: ShardInfo, *, pin: bool = False) -> npt.NDArray[np.uint8]:
