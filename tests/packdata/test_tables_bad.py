@@ -115,9 +115,9 @@ def test_utf16_is_named(tmp_path: Path) -> None:
     ("text", "remedy"),
     [
         ("a,b\n1,2\n3,\x004\n", r"tr -d '\\0'"),
-        ("sep=;\na;b\n1;2\n", "skip_rows= *1"),
+        ("sep=;\na;b\n1;2\n", "skip_rows=1"),
         ("a b\n1 2\n", "separated by ' '"),
-        ("# by me\na,b\n1,2\n", "skip_rows="),
+        ("# by me\na,b\n1,2\n", "skip_rows"),
         ("a,b\ninf,1\n-inf,2\n", "column 'a' is infinite"),
     ],
 )
@@ -380,7 +380,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are_near(tmp_path: 
 def test_files_with_other_columns_are_named_unless_those_are_left_out(tmp_path: Path) -> None:
     files = [write(tmp_path, "a,b\n1,2\n", "1.csv"), write(tmp_path, "c,a\n3,4\n", "2.csv")]
 
-    assert_refused(tmp_path, files, "2.csv: it lacks b and it has c, which 1.csv lacks.*features=")
+    assert_refused(tmp_path, files, "2.csv: it lacks b and it has c, which 1.csv lacks.*features")
     reader = packed(tmp_path, files, features=("a",))
     assert reader.column("features")[:, 0].tolist() == [1, 4]
 

@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import re
+import shlex
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaders.errors import LoadersError
@@ -14,17 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 F = TypeVar("F", bound="Callable[..., Any]")
-_PYTHON = {"size": "sizes", "shard_size": "shard_bytes"}  # by option, where the two differ
+# By option, where the two differ.
+_PYTHON = {"size": "sizes", "shard_size": "shard_bytes", "no_header": "header=False"}
 _FLAGS = frozenset(
     {"overwrite", "gray", "keep_depth", "lossless_rotate", "missing_mask", "segments"}
 )
-_VALUES = (
-    "cover|contain|stretch|shorter|skip|fail|png|jpeg|raw|lmdb|parquet|line|days|parts|mean|nan"
+_VALUES = "cover|contain|stretch|shorter|skip|fail|png|jpeg|raw|lmdb|parquet|line|days|parts|mean|nan|float32|float64"
+# Options that take names, such as a table's columns, in quotes where a shell needs them.
+_NAMES = re.compile(
+    r"--(drop|categorical|numeric) (?!takes\b|leaves\b|what\b)('(?:[^']|'\"'\"')*'|[\w@%+=:,./-]+)"
 )
 # Commands stay as they are: what is to be typed is typed in a shell.
 _OPTION = re.compile(
     r"'packdata [^']*'|packdata [a-z]+(?: --[a-z-]+)+"
-    rf"|(?<![\w'\"/=.-])--([a-z]+(?:-[a-z]+)*)(?: ([A-Z][A-Z.|]+)\b| ({_VALUES})\b)?"
+    rf"|(?<![\w'\"/=.-])--([a-z]+(?:-[a-z]+)*)(?: ([A-Z][A-Z.|]+|\d+)\b| ({_VALUES})(?: or ({_VALUES}))?\b)?"
 )
 
 
@@ -34,6 +38,8 @@ def in_python(text: str) -> str:
     Example:
         >>> in_python("Give --vocab-size, --fit cover, or --overwrite: 'packdata info --json' shows it")
         "Give vocab_size, fit='cover', or overwrite=True: 'packdata info --json' shows it"
+        >>> in_python("--drop a,b leaves them out, --missing nan or mean says what becomes of them")
+        "drop=['a', 'b'] leaves them out, missing='nan' or 'mean' says what becomes of them"
     """
 
     def renamed(match: re.Match[str]) -> str:
@@ -41,9 +47,14 @@ def in_python(text: str) -> str:
             return match[0]
         name = match[1].replace("-", "_")
         value = match[2] or (match[3] and repr(match[3])) or ("True" if name in _FLAGS else None)
+        value = f"{value} or {match[4]!r}" if match[4] else value
         return _PYTHON.get(name, name) + (f"={value}" if value else "")
 
-    return _OPTION.sub(renamed, text)
+    def listed(match: re.Match[str]) -> str:
+        return f"{match[1]}={next(csv.reader(shlex.split(match[2]), skipinitialspace=True))}"
+
+    text = _OPTION.sub(renamed, _NAMES.sub(listed, text))
+    return re.sub(r"(['\]]) (?=[a-z_]+=)", r"\1, ", text)
 
 
 def in_shell(text: str, options: Iterable[str]) -> str:
@@ -105,7 +116,9 @@ def speaks_python(function: F) -> F:
 
 
 def _reword(error: Exception) -> None:
-    """Change the words of an error: its text, or what it says beside a place."""
+    """Change the words of an error: its text, or what it says beside a place, and what was added."""
+    if hasattr(error, "__notes__"):
+        error.__notes__ = [*map(in_python, error.__notes__)]
     words = {name: getattr(error, name, None) for name in ("what", "hint")}
     texts = [text for text in words.values() if isinstance(text, str)] or list(error.args[:1])
     error.args = tuple(

@@ -40,9 +40,8 @@ from packdata.tables.parts import FilePart
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import scan_tables
 from packdata.tables.shares import joined_scan, scan_to_json
-from packdata.tables.spelling import in_python, speaking_python
 from packdata.tables.values import in_words
-from packdata.wording import names_in_option
+from packdata.wording import in_python, names_in_option, speaks_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -445,6 +444,7 @@ def _check_like(options: TableOptions) -> None:
         raise SchemaError(f"{', '.join(given)} {verb} from the dataset of --like")
 
 
+@speaks_python
 def pack_tables(
     sources: Sequence[Path | str] | Path | str | Any,
     dst: Path | str,
@@ -474,20 +474,20 @@ def pack_tables(
     settings.setdefault("shard_bytes", TABLE_SHARD_BYTES)
     workers, on_error = settings.get("workers"), settings.get("on_error", "fail")
     first_pass = FirstPass(options.pop("plan", None), is_part=settings.get("part") is not None)
-    with speaking_python():
-        plan = plan_tables(
-            listed,
-            format=format,
-            beside=dst,
-            workers=workers,
-            on_error=on_error,
-            first_pass=first_pass,
-            **options,
-        )
-        packed = pack_plan(plan, dst, **settings)
+    plan = plan_tables(
+        listed,
+        format=format,
+        beside=dst,
+        workers=workers,
+        on_error=on_error,
+        first_pass=first_pass,
+        **options,
+    )
+    packed = pack_plan(plan, dst, **settings)
     return replace(packed, notes=tuple(map(in_python, packed.notes)))
 
 
+@speaks_python
 def frame_columns(
     frame: Any, target: str | Sequence[str] = (), **options: Any
 ) -> tuple[dict[str, Field], dict[str, FixedColumn]]:
@@ -501,12 +501,11 @@ def frame_columns(
     Raises:
         SourceError: Columns or rows cannot be packed.
     """
-    with speaking_python():
-        recipe = plan_tables(frame, target=target, **options).recipe
-        blocks = [block for part in recipe.items(0) for block in recipe.encode(part)]
-        for block in blocks:
-            if block.rejects and options.get("on_error", "fail") == "fail":
-                raise block.rejects[0][1]
+    recipe = plan_tables(frame, target=target, **options).recipe
+    blocks = [block for part in recipe.items(0) for block in recipe.encode(part)]
+    for block in blocks:
+        if block.rejects and options.get("on_error", "fail") == "fail":
+            raise block.rejects[0][1]
     columns = {}
     for name in recipe.schema.fields:
         rows = [block.columns[name] for block in blocks]
