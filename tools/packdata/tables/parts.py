@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -30,21 +30,13 @@ _LINE_END = 10
 Why = str | Callable[[], str]  # a reason in words, or what makes some
 
 
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """One stretch of a file.
+class FilePart(NamedTuple):
+    """One stretch of a file."""
 
-    Attributes:
-        file: Number of the file.
-        start: Where it begins: an offset in bytes, or the number of a row group or batch.
-        stop: Where it ends: an offset in bytes, or a row.
-        line: Number of its first line, from 1; of its first row, from 0, where there are no lines.
-    """
-
-    file: int
-    start: int
-    stop: int
-    line: int
+    file: int  # number of the file
+    start: int  # where it begins: an offset in bytes, or the number of a row group or batch
+    stop: int  # where it ends: an offset in bytes, or a row
+    line: int  # number of its first line, from 1; of its first row, from 0, where there are no lines
 
 
 @dataclass(frozen=True, slots=True)

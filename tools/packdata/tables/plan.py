@@ -286,7 +286,7 @@ def _as_json(parts: Sequence[FilePart], plan: ColumnPlan, rows: int) -> dict[str
         "schema": plan.schema.to_json(),
         TARGETS: _targets_as_json(plan),
         "notes": [*plan.notes],
-        "parts": [[part.file, part.start, part.stop, part.line] for part in parts],
+        "parts": [*map(list, parts)],
     }
 
 

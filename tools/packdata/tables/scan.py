@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,39 +52,20 @@ MAX_CATEGORIES = 1_000_000
 _FEW_WORDS = 1 << 16
 
 
-class Told(Protocol):
-    """Where a value was seen first, for messages."""
+class Seen(NamedTuple):
+    """Where a value was seen first."""
+
+    tell: Callable[[], tuple[str, str]]  # how it looks, and its file and line or row: found when somebody asks
 
     @property
     def shown(self) -> str:
-        """The value."""
+        """How it looks."""
+        return self.tell()[0]
 
     @property
     def where(self) -> str:
         """File and line or row."""
-
-
-class FirstSeen(NamedTuple):
-    """Where a value was seen first; its line, and how it looks, is found when somebody asks."""
-
-    file: TableFile
-    column: str
-    row: int
-    line: Callable[[int], int]
-    cell: Callable[[int, str], str] | None
-    value: pa.Array
-
-    @property
-    def shown(self) -> str:
-        """The value, for a message."""
-        if self.cell is not None:
-            return self.cell(self.row, self.column)[:60]
-        return shown(self.value, 0)
-
-    @property
-    def where(self) -> str:
-        """File and line or row."""
-        return place(self.file, self.line(self.row))
+        return self.tell()[1]
 
 
 class Words:
@@ -153,7 +134,7 @@ class ColumnScan:
     num_missing: int = 0
     num_unsure: int = 0
     groups: Counter[Group] = field(default_factory=Counter)
-    first: dict[str, Told] = field(default_factory=dict)
+    first: dict[str, Seen] = field(default_factory=dict)
     moments: dict[str, Moments] = field(default_factory=dict)
     words: Words = field(default_factory=Words)
     is_whole: bool = True
@@ -361,8 +342,8 @@ class _Look:
         if flags.any():
             row = int(flags.argmax())
             value = self._array.slice(row, 1)
-            self.scan.first[what] = FirstSeen(
-                self._file, self._name, row, self._rows.line, self._rows.cell, value
+            self.scan.first[what] = Seen(
+                partial(_told, self._file, self._name, self._rows.line, self._rows.cell, row, value)
             )
 
     def _count(self, coded: pa.DictionaryArray) -> npt.NDArray[np.int64]:
@@ -438,6 +419,18 @@ class _Look:
             return narrow(values, missing) if scan.is_whole else pa.array(values, mask=mask)
         kind = pa.timestamp("us") if group == "date" else pa.time64("us")
         return pa.array(np.where(missing, 0, values).astype(np.int64), mask=mask).cast(kind)
+
+
+def _told(
+    file: TableFile,
+    column: str,
+    line: Callable[[int], int],
+    cell: Callable[[int, str], str] | None,
+    row: int,
+    value: pa.Array,
+) -> tuple[str, str]:
+    """Return how a value looks, and where it stands; what it takes is given, so that no other rows are kept for it."""
+    return shown(value, 0) if cell is None else cell(row, column)[:60], place(file, line(row))
 
 
 def _is_whole(values: npt.NDArray[np.float64]) -> bool:

@@ -7,30 +7,28 @@ Joined, shares give what one pass gives, but for the last digit of means and dev
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from packdata.moments import Moments
 from packdata.tables.parts import FilePart
-from packdata.tables.scan import ColumnScan, Scan, end_scan
+from packdata.tables.scan import ColumnScan, Scan, Seen, end_scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-
-class Seen(NamedTuple):
-    """Where a value was seen first, and how it looks, as another machine told."""
-
-    shown: str
-    where: str
+# Of a column, what JSON has as it is.
+_PLAIN = ("num_missing", "num_unsure", "is_whole", "has_times", "other")
 
 
 def scan_to_json(scan: Scan) -> dict[str, Any]:
     """Return what was found as JSON types."""
     return {
-        "parts": [[part.file, part.start, part.stop, part.line] for part in scan.parts],
+        "parts": [*map(list, scan.parts)],
         "rows": scan.num_rows,
         "bad": scan.bad,
         "columns": {name: _column_to_json(column) for name, column in scan.columns.items()},
@@ -46,20 +44,13 @@ def joined_scan(shares: Iterable[Mapping[str, Any]]) -> Scan:
 
 
 def _column_to_json(column: ColumnScan) -> dict[str, Any]:
-    moments = {
-        name: [m.count, m.mean, m.squares, m.least, m.most] for name, m in column.moments.items()
-    }
     return {
-        "num_missing": column.num_missing,
-        "num_unsure": column.num_unsure,
+        **{name: getattr(column, name) for name in _PLAIN},
         "groups": dict(column.groups),
-        "first": {what: [place.shown, place.where] for what, place in column.first.items()},
-        "moments": moments,
+        "first": {what: list(seen.tell()) for what, seen in column.first.items()},
+        "moments": {name: list(asdict(each).values()) for name, each in column.moments.items()},
         "words": column.words.to_dict(),
         "is_full": column.words.is_full,
-        "is_whole": column.is_whole,
-        "has_times": column.has_times,
-        "other": column.other,
     }
 
 
@@ -71,14 +62,10 @@ def _scan_from_json(told: Mapping[str, Any]) -> Scan:
 
 def _column_from_json(told: Mapping[str, Any]) -> ColumnScan:
     column = ColumnScan(
-        num_missing=told["num_missing"],
-        num_unsure=told["num_unsure"],
         groups=Counter(told["groups"]),
-        first={what: Seen(*place) for what, place in told["first"].items()},
+        first={what: Seen(partial(tuple, seen)) for what, seen in told["first"].items()},
         moments={name: Moments(*numbers) for name, numbers in told["moments"].items()},
-        is_whole=told["is_whole"],
-        has_times=told["has_times"],
-        other=told["other"],
+        **{name: told[name] for name in _PLAIN},
     )
     words = told["words"]
     column.words.add(pa.array([*words], pa.string()), np.array([*words.values()], np.int64))
