@@ -7,9 +7,8 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,13 +37,13 @@ from packdata.tables.notes import header_notes
 from packdata.tables.options import TableOptions
 from packdata.tables.parts import FilePart
 from packdata.tables.recipe import COUNTED, TablesRecipe
-from packdata.tables.scan import scan_tables
+from packdata.tables.scan import Scanner
 from packdata.tables.shares import joined_scan, scan_to_json
 from packdata.tables.values import in_words
 from packdata.wording import in_python, names_in_option, speaks_python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from packdata.packing.engine import Summary
     from packdata.packing.settings import OnError
@@ -183,12 +182,10 @@ def plan_tables(
     first_pass = FirstPass() if first_pass is None else first_pass
     if like is None:
         learned: list[_Learned] = []
-
-        scanner = _scanner(reader, chosen, check_workers(workers), on_error, progress)
+        scanner = _scanner(reader, chosen, workers, on_error, progress)
 
         def learn(scan: Scan | None = None) -> dict[str, Any]:
-            found = scanner.first() if scan is None else scan
-            learned.append(_learned(reader, chosen, scanner, on_error, found))
+            learned.append(_learned(scanner, chosen, scan or scanner.scan()))
             return _as_json(*learned[0])
 
         taken = first_pass.get(_ROWS, learn, _WHAT, lambda shares: learn(joined_scan(shares)))
@@ -230,10 +227,10 @@ def plan_share(
     chosen = TableOptions(**options)
     files, given, _ = _opened(sources, csv, chosen)
     before, (i, of) = _identity(files), share
-    scanner = _scanner(TableReader(files), chosen, check_workers(workers), on_error, progress)
+    scanner = _scanner(TableReader(files), chosen, workers, on_error, progress)
     numbers = range(i * len(files) // of, (i + 1) * len(files) // of)
     first_pass = FirstPass(is_part=True, share=share)
-    first_pass.get(_ROWS, lambda: scan_to_json(scanner.first(numbers)), _WHAT, list)
+    first_pass.get(_ROWS, lambda: scan_to_json(scanner.scan(numbers=numbers)), _WHAT, list)
     identity = {"command": "tables", "source": before, **_told(chosen, csv), "like": None}
     return SharePlan(first_pass, identity, format, given)
 
@@ -305,68 +302,49 @@ def _from_json(told: Mapping[str, Any]) -> _Learned:
     return [FilePart(*numbers) for numbers in told["parts"]], plan, told["rows"]
 
 
-class _Scanner(NamedTuple):
-    """Reads all rows once: as what they seem to be, or as it is known by then."""
-
-    columns: list[str] | None
-    kinds: dict[str, Kind]
-    scan: Callable[..., Scan]
-
-    def first(self, numbers: range | None = None) -> Scan:
-        """Read the files of some numbers, or all."""
-        return self.scan(self.columns, self.kinds, numbers=numbers)
-
-
 def _scanner(
     reader: TableReader,
     options: TableOptions,
-    workers: int,
+    workers: int | None,
     on_error: OnError,
     progress: Progress | None,
-) -> _Scanner:
-    files, first = reader.files, reader.files[0].path
+) -> Scanner:
+    """Return what reads all rows once: as what they seem to be, but for what the options say."""
+    files = reader.files
     asked = [*options.features, *options.categorical, *options.numeric, *options.target]
     wanted = list(dict.fromkeys(asked)) if options.features else None
     known = [name for file in files for name in file.columns or ()]
     if known:
-        check_names(options.named, list(dict.fromkeys(known)), first)
-    columns = _common_columns(files, wanted, options.drop)
+        check_names(options.named, list(dict.fromkeys(known)), files[0].path)
     kinds: dict[str, Kind] = dict.fromkeys(options.categorical, "text")
     kinds |= dict.fromkeys(options.numeric, "number")
-    scan = partial(
-        scan_tables,
+    return Scanner(
         reader,
-        drop=options.drop,
-        parts_of_dates=options.parts_of_dates_and_targets,
-        workers=workers,
-        on_error=on_error,
-        progress=Quiet() if progress is None else progress,
+        _common_columns(files, wanted, options.drop),
+        kinds,
+        options.drop,
+        options.parts_of_dates_and_targets,
+        check_workers(workers),
+        on_error,
+        Quiet() if progress is None else progress,
     )
-    return _Scanner(columns, kinds, scan)
 
 
-def _learned(
-    reader: TableReader,
-    options: TableOptions,
-    scanner: _Scanner,
-    on_error: OnError,
-    found: Scan,
-) -> _Learned:
+def _learned(scanner: Scanner, options: TableOptions, found: Scan) -> _Learned:
     """Return what was found of all rows, which are read again where that takes it."""
-    files, first = reader.files, reader.files[0].path
-    (columns, kinds, scan), skips = scanner, on_error == "skip"
-    if codes := _codes(found, kinds):  # once more: parts without zeros were read as numbers
-        again = scan(columns, kinds | dict.fromkeys(codes, "text"))
+    files, skips = scanner.reader.files, scanner.on_error == "skip"
+    first = files[0].path
+    if codes := _codes(found, scanner.kinds):  # once more: parts without zeros were read as numbers
+        again = replace(scanner, kinds={**scanner.kinds, **dict.fromkeys(codes, "text")}).scan()
         for name in codes:
             again.columns[name].first["code"] = found.columns[name].first["code"]
         found = again
     plan = plan_columns(found, options, first, skips=skips)
-    if rejects_rows(
-        plan, found
-    ):  # once more, without them; a packing that fails starts no journal
-        judge = TablesRecipe(reader, found.parts, plan, None, {}, {}).judge
+    if rejects_rows(plan, found):
+        # Once more, without them; a packing that fails starts no journal.
+        judge = TablesRecipe(scanner.reader, found.parts, plan, None, {}, {}).judge
         try:
-            kept = scan(list(plan.kinds), plan.kinds, judge=judge)
+            kept = replace(scanner, columns=list(plan.kinds), kinds=plan.kinds).scan(judge)
         except SourceError as error:
             if not skips:
                 what = "stopped at the first row that cannot be packed"
@@ -375,7 +353,7 @@ def _learned(
         if kept.num_rows:
             plan = plan_columns(kept, options, first, skips=skips)
     headers = [file.columns or () for file in files if getattr(file, "header", False)]
-    header = header_notes(columns or (), found) if headers else ()
+    header = header_notes(scanner.columns or (), found) if headers else ()
     notes = (*plan.notes, *header, *_index_notes(files, plan, options))
     return found.parts, replace(plan, notes=notes), found.num_rows + found.bad
 

@@ -196,72 +196,77 @@ class Scan:
         self.bad += other.bad
 
 
-def scan_tables(
-    reader: TableReader,
-    columns: Sequence[str] | None,
-    kinds: Mapping[str, Kind],
-    parts_of_dates: Sequence[str],
-    *,
-    drop: Sequence[str] = (),
-    judge: Callable[[TableFile, TableRows], TableRows] | None = None,
-    numbers: range | None = None,
-    workers: int,
-    on_error: OnError,
-    progress: Progress,
-) -> Scan:
-    """Read all parts once.
+@dataclass(frozen=True, slots=True)
+class Scanner:
+    """Reads rows once, all parts in their order.
 
-    Args:
+    Attributes:
         reader: Of the files; what it reads of text files is kept.
-        columns: The columns that matter; None for all.
+        columns: The columns that matter; None for all but ``drop``.
         kinds: What some columns are, whatever they seem to be.
+        drop: Columns not to look at.
         parts_of_dates: What dates become, for their statistics.
-        drop: Columns not to look at, where all would be.
-        judge: Takes the rows that cannot be packed out; None where they are not known yet.
-        numbers: Of the files that are read; None for all.
         workers: Threads.
         on_error: ``"fail"`` ends at the first row that cannot be read, or packed.
         progress: Is told of every row.
-
-    Raises:
-        SourceError: A file or row cannot be read.
     """
-    files = reader.files
-    found = Scan(columns={} if columns is None else {name: ColumnScan() for name in columns})
 
-    def scan_part(part: FilePart) -> Scan:
-        file, num_rows = files[part.file], 0
+    reader: TableReader
+    columns: Sequence[str] | None
+    kinds: Mapping[str, Kind]
+    drop: Sequence[str]
+    parts_of_dates: Sequence[str]
+    workers: int
+    on_error: OnError
+    progress: Progress
+
+    def scan(
+        self,
+        judge: Callable[[TableFile, TableRows], TableRows] | None = None,
+        numbers: range | None = None,
+    ) -> Scan:
+        """Read the files of some numbers, or all; ``judge`` takes the rows that cannot be packed out, if that is known.
+
+        Raises:
+            SourceError: A file or row cannot be read.
+        """
+        files, known = self.reader.files, self.columns or ()
+        found = Scan(columns={name: ColumnScan() for name in known})
+        chosen = range(len(files)) if numbers is None else numbers
+        parts = (part for number in chosen for part in files[number].parts(number))
+        try:
+            self.progress.start(None, 0)
+            with OrderedPool(partial(self._part, judge), self.workers) as pool:
+                for each in pool.map(parts):
+                    found.add(each)
+                    self.progress.advance(found.bad, each.num_rows + each.bad)
+        finally:
+            self.progress.close()
+        return end_scan(found)
+
+    def _part(
+        self, judge: Callable[[TableFile, TableRows], TableRows] | None, part: FilePart
+    ) -> Scan:
+        """Runs on the threads."""
+        file, found = self.reader.files[part.file], Scan([part])
         bad: list[tuple[int, Why]] = []
-        scans: dict[str, ColumnScan] = {}
-        for rows in reader.read(part, columns, kinds):
+        for rows in self.reader.read(part, self.columns, self.kinds):
             rows = rows if judge is None else judge(file, rows)
-            num_rows += len(rows.table)
+            looks = [
+                _Look(name, rows, file, self.parts_of_dates)
+                for name in rows.table.column_names
+                if name not in self.drop
+            ]
+            typed = {look.name: look.at(self.kinds.get(look.name)) for look in looks}
+            found.add(Scan([], len(rows.table), 0, {look.name: look.scan for look in looks}))
             bad += rows.bad
-            typed: dict[str, pa.Array] = {}
-            for name in (n for n in rows.table.column_names if n not in drop):
-                look = _Look(name, rows, file, parts_of_dates)
-                typed[name] = look.at(kinds.get(name))
-                scans.setdefault(name, ColumnScan(num_missing=num_rows - len(rows.table))).add(
-                    look.scan
-                )
             if judge is None and file.is_text and not rows.mixed:
-                reader.keep(part, rows, typed)
-        if bad and on_error == "fail":
+                self.reader.keep(part, rows, typed)
+        if bad and self.on_error == "fail":
             line, why = bad[0]
             raise SourceError(said(why), place(file, line))
-        return Scan([part], num_rows, len(bad), scans)
-
-    try:
-        progress.start(None, 0)
-        with OrderedPool(scan_part, workers) as pool:
-            chosen = range(len(files)) if numbers is None else numbers
-            parts = (part for number in chosen for part in files[number].parts(number))
-            for each in pool.map(parts):
-                found.add(each)
-                progress.advance(found.bad, each.num_rows + each.bad)
-    finally:
-        progress.close()
-    return end_scan(found)
+        found.bad = len(bad)
+        return found
 
 
 def end_scan(found: Scan) -> Scan:
@@ -279,23 +284,13 @@ def place(file: TableFile, line: int) -> str:
 
 
 class _Look:
-    """One column of some rows, looked at.
-
-    Args:
-        name: Its name.
-        rows: The rows.
-        file: Theirs.
-        parts_of_dates: What dates become.
-
-    Attributes:
-        scan: What it holds.
-    """
+    """One column of some rows, looked at; ``scan`` is what it holds."""
 
     def __init__(
         self, name: str, rows: TableRows, file: TableFile, parts_of_dates: Sequence[str]
     ) -> None:
         self.scan = ColumnScan()
-        self._name, self._rows, self._file = name, rows, file
+        self.name, self._rows, self._file = name, rows, file
         self._parts_of_dates = parts_of_dates
         self._array = plain(combined(rows.table[name]))
         self._mixed = rows.mixed.get(name)
@@ -343,7 +338,7 @@ class _Look:
             row = int(flags.argmax())
             value = self._array.slice(row, 1)
             self.scan.first[what] = Seen(
-                partial(_told, self._file, self._name, self._rows.line, self._rows.cell, row, value)
+                partial(_told, self._file, self.name, self._rows.line, self._rows.cell, row, value)
             )
 
     def _count(self, coded: pa.DictionaryArray) -> npt.NDArray[np.int64]:
