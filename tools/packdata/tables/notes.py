@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -73,53 +73,39 @@ def _largest_whole(column: ColumnScan) -> float:
     return max(abs(moments.least), abs(moments.most))
 
 
-class _Times(NamedTuple):
-    """A stored column of days or hours: how far two numbers lie apart, and what would be finer."""
-
-    column: str
-    dtype: str
-    step_s: float
-    remedy: str
-
-
 def _rounded_times(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
     """Say which dates and times are rounded by the dtype in which they are stored."""
-    found: dict[tuple[str, str, str], list[_Times]] = defaultdict(list)
-    for times in (*_times_of_features(plan), *_times_of_targets(plan, scan)):
-        has_times = scan.columns[times.column].has_times
-        if times.step_s > (1 if has_times else _DAY_S):
-            what = "times" if has_times else "dates"
-            found[times.dtype, what, times.remedy].append(times)
-    for (dtype, what, remedy), columns in found.items():
-        names = in_words([times.column for times in columns])
-        step = _in_words(max(times.step_s for times in columns))
-        note = f"{dtype} rounds {what} in {names} to steps of about {step}"
+    found: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
+    for column, how, dtype, unit_s, ends, remedy in _stored_times(plan, scan):
+        has_times = scan.columns[column].has_times
+        step_s = _spacing(dtype, ends) * unit_s * _UNITS_S[how]
+        if step_s > (1 if has_times else _DAY_S):
+            found[dtype, "times" if has_times else "dates", remedy][column] = step_s
+    for (dtype, what, remedy), steps in found.items():
+        step = _in_words(max(steps.values()))
+        note = f"{dtype} rounds {what} in {in_words([*steps])} to steps of about {step}"
         yield f"{note}: {remedy}" if remedy else note
 
 
-def _times_of_features(plan: ColumnPlan) -> Iterator[_Times]:
+def _stored_times(
+    plan: ColumnPlan, scan: Scan
+) -> Iterator[tuple[str, str, str, float, list[float], str]]:
+    """Yield what is stored as days or hours: column, how, dtype, what 1 stands for, least and most, a remedy."""
     features = plan.features
-    if features is None:
-        return
-    for i, (column, how) in enumerate(features.sources):
-        if how in _UNITS_S:
+    for i, (column, how) in enumerate(features.sources if features else ()):
+        if features is not None and how in _UNITS_S:
             ends, scale = [features.least[i], features.most[i]], 1.0
             if features.standardized:
                 mean, scale = features.mean[i], features.std[i]
                 ends = [standardized(end, mean, scale) for end in ends]
-            step_s = _spacing(features.dtype, ends) * scale * _UNITS_S[how]
             remedy = "--dates parts, or --dtype float64" if how == "days" else "--dtype float32"
-            yield _Times(column, features.dtype, step_s, remedy)
-
-
-def _times_of_targets(plan: ColumnPlan, scan: Scan) -> Iterator[_Times]:
+            yield column, how, features.dtype, scale, ends, remedy
     for target in plan.targets:
         if target.how in _UNITS_S:
-            part = target.how.removesuffix(" of time")
-            moments, dtype = scan.columns[target.column].moments[part], plan.target_dtype
-            step_s = _spacing(dtype, [moments.least, moments.most]) * _UNITS_S[target.how]
-            remedy = "" if plan.features is None else "--dtype float64"  # which is of features
-            yield _Times(target.column, dtype, step_s, remedy)
+            moments = scan.columns[target.column].moments[target.how.removesuffix(" of time")]
+            remedy = "" if features is None else "--dtype float64"  # which is of features
+            ends = [moments.least, moments.most]
+            yield target.column, target.how, plan.target_dtype, 1.0, ends, remedy
 
 
 def _spacing(dtype: str, ends: Sequence[float]) -> float:
