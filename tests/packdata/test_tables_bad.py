@@ -403,7 +403,7 @@ def test_numbers_that_the_dtype_cannot_hold_are_named(tmp_path: Path) -> None:
 def test_targets_that_are_rounded_are_named_with_their_dtype(tmp_path: Path) -> None:
     source = write(tmp_path, "x,big,small\n2049,1,1\n2,16777217,16777216\n")
 
-    plan = plan_tables([source], dtype="float16", target=("big", "small")).columns
+    plan = plan_tables([source], dtype="float16", target=("big", "small")).recipe.columns
 
     assert plan.notes == (
         "float16 rounds whole numbers in x",

@@ -58,17 +58,13 @@ class TablesPlan:
     """The plan of some table files.
 
     Attributes:
-        files: The files.
-        columns: What becomes of their columns.
-        recipe: What packs them.
+        recipe: What packs the files, and what becomes of their columns.
         format: Of the shards.
         sources: Paths as they were given.
         ignored: What else folders hold: how many files by suffix, and how many folders.
         first_pass: What was learned of the rows.
     """
 
-    files: Sequence[TableFile]
-    columns: ColumnPlan
     recipe: TablesRecipe
     format: Format = "parquet"
     sources: Sequence[Path | str] = ()
@@ -83,10 +79,10 @@ class TablesPlan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON types."""
         return {
-            "files": [str(file.path) for file in self.files],
+            "files": [str(file.path) for file in self.recipe.reader.files],
             "parts": len(self.recipe),
             "rows": self.recipe.num_samples,
-            "schema": self.columns.schema.to_json(),
+            "schema": self.recipe.schema.to_json(),
             "notes": self.notes(),
             **self.first_pass.to_json(self.recipe.identity),
         }
@@ -94,8 +90,8 @@ class TablesPlan:
     def __str__(self) -> str:
         rows = self.recipe.num_samples
         count = "rows" if rows is None else counted(rows, "row")
-        files = counted(len(self.files), "file")
-        return "\n".join([f"{count} in {files}:", *self.columns.lines(), *self._source_notes()])
+        files = counted(len(self.recipe.reader.files), "file")
+        return "\n".join([f"{count} in {files}:", *self.recipe.columns.lines(), *self._source_notes()])
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the columns, and once they are packed of their values."""
@@ -109,7 +105,7 @@ class TablesPlan:
             ]
             if found:
                 notes.append(f"{words}: {in_words(found)}")
-        return [*self.columns.notes, *self._source_notes(), *notes]
+        return [*self.recipe.columns.notes, *self._source_notes(), *notes]
 
     def _source_notes(self) -> list[str]:
         ignored = [
@@ -117,7 +113,7 @@ class TablesPlan:
             for what, n in self.ignored.items()
         ]
         notes = [f"passed over: {in_words(ignored)}"] if ignored else []
-        return notes + joined_splits([file.path for file in self.files])
+        return notes + joined_splits([file.path for file in self.recipe.reader.files])
 
     def amount(self, packed: Summary) -> str:
         """Leave it to the number of samples."""
@@ -127,7 +123,7 @@ class TablesPlan:
         """Tell whether the files are still as they were read first."""
         try:
             list_sources(self.sources)
-            return bool(_identity(self.files) == self.recipe.identity["source"])
+            return bool(_identity(self.recipe.reader.files) == self.recipe.identity["source"])
         except SourceError:
             return False
 
@@ -209,7 +205,7 @@ def plan_tables(
         TARGETS: _targets_as_json(plan),
     }
     recipe = TablesRecipe(reader, parts, plan, rows, identity, provenance)
-    return TablesPlan(files, plan, recipe, format, given, dict(ignored), first_pass)
+    return TablesPlan(recipe, format, given, dict(ignored), first_pass)
 
 
 def plan_share(
