@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +28,15 @@ from packdata.packing.outside import check_outside
 from packdata.packing.provenance import origin_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.rows import column_fields
+from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from loaders.data.manifest import Manifest
     from packdata.packing.shards import Format
 
     Indices = npt.NDArray[np.int64]
-
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +199,7 @@ class _EditPlan:
             belong = "belongs" if len(unknown) == 1 else "belong"
             what = f"{counted(len(unknown), 'key')} in it {belong} to no sample here: "
             hint = f"Correct or remove them; --on NAME takes another column than {self.options.on!r} for the key"
-            raise SourceError(what + ", ".join(unknown[:_SHOWN]), self.options.update or "", hint)
+            raise SourceError(what + few(unknown), self.options.update or "", hint)
 
     def notes(self) -> Iterator[str]:
         """Yield notes: a table may list more samples than are here, such as those of all splits."""
@@ -209,7 +207,7 @@ class _EditPlan:
         if self.table is not None and (extra := [k for k in self.table.records if k not in keys]):
             belong = "belongs" if len(extra) == 1 else "belong"
             rows = f"{len(extra)} of its {counted(len(self.table.records), 'row')}"
-            yield f"{self.options.add}: {rows} {belong} to no sample here: {_few(extra)}"
+            yield f"{self.options.add}: {rows} {belong} to no sample here: {few(extra)}"
 
     def _schema(self) -> Schema:
         old = self.view.schema
@@ -257,10 +255,10 @@ class _EditPlan:
     def _lacking(self, table: JoinedColumns, keep: npt.NDArray[np.bool_]) -> SourceError:
         """Return the error that samples are not in the table."""
         lacking = dict.fromkeys(self.keys[i] for i in np.flatnonzero(~keep).tolist())
-        what = f"it lacks {int((~keep).sum())} of {len(keep)} samples: {_few(lacking)}"
+        what = f"it lacks {int((~keep).sum())} of {len(keep)} samples: {few(lacking)}"
         hint = "Add them, or leave these samples out with '--missing skip'"
         if not keep.any():
-            has = f"Its column {self.options.on!r} has {_few(table.records) or 'nothing'}"
+            has = f"Its column {self.options.on!r} has {few(table.records) or 'nothing'}"
             hint = f"{has}; --on NAME matches by another"
         return SourceError(what, self.options.add or "", hint)
 
@@ -304,7 +302,3 @@ def check_boxes(old: Mapping[str, Field], new: Mapping[str, Field]) -> None:
 
 def _decoded(field: Field, record: bytes) -> Any:
     return codec_for(field).decode(np.frombuffer(record, np.uint8))
-
-
-def _few(names: Iterable[str]) -> str:
-    return ", ".join(islice(names, _SHOWN))

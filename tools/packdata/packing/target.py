@@ -21,6 +21,7 @@ from packdata.packing.links import file_fault
 from packdata.packing.lock import LOCK_NAME, lock_owner
 from packdata.packing.provenance import PLAN
 from packdata.packing.settings import OVERWRITE
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -111,10 +112,10 @@ def is_there(folder: Path) -> PackError:
 
 def _other_datasets(dst: Path, others: Sequence[Path], folders: Sequence[str]) -> PackError:
     """Return the error that datasets lie where none is to be written: these are never replaced."""
-    places = _few([dst / folder for folder in folders])
+    places = few([str(dst / folder) for folder in folders], 4)
     remedy = "choose another folder"
     if all(map(_is_dataset, others)):  # a manifest.json may be of something else
-        remedy = f"remove {_few(others)} yourself, or {remedy}"
+        remedy = f"remove {few(map(str, others), 4)} yourself, or {remedy}"
     hint = f"{OVERWRITE} replaces datasets in the same places only, here {places}: {remedy}"
     return PackError("another packed dataset is there", others[0], hint)
 
@@ -125,10 +126,6 @@ def _is_dataset(folder: Path) -> bool:
     except ManifestError:
         return False
     return True
-
-
-def _few(paths: Sequence[Path]) -> str:
-    return ", ".join(map(str, paths[:4])) + (", ..." if len(paths) > 4 else "")
 
 
 def dataset_at(folder: Path) -> Manifest | None:
