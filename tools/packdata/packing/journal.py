@@ -109,6 +109,7 @@ class State:
         ended: Parts whose last item was reached, with their number of items.
         ended_counts: What was counted in them.
         done: Per target its schema and provenance as JSON, once nothing but publishing is left.
+        size: Bytes of the journal that was read.
     """
 
     shards: dict[str, list[ShardInfo]] = field(default_factory=dict)
@@ -119,6 +120,7 @@ class State:
     ended: dict[str, int] = field(default_factory=dict)
     ended_counts: dict[str, dict[str, int]] = field(default_factory=dict)
     done: dict[str, Any] | None = None
+    size: int = field(default=0, compare=False)
     _known: dict[str, set[Reject]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -185,29 +187,23 @@ def flatten_plan(value: Any, name: str = "") -> dict[str, str]:
 class Journal:
     """An open journal; ``append`` returns once the line is on disk."""
 
-    def __init__(self, path: Path, header: JournalHeader, state: State, size: int) -> None:
+    def __init__(self, path: Path, header: JournalHeader, state: State) -> None:
         self.path, self.header, self.state = path, header, state
         self._fd = os.open(path, os.O_WRONLY | CLOEXEC)
-        os.ftruncate(self._fd, size)
-        os.lseek(self._fd, size, os.SEEK_SET)
+        os.ftruncate(self._fd, state.size)
+        os.lseek(self._fd, state.size, os.SEEK_SET)
 
     @classmethod
     def create(cls, path: Path, header: JournalHeader) -> Journal:
         """Start a journal, replacing one that is there."""
         line = _dump(header.to_json())
         publish_bytes(path, line)
-        return cls(path, header, State(), len(line))
+        return cls(path, header, State(size=len(line)))
 
     @classmethod
     def open(cls, path: Path, exists: Callable[[str, ShardInfo], bool]) -> Journal | None:
-        """Read a journal up to where it can be trusted; None if there is none, or nothing can.
-
-        Args:
-            path: The file.
-            exists: Whether the finished shard of a target is still there; lines from the first
-                lost one on are dropped.
-        """
-        found = _read(path, exists)
+        """Go on with a journal, up to where it can be trusted; see ``read_journal``."""
+        found = read_journal(path, exists)
         return None if found is None else cls(path, *found)
 
     def append(self, *lines: Mapping[str, Any]) -> None:
@@ -226,44 +222,44 @@ class Journal:
             self._fd = -1
 
 
-def read_journal(path: Path) -> tuple[JournalHeader, State] | None:
-    """Return what a journal says, also while another process writes it; None if there is none."""
-    found = _read(path, lambda *_: True)
-    return None if found is None else found[:2]
+def _always(folder: str, shard: ShardInfo) -> bool:
+    return True
 
 
-def parse_journal(data: bytes, path: Path) -> tuple[JournalHeader, State] | None:
-    """Return what a journal says that lies at ``path``; None if that is nothing."""
-    found = _understood(data, path, lambda *_: True)
-    return None if found is None else found[:2]
+def read_journal(
+    path: Path, exists: Callable[[str, ShardInfo], bool] = _always
+) -> tuple[JournalHeader, State] | None:
+    """Return what a journal says up to where it can be trusted, also while another process writes it.
 
+    None if there is none, or nothing can be trusted.
 
-def _read(
-    path: Path, exists: Callable[[str, ShardInfo], bool]
-) -> tuple[JournalHeader, State, int] | None:
-    """Return header, state and size of a journal, up to where it can be trusted."""
+    Args:
+        path: The file.
+        exists: Whether the finished shard of a target is still there; lines from the first lost one on are dropped.
+    """
     try:
         data = read_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return _understood(data, path, exists)
+    return parse_journal(data, path, exists)
 
 
-def _understood(
-    data: bytes, path: Path, exists: Callable[[str, ShardInfo], bool]
-) -> tuple[JournalHeader, State, int] | None:
+def parse_journal(
+    data: bytes, path: Path, exists: Callable[[str, ShardInfo], bool] = _always
+) -> tuple[JournalHeader, State] | None:
+    """Return what a journal says that lies at ``path``; see ``read_journal``."""
     lines = data.splitlines(keepends=True)
     header = _parse_header(lines[0] if lines else b"", path)
     if header is None:
         return None
-    state, size = State(), len(lines[0])
+    state = State(size=len(lines[0]))
     for raw in lines[1:]:
         line = _parse(raw)
         if line is None or not _applies(line, exists):
             break
         state.apply(line)
-        size += len(raw)
-    return header, state, size
+        state.size += len(raw)
+    return header, state
 
 
 def _dump(line: Mapping[str, Any]) -> bytes:
