@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,20 +27,6 @@ if TYPE_CHECKING:
 UInt8Array = npt.NDArray[np.uint8]
 _BLOCK_BYTES = 1 << 20
 _MAX_ROWS, _MAX_PICTURES = 4096, 16  # of a block, and of one whose pictures are stored anew
-
-
-class Content(Protocol):
-    """The samples of a dataset, as records."""
-
-    @property
-    def schema(self) -> Schema:
-        """Their fields."""
-
-    def __len__(self) -> int:
-        """Return how many there are, or documents of them."""
-
-    def blocks(self, first: int) -> Iterator[Block]:
-        """Yield all samples from number ``first`` on, always the same in the same order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from loaders.errors import SchemaError
 from loaders.schema import Tokens
-from packdata.packed.content import cut
+from packdata.packed.content import ViewContent, cut
 from packdata.recipe import Block
 from packdata.tokens.rows import DOCUMENT_ENDS, LABELS, NUM_TOKENS, TOKENS, block_of
 from packdata.tokens.stream import has_tokens, num_documents, streams_of
@@ -84,6 +84,9 @@ class DocumentContent:
             values, ends = [v[full:] for v in values], ends[ends > full] - full
         if len(values[0]):
             yield _block(values, ends, len(values[0]), field.row_tokens)
+
+
+Content = ViewContent | DocumentContent  # the samples of a dataset, as records
 
 
 def _block(values: Sequence[npt.NDArray[Any]], ends: Indices, num: int, row_tokens: int) -> Block:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from loaders.data.manifest import Manifest
-    from packdata.packed.content import Content
+    from packdata.packed.documents import Content
     from packdata.packed.rewrite import Note
     from packdata.packing.shards import Format
 
