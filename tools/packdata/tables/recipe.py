@@ -157,22 +157,22 @@ class TablesRecipe(Recipe):
             kind = rows.table[name].type
             if group_of(kind) == "other":
                 raise SourceError(f"column {name!r}: {why_other(kind)}", file.path)
-        table, wrong = _Table(rows.table), _Wrong()
+        table = _Table(rows.table)
         arrays: dict[str, Matrix] = {}
         counted: dict[str, Flags] = {}
         if self.columns.features is not None:
-            arrays[FEATURES], missing = self._features(table, wrong, counted)
+            arrays[FEATURES], missing = self._features(table, counted)
             if self.columns.missing_mask:
                 arrays[MISSING] = missing
         if self.columns.categories is not None:
             arrays[CATEGORIES] = self._categories(table, counted)
         # Classes of rows that are left out are none: why those are is to be told first.
         for target in sorted(self.columns.targets, key=lambda target: target.how == "label"):
-            arrays[target.field] = self._target(target, table, wrong)
-        return arrays, counted, wrong.rows
+            arrays[target.field] = self._target(target, table)
+        return arrays, counted, table.wrong
 
     def _features(
-        self, table: _Table, wrong: _Wrong, counted: dict[str, Flags]
+        self, table: _Table, counted: dict[str, Flags]
     ) -> tuple[Matrix, Flags]:
         features = self.columns.features
         assert features is not None
@@ -185,7 +185,7 @@ class TablesRecipe(Recipe):
                 if self.columns.missing_mask:
                     mask[:, i] = missing
                 if features.missing == "error":
-                    wrong.note(missing, partial("column {!r} has no value".format, column))
+                    table.note(missing, f"column {column!r} has no value")
                 elif features.missing == "mean":
                     values = np.where(missing, features.mean[i], values)
             if features.standardized:
@@ -194,20 +194,18 @@ class TablesRecipe(Recipe):
                 rows[i] = values
             if not np.isfinite(rows[i]).all():
                 is_too_large = np.isinf(rows[i]) & np.isfinite(values) & ~missing
-                self._note_unfit(column, how, is_too_large, table, wrong)
+                self._note_unfit(column, how, is_too_large, table)
         return np.ascontiguousarray(rows.T), mask
 
-    def _note_unfit(
-        self, column: str, how: str, is_too_large: Flags, table: _Table, wrong: _Wrong
-    ) -> None:
+    def _note_unfit(self, column: str, how: str, is_too_large: Flags, table: _Table) -> None:
         """Note where a value of a column is bad or infinite, or larger than the features are."""
         assert self.columns.features is not None
         what = f"column {column!r}"
-        table.note_bad(what, column, how, wrong)
+        table.note_bad(what, column, how)
         is_infinite = np.isinf(table.numbers(column, how))
-        table.note_infinite(f"{what} is infinite", column, how, is_infinite, wrong)
+        table.note_infinite(f"{what} is infinite", column, how, is_infinite)
         what = f"{what} is more than {self.columns.features.dtype} holds"
-        table.note_infinite(what, column, how, is_too_large, wrong)
+        table.note_infinite(what, column, how, is_too_large)
 
     def _categories(self, table: _Table, counted: dict[str, Flags]) -> Matrix:
         categories = self.columns.categories
@@ -222,25 +220,24 @@ class TablesRecipe(Recipe):
                 counted[_UNKNOWN + column] = known & (found == 0)
         return out
 
-    def _target(self, target: TargetColumn, table: _Table, wrong: _Wrong) -> Matrix:
+    def _target(self, target: TargetColumn, table: _Table) -> Matrix:
         column, what = target.column, f"target {target.column!r}"
         if target.how == "label":
             array = table.array(column)
             found = codes(array, self._classes[target.field]) - 1
             known = has_value(array)
-            wrong.note(~known, lambda row: f"{what} has no value")
+            table.note(~known, f"{what} has no value")
             few = f"is none of its {len(target.classes)} classes"
-            wrong.note(known & (found < 0), lambda row: f"{what}: {shown(array, row)!r} {few}")
+            table.note(known & (found < 0), lambda row: f"{what}: {shown(array, row)!r} {few}")
             return found
         values = table.numbers(column, target.how)
-        wrong.note(table.missing(column, target.how), lambda row: f"{what} has no value")
-        table.note_bad(what, column, target.how, wrong)
+        table.note(table.missing(column, target.how), f"{what} has no value")
+        table.note_bad(what, column, target.how)
         dtype = self.schema.fields[target.field].dtype
         with np.errstate(over="ignore"):
             out = values.astype(dtype)
-        table.note_infinite(
-            f"{what} is infinite, or too large", column, target.how, np.isinf(out), wrong
-        )
+        what = f"{what} is infinite, or too large"
+        table.note_infinite(what, column, target.how, np.isinf(out))
         return out
 
 
@@ -248,10 +245,11 @@ _WORDS = {"number": "number", "flag": "flag", "hour of time": "time of day"}
 
 
 class _Table:
-    """The columns of some rows, each converted once."""
+    """The columns of some rows, each converted once; ``wrong`` says of rows that cannot be packed why."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
+        self.wrong: dict[int, Why] = {}
         self._arrays: dict[str, pa.Array] = {}
         self._numbers: dict[tuple[str, Kind], Numbers] = {}
         self._dates: dict[tuple[str, Kind], Dates] = {}
@@ -282,18 +280,23 @@ class _Table:
     def missing(self, column: str, how: str) -> Flags:
         return self._of(column, how).missing
 
-    def note_bad(self, what: str, column: str, how: str, wrong: _Wrong) -> None:
+    def note(self, flags: Flags, why: str | Callable[[int], str]) -> None:
+        """Note where rows cannot be packed; of each the first reason is kept."""
+        for row in np.flatnonzero(flags).tolist() if flags.any() else ():
+            if row not in self.wrong:
+                self.wrong[row] = why if isinstance(why, str) else partial(why, row)
+
+    def note_bad(self, what: str, column: str, how: str) -> None:
         """Note where a value is none of its kind."""
-        array = self.array(column)
-        wrong.note(
-            self._of(column, how).bad,
-            lambda row: f"{what}: {shown(array, row)!r} is no {_WORDS.get(how, 'date')}",
+        array, kind = self.array(column), _WORDS.get(how, "date")
+        self.note(
+            self._of(column, how).bad, lambda row: f"{what}: {shown(array, row)!r} is no {kind}"
         )
 
-    def note_infinite(self, what: str, column: str, how: str, flags: Flags, wrong: _Wrong) -> None:
+    def note_infinite(self, what: str, column: str, how: str, flags: Flags) -> None:
         """Note where a number is too large."""
         values = self._of(column, how).values
-        wrong.note(flags, lambda row: f"{what} ({float(values[row])!r})")
+        self.note(flags, lambda row: f"{what} ({float(values[row])!r})")
 
 
 def _others(rows: TableRows, wrong: Mapping[int, Why]) -> npt.NDArray[np.int64]:
@@ -302,19 +305,6 @@ def _others(rows: TableRows, wrong: Mapping[int, Why]) -> npt.NDArray[np.int64]:
 
 def _placed(rows: TableRows, wrong: Mapping[int, Why]) -> list[tuple[int, Why]]:
     return [(rows.line(row), why) for row, why in wrong.items()]
-
-
-class _Wrong:
-    """Rows that cannot be packed, and the first reason of each."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, Why] = {}
-
-    def note(self, flags: Flags, why: Callable[[int], str]) -> None:
-        if flags.any():
-            for row in np.flatnonzero(flags).tolist():
-                if row not in self.rows:
-                    self.rows[row] = partial(why, row)
 
 
 def _column(arrays: Sequence[Matrix]) -> FixedColumn:
