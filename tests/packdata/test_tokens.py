@@ -29,7 +29,7 @@ from packdata.tokens.documents import texts_of
 from packdata.tokens.files import list_files
 from packdata.tokens.ids import IdsSource
 from packdata.tokens.plan import TokenOptions, open_tokenizer, pack_tokens, plan_tokens
-from packdata.tokens.stream import shards_of
+from packdata.tokens.stream import streams_of
 from packdata.tokens.texts import TextOptions, TextSource
 from packdata.tokens.tokenizer import JsonTokenizer, Vocabulary, train_bpe
 from tests.packdata.breaking import interrupted
@@ -63,7 +63,7 @@ def write(path: Path, data: bytes | str) -> Path:
 def read(folder: Path) -> tuple[npt.NDArray[np.int64], list[int]]:
     """Return the stream and the documents' ends, as stored."""
     ids, ends, total = [np.zeros(0, np.int64)], [], 0
-    for part, inside in shards_of(PackedReader(folder)):
+    for inside, part in streams_of(PackedReader(folder), ["tokens"]):
         ids.append(part.astype(np.int64))
         ends += (inside + total).tolist()
         total += len(part)

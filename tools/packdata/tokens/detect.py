@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -71,12 +72,10 @@ def _columns_of(file: SourceFile) -> dict[str, bool]:
 
 def _first_row(file: SourceFile) -> dict[str, object]:
     """Return the first object of JSON lines; {} if it cannot be read: the packing names its line."""
-    reader, data = ForwardReader(file), b""
-    try:
+    data = b""
+    with closing(ForwardReader(file)) as reader:
         while b"\n" not in data and (more := reader.read(_CHUNK)):
             data = (data + more).removeprefix(_BOM).lstrip()
-    finally:
-        reader.close()
     try:
         row = json.loads(data.split(b"\n", 1)[0])
     except (ValueError, RecursionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -197,11 +198,8 @@ def _source_file(path: Path, name: str) -> SourceFile:
 
 def _check_lines(file: SourceFile) -> None:
     """Raise SourceError for a .json that is not one object a line, as C4's .json.gz are."""
-    reader = ForwardReader(file)
-    try:
+    with closing(ForwardReader(file)) as reader:
         head = reader.read(_CHUNK).lstrip()
-    finally:
-        reader.close()
     line = head.split(b"\n", 1)[0].rstrip()
     if head and not (line.startswith(b"{") and (line.endswith(b"}") or line == head.rstrip())):
         hint = "Write one JSON object a line (jq -c '.[]'), and call it .jsonl"
@@ -282,12 +280,10 @@ class ForwardReader:
 
 def count_lines(source: SourceFile, end: int) -> int:
     """Return the number of the line, from 1, that a byte of a file lies in."""
-    reader, lines = ForwardReader(source), 1
-    try:
+    lines = 1
+    with closing(ForwardReader(source)) as reader:
         while (left := end - reader.position) > 0 and (data := reader.read(min(left, 1 << 20))):
             lines += data.count(b"\n")
-    finally:
-        reader.close()
     return lines
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from loaders.data.view import View
     from loaders.schema import Schema
 
-    Indices = npt.NDArray[np.int64]
-
 
 def has_tokens(schema: Schema) -> bool:
     """Tell whether samples are rows of a stream of tokens."""
@@ -30,16 +28,10 @@ def has_tokens(schema: Schema) -> bool:
 def num_documents(view: View) -> int:
     """Return how many documents a stream has, one without an end included."""
     num, is_open = 0, False
-    for ids, ends in shards_of(view):
+    for ends, ids in streams_of(view, [TOKENS]):
         num += len(ends)
         is_open = bool(len(ids)) and (not len(ends) or int(ends[-1]) < len(ids))
     return num + is_open
-
-
-def shards_of(view: View) -> Iterator[tuple[npt.NDArray[Any], Indices]]:
-    """Yield the valid ids of each shard, and the positions among them at which documents end."""
-    for ends, ids in streams_of(view, [TOKENS]):
-        yield ids, ends
 
 
 def streams_of(view: View, names: Sequence[str]) -> Iterator[list[npt.NDArray[Any]]]:
@@ -88,7 +80,7 @@ def token_stats(view: View) -> dict[str, Any]:
     assert isinstance(field, Tokens)
     lengths, num, open_tokens = [np.empty(0, np.int64)], 0, 0
     seen = np.zeros(field.vocab_size or 1 << min(24, 8 * np.dtype(field.dtype).itemsize), bool)
-    for ids, ends in shards_of(view):
+    for ends, ids in streams_of(view, [TOKENS]):
         seen[ids[ids < len(seen)]] = True
         num += len(ids)
         if len(ends):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from codecs import utf_8_decode
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, pairwise
@@ -304,11 +305,8 @@ class TextSource(TokenSource):
     def spelled_token(self) -> str | None:
         """Return what looks like a special token, such as ``<|endoftext|>``, near the beginning of some file."""
         for file in [file for file in self.files if file.kind not in ROW_KINDS][:_SOME_FILES]:
-            reader = ForwardReader(file)
-            try:
+            with closing(ForwardReader(file)) as reader:
                 found = _TOKEN.search(reader.peek(_SOME_BYTES))
-            finally:
-                reader.close()
             if found:
                 return found[0].decode()
         return None
@@ -331,13 +329,10 @@ class TextSource(TokenSource):
         if mark is None and file.compression is None:
             step = self.options.cut or max(1, file.size)
             return [*range(step, file.size, step), file.size], None
-        reader = ForwardReader(file)
-        try:
+        with closing(ForwardReader(file)) as reader:
             if mark is not None and file.kind == "text" and self.options.separator is not None:
                 mark = self._separator(file, mark, reader)
             return list(self._find_ends(reader, mark)), mark
-        finally:
-            reader.close()
 
     def _separator(self, file: SourceFile, given: bytes, reader: ForwardReader) -> bytes:
         separator = ending_as(reader.peek(_HEAD_BYTES), given)
@@ -376,8 +371,7 @@ class TextSource(TokenSource):
         return [*groups, tuple(pending)] if pending else groups
 
     def pieces(self, start: int = 0) -> Iterator[Piece]:
-        streams = _Streams()
-        try:
+        with closing(_Streams()) as streams:
             for parts in self._plan[start:]:
                 yield TextPiece(
                     tuple(
@@ -385,8 +379,6 @@ class TextSource(TokenSource):
                         for part in parts
                     )
                 )
-        finally:
-            streams.close()
 
     def documents_of(self, limit: int) -> Iterator[str]:
         """Yield the texts of pieces spread evenly over the source, ``limit`` bytes or a little more; SourceError."""
@@ -402,18 +394,14 @@ class _Streams:
 
     def __init__(self) -> None:
         self._reader: ForwardReader | None = None
-        self._ahead = b""
 
     def read(self, file: SourceFile, start: int, stop: int) -> bytes:
         """Return a range of a file and up to three bytes behind it."""
         if self._reader is None or self._reader.source is not file:
             self.close()
-            self._reader, self._ahead = ForwardReader(file), b""
+            self._reader = ForwardReader(file)
             self._reader.skip_to(start)
-        wanted = stop - start + _MAX_CHAR_BYTES - 1
-        blob = self._ahead + self._reader.read(wanted - len(self._ahead))
-        self._ahead = blob[stop - start :]
-        return blob
+        return self._reader.read(stop - start) + self._reader.peek(_MAX_CHAR_BYTES - 1)
 
     def close(self) -> None:
         if self._reader is not None:
