@@ -69,13 +69,13 @@ def run(args: argparse.Namespace) -> int:
     )
     options: dict[str, Any] = {name: tuple(getattr(args, name)) for name in lists}
     options |= {name: getattr(args, name) for name in others}
-    options |= {"header": not args.no_header, "beside": None if args.dry_run else args.dst}
+    options |= {"header": not args.no_header, "keeps": not args.dry_run}
 
     def make_plan() -> Planned:
         progress, share = Meter("read", "rows"), share_of(args)
         if share is not None and args.like is None:
             own = {
-                name: value for name, value in options.items() if name not in ("like", "beside")
+                name: value for name, value in options.items() if name not in ("like", "keeps")
             }
             return plan_share(args.src, share, progress=progress, **own)
         first_pass = FirstPass(args.plan, is_part=args.part is not None)

@@ -139,7 +139,7 @@ def plan_tables(
     *,
     format: Format = "parquet",
     like: Path | str | None = None,
-    beside: Path | str | None = None,
+    keeps: bool = False,
     workers: int | None = None,
     on_error: OnError = "fail",
     progress: Progress | None = None,
@@ -152,7 +152,7 @@ def plan_tables(
         sources: Files, patterns, folders; or one table in memory: a DataFrame, or a table of Arrow.
         format: Of the shards.
         like: A packed table whose columns, categories and statistics to take.
-        beside: Where what was parsed of text files is kept until the plan is carried out; None to parse it again then.
+        keeps: Keep what was parsed of text files until the plan is carried out, instead of parsing it again then.
         workers: Threads.
         on_error: ``"fail"`` or ``"skip"``.
         progress: Is told of every row.
@@ -174,7 +174,7 @@ def plan_tables(
         chosen = replace(chosen, missing_values=missing_values)
     files, given, ignored = _opened(sources, csv, chosen)
     before = _identity(files)
-    reader = TableReader(files, beside if like is None else None)
+    reader = TableReader(files, keeps=keeps and like is None)
     first_pass = FirstPass() if first_pass is None else first_pass
     if like is None:
         learned: list[_Learned] = []
@@ -451,7 +451,7 @@ def pack_tables(
     plan = plan_tables(
         listed,
         format=format,
-        beside=dst,
+        keeps=True,
         workers=workers,
         on_error=on_error,
         first_pass=first_pass,
