@@ -32,7 +32,6 @@ from packdata.tables.values import (
     group_of,
     groups_of_texts,
     is_text,
-    narrow,
     numbers,
     plain,
     shown,
@@ -411,7 +410,7 @@ class _Look:
             return self._array
         mask = missing if num_known < len(values) else None
         if group == "number":
-            return narrow(values, missing) if scan.is_whole else pa.array(values, mask=mask)
+            return pa.array(values, mask=mask)
         kind = pa.timestamp("us") if group == "date" else pa.time64("us")
         return pa.array(np.where(missing, 0, values).astype(np.int64), mask=mask).cast(kind)
 

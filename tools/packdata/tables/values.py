@@ -351,19 +351,6 @@ def _flags(array: pa.Array) -> Flags:
     return flags if flags.flags.writeable else flags.copy()
 
 
-def narrow(values: Floats, missing: Flags) -> pa.Array:
-    """Return whole numbers as the smallest type that holds them."""
-    known = np.where(missing, 0, values) if missing.any() else values
-    least, most = (known.min(), known.max()) if len(known) else (0, 0)
-    for kind in (np.int8, np.int16, np.int32):
-        if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max:
-            is_signed = (
-                least <= 0 and (np.signbit(known) & (known == 0)).any()
-            )  # -0 is none of them
-            return pa.array(known if is_signed else known.astype(kind), mask=missing)
-    return pa.array(values, mask=missing)
-
-
 class Dates:
     """Dates, or times of day, and their parts.
 
