@@ -143,19 +143,20 @@ def test_a_float32_equals_the_number_that_was_packed(
 
 
 @pytest.mark.parametrize(
-    ("where", "what"),
+    ("where", "named"),
     [
-        ("cut == 'Idael'", "there is no category 'Idael'; there is 'Ideal'"),
-        ("cut == 1", "categories of 'cut' are texts: write '1'"),
-        ("cuts == 'Ideal'", "there is no field 'cuts'; a condition can name .*cut"),
-        ("categories == 'Ideal'", "'categories' has no single value"),
+        ("cut == 'Idael'", "'Ideal'"),
+        ("cut == 1", "'1'"),
+        ("cuts == 'Ideal'", "cut"),
+        ("categories == 'Ideal'", "'categories'"),
     ],
 )
 def test_conditions_on_columns_that_are_none_are_refused(
-    diamonds: tuple[Path, pd.DataFrame], tmp_path: Path, where: str, what: str
+    diamonds: tuple[Path, pd.DataFrame], tmp_path: Path, where: str, named: str
 ) -> None:
-    with pytest.raises(SchemaError, match=what):
+    with pytest.raises(SchemaError) as caught:
         copy_dataset(diamonds[0], tmp_path / "b", CopyOptions(where=where))
+    assert named in str(caught.value)
 
 
 def test_a_table_is_divided_by_a_column(diamonds: tuple[Path, pd.DataFrame]) -> None:
@@ -540,9 +541,10 @@ def test_like_takes_no_other_columns_and_only_tables(tmp_path: Path) -> None:
     source = write(frame(20).drop(columns=["cut"]), tmp_path / "test.csv")
     with pytest.raises(SchemaError):
         pack_tables(source, tmp_path / "a", like=train.path, target=("cut",), dtype="float16")
-    missing = f"{source}: it has no column 'cut', which {train.path} \\(like=\\) was packed with"
-    with pytest.raises(SourceError, match=missing):
+    with pytest.raises(SourceError, check=At(source)) as caught:
         pack_tables(source, tmp_path / "a", like=train.path)
+    assert "'cut'" in caught.value.what
+    assert str(train.path) in caught.value.what
 
 
 def test_like_works_for_what_was_split_and_merged(tmp_path: Path) -> None:

@@ -32,10 +32,11 @@ def write(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:
     return path
 
 
-def assert_refused(folder: Path, source: Any, match: str, **options: Any) -> None:
-    """Check that packing ends with this error, and leaves nothing behind."""
-    with pytest.raises(SourceError, match=match):
+def assert_refused(folder: Path, source: Any, place: str, *named: str, **options: Any) -> None:
+    """Check that packing ends with an error about a place, which names these, and leaves nothing behind."""
+    with pytest.raises(SourceError, check=At(place)) as caught:
         pack_tables(source, folder / "out", **options)
+    assert [each for each in named if each not in str(caught.value)] == []
     assert not (folder / "out").exists()
 
 
@@ -55,7 +56,7 @@ def rejected(folder: Path) -> list[str]:
 def test_a_row_with_too_few_or_many_cells_is_named(tmp_path: Path) -> None:
     source = write(tmp_path, 'a,b\n1,"x\ny"\n\n2\n3,z,9\n4,w\n')
 
-    assert_refused(tmp_path, source, r"t.csv, line 5: it has 1 cells, line 1 names 2")
+    assert_refused(tmp_path, source, "t.csv, line 5")
     reader = packed(tmp_path, source, on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [1, 4]
@@ -80,7 +81,7 @@ def test_quotes_and_line_ends_in_cells_are_kept(tmp_path: Path) -> None:
 def test_a_quote_that_is_never_closed_is_found(tmp_path: Path) -> None:
     source = write(tmp_path, 'a,b\n1,x\n2,"y\n3,z\n')
 
-    assert_refused(tmp_path, source, "line 3: a quote is opened and never closed")
+    assert_refused(tmp_path, source, "t.csv, line 3")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -96,9 +97,7 @@ def test_line_ends_of_every_system_are_read(tmp_path: Path, end: str) -> None:
 def test_text_that_is_not_utf8_is_named_and_only_such_rows_are_left_out(tmp_path: Path) -> None:
     source = write(tmp_path, "a,b\n1,caf\xe9\n2,tea\n3,caf\xe9\n".encode("latin-1"))
 
-    assert_refused(
-        tmp_path, source, r"t.csv, line 2: column 'b' is not UTF-8 \(b'caf\\xe9'\).*iconv"
-    )
+    assert_refused(tmp_path, source, "t.csv, line 2", "'b'", r"caf\xe9", "iconv")
     reader = packed(tmp_path, source, on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [2]
@@ -106,23 +105,21 @@ def test_text_that_is_not_utf8_is_named_and_only_such_rows_are_left_out(tmp_path
 
 
 def test_utf16_is_named(tmp_path: Path) -> None:
-    assert_refused(
-        tmp_path, write(tmp_path, "a,b\n1,2\n".encode("utf-16")), "not UTF-8 text.*iconv"
-    )
+    assert_refused(tmp_path, write(tmp_path, "a,b\n1,2\n".encode("utf-16")), "t.csv", "iconv")
 
 
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("a,b\n1,2\n3,\x004\n", r"tr -d '\\0'"),
+        ("a,b\n1,2\n3,\x004\n", r"tr -d '\0'"),
         ("sep=;\na;b\n1;2\n", "skip_rows=1"),
-        ("a b\n1 2\n", "separated by ' '"),
+        ("a b\n1 2\n", "' '"),
         ("# by me\na,b\n1,2\n", "skip_rows"),
-        ("a,b\ninf,1\n-inf,2\n", "column 'a' is infinite"),
+        ("a,b\ninf,1\n-inf,2\n", "'a'"),
     ],
 )
 def test_what_a_file_needs_is_said(tmp_path: Path, text: str, remedy: str) -> None:
-    assert_refused(tmp_path, write(tmp_path, text), remedy)
+    assert_refused(tmp_path, write(tmp_path, text), "", remedy)
 
 
 def test_one_column_of_texts_with_blanks_is_one_column(tmp_path: Path) -> None:
@@ -164,7 +161,7 @@ def test_the_first_bad_value_in_the_order_of_the_file_is_named(
             writer.write_table(table, max_chunksize=40)
 
     place = {".csv": "line 125", ".jsonl": "line 124"}.get(suffix, "row 123")
-    assert_refused(tmp_path, path, f"t{suffix}, {place}: column 'a' has no value", workers=3)
+    assert_refused(tmp_path, path, f"t{suffix}, {place}", "'a'", workers=3)
     packed(tmp_path, path, on_error="skip", workers=3)
     assert f"{place}:" in rejected(tmp_path)[0]
 
@@ -175,13 +172,9 @@ def test_the_first_bad_value_in_the_order_of_the_file_is_named(
 def test_text_among_numbers_is_named_and_can_be_either(tmp_path: Path) -> None:
     source = write(tmp_path, "id,x\n1,5\n2,6\n3,6 kg\n4,7\n")
 
-    assert_refused(
-        tmp_path,
-        source,
-        r"t.csv, line 4: column 'x' has text \('6 kg'\) among numbers \('5': .*line 2\)"
-        r".*categorical=\['x'\].*drop=\['x'\].*numeric=\['x'\]",
-    )
-    assert_refused(tmp_path, source, r"line 4: column 'x': '6 kg' is no number", numeric=("x",))
+    ways = ("categorical=['x']", "drop=['x']", "numeric=['x']")
+    assert_refused(tmp_path, source, "t.csv, line 4", "'x'", "'6 kg'", "'5'", "line 2", *ways)
+    assert_refused(tmp_path, source, "t.csv, line 4", "'x'", "'6 kg'", numeric=("x",))
     codes = packed(tmp_path, source, categorical=("x",)).column("categories")[:, 0]
     assert sorted(codes.tolist()) == [1, 2, 3, 4]
     reader = packed(tmp_path, source, numeric=("x",), on_error="skip", overwrite=True)
@@ -197,7 +190,7 @@ def test_text_in_a_later_part_is_text_among_numbers_too(
 
     source = write(tmp_path, "a,b\n" + "\n".join(lines))
 
-    assert_refused(tmp_path, source, r"line 42: column 'b' has text \('many'\) among numbers")
+    assert_refused(tmp_path, source, "t.csv, line 42", "'b'", "'many'")
 
 
 def test_whole_numbers_that_become_fractions_in_the_second_file_are_numbers(
@@ -228,42 +221,38 @@ def test_dates_need_a_decision_and_one_kind_of_zone(tmp_path: Path) -> None:
     mixed = write(tmp_path, "d,x\n2024-01-01 10:00:00Z,1\n2024-01-02 11:00:00,2\n", "m.csv")
     words = write(tmp_path, "d,x\n2024-01-01,1\nsoon,2\n", "w.csv")
 
-    assert_refused(
-        tmp_path, source, r"line 2: column 'd' holds dates \('2024-01-01'\).*dates='days'"
-    )
-    assert_refused(tmp_path, mixed, "column 'd' has dates with a time zone", dates="days")
-    assert_refused(
-        tmp_path, words, r"line 3: column 'd' has text \('soon'\) among dates", dates="days"
-    )
+    assert_refused(tmp_path, source, "t.csv, line 2", "'d'", "'2024-01-01'", "dates='days'")
+    assert_refused(tmp_path, mixed, "m.csv, line 2", "'d'", "m.csv, line 3", dates="days")
+    assert_refused(tmp_path, words, "w.csv, line 3", "'d'", "'soon'", dates="days")
     zoned = write(tmp_path, "d\n1970-01-02 10:00:00+02:00\n1970-01-02 08:00:00Z\n", "z.csv")
     days = packed(tmp_path, zoned, dates="days", dtype="float64").column("features")
     np.testing.assert_allclose(days[:, 0], 1 + 8 / 24)
 
 
 @pytest.mark.parametrize(
-    ("text", "match", "kept"),
+    ("text", "bad", "kept"),
     [
-        ("2023-01-01,1\n2023-02-30,2\n2024-02-29,3", r"3: .*'2023-02-30' is no date", [1, 3]),
+        ("2023-01-01,1\n2023-02-30,2\n2024-02-29,3", "2023-02-30", [1, 3]),
         (
             "2023-01-01T00:00:00Z,1\n2023-01-01T00:00:00+99:99,2\n",
-            r"3: .*'2023-01-01T00:00:00\+99:99' is no date",
+            "2023-01-01T00:00:00+99:99",
             [1],
         ),
-        ("2023-01-01 10:00,1\n2023-01-01 24:30,2\n", r"3: .*'2023-01-01 24:30' is no", [1]),
-        ("08:30,1\n25:00,2\n12:75,3\n23:59:59.5,4\n", r"3: .*'25:00' is no time", [1, 4]),
-        ("08:30,1\n23:59:60,2\n", r"3: .*'23:59:60' is no time of day", [1]),
+        ("2023-01-01 10:00,1\n2023-01-01 24:30,2\n", "2023-01-01 24:30", [1]),
+        ("08:30,1\n25:00,2\n12:75,3\n23:59:59.5,4\n", "25:00", [1, 4]),
+        ("08:30,1\n23:59:60,2\n", "23:59:60", [1]),
     ],
 )
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_days_and_times_that_do_not_exist_are_named_or_their_rows_left_out(
-    tmp_path: Path, text: str, match: str, kept: list[int], suffix: str
+    tmp_path: Path, text: str, bad: str, kept: list[int], suffix: str
 ) -> None:
     rows = [line.split(",") for line in text.split("\n") if line]
     lines = [json.dumps({"d": d, "x": int(x)}) for d, x in rows] if suffix == "jsonl" else [text]
     head = "\n" if suffix == "jsonl" else "d,x\n"  # so that lines are the same
     source = write(tmp_path, head + "\n".join(lines), f"t.{suffix}")
 
-    assert_refused(tmp_path, source, f"t.{suffix}, line {match}", dates="days")
+    assert_refused(tmp_path, source, f"t.{suffix}, line 3", repr(bad), dates="days")
     reader = packed(tmp_path, source, dates="days", on_error="skip")
 
     assert reader.column("features")[:, 1].tolist() == kept
@@ -273,8 +262,8 @@ def test_days_and_times_that_do_not_exist_are_named_or_their_rows_left_out(
 def test_a_column_of_no_time_that_exists_has_no_value(tmp_path: Path) -> None:
     source = write(tmp_path, "t,x\n25:00,1\n26:00,2\n")
 
-    what = r"line 2: column 't' holds no date or time in any row \('25:00'\)"
-    assert_refused(tmp_path, source, what, dates="days", on_error="skip")
+    options = {"dates": "days", "on_error": "skip"}
+    assert_refused(tmp_path, source, "t.csv, line 2", "'t'", "'25:00'", **options)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -293,19 +282,14 @@ def test_dates_of_other_centuries_are_dates(tmp_path: Path, suffix: str) -> None
 def test_zones_of_json_are_told_apart_too(tmp_path: Path) -> None:
     mixed = '{"d": "2024-01-01 10:00:00Z"}\n{"d": "2024-01-02 11:00:00"}\n'
 
-    assert_refused(
-        tmp_path,
-        write(tmp_path, mixed, "m.jsonl"),
-        "column 'd' has dates with a time zone",
-        dates="days",
-    )
+    source = write(tmp_path, mixed, "m.jsonl")
+    assert_refused(tmp_path, source, "m.jsonl, line 1", "'d'", "line 2", dates="days")
 
 
 def test_infinite_numbers_are_named_or_their_rows_left_out(tmp_path: Path) -> None:
     source = write(tmp_path, "a,y\n1,1\n-inf,2\n3,inf\n4,4\n")
 
-    infinite = r"line 3: column 'a' is infinite \(-inf\)"
-    assert_refused(tmp_path, source, infinite, target=("y",))
+    assert_refused(tmp_path, source, "t.csv", "line 3", "'a'", "-inf", target=("y",))
     reader = packed(tmp_path, source, target=("y",), on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [1, 4]
@@ -320,11 +304,8 @@ def test_missing_numbers_are_an_error_unless_it_is_said_what_becomes_of_them(
 ) -> None:
     source = write(tmp_path, "a,b\n1,1\n,2\n3,\n,4\n")
 
-    assert_refused(
-        tmp_path,
-        source,
-        r"line 3: column 'a' has no value.*a \(2\), b \(1\).*missing='nan' or 'mean'",
-    )
+    ways = "missing='nan' or 'mean'"
+    assert_refused(tmp_path, source, "t.csv, line 3", "'a'", "a (2), b (1)", ways)
     reader = packed(tmp_path, source, on_error="skip")
 
     assert reader.column("features").tolist() == [[1, 1]]
@@ -334,19 +315,15 @@ def test_missing_numbers_are_an_error_unless_it_is_said_what_becomes_of_them(
 def test_a_column_without_any_value_is_named(tmp_path: Path) -> None:
     source = write(tmp_path, "a,b\n1,\n2,\n")
 
-    assert_refused(
-        tmp_path, source, r"column 'b' has no value in any row.*drop=\['b'\]", missing="nan"
-    )
+    assert_refused(tmp_path, source, "t.csv", "'b'", "drop=['b']", missing="nan")
     assert packed(tmp_path, source, drop=("b",)).column("features").tolist() == [[1], [2]]
 
 
 def test_names_that_stand_twice_are_named(tmp_path: Path) -> None:
-    assert_refused(
-        tmp_path, write(tmp_path, "a,b,a\n1,2,3\n"), r"it has 'a' more than once.*drop=\['a'\]"
-    )
+    assert_refused(tmp_path, write(tmp_path, "a,b,a\n1,2,3\n"), "t.csv", "'a'", "drop=['a']")
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     pq.write_table(table, tmp_path / "t.parquet")
-    assert_refused(tmp_path, tmp_path / "t.parquet", "it has 'a' more than once")
+    assert_refused(tmp_path, tmp_path / "t.parquet", "t.parquet", "'a'")
 
 
 def test_a_column_without_a_name_gets_its_number(tmp_path: Path) -> None:
@@ -358,7 +335,7 @@ def test_a_column_without_a_name_gets_its_number(tmp_path: Path) -> None:
 def test_a_target_that_is_missing_is_named_or_its_row_left_out(tmp_path: Path) -> None:
     source = write(tmp_path, "a,y,k\n1,1,u\n2,,v\n3,3,\n4,4,u\n")
 
-    assert_refused(tmp_path, source, "line 3: target 'y' has no value", target=("y", "k"))
+    assert_refused(tmp_path, source, "t.csv, line 3", "'y'", target=("y", "k"))
     reader = packed(tmp_path, source, target=("y", "k"), on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [1, 4]
@@ -369,18 +346,13 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are_near(tmp_path: 
     source = write(tmp_path, "price,carat\n1,2\n")
 
     for option in ("target", "features", "drop", "categorical", "numeric"):
-        assert_refused(
-            tmp_path,
-            source,
-            "t.csv: it has no column 'prize'. Is it 'price'",
-            **{option: ("prize",)},
-        )
+        assert_refused(tmp_path, source, "t.csv", "'prize'", "'price'", **{option: ("prize",)})
 
 
 def test_files_with_other_columns_are_named_unless_those_are_left_out(tmp_path: Path) -> None:
     files = [write(tmp_path, "a,b\n1,2\n", "1.csv"), write(tmp_path, "c,a\n3,4\n", "2.csv")]
 
-    assert_refused(tmp_path, files, "2.csv: it lacks b and it has c, which 1.csv lacks.*features")
+    assert_refused(tmp_path, files, "2.csv", "b", "c", "1.csv", "features")
     reader = packed(tmp_path, files, features=("a",))
     assert reader.column("features")[:, 0].tolist() == [1, 4]
 
@@ -394,9 +366,8 @@ def test_columns_in_another_order_are_found_by_name(tmp_path: Path) -> None:
 def test_numbers_that_the_dtype_cannot_hold_are_named(tmp_path: Path) -> None:
     source = write(tmp_path, "a,big\n1,70000\n2,16777217\n")
 
-    assert_refused(
-        tmp_path, source, "column 'big' has numbers of 70000 to .*dtype='float32'", dtype="float16"
-    )
+    remedy = "dtype='float32'"
+    assert_refused(tmp_path, source, "t.csv", "'big'", "70000", remedy, dtype="float16")
     assert "float32 rounds whole numbers in big" in pack_tables(source, tmp_path / "out").notes[-1]
 
 
@@ -416,9 +387,7 @@ def test_numbers_that_are_too_large_for_the_dtype_of_like_are_named(tmp_path: Pa
     source = write(tmp_path, "a\n1\n1e6\n", "test.csv")
 
     like = tmp_path / "train"
-    assert_refused(
-        tmp_path, source, "line 3: column 'a' is more than float16 holds .1000000.0", like=like
-    )
+    assert_refused(tmp_path, source, "test.csv, line 3", "'a'", "float16", "1000000.0", like=like)
     rows = packed(tmp_path, source, like=like, on_error="skip").column("features")
     assert rows.tolist() == [[1]]
 
@@ -429,39 +398,37 @@ def test_a_column_of_too_many_texts_is_named(
     monkeypatch.setattr("packdata.tables.scan.MAX_CATEGORIES", 3)
     source = write(tmp_path, "id\n" + "".join(f"id-{i}\n" for i in range(5)))
 
-    assert_refused(
-        tmp_path, source, r"column 'id': it has more than 3 different texts.*drop=\['id'\]"
-    )
+    assert_refused(tmp_path, source, "t.csv", "'id'", "3", "drop=['id']")
 
 
 # ------------------------------------------------------------------------------ files
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "message"),
+    ("name", "data", "named"),
     [
-        ("t.csv", b"", "it is empty"),
-        ("t.csv", b"\n\n", "it is empty"),
-        ("t.csv", b"a,b\n", "it has no rows"),
-        ("t.csv", b"a;b\n1;2\n", "has one column, 'a;b'. Is it separated by ';'"),
-        ("t.csv", b"a,b\r1,2\r", "carriage returns alone"),
-        ("t.jsonl", b"", "it is empty"),
-        ("t.parquet", b"PAR1", "cannot be read as Parquet"),
-        ("t.feather", b"nothing", "cannot be read as Arrow"),
-        ("t.csv.gz", b"\x1f\x8b", "Decompress it"),
-        ("t.xls", b"", "are not tables"),
+        ("t.csv", b"", []),
+        ("t.csv", b"\n\n", []),
+        ("t.csv", b"a,b\n", []),
+        ("t.csv", b"a;b\n1;2\n", ["'a;b'", "';'"]),
+        ("t.csv", b"a,b\r1,2\r", ["tr "]),
+        ("t.jsonl", b"", []),
+        ("t.parquet", b"PAR1", ["Parquet"]),
+        ("t.feather", b"nothing", ["Arrow"]),
+        ("t.csv.gz", b"\x1f\x8b", ["Decompress"]),
+        ("t.xls", b"", [".xls", ".csv"]),
     ],
 )
 def test_files_that_are_no_tables_are_named(
-    tmp_path: Path, name: str, data: bytes, message: str
+    tmp_path: Path, name: str, data: bytes, named: list[str]
 ) -> None:
-    assert_refused(tmp_path, write(tmp_path, data, name), f"{name}: .*{message}")
+    assert_refused(tmp_path, write(tmp_path, data, name), name, *named)
 
 
 def test_paths_that_name_nothing_are_named(tmp_path: Path) -> None:
-    assert_refused(tmp_path, tmp_path / "none.csv", "none.csv: it cannot be read")
-    assert_refused(tmp_path, str(tmp_path / "*.csv"), "no file matches")
-    assert_refused(tmp_path, tmp_path, "the folder has no .csv")
+    assert_refused(tmp_path, tmp_path / "none.csv", "none.csv")
+    assert_refused(tmp_path, str(tmp_path / "*.csv"), "*.csv")
+    assert_refused(tmp_path, tmp_path, str(tmp_path), ".csv")
 
 
 def test_another_separator_can_be_named(tmp_path: Path) -> None:
@@ -471,21 +438,21 @@ def test_another_separator_can_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "named"),
     [
-        ('{"a": ', "it is not JSON"),
-        ("[1, 2]", r"not a JSON object but \[1, 2\]"),
-        ('{"a": "\udce9"}', "not UTF-8|not JSON"),
-        (r'{"a": "\ud800"}', r"half of a surrogate pair, '\\ud800'"),
-        ('{"a": 5, "a": 6}', "the key 'a' stands twice"),
-        ('{"b": {"x": 5, "x": 6}}', "the key 'x' stands twice"),
+        ('{"a": ', ""),
+        ("[1, 2]", "[1, 2]"),
+        ('{"a": "\udce9"}', ""),
+        (r'{"a": "\ud800"}', r"'\ud800'"),
+        ('{"a": 5, "a": 6}', "'a'"),
+        ('{"b": {"x": 5, "x": 6}}', "'x'"),
     ],
 )
-def test_lines_that_are_no_json_objects_are_named(tmp_path: Path, line: str, message: str) -> None:
+def test_lines_that_are_no_json_objects_are_named(tmp_path: Path, line: str, named: str) -> None:
     text = '{"a": 1}\n\n' + line + '\n{"a": 2}\n'
     source = write(tmp_path, text.encode(errors="surrogateescape"), "t.jsonl")
 
-    assert_refused(tmp_path, source, f"line 3: .*{message}")
+    assert_refused(tmp_path, source, "t.jsonl, line 3", named)
     reader = packed(tmp_path, source, on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [1, 2]
@@ -494,7 +461,7 @@ def test_lines_that_are_no_json_objects_are_named(tmp_path: Path, line: str, mes
 def test_text_among_numbers_of_json_is_named(tmp_path: Path) -> None:
     source = write(tmp_path, '{"a": 1, "b": 1}\n{"a": "x", "b": 2}\n{"b": 3}\n', "t.jsonl")
 
-    assert_refused(tmp_path, source, r"line 2: column 'a' has text \('x'\) among numbers")
+    assert_refused(tmp_path, source, "t.jsonl, line 2", "'a'", "'x'")
     reader = packed(tmp_path, source, categorical=("a",))
 
     assert reader.column("categories")[:, 0].tolist() == [1, 2, 0]
@@ -537,9 +504,8 @@ def test_keys_that_lines_lack_are_missing_values(tmp_path: Path) -> None:
 def test_columns_of_lists_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1], "b": [[1, 2]]}), tmp_path / "t.parquet")
 
-    assert_refused(
-        tmp_path, tmp_path / "t.parquet", r"t.parquet: column 'b': it holds list<.*drop=\['b'\]"
-    )
+    source = tmp_path / "t.parquet"
+    assert_refused(tmp_path, source, "t.parquet", "'b'", "list<", "drop=['b']")
     assert packed(tmp_path, tmp_path / "t.parquet", drop=("b",)).column("features").tolist() == [
         [1]
     ]
@@ -570,7 +536,7 @@ def test_nan_is_no_category(tmp_path: Path, dtype: Any) -> None:
     pq.write_table(pa.table({"a": values, "y": values}), tmp_path / "t.parquet")
     options: dict[str, Any] = {"target": ("y",), "categorical": ("a", "y")}
 
-    assert_refused(tmp_path, tmp_path / "t.parquet", "row 1: target 'y' has no value", **options)
+    assert_refused(tmp_path, tmp_path / "t.parquet", "t.parquet, row 1", "'y'", **options)
     reader = packed(tmp_path, tmp_path / "t.parquet", categorical=("a", "y"))
 
     field: Any = reader.schema.fields["categories"]
@@ -591,20 +557,21 @@ def test_a_file_that_changes_between_the_passes_is_noticed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "named"),
     [
-        ({"target": ("a",), "drop": ("a",)}, "cannot be both in target and in drop"),
-        ({"target": ("a", "a")}, "target names a column twice"),
-        ({"dates": "years"}, "dates must be one of days, parts"),
-        ({"missing": "zero"}, "missing must be one of"),
-        ({"dtype": "int8"}, "dtype must be one of"),
+        ({"target": ("a",), "drop": ("a",)}, ["a", "target", "drop"]),
+        ({"target": ("a", "a")}, ["a", "target"]),
+        ({"dates": "years"}, ["dates", "days", "parts", "'years'"]),
+        ({"missing": "zero"}, ["missing", "nan", "'zero'"]),
+        ({"dtype": "int8"}, ["dtype", "float32", "'int8'"]),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
-    tmp_path: Path, options: dict[str, Any], message: str
+    tmp_path: Path, options: dict[str, Any], named: list[str]
 ) -> None:
-    with pytest.raises(SchemaError, match=message):
+    with pytest.raises(SchemaError) as caught:
         pack_tables(write(tmp_path, "a,b\n1,2\n"), tmp_path / "out", **options)
+    assert [each for each in named if each not in str(caught.value)] == []
 
 
 def test_the_command_ends_with_what_happened(tmp_path: Path) -> None:

@@ -79,11 +79,11 @@ def test_lines_above_the_header_are_passed_over(tmp_path: Path, end: str) -> Non
 def test_names_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     source = write(tmp_path, "1,2\n3,4\n")
 
-    with pytest.raises(SourceError, match="line 1: its first row has 2 cells, and names gives 3"):
+    with pytest.raises(SourceError, check=At("t.csv, line 1")):
         plan_tables([source], names=("a", "b", "c"))
-    with pytest.raises(SchemaError, match="names gives 'a' to several columns"):
+    with pytest.raises(SchemaError):
         plan_tables([source], names=("a", "a"))
-    with pytest.raises(SourceError, match="it has no more than 9 lines"):
+    with pytest.raises(SourceError, check=At("t.csv")):
         plan_tables([source], skip_rows=9)
     with pytest.raises(ValueError, match="skip_rows must be at least 0"):
         plan_tables([source], skip_rows=-1)
@@ -346,9 +346,9 @@ def test_brackets_in_texts_are_not_nesting(tmp_path: Path) -> None:
 def test_utf16_is_named_as_what_it_is(tmp_path: Path, encoding: str, name: str) -> None:
     source = write(tmp_path, '{"a": 1}\n'.encode(encoding), name)
 
-    with pytest.raises(SourceError, match="iconv -f UTF-16") as caught:
+    with pytest.raises(SourceError, check=At(name)) as caught:
         plan_tables([source])
-    assert "LATIN1" not in str(caught.value)
+    assert "iconv -f UTF-16" in caught.value.hint
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "mac-roman", "latin-1"])

@@ -118,7 +118,6 @@ def test_a_column_of_another_type_than_that_of_like_is_named_with_it(
     for (name, values), on_error in product(REFUSED.items(), ["fail", "skip"]):
         source = write(tmp_path, values)
 
-        with pytest.raises(
-            (SourceError, PackError), match=f"t.feather: column 'v': it holds {name}"
-        ):
+        with pytest.raises((SourceError, PackError)) as caught:
             pack_tables(source, tmp_path / "out", like=tmp_path / "train", on_error=on_error)
+        assert all(each in str(caught.value) for each in ("t.feather", "'v'", name))

@@ -333,30 +333,31 @@ def test_text_that_is_not_utf8_is_refused_with_file_and_line(
     data = b"good\ngr\xfc\xdfe\nmore\n"
     source = write(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
 
-    with pytest.raises(SourceError, match=rf"{name}, line 2: it is not UTF-8: byte 0xfc"):
+    with pytest.raises(SourceError, check=At(f"{name}, line 2")):
         pack(source, tmp_path / "p", documents=how)
     assert not (tmp_path / "p").exists()
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "named"),
     [
-        (b'{"text": "a"', "line 2: it is not JSON"),
-        (b'["text"]', "line 2: it is not a JSON object"),
-        (b'{"body": "a"}', r"line 2: it has no 'text'; it has \['body'\]"),
-        (b'{"text": null}', "line 2: 'text' is null"),
-        (b'{"text": 5}', "line 2: 'text' is a int"),
-        (b'{"text": "\\ud800"}', "line 2: .*holds half of a surrogate pair"),
-        (b'{"text": "\xff"}', "line 2: it is not UTF-8"),
+        (b'{"text": "a"', ""),
+        (b'["text"]', '["text"]'),
+        (b'{"body": "a"}', "'body'"),
+        (b'{"text": null}', "'text'"),
+        (b'{"text": 5}', "int"),
+        (b'{"text": "\\ud800"}', "\\ud800"),
+        (b'{"text": "\xff"}', "0xff"),
     ],
 )
 def test_lines_that_are_not_json_with_a_text_are_refused_with_their_number(
-    tmp_path: Path, line: bytes, what: str
+    tmp_path: Path, line: bytes, named: str
 ) -> None:
     source = write(tmp_path / "a.jsonl", b'{"text": "ok"}\n' + line + b'\n{"text": "ok"}\n')
 
-    with pytest.raises(SourceError, match=what):
+    with pytest.raises(SourceError, check=At("a.jsonl, line 2")) as caught:
         pack(source, tmp_path / "p")
+    assert named in caught.value.what
 
 
 def test_json_lines_are_read_with_escapes_blank_lines_and_other_keys(tmp_path: Path) -> None:
@@ -463,7 +464,7 @@ def test_truncated_archives_are_refused(tmp_path: Path) -> None:
     data = np.random.default_rng(0).bytes(50_000).hex().encode()
     for name, packed in (("a.txt.gz", gzip.compress(data)), ("a.txt.zst", compress(data, "zst"))):
         source = write(tmp_path / name, packed[: len(packed) // 2])
-        with pytest.raises(SourceError, match="Is it complete"):
+        with pytest.raises(SourceError, check=At(name)):
             pack(source, tmp_path / "p")
 
 
@@ -486,15 +487,15 @@ def test_files_of_other_kinds_are_refused_with_what_to_do(
 def test_sources_that_are_missing_or_mixed_or_given_twice_are_refused(tmp_path: Path) -> None:
     text, ids = write(tmp_path / "a.txt", "a"), write(tmp_path / "b.bin", b"\0\0")
 
-    with pytest.raises(SourceError, match="no such file"):
+    with pytest.raises(SourceError, check=At("c.txt")):
         plan_tokens(tmp_path / "c.txt")
-    with pytest.raises(SourceError, match="1 file of text and 1 of ids"):
+    with pytest.raises(SourceError, check=At(text)):
         plan_tokens([text, ids])
-    with pytest.raises(SourceError, match="more than once"):
+    with pytest.raises(SourceError, check=At(text)):
         plan_tokens([text, text])
-    with pytest.raises(SourceError, match=r"holds \.png but no text"):
+    with pytest.raises(SourceError, check=At("only")):
         plan_tokens(write(tmp_path / "only/a.png", b"").parent)
-    with pytest.raises(SourceError, match="packed dataset already"):
+    with pytest.raises(SourceError, check=At("p")):
         plan_tokens(pack(text, tmp_path / "p"))
     (matched,) = list_files([tmp_path / "*.txt"]).files
     assert matched.path == text
@@ -549,41 +550,25 @@ def test_an_index_with_modes_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "what"),
-    [
-        ({"more": b"\1\0"}, r"lists 10 ids of 2 bytes, a\.bin has 22 bytes.*Are they a pair"),
-        ({"keep": 60}, "its header .5 sequences. takes"),
-        ({"keep": 5}, "does not begin as an index"),
-        ({"version": 2}, "version 2"),
-        ({"code": 6}, "type 6"),
-    ],
+    "changed", [{"more": b"\1\0"}, {"keep": 60}, {"keep": 5}, {"version": 2}, {"code": 6}]
 )
 def test_an_index_that_does_not_fit_its_bin_is_refused(
-    tmp_path: Path, changed: dict[str, Any], what: str
+    tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     write_pair(tmp_path / "a", PARTS, **changed)
 
-    with pytest.raises(SourceError, match=what):
+    with pytest.raises(SourceError, check=At("a.idx")):
         pack(tmp_path / "a.bin", tmp_path / "p")
 
 
-@pytest.mark.parametrize(
-    ("at", "value", "what"),
-    [
-        (34, 9, "do not follow each other"),
-        (34 + 20, 8, "do not follow each other"),
-        (34 + 60, 1, "not made of its sequences"),
-    ],
-)
-def test_an_index_that_contradicts_itself_is_refused(
-    tmp_path: Path, at: int, value: int, what: str
-) -> None:
+@pytest.mark.parametrize(("at", "value"), [(34, 9), (34 + 20, 8), (34 + 60, 1)])
+def test_an_index_that_contradicts_itself_is_refused(tmp_path: Path, at: int, value: int) -> None:
     write_pair(tmp_path / "a", PARTS)
     data = bytearray((tmp_path / "a.idx").read_bytes())
     data[at] = value
     (tmp_path / "a.idx").write_bytes(data)
 
-    with pytest.raises(SourceError, match=what):
+    with pytest.raises(SourceError, check=At("a.idx")):
         pack(tmp_path / "a.bin", tmp_path / "p")
 
 
@@ -623,13 +608,13 @@ def test_rows_of_a_matrix_are_documents_in_either_memory_order(tmp_path: Path, o
 
 
 def test_arrays_that_are_no_ids_are_refused(tmp_path: Path) -> None:
-    for name, array, what in (
-        ("objects", np.array([[1], "a"], object), "Arrays of objects are pickles"),
-        ("floats", np.zeros(3), "holds float64"),
-        ("cube", np.zeros((2, 2, 2), np.int32), r"shape \(2, 2, 2\)"),
+    for name, array in (
+        ("objects", np.array([[1], "a"], object)),
+        ("floats", np.zeros(3)),
+        ("cube", np.zeros((2, 2, 2), np.int32)),
     ):
         np.save(tmp_path / f"{name}.npy", array, allow_pickle=True)
-        with pytest.raises(SourceError, match=what):
+        with pytest.raises(SourceError, check=At(f"{name}.npy")):
             pack(tmp_path / f"{name}.npy", tmp_path / "p")
     write(tmp_path / "cut.npy", b"\x93NUMPY\1\0")
     with pytest.raises(SourceError, check=At("cut.npy")):
@@ -710,14 +695,14 @@ def test_an_end_of_document_can_be_an_id_of_its_own_behind_the_bytes(tmp_path: P
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     text, ids = write(tmp_path / "a.txt", "a"), write(tmp_path / "b.bin", b"\0\0")
     cases: tuple[tuple[Path, dict[str, Any], str], ...] = (
-        (text, {"vocab_size": 5}, "vocab_size is for ids"),
-        (ids, {"train_bpe": 500}, "train_bpe is for text"),
-        (ids, {"eod": 7, "vocab_size": 5}, "eod must be an id below 5"),
-        (text, {"eod": 257}, r"eod must be a byte \(0 to 255\) or 256, an id .*, got 257"),
-        (text, {"train_bpe": 100}, "at least 257 ids"),
+        (text, {"vocab_size": 5}, "vocab_size"),
+        (ids, {"train_bpe": 500}, "train_bpe"),
+        (ids, {"eod": 7, "vocab_size": 5}, "7"),
+        (text, {"eod": 257}, "257"),
+        (text, {"train_bpe": 100}, "100"),
     )
-    for source, options, what in cases:
-        with pytest.raises(ValueError, match=what):
+    for source, options, named in cases:
+        with pytest.raises(ValueError, match=named):
             plan_tokens(source, TokenOptions(**options))
     wrong: tuple[dict[str, Any], ...] = (
         {"val_share": 1.0},
@@ -728,7 +713,7 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         {"vocab_size": 0},
     )
     for bad in wrong:
-        with pytest.raises(ValueError, match=r"must be|leave out"):
+        with pytest.raises(ValueError, match=next(iter(bad))):
             TokenOptions(**bad)
 
 
