@@ -30,7 +30,6 @@ from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, ColumnPlan, Ta
 from packdata.tables.columns import check_names, plan_columns, rejects_rows
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.files import FOLDER, list_tables, open_tables
-from packdata.tables.frame import FrameTable, is_frame
 from packdata.tables.kept import TableReader
 from packdata.tables.like import OPTIONS, TARGETS, missing_values_of, plan_like
 from packdata.tables.notes import header_notes
@@ -40,6 +39,7 @@ from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import Scanner
 from packdata.tables.shares import joined_scan, scan_to_json
 from packdata.tables.values import in_words
+from packdata.tables.typed import FrameTable, is_frame
 from packdata.wording import in_python, names_in_option, speaks_python
 
 if TYPE_CHECKING:
