@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from loaders.checks import as_list
@@ -253,9 +254,11 @@ class DelimitedFile:
                 odd += numbers
         if odd:
             odd = list(dict.fromkeys(odd))
-            texts = without_words(self._parse(data, odd, {}, len(data) + 1), self._missing)
+            again = self._parsed(data, odd, {}, len(data) + 1)
+            assert again is not None  # all rows were read before
+            again = without_words(again, self._missing)
             for name in odd:
-                table = table.set_column(table.column_names.index(name), name, texts[name])
+                table = table.set_column(table.column_names.index(name), name, again[name])
         return table
 
     def _parsed(
@@ -267,37 +270,23 @@ class DelimitedFile:
         words: Sequence[str] = NO_VALUES,
     ) -> pa.Table | None:
         """Let Arrow parse; None where it refuses a row or value."""
+        if b"\r" in data and b'"' in data:
+            block = len(data) + 1  # between blocks, Arrow loses the end of "\r\n" in a cell
+        unlike = [name if name in names else f"{i}\0" for i, name in enumerate(self.columns)]
+        reading = pa.csv.ReadOptions(
+            use_threads=False, block_size=block or _PARSED_BYTES, column_names=unlike
+        )
+        parsing = pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
+        converting = pa.csv.ConvertOptions(
+            column_types={**dict.fromkeys(names, _WORDS), **types},
+            include_columns=names,
+            null_values=["", *words, *self._missing],
+            strings_can_be_null=False,  # NA is a country, and Null a name
+        )
         try:
-            return self._parse(data, names, types, block, words)
+            table = pa.csv.read_csv(pa.BufferReader(data), reading, parsing, converting)
         except pa.ArrowInvalid:
             return None
-
-    def _parse(
-        self,
-        data: bytes,
-        names: list[str],
-        types: Mapping[str, pa.DataType],
-        block: int | None = None,
-        words: Sequence[str] = NO_VALUES,
-    ) -> pa.Table:
-        if (
-            b"\r" in data and b'"' in data
-        ):  # between blocks, Arrow loses the end of "\r\n" in a cell
-            block = len(data) + 1
-        unlike = [name if name in names else f"{i}\0" for i, name in enumerate(self.columns)]
-        table = pa.csv.read_csv(
-            pa.BufferReader(data),
-            read_options=pa.csv.ReadOptions(
-                use_threads=False, block_size=block or _PARSED_BYTES, column_names=unlike
-            ),
-            parse_options=pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-            convert_options=pa.csv.ConvertOptions(
-                column_types={**dict.fromkeys(names, _WORDS), **types},
-                include_columns=names,
-                null_values=["", *words, *self._missing],
-                strings_can_be_null=False,  # NA is a country, and Null a name
-            ),
-        )
         return table.unify_dictionaries().combine_chunks()
 
     def _by_hand(self, data: bytes, first_line: int, names: list[str]) -> TableRows:
@@ -363,23 +352,15 @@ def type_of_texts(column: pa.ChunkedArray) -> pa.DataType | None:
     groups = {GROUPS[code] for code in groups_of_texts(words)} - {None}
     if groups == {"number"}:
         return pa.float64()
-    if groups != {"date"}:
-        return None
     zoned = are_zoned(words)
-    return (
-        pa.timestamp("us", "UTC" if zoned.all() else None)
-        if zoned.all() or not zoned.any()
-        else None
-    )
+    if groups != {"date"} or (zoned.any() and not zoned.all()):
+        return None
+    return pa.timestamp("us", "UTC" if zoned.all() else None)
 
 
 def _has_nan(column: pa.ChunkedArray) -> bool:
     """Tell whether a number is none, as where ``nan`` stands in other letters than any list has, or in blanks."""
-    if not pa.types.is_floating(column.type):
-        return False
-    return any(
-        np.isnan(chunk.drop_null().to_numpy(zero_copy_only=False)).any() for chunk in column.chunks
-    )
+    return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
 
 
 def _count_zeros(data: bytes, delimiter: str) -> int:

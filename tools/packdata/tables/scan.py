@@ -348,15 +348,10 @@ class _Look:
         if empty >= 0:
             counts[empty] = 0
         self.scan.num_missing = len(coded) - int(counts.sum())
-        used = np.flatnonzero(counts)
-        words = coded.dictionary
-        self.scan.words.add(
-            *(
-                (words, counts)
-                if len(used) == len(words)
-                else (words.take(pa.array(used)), counts[used])
-            )
-        )
+        used, words, known = np.flatnonzero(counts), coded.dictionary, counts
+        if len(used) < len(words):
+            words, known = words.take(pa.array(used)), counts[used]
+        self.scan.words.add(words, known)
         return counts
 
     def _look_at_texts(self, coded: pa.DictionaryArray, guesses: frozenset[str]) -> pa.Array:
