@@ -269,19 +269,15 @@ class Where:
 
     def _kind(self, node: ast.expr) -> Literal["number", "text"] | None:
         """Return what kind of value it has; None for several, for categories and for what is either."""
-        match node:
-            case ast.Constant(value=str()):
-                return "text"
-            case ast.Constant(value=int() | float()) | ast.UnaryOp(op=ast.USub()):
-                return "number"
-            case ast.Name(id=name):
-                field = self._fields.get(name)
-                if isinstance(field, Text):
-                    return "text"
-                is_number = isinstance(field, Array | Features)
-                is_number |= isinstance(field, Label) and field.classes is None
-                return "number" if is_number else None
-        return None
+        if not isinstance(node, ast.Name):
+            kind = _literal_kind(node)
+            return None if kind == "several" else kind
+        field = self._fields.get(node.id)
+        if isinstance(field, Text):
+            return "text"
+        is_number = isinstance(field, Array | Features)
+        is_number |= isinstance(field, Label) and field.classes is None
+        return "number" if is_number else None
 
     def _check_several(self, one: ast.expr, op: ast.cmpop, other: ast.expr) -> None:
         """Refuse to compare a multi-label with one class, or to look for it among classes: that is never true."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from loaders.data.formats import write_shard
@@ -38,8 +38,9 @@ def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> S
 
 def _lack_of_room(path: Path, nbytes: int) -> int | None:
     """Return the error number of a disk that is full, or of a file that may not grow; None if it is neither."""
-    if _is_full(path.parent, nbytes):
-        return errno.ENOSPC
+    with suppress(OSError):
+        if shutil.disk_usage(path.parent).free < nbytes:
+            return errno.ENOSPC
     try:
         import resource
     except ImportError:  # Windows
@@ -47,14 +48,6 @@ def _lack_of_room(path: Path, nbytes: int) -> int | None:
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     reached = most != resource.RLIM_INFINITY and path.exists() and path.stat().st_size >= most
     return errno.EFBIG if reached else None
-
-
-def _is_full(folder: Path, nbytes: int) -> bool:
-    """Tell whether a disk has less room than that."""
-    try:
-        return shutil.disk_usage(folder).free < nbytes
-    except OSError:
-        return False
 
 
 @contextmanager

@@ -235,11 +235,10 @@ def digest_of(plan: Mapping[str, str]) -> str:
 
 def is_made(dst: Path, folders: Sequence[str], digest: str) -> bool:
     """Tell whether the datasets are there as the plan of this hash has made them."""
-    return all(_is_made(dst / folder, digest) for folder in folders)
-
-
-def _is_made(folder: Path, digest: str) -> bool:
-    there = dataset_at(folder)
-    if there is None or there.provenance.get(PLAN) != digest:
-        return False
-    return all(size_of(folder / shard.file) == shard.size_bytes for shard in there.shards)
+    for folder in folders:
+        there = dataset_at(dst / folder)
+        if there is None or there.provenance.get(PLAN) != digest:
+            return False
+        if any(size_of(dst / folder / each.file) != each.size_bytes for each in there.shards):
+            return False
+    return True
