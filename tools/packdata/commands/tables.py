@@ -74,9 +74,7 @@ def run(args: argparse.Namespace) -> int:
     def make_plan() -> Planned:
         progress, share = Meter("read", "rows"), share_of(args)
         if share is not None and args.like is None:
-            own = {
-                name: value for name, value in options.items() if name not in ("like", "keeps")
-            }
+            own = {name: value for name, value in options.items() if name not in ("like", "keeps")}
             return plan_share(args.src, share, progress=progress, **own)
         first_pass = FirstPass(args.plan, is_part=args.part is not None)
         return plan_tables(args.src, progress=progress, first_pass=first_pass, **options)

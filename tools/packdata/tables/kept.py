@@ -47,7 +47,11 @@ class TableReader:
     ) -> Iterator[TableRows]:
         """Read columns of a part; see ``TableFile.read``."""
         kept = self._parts.get(part)
-        if columns is None or kept is None or not all(_fits(kept, n, kinds.get(n)) for n in columns):
+        if (
+            columns is None
+            or kept is None
+            or not all(_fits(kept, n, kinds.get(n)) for n in columns)
+        ):
             yield from self.files[part.file].read(part, columns, kinds)
         else:
             yield replace(kept, table=kept.table.select([*columns]))

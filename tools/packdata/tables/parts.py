@@ -36,7 +36,9 @@ class FilePart(NamedTuple):
     file: int  # number of the file
     start: int  # where it begins: an offset in bytes, or the number of a row group or batch
     stop: int  # where it ends: an offset in bytes, or a row
-    line: int  # number of its first line, from 1; of its first row, from 0, where there are no lines
+    line: (
+        int  # number of its first line, from 1; of its first row, from 0, where there are no lines
+    )
 
 
 @dataclass(frozen=True, slots=True)

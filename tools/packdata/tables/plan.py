@@ -38,8 +38,8 @@ from packdata.tables.parts import FilePart
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import Scanner
 from packdata.tables.shares import joined_scan, scan_to_json
-from packdata.tables.values import in_words
 from packdata.tables.typed import FrameTable, is_frame
+from packdata.tables.values import in_words
 from packdata.wording import in_python, names_in_option, speaks_python
 
 if TYPE_CHECKING:
@@ -91,7 +91,9 @@ class TablesPlan:
         rows = self.recipe.num_samples
         count = "rows" if rows is None else counted(rows, "row")
         files = counted(len(self.recipe.reader.files), "file")
-        return "\n".join([f"{count} in {files}:", *self.recipe.columns.lines(), *self._source_notes()])
+        return "\n".join(
+            [f"{count} in {files}:", *self.recipe.columns.lines(), *self._source_notes()]
+        )
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the columns, and once they are packed of their values."""
@@ -330,7 +332,9 @@ def _learned(scanner: Scanner, options: TableOptions, found: Scan) -> _Learned:
     """Return what was found of all rows, which are read again where that takes it."""
     files, skips = scanner.reader.files, scanner.on_error == "skip"
     first = files[0].path
-    if codes := _codes(found, scanner.kinds):  # once more: parts without zeros were read as numbers
+    if codes := _codes(
+        found, scanner.kinds
+    ):  # once more: parts without zeros were read as numbers
         again = replace(scanner, kinds={**scanner.kinds, **dict.fromkeys(codes, "text")}).scan()
         for name in codes:
             again.columns[name].first["code"] = found.columns[name].first["code"]

@@ -171,9 +171,7 @@ class TablesRecipe(Recipe):
             arrays[target.field] = self._target(target, table)
         return arrays, counted, table.wrong
 
-    def _features(
-        self, table: _Table, counted: dict[str, Flags]
-    ) -> tuple[Matrix, Flags]:
+    def _features(self, table: _Table, counted: dict[str, Flags]) -> tuple[Matrix, Flags]:
         features = self.columns.features
         assert features is not None
         rows = np.empty((len(features.columns), len(table)), features.dtype)  # turned at once

@@ -54,7 +54,9 @@ _FEW_WORDS = 1 << 16
 class Seen(NamedTuple):
     """Where a value was seen first."""
 
-    tell: Callable[[], tuple[str, str]]  # how it looks, and its file and line or row: found when somebody asks
+    tell: Callable[
+        [], tuple[str, str]
+    ]  # how it looks, and its file and line or row: found when somebody asks
 
     @property
     def shown(self) -> str:
