@@ -33,7 +33,7 @@ from loaders import DataLoader, ShardDataset
 from loaders.remote import origin
 from loaders.schema import Array
 from packdata.packed.remote import clear_cache, fetch
-from packdata.packing.upload import upload
+from packdata.packed.sent import upload
 
 sys.path.insert(0, str(ROOT))
 from tests.remote import servers

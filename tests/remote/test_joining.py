@@ -20,8 +20,9 @@ from packdata.cli import main
 from packdata.packed import sent
 from packdata.packed.combine import extend, merge
 from packdata.packed.edit import copy_dataset
+from packdata.packed.sent import upload
 from packdata.packing import upload as upload_module
-from packdata.packing.upload import put_shards, upload
+from packdata.packing.upload import put_shards
 from packdata.tables import pack_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.recipes import contents

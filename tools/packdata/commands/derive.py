@@ -34,10 +34,9 @@ from packdata.packed.combine import extend, merge
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.joined_columns import KINDS
 from packdata.packed.partition import parse_parts, split
-from packdata.packed.remote import as_folder
 from packdata.packed.rewrite import format_of
+from packdata.packed.sent import upload
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
-from packdata.packing.upload import upload
 from packdata.tokens.stream import has_tokens
 
 if TYPE_CHECKING:
@@ -99,10 +98,8 @@ def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note)
     """Send a dataset as it is, or what is made of it."""
     is_same = options == CopyOptions() and args.shard_size == DEFAULT_SHARD_BYTES
     if is_same and args.format in (None, format_of(open_view(args.src))):
-        with as_folder(args.src) as folder:
-            total = read_manifest(folder).size_bytes
-            with Meter("sending", "bytes", total) as meter:
-                return upload(folder, url, overwrite=args.overwrite, tick=meter.tick, note=note)
+        with Meter("sending", "bytes", read_manifest(args.src).size_bytes) as meter:
+            return upload(args.src, url, overwrite=args.overwrite, tick=meter.tick, note=note)
     return _write_copy(args, url, options, note)
 
 

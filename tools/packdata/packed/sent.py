@@ -12,10 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
+from loaders.data.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    manifest_bytes,
+    parse_manifest,
+    read_manifest,
+)
 from loaders.data.view import open_view
 from loaders.errors import PackError
-from loaders.remote.origin import origin_of
+from loaders.remote.origin import origin_of, target_at
 from packdata.packed.remote import as_folder
 from packdata.packing.links import file_beside, file_fault
 from packdata.packing.provenance import PLAN
@@ -35,6 +41,37 @@ if TYPE_CHECKING:
 MADE = "the same command made it earlier; nothing was written"
 TWIN = "the same command made it meanwhile"
 FINISHED = "the same command was killed when it had made it; it was finished"
+
+
+def upload(
+    folder: Path,
+    url: Path | str,
+    *,
+    overwrite: bool = False,
+    tick: Callable[[int], object] = int,
+    note: Callable[[str], object] = str,
+) -> Manifest:
+    """Send a packed dataset to a URL as it is; if it is killed, the same call continues. See ``Sending``.
+
+    Args:
+        folder: The dataset.
+        url: Where it is to be.
+        overwrite: Replace the manifest of another dataset there; its shards stay.
+        tick: Called with the bytes of each shard when it is there, on another thread.
+        note: Called with what deserves a look.
+
+    Returns:
+        The manifest at the URL: that of the folder, with other names of shards.
+
+    Raises:
+        PackError: Another dataset is there, or was put there meanwhile.
+        ChecksumError: A shard is damaged.
+        RemoteError: The store does not answer, or refuses.
+    """
+    manifest = read_manifest(folder)
+    named = replace(manifest, shards=tuple(map(stored_info, manifest.shards)))
+    sending = Sending(target_at(url), [open_view(folder, "never")], {}, tick, note)
+    return sending.publish(named, overwrite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +104,18 @@ class Sending:
             RemoteError: The store does not answer, or refuses.
         """
         about = {**provenance, PLAN: digest_of(self.plan)}
-        schema = self.views[0].schema
-        manifest = Manifest(schema, tuple(self._infos(0)), about)
+        return self.publish(
+            Manifest(self.views[0].schema, tuple(self._infos(0)), about), overwrite
+        )
+
+    def publish(self, manifest: Manifest, overwrite: bool) -> Manifest:
+        """Put the datasets at the URL as this manifest lists them; raises what ``merge`` does."""
         seen = seen_at(self._origin, "", manifest, overwrite=overwrite)
         if seen is None:
             self.note(f"{self.url}: {MADE}")
             return manifest
         self._send(manifest.shards)
-        for name, digest in schema.files.items():
+        for name, digest in manifest.schema.files.items():
             file = file_beside(self.views[0].path, name)
             if (what := file_fault(file, digest)) is not None:
                 raise PackError(f"its file {name} cannot be sent: {what}", self.views[0].path)

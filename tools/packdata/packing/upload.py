@@ -18,15 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from loaders.data.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    manifest_bytes,
-    parse_manifest,
-    read_manifest,
-)
+from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
 from loaders.errors import PackError, RemoteError
-from loaders.remote.origin import origin_of
 from packdata.packing.settings import OVERWRITE
 
 if TYPE_CHECKING:
@@ -44,43 +37,6 @@ _PROBE_NAME = f"{MANIFEST_NAME}.probe"
 _IGNORES = (
     "the store ignores conditions on writes: do not publish there from two places at one time"
 )
-
-
-def upload(
-    folder: Path,
-    url: Path | str,
-    *,
-    overwrite: bool = False,
-    tick: Tick = int,
-    note: Note = str,
-) -> Manifest:
-    """Send a packed dataset to a URL; if it is killed, the same call continues.
-
-    Args:
-        folder: The dataset.
-        url: Where it is to be.
-        overwrite: Replace the manifest of another dataset there; its shards stay.
-        tick: Called with the bytes of each shard when it is there, on another thread.
-        note: Called with what deserves a look.
-
-    Returns:
-        The manifest at the URL: that of the folder, with other names of shards.
-
-    Raises:
-        PackError: Another dataset is there, or was put there meanwhile.
-        ChecksumError: A shard is damaged.
-        RemoteError: The store does not answer, or refuses.
-    """
-    origin, manifest = origin_of(url), read_manifest(folder)
-    published = replace(manifest, shards=tuple(map(stored_info, manifest.shards)))
-    seen = seen_at(origin, "", published, overwrite=overwrite)
-    places = [folder / shard.file for shard in manifest.shards]
-    put_shards(origin, "", list(zip(places, published.shards, strict=True)), tick)
-    for name in manifest.schema.files:
-        origin.put(name, folder / name)
-    if seen is not None:
-        publish_at(origin, "", published, seen, note)
-    return published
 
 
 def put_shards(
