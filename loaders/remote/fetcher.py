@@ -235,7 +235,7 @@ class Fetcher:
             case "end-uploads":
                 return {"ended": await source.end_uploads()}
             case "delete":
-                await remove(source, message["name"])
+                await remove(source, message["names"])
                 return {}
             case "shard":
                 file = File(message["file"], message["size"], message["hash"])

@@ -189,9 +189,10 @@ class Origin:
         """
         return self.client.ask({"op": "probe", "name": name})
 
-    def delete(self, name: str) -> None:
-        """Delete an object; one that is not there is no error."""
-        self.client.ask({"op": "delete", "name": name})
+    def delete(self, *names: str) -> None:
+        """Delete objects; those that are not there are no error."""
+        if names:
+            self.client.ask({"op": "delete", "names": names})
 
     def end_uploads(self) -> int:
         """Abort unfinished uploads below the URL; return how many.

@@ -29,7 +29,7 @@ from loaders.remote.url import KINDS, OBSTORE_SCHEMES
 from loaders.remote.wire import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from loaders.remote.url import URL
 
@@ -45,6 +45,7 @@ _RETRY_OPTIONS = ("max_retries", "retry_timeout")
 _PAGE, _LISTED = 1_000, 20_000  # objects of a listing: asked for, and given, at a time
 PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
 _PUTS_AT_ONCE = 4  # of one object
+_DELETES_AT_ONCE = 64
 Buffer = Any  # what has the buffer protocol
 T = TypeVar("T")
 
@@ -92,8 +93,8 @@ class Objects(Protocol):
     async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
         """Write an object; if ``only`` is given, in place of just that one (``NOTHING``: none), or return False."""
 
-    async def delete(self, name: str) -> None:
-        """Delete an object."""
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete those of some objects that are there."""
 
 
 class ObstoreObjects:
@@ -103,12 +104,16 @@ class ObstoreObjects:
         store: Of obstore.
         kind: Of store.
         is_keyless: Only a metadata service can give credentials.
+        open_bulk: Opens the same store to delete a thousand objects by a request, without retries.
     """
 
-    def __init__(self, store: Any, kind: str, is_keyless: bool) -> None:
+    def __init__(
+        self, store: Any, kind: str, is_keyless: bool, open_bulk: Callable[[], Any] | None
+    ) -> None:
         import obstore
 
         self._store, self._api, self._kind, self._is_keyless = store, obstore, kind, is_keyless
+        self._open_bulk = open_bulk
         self._streams: dict[tuple[str, str], Any] = {}  # listings that go on, by the last name
 
     async def _run(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -185,9 +190,34 @@ class ObstoreObjects:
             return False
         return True
 
-    async def delete(self, name: str) -> None:
-        """Delete an object."""
-        await self._run(lambda: self._api.delete_async(self._store, name))
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete those of some objects that are there."""
+        if self._open_bulk is not None and len(names) > 1:
+            try:
+                await self._api.delete_async(self._open_bulk(), names)
+            except (
+                Exception
+            ):  # it does not know such requests, or refuses one of them: which, is told below
+                self._open_bulk = None
+            else:
+                return
+        await _delete_each(
+            names, lambda name: self._run(lambda: self._api.delete_async(self._store, name))
+        )
+
+
+async def _delete_each(names: Sequence[str], delete: Callable[[str], Awaitable[None]]) -> None:
+    limit = asyncio.Semaphore(_DELETES_AT_ONCE)
+
+    async def one(name: str) -> None:
+        async with limit:
+            try:
+                await delete(name)
+            except StoreFault as fault:
+                if fault.kind != "missing":
+                    raise
+
+    await asyncio.gather(*map(one, names))
 
 
 def mark_of(etag: str | None, written: object = None) -> int:
@@ -302,8 +332,11 @@ class FsspecObjects:
             await self._run(self._files.pipe_file, path, bytes(data))
         return True
 
-    async def delete(self, name: str) -> None:
-        """Delete an object."""
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete those of some objects that are there."""
+        await _delete_each(names, self._delete)
+
+    async def _delete(self, name: str) -> None:
         await self._run(self._files.rm_file, self._path(name))
         folder = name.rpartition("/")[0]
         if folder and "file" in self._files.protocol:  # which keeps folders of no objects
@@ -421,11 +454,13 @@ def _opened(
         },
     }
     more: dict[str, Any] = {}
+    has_bulk = False
     if kind == "s3":
         profile = options.pop("profile", None)
         if not {"region", "default_region"} & set(options):
             options["region"] = "us-east-1"
-        options.setdefault("disable_bulk_delete", True)  # which other servers do not know
+        has_bulk = "disable_bulk_delete" not in options
+        options.setdefault("disable_bulk_delete", True)  # other servers do not know it
         if profile or not has_credentials("s3", options):
             more["credential_provider"] = ProfileCredentials(profile, environment)
     if kind == "gs" and "endpoint" in options:
@@ -443,4 +478,10 @@ def _opened(
     except Exception as error:
         hint = WAYS["az"] if "Account must be" in str(error) else "See storage= of ShardDataset"
         raise StoreFault("unusable", str(error).partition("\n")[0], hint) from None
-    return ObstoreObjects(store, kind, is_keyless)
+
+    def open_bulk() -> Any:
+        how = {**more, "config": more["config"] | {"disable_bulk_delete": "false"}}
+        once = retry | {"max_retries": 0}
+        return from_url(place, client_options=client, retry_config=once, **how)
+
+    return ObstoreObjects(store, kind, is_keyless, open_bulk if has_bulk else None)

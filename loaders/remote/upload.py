@@ -41,13 +41,12 @@ async def put(source: ServedURL, message: dict[str, Any]) -> dict[str, Any]:
         raise RemoteError(what, path, "Its fetcher may run in another container") from None
 
 
-async def remove(source: ServedURL, name: str) -> None:
-    """Delete an object; one that is not there is no error."""
+async def remove(source: ServedURL, names: list[str]) -> None:
+    """Delete objects; those that are not there are no error."""
     try:
-        await source.again(lambda: source.objects.delete(name))
+        await source.again(lambda: source.objects.delete(names))
     except StoreFault as fault:
-        if fault.kind != "missing":
-            raise source.refused("deleted", name, fault) from None
+        raise source.refused("deleted", "" if names[1:] else names[0], fault) from None
 
 
 async def _put_shard(source: ServedURL, name: str, path: Path, size: int, digest: str) -> int:

@@ -204,6 +204,25 @@ def test_parts_are_joined_to_what_a_folder_gets_by_few_requests(
     assert_same(store, tmp_path / "local")
 
 
+def test_records_that_are_left_when_the_dataset_is_there_are_deleted(
+    photos: Path, store: Store, tmp_path: Path
+) -> None:
+    """As of a finish that is killed while it deletes them."""
+    for i in range(3):
+        pack(photos, part=f"{i}/3")
+        pack(photos, tmp_path / "local", part=f"{i}/3")
+    finish(tmp_path / "local")
+    shutil.copytree(store.root / "out/packed/.parts", tmp_path / "records")
+    finish(OUT)
+    for name in ("part-00000-of-00003", "part-00002-of-00003"):
+        (store.root / "out/packed/.parts").mkdir(exist_ok=True)
+        shutil.copy(tmp_path / "records" / name, store.root / "out/packed/.parts")
+
+    assert not finish(OUT).datasets
+
+    assert_same(store, tmp_path / "local")
+
+
 def test_one_part_makes_what_the_plain_command_makes(photos: Path, store: Store) -> None:
     pack(photos)
     pack(photos, "s3://out/parts", part="0/1")

@@ -16,12 +16,11 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import Manifest
-from loaders.errors import PackError, RemoteError
+from loaders.errors import PackError, RemoteError, SourceError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL
 from loaders.schema import Schema
@@ -63,6 +62,7 @@ from packdata.parts.joining import (
     whole,
 )
 from packdata.parts.part import Part
+from packdata.sources.objects import RemoteFile, fetched_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from loaders.data.manifest import ShardInfo
     from loaders.remote.origin import Origin
 
-_THREADS = 16  # requests to the store at a time
 _TRIES = 3
 _SHARD = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+")
 
@@ -126,7 +125,7 @@ class StoredPart(PartPlace[URL]):
         others = [found.path for found in _found(self._origin) if found.of != self.part.of]
         if self.check_others(others):
             self.remove()
-        _delete(self._origin, [f"{PARTS_NAME}/{path.name}" for path in others])
+        self._origin.delete(*(f"{PARTS_NAME}/{path.name}" for path in others))
 
     def sending(self) -> ShardSender:
         """Return what sends shards when they are finished."""
@@ -256,7 +255,7 @@ def _note_deleted(origin: Origin, summary: Summary) -> Summary:
         names = [entry.name for entry in origin.in_folder(folder)[0]]
         shards = [name for name in names if _SHARD.fullmatch(name.rpartition("/")[2])]
         old += [name for name in shards if name not in named]
-    _delete(origin, old)
+    origin.delete(*old)
     deleted = f"{counted(len(old), 'shard')} that no manifest names deleted"
     try:
         ended = f"{counted(origin.end_uploads(), 'unfinished upload')} ended"
@@ -272,17 +271,15 @@ def _all_parts(origin: Origin) -> list[Complete]:
     found = found_parts(origin.url / PARTS_NAME, by_name)
     if not found:
         return []
-    wanted = [by_name[each.path.name] for each in found]
-    got = origin.objects([(entry, 0, entry.size) for entry in wanted])
-    complete = {
-        each.number: _complete(bytes(data), each.path)
-        for each, data in zip(found, got, strict=True)
-        if not isinstance(data, str)
-    }
-    if len(complete) < len(found):
-        raise _Gone(
-            "parts went away while they were read", origin.url, "Run the same command again"
-        )
+    files = (RemoteFile(origin, by_name[each.path.name], str(each.path)) for each in found)
+    try:
+        complete = {
+            each.number: _complete(file(), each.path)
+            for each, file in zip(found, fetched_ahead(files), strict=True)
+        }
+    except SourceError as error:
+        what = "parts went away while they were read"
+        raise _Gone(what, origin.url, "Run the same command again") from error
     first = next((part for part in complete.values() if part is not None), None)
     try:
         return all_parts(origin.url, found, complete)
@@ -357,12 +354,8 @@ def _put_files(origin: Origin, folder: str, files: Mapping[str, str]) -> None:
 def _clear(origin: Origin) -> None:
     """Delete what is kept of parts, journals last: by them a command that was killed sees what it has done."""
     names = [entry.name for some in origin.below(PARTS_NAME) for entry in some]
-    parts = {f"{PARTS_NAME}/{found.path.name}" for found in _found(origin)}
-    _delete(origin, [name for name in names if name not in parts])
-    _delete(origin, parts)
-
-
-def _delete(origin: Origin, names: Iterable[str]) -> None:
-    with ThreadPoolExecutor(_THREADS, "delete") as pool:
-        for _ in pool.map(origin.delete, names):
-            pass
+    journals = [
+        name for name in names if found_parts(origin.url, [name.removeprefix(f"{PARTS_NAME}/")])
+    ]
+    origin.delete(*({*names} - {*journals}))
+    origin.delete(*journals)
