@@ -114,6 +114,11 @@ class Origin:
                 self._client = client
             return self._client
 
+    def connect(self) -> None:
+        """Start the fetcher, or find it; what fails does so again when something is asked."""
+        with suppress(OSError, LoadersError):
+            _ = self.client
+
     @property
     def inside(self) -> Path:
         """The cache folder of this version."""
@@ -352,6 +357,15 @@ def set_defaults(cache: Any = None, storage: Mapping[str, Any] | None = None) ->
     _defaults.update(cache=cache, storage=storage)
     _kept.clear()
     _origins.clear()  # which were opened otherwise
+
+
+def open_early(url: URL) -> None:
+    """Start what reads a URL on a thread, while this one goes on; what fails there is told when it is read."""
+    import threading
+
+    with suppress(TypeError, ValueError):
+        origin = _kept[url] = origin_of(url)
+        threading.Thread(target=origin.connect, daemon=True).start()
 
 
 def get_defaults() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from loaders.commandline import Commands
 from loaders.errors import LoadersError
 from loaders.remote.options import set_remote
+from loaders.remote.url import URL
 from loaders.text import printable
 from loaders.version import __version__
 from packdata.commands import GROUPS
@@ -19,6 +20,7 @@ from packdata.commands.derive import spelled_anew
 from packdata.wording import in_shell
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Literal, TextIO
 
@@ -96,6 +98,16 @@ def _keep_pandas_out() -> None:
         sys.meta_path.remove(_NoPandas)
 
 
+def _start_fetcher(args: argparse.Namespace) -> None:
+    """Start what reads the first URL that was given, while the command imports its libraries."""
+    given = (each if isinstance(each, list) else [each] for each in vars(args).values())
+    url = next((each for each in chain.from_iterable(given) if isinstance(each, URL)), None)
+    if url is not None:
+        from loaders.remote.origin import open_early  # late: --help is quick without
+
+        open_early(url)
+
+
 def _message(error: LoadersError | OSError, options: Iterable[str]) -> str:
     """Return an error as a line; those of the system without their number, as other commands print them."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
@@ -115,10 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["append"]:
         parser.error(f"'append DST SRC...' is now 'extend SRC... DST': {spelled_anew(words[1:])}")
     args = parser.parse_args(words)
-    if argv is None and words[0] in _WRITING and "pandas" not in sys.modules:
-        _keep_pandas_out()  # of a process that does nothing else
     try:
         set_remote(args)
+        _start_fetcher(args)
+        if argv is None and words[0] in _WRITING and "pandas" not in sys.modules:
+            _keep_pandas_out()  # of a process that does nothing else
         with _quiet_pillow():
             status = int(args.run(args))
         sys.stdout.flush()
