@@ -70,13 +70,15 @@ class Ranges:
 
     async def get(self, name: str, start: int, end: int) -> list[Got]:
         """Return the parts of a range; StoreFault if one does not come in time."""
-        return await asyncio.gather(*(self._part(name, *each) for each in _parts(start, end)))
+        parts = [self._part(name, *each) for each in _parts(start, end)]
+        # Most have one part, which needs no task of its own.
+        return [await parts[0]] if len(parts) == 1 else await asyncio.gather(*parts)
 
     async def _part(self, name: str, start: int, end: int) -> Got:
         async def in_time() -> Got:
-            work = self._source.objects.get(name, start, end)
             try:
-                return await asyncio.wait_for(work, _RANGE_S)
+                async with asyncio.timeout(_RANGE_S):
+                    return await self._source.objects.get(name, start, end)
             except TimeoutError:
                 raise StoreFault("network", f"no answer for {_RANGE_S:.0f} s") from None
 
