@@ -214,22 +214,24 @@ def pack_recipes(
         ValueError: An option is out of range.
     """
     check_shard_options(format, shard_bytes)
-    num_workers = check_workers(workers)
     check_on_error(on_error)
-    progress = Quiet() if progress is None else progress
-    run = _PackCall(
-        parts,
-        Path(dst),
-        format,
-        shard_bytes,
-        num_workers,
-        on_error,
-        progress,
-        is_unchanged,
-        share,
-        sender,
-    )
-    return run(overwrite)
+    began, dst, num_workers = time.monotonic(), Path(dst), check_workers(workers)
+    folders = [folder for part, recipe in parts for folder in target_folders(part, recipe)]
+    if not folders or len(set(folders)) != len(folders):
+        raise ValueError(f"the parts must fill different folders, got {folders}")
+    plan = plan_of(parts, format, shard_bytes, share)
+    kind: Kind = "packing" if share is None else "part"
+    with Packing(dst, folders, plan, overwrite=overwrite, kind=kind, sender=sender) as packing:
+        progress = Quiet() if progress is None else progress
+        run = _Run(packing, format, shard_bytes, num_workers, on_error, progress)
+        run.check_rejects()
+        if packing.is_published:
+            is_now = "nothing was read or written" if packing.was_there else "it is published now"
+            run.notes.append(f"everything was packed earlier: {is_now}")
+        else:
+            run.pack(parts, is_unchanged)
+        firsts, seconds = counted_folders(parts), time.monotonic() - began
+        return summarize(packing, firsts, seconds, run.num_encoded, run.notes)
 
 
 def check_on_error(on_error: str) -> None:
@@ -246,58 +248,34 @@ def check_workers(workers: int | None) -> int:
 
 
 @dataclass(slots=True)
-class _PackCall:
-    """One call of ``pack_recipes``."""
+class _Run:
+    """A packing under way."""
 
-    parts: Sequence[tuple[str, Recipe]]
-    dst: Path
+    packing: Packing
     format: Format
     shard_bytes: int
     num_workers: int
     on_error: OnError
     progress: Progress
-    is_unchanged: Callable[[], bool]
-    share: Mapping[str, Any] | None
-    sender: Sender | None
     num_encoded: int = 0
     num_rejected: int = 0
+    notes: list[str] = field(default_factory=list)
 
-    def __call__(self, overwrite: bool) -> Summary:
-        began = time.monotonic()
-        folders = [f for part, recipe in self.parts for f in target_folders(part, recipe)]
-        if not folders or len(set(folders)) != len(folders):
-            raise ValueError(f"the parts must fill different folders, got {folders}")
-        notes: list[str] = []
-        plan = plan_of(self.parts, self.format, self.shard_bytes, self.share)
-        kind: Kind = "packing" if self.share is None else "part"
-        with Packing(
-            self.dst, folders, plan, overwrite=overwrite, kind=kind, sender=self.sender
-        ) as packing:
-            if packing.is_published:
-                self._check_rejects(packing.rejected())
-                is_now = (
-                    "nothing was read or written" if packing.was_there else "it is published now"
-                )
-                notes.append(f"everything was packed earlier: {is_now}")
-            else:
-                self._pack(packing, notes)
-            firsts = counted_folders(self.parts)
-            return summarize(packing, firsts, time.monotonic() - began, self.num_encoded, notes)
-
-    def _pack(self, packing: Packing, notes: list[str]) -> None:
-        self._check_rejects(packing.rejected())
-        packers = [_PartPacker(self, packing, part, recipe) for part, recipe in self.parts]
-        if self.share is None and sum(len(p.recipe) for p in packers) == 0:
-            raise PackError("there is nothing to pack", self.dst, "The source lists no item")
+    def pack(self, parts: Sequence[tuple[str, Recipe]], is_unchanged: Callable[[], bool]) -> None:
+        """Pack what is left, and publish it."""
+        packing = self.packing
+        packers = [_PartPacker(self, part, recipe) for part, recipe in parts]
+        if not packing.is_part and sum(len(p.recipe) for p in packers) == 0:
+            raise PackError("there is nothing to pack", packing.dst, "The source lists no item")
         totals = [p.num_samples for p in packers]
         total = None if None in totals else sum(n for n in totals if n is not None)
         earlier = sum(p.num_earlier for p in packers)
         if earlier:
             some = counted(earlier, "sample")
             some = some if total is None else f"{earlier:,} of {counted(total, 'sample')}"
-            notes.append(f"continued: {some} packed earlier")
+            self.notes.append(f"continued: {some} packed earlier")
         self.num_rejected = sum(len(r) for r in packing.state.rejects.values())
-        is_unchanged = False
+        is_same = False
         try:
             self.progress.start(total, earlier)
             with opencv.one_thread():
@@ -305,22 +283,22 @@ class _PackCall:
                     packer.stage_files()
                     packer.pack()
                     if packer is packers[-1]:
-                        is_unchanged = self.is_unchanged()  # its last shard is being written
+                        is_same = is_unchanged()  # its last shard is being written
                     packer.end()
         finally:
             self.progress.close()
-        if not is_unchanged:
-            raise changed(self.dst)
+        if not is_same:
+            raise changed(packing.dst)
         packing.publish({f: c for packer in packers for f, c in packer.contents()})
 
-    def _check_rejects(self, earlier: Sequence[tuple[str, str]]) -> None:
+    def check_rejects(self) -> None:
         """Raise PackError if an earlier run has left out what this one is to stop at."""
+        earlier = self.packing.rejected()
         if earlier and self.on_error == "fail":
             some = counted(len(earlier), "item")
             what = f"an earlier run left {some} out, such as {earlier[0][0]}"
-            raise PackError(
-                what, self.dst, f"Continue with --on-error skip, or start anew with {OVERWRITE}"
-            )
+            hint = f"Continue with --on-error skip, or start anew with {OVERWRITE}"
+            raise PackError(what, self.packing.dst, hint)
 
 
 def changed(dst: Path | str) -> PackError:
@@ -369,10 +347,10 @@ def counted_folders(parts: Sequence[tuple[str, Recipe]]) -> list[str]:
 class _PartPacker:
     """Packs one part: its items in order, from where its shards end."""
 
-    def __init__(self, run: _PackCall, packing: Packing, part: str, recipe: Recipe) -> None:
-        self.run, self.packing, self.part, self.recipe = run, packing, part, recipe
+    def __init__(self, run: _Run, part: str, recipe: Recipe) -> None:
+        self.run, self.packing, self.part, self.recipe = run, run.packing, part, recipe
         self.folders = target_folders(part, recipe)
-        state = packing.state
+        state = self.packing.state
         self.is_ended = part in state.ended
         # The item and its row at which each target goes on.
         self._reached = [(state.items.get(f, 0), state.rows.get(f, 0)) for f in self.folders]
@@ -425,12 +403,12 @@ class _PartPacker:
             num = len(self.recipe)
             self.packing.end_part(Reached(num, 0, self.part, self._rejects, self._counts))
         empty = [f for f in self.folders if not self.packing.state.shards.get(f)]
-        if empty and self.run.share is None:
+        if empty and not self.packing.is_part:
             # Nothing can go on from here: the same source would end here again, another is another plan.
             self.packing.state.shards.clear()
             where = f"{empty[0]!r} holds " if empty[0] else ""
             raise PackError(
-                f"{where}no sample that could be packed", self.run.dst, self._why_none()
+                f"{where}no sample that could be packed", self.packing.dst, self._why_none()
             )
 
     def _why_none(self) -> str:
@@ -456,7 +434,7 @@ class _PartPacker:
                 self._take(outcome)
         if num_items != len(self.recipe):
             what = f"the source listed {len(self.recipe)} items and then gave {num_items}"
-            raise PackError(what, self.run.dst, "It changed while it was packed: run it again")
+            raise PackError(what, self.packing.dst, "It changed while it was packed: run it again")
 
     def _encode(self, numbered: tuple[int, Any]) -> Outcome:
         """Runs on the threads."""
@@ -537,7 +515,7 @@ class _PartPacker:
 
     def _changed(self, name: str) -> PackError:
         what = f"the source changed while it was packed ({name})"
-        return PackError(what, self.run.dst, f"Start anew with {OVERWRITE}")
+        return PackError(what, self.packing.dst, f"Start anew with {OVERWRITE}")
 
     def _cut(self, i: int, items: int, rows: int = 0) -> None:
         counts = self._counts_before if rows else self._counts

@@ -126,6 +126,7 @@ class Packing:
 
     Attributes:
         was_there: True if the datasets are there already, made by the same plan, and nothing is to be done.
+        is_part: True of a part, which may be empty, and stays staged.
 
     Raises:
         PackError: The target holds something else, is in use, or cannot be written.
@@ -144,7 +145,8 @@ class Packing:
     ) -> None:
         self.dst, self.folders = dst, tuple(folders)
         self._sender = sender
-        self._kind, self._overwrite, self._extend = kind, overwrite, extend
+        self._kind, self.is_part = kind, kind == "part"
+        self._overwrite, self._extend = overwrite, extend
         self._plan = dict(plan)
         self._journal: Journal | None = None
         self._lock: TargetLock | None = None
@@ -208,10 +210,6 @@ class Packing:
         """How far the packing has come."""
         return State() if self._journal is None else self._journal.state
 
-    @property
-    def _plan_digest(self) -> str:
-        return digest_of(self._plan)
-
     def _explained(self, path: Path, what: str) -> AbstractContextManager[None]:
         """Turn what the system says into a PackError; a command leaves nothing, and begins anew."""
         if self._kind == "command":
@@ -222,7 +220,7 @@ class Packing:
         """Tell whether the datasets are there, as the same plan has made them."""
         if self._overwrite or self._extend or self._kind == "writer" or is_unfinished(self._place):
             return False
-        return is_made(self._place, self.folders, self._plan_digest)
+        return is_made(self._place, self.folders, digest_of(self._plan))
 
     def _has_parts(self) -> bool:
         """Tell whether parts of another packing lie there."""
@@ -447,13 +445,13 @@ class Packing:
         with self._explained(self.dst, "the dataset cannot be published"):
             self._check_targets()
             is_known = not self._extend and self._kind not in ("part", "writer")
-            plan = {PLAN: self._plan_digest} if is_known else {}
+            plan = {PLAN: digest_of(self._plan)} if is_known else {}
             done = {
                 folder: {"schema": schema.to_json(), "provenance": {**provenance, **plan}}
                 for folder, (schema, provenance) in contents.items()
             }
             self.journal.append({"done": done})
-            if self._kind == "part":
+            if self.is_part:
                 self._is_published = True
             else:
                 self._publish()
@@ -524,7 +522,7 @@ class Packing:
 
     def manifests(self) -> dict[str, Manifest]:
         """Return the manifest of each target, once it is published; of a part, what is staged of it."""
-        if self._kind == "part":
+        if self.is_part:
             return {
                 folder: Manifest(
                     Schema.from_json(content["schema"]),
@@ -564,7 +562,7 @@ class Packing:
         self._lock.release()
 
     def _is_worth_keeping(self) -> bool:
-        if self._kind == "part":
+        if self.is_part:
             return bool(self.state.shards or self.state.done)
         if self._is_published:
             return False
