@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import packdata.sources.names
+from loaders.remote.origin import origin_of
 from loaders.remote.url import URL
 from loaders.remote.wire import Entry
 from packdata.files.splits import open_splits
+from packdata.sources.listed import Tree
 from packdata.sources.listed import given as listed
 from packdata.sources.lists import ListSource
 from packdata.sources.names import Names, twice
@@ -80,6 +82,23 @@ def test_a_listing_is_sent_without_a_copy_and_reads_the_same() -> None:
     assert [*sent.keys()] == [*split.source.keys()]
     again = pickle.loads(pickle.dumps(sent, 2))
     assert [item.read.entry for item in again.items(num - 5)] == entries[-5:]
+
+
+def test_what_a_list_names_of_a_listing_takes_no_room_beside_it() -> None:
+    num = 20_000
+    names = Names(f"x{i % 4}/img_{i * 7919 % num:08d}.jpg" for i in range(num))
+    entries = [Entry(name + end, 9, 1) for end in ("", ".xml") for name in names]
+    tree = Tree(origin_of("s3://raw"), entries)
+    tree.only(names)  # it is sorted by now
+    tracemalloc.start()
+
+    named = tree.only(names)
+
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most / num < 80
+    assert sorted(named) == sorted(entries[:num])
+    assert len(tree.only(["x0/none.jpg", "none"])) == 0
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])

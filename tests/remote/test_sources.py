@@ -21,6 +21,7 @@ from loaders.errors import LoadersError, PackError, RemoteError, SourceError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL
 from loaders.remote.wire import Entry
+from packdata.arrays.plan import plan_arrays
 from packdata.cli import main
 from packdata.images.marks import Marks
 from packdata.images.plan import pack_images, plan_images
@@ -246,6 +247,24 @@ def test_a_store_that_fails_now_and_then_gives_the_same_bytes_and_one_that_does_
     with pytest.raises(RemoteError) as caught:
         pack_images(RAW, tmp_path / "other", on_error="skip")
     assert "098.png" in str(caught.value.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_arrays_in_a_store_that_does_not_answer_are_no_rejects(
+    store: Store, tmp_path: Path, suffix: str
+) -> None:
+    folder, save = store.root / "raw" / "scans", np.savez if suffix == "npz" else np.save
+    folder.mkdir(parents=True)
+    for i in range(3):
+        save(folder / f"{i}.{suffix}", np.full((2, 3), i, np.int16))
+    plan = plan_arrays("s3://raw/scans")
+    store.proxy.set(faults=[{"kind": "503", "match": suffix}])
+
+    with pytest.raises(RemoteError):
+        pack_plan(plan, tmp_path / "packed", on_error="skip")
+
+    assert not (tmp_path / "packed" / "rejected.jsonl").exists()
 
 
 def test_secrets_of_a_url_are_in_no_plan(raw: Path, store: Store) -> None:

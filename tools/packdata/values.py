@@ -24,7 +24,7 @@ from loaders.errors import CodecError, SourceError
 from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Label, Mask, MultiLabel
 from packdata.describe import describe_values, numbered
 from packdata.geometry import to_keypoints
-from packdata.sources.regular import read_regular
+from packdata.sources.base import read_file
 from packdata.wording import few
 
 Size = tuple[int, int]
@@ -217,10 +217,7 @@ class Preparer:
 
     def _from_file(self, place: Path, path: Path, field: Image | Mask) -> Encoded:
         """Encode the file at ``place``, which was given as ``path``."""
-        try:
-            data = read_regular(place, path)
-        except OSError as error:
-            raise SourceError(f"it cannot be read ({error.strerror})", path) from error
+        data = read_file(place, str(path))
         try:
             return self._from_bytes(data, field)
         except CodecError as error:

@@ -14,8 +14,8 @@ from loaders.codecs import codec_for
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Field, Json, Label, MultiLabel, Text, check_field_name
 from packdata.describe import counted
+from packdata.sources.base import read_file
 from packdata.sources.readers import csv_rows, encoding_hint
-from packdata.sources.regular import read_regular
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -185,12 +185,12 @@ def _indicators(field: MultiLabel, text: str) -> list[int]:
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:
+    data = read_file(path, str(path))
     try:
-        text = read_regular(path, path).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        hint = encoding_hint(error.object) if isinstance(error, UnicodeDecodeError) else ""
-        raise SourceError(f"it cannot be read as CSV ({reason})", path, hint) from error
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        what = f"it cannot be read as CSV ({error})"
+        raise SourceError(what, path, encoding_hint(data)) from error
     header, *rows = [cells for *_, cells in csv_rows(text, path, strict=True)] or [[]]
     if not header or len(set(header)) != len(header):
         raise SourceError(f"its first line must name the columns, each once; it is {header}", path)

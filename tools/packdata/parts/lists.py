@@ -53,7 +53,7 @@ def keep_list(source: Path | str, dst: Path | str, *, overwrite: bool = False) -
         # One object, and the pictures that it names lie beside it, and below.
         _keep(place, _name(origin.url.parent), list_origin(origin_of(origin.url.parent)))
     _keep(place, name, kept_entries(origin, tree))
-    return len(tree), sum(entry.size for entry in tree)
+    return len(tree), tree.num_bytes
 
 
 def _is_list(url: URL) -> bool:

@@ -185,7 +185,7 @@ def _inside(path: Path, file: Path) -> PurePath:
 def _reading(files: Sequence[Path]) -> Iterator[tuple[Path, Callable[[], bytes]]]:
     """Yield files with what reads them; those of a store are fetched ahead."""
     readers: Iterator[Callable[[], bytes]] = (
-        stored.reader()
+        stored
         if isinstance(file, ListedURL) and (stored := file.stored)
         else partial(read_file, file, str(file))
         for file in files

@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.sources.regular import check_name, check_regular, read_regular
+from packdata.sources.base import read_file
+from packdata.sources.regular import check_name, check_regular
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 
@@ -72,9 +73,10 @@ def _is_plain(name: Any) -> bool:
 
 def read_json(path: Path) -> Any:
     """Return what a JSON file holds; SourceError if it cannot be read."""
+    data = read_file(path, str(path))
     try:
-        return json.loads(read_regular(path, path))
-    except (OSError, ValueError, RecursionError) as error:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"it cannot be read ({error})", path) from error
 
 

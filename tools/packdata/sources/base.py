@@ -9,10 +9,11 @@ import re
 import stat
 from abc import ABC, abstractmethod
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,10 @@ import xxhash
 from loaders.errors import SourceError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import is_url, place_of
-from loaders.system.regular import regular
+from loaders.system.regular import NotRegularError, read_regular, regular
 from packdata.sources.listed import ListedURL
 from packdata.sources.names import twice
 from packdata.sources.objects import RemoteFile, fetched_ahead
-from packdata.sources.regular import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -201,14 +201,28 @@ def is_folder(path: Path, hint: str = "") -> bool:
 
 def read_file(path: Path | str, where: str) -> bytes:
     """Return the bytes of a file, also of one at a URL; SourceError that names ``where`` if that fails."""
-    try:
+    with _explained(path, where):
         if isinstance(path, ListedURL) and (stored := path.stored) is not None:
-            return stored.reader()()
+            return stored()
         if is_url(path):
             return _read_object(place_of(path))
-        return read_regular(path, where)
+        return read_regular(path)
+
+
+def open_file(path: Path | str, where: str) -> BinaryIO:
+    """Open a file, also one at a URL, which is fetched as one; SourceError that names ``where`` if that fails."""
+    with _explained(path, where):
+        return open(path, "rb", opener=regular)
+
+
+@contextmanager
+def _explained(path: Path | str, where: str) -> Iterator[None]:
+    try:
+        yield
     except SourceError:
         raise
+    except NotRegularError as error:
+        raise SourceError(str(error.strerror), where) from error
     except FileNotFoundError as error:
         raise SourceError(f"there is no file {str(path)!r}", where, "Was it moved?") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -231,7 +245,7 @@ def read_head(file: Path | str | RemoteFile) -> bytes:
     try:
         if isinstance(file, RemoteFile):
             head = file()
-            return head if head.startswith(_PNG) or file.is_whole else file.whole()()
+            return head if head.startswith(_PNG) or file.is_whole else file.part()()
         with open(file, "rb", opener=regular) as opened:
             head = opened.read(HEAD_NBYTES)
             return head if head.startswith(_PNG) else head + opened.read()
@@ -245,7 +259,7 @@ def read_head(file: Path | str | RemoteFile) -> bytes:
 def read_heads(files: Iterable[str | RemoteFile]) -> Iterator[bytes]:
     """Yield the ``read_head`` of each mask; of a store some are fetched ahead."""
     some = (
-        file.whole(HEAD_NBYTES)
+        file.part(0, HEAD_NBYTES)
         if isinstance(file, RemoteFile) and file.where.endswith(".png")
         else file
         for file in files

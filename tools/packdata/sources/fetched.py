@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from packdata.sources.objects import StoredFile
+    from packdata.sources.objects import RemoteFile
 
 _RANGE_BYTES, _AT_ONCE = 8 << 20, 8  # of all that is fetched: what it takes of memory
 _AHEAD, _AHEAD_BYTES = 8, 64 << 20  # objects ahead of the one that was opened last
@@ -68,7 +68,7 @@ class _Copies:
             (shutil.disk_usage(self.folder).free + there) // 2 if limit is None else limit
         )
 
-    def path(self, stored: StoredFile) -> Path:
+    def path(self, stored: RemoteFile) -> Path:
         """Return the file that is an object.
 
         Raises:
@@ -84,7 +84,7 @@ class _Copies:
         with self._lock:
             return self._fetching[name]
 
-    def _bring(self, stored: StoredFile, meanwhile: Callable[[], object] | None = None) -> Path:
+    def _bring(self, stored: RemoteFile, meanwhile: Callable[[], object] | None = None) -> Path:
         """Fetch an object, if it is not there; ``meanwhile`` is called if it is opened, else it comes ahead."""
         name, size = _name_of(stored), stored.entry.size
         path = self.folder / name
@@ -102,7 +102,7 @@ class _Copies:
                     del self._coming[name]
         return path
 
-    def _expect(self, stored: StoredFile) -> None:
+    def _expect(self, stored: RemoteFile) -> None:
         """Fetch what is opened after an object; what fails is an error when it is opened."""
         for following in _following(stored):
             name = _name_of(following)
@@ -112,7 +112,7 @@ class _Copies:
                 with suppress(RuntimeError):  # it was closed
                     self._ahead.submit(self._bring_ahead, following)
 
-    def _bring_ahead(self, stored: StoredFile) -> None:
+    def _bring_ahead(self, stored: RemoteFile) -> None:
         with self._fetching_of(_name_of(stored)), suppress(Exception):
             self._bring(stored)
 
@@ -152,13 +152,13 @@ class _Copies:
         drop_unclaimed("sources")
 
 
-def _name_of(stored: StoredFile) -> str:
+def _name_of(stored: RemoteFile) -> str:
     about = f"{stored.where} {stored.entry.size} {stored.entry.mark}"
     return xxhash.xxh3_128_hexdigest(about.encode())
 
 
 def _fetch(
-    stored: StoredFile, path: Path, pool: ThreadPoolExecutor, meanwhile: Callable[[], object]
+    stored: RemoteFile, path: Path, pool: ThreadPoolExecutor, meanwhile: Callable[[], object]
 ) -> None:
     """Write an object to a file, in ranges, some at a time."""
     beside, size = path.with_name(path.name + _TO_COME), stored.entry.size
@@ -180,19 +180,19 @@ def _fetch(
         raise
 
 
-def _write(fd: int, stored: StoredFile, start: int) -> None:
-    data = memoryview(stored.reader(start, start + _RANGE_BYTES)())
+def _write(fd: int, stored: RemoteFile, start: int) -> None:
+    data = memoryview(stored.part(start, start + _RANGE_BYTES)())
     while data:
         written = os.pwrite(fd, data, start)
         data, start = data[written:], start + written
 
 
 _copies: list[_Copies] = []
-_after: dict[str, StoredFile] = {}  # by the URL of an object what is opened after it
+_after: dict[str, RemoteFile] = {}  # by the URL of an object what is opened after it
 _making = threading.Lock()
 
 
-def local_path(stored: StoredFile) -> str:
+def local_path(stored: RemoteFile) -> str:
     """Return the path of an object as a file of this machine; see the first lines."""
     with _making:
         if (
@@ -205,12 +205,12 @@ def local_path(stored: StoredFile) -> str:
     return str(copies.path(stored))
 
 
-def expect_in_order(objects: Iterable[StoredFile]) -> None:
+def expect_in_order(objects: Iterable[RemoteFile]) -> None:
     """Tell in which order objects are opened as files."""
     _after.update((one.where, other) for one, other in pairwise(objects))
 
 
-def _following(stored: StoredFile) -> Iterator[StoredFile]:
+def _following(stored: RemoteFile) -> Iterator[RemoteFile]:
     """Yield what is opened after an object, as far as it may come ahead."""
     num, nbytes, following = 0, 0, _after.get(stored.where)
     while following is not None and num < _AHEAD and nbytes < _AHEAD_BYTES:

@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from glob import glob, has_magic
-from itertools import chain, islice, pairwise
+from itertools import chain, compress, islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +27,7 @@ from loaders.remote.url import URL, is_url, split_secrets
 from loaders.remote.wire import Entry
 from packdata.sources.fetched import expect_in_order, local_path
 from packdata.sources.names import ByNumber, Names, appended, sent
-from packdata.sources.objects import RemoteFile, StoredFile
+from packdata.sources.objects import RemoteFile
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -132,6 +132,16 @@ class Tree:
             return None
         return folder.entry(path[: len(path) - len(name)], number)
 
+    def only(self, names: Iterable[str]) -> Tree:
+        """Return a listing of those objects that have one of some names."""
+        wanted = {path: bytearray(len(folder.names)) for path, folder in self._folders.items()}
+        for path in names:
+            above, _, name = path.rpartition("/")
+            folder = self._folders.get(above)
+            if folder is not None and (number := folder.find(name)) is not None:
+                wanted[above][number] = True
+        return Tree(self.origin, compress(self, chain.from_iterable(wanted.values())))
+
     def inside(self, path: str) -> tuple[_Folder, Sequence[int], list[str]]:
         """Return what lies in a folder, by name: where the objects are, their numbers there, and names of folders."""
         folder = self._folders.get(path) or _Folder()
@@ -148,6 +158,11 @@ class Tree:
             [n for n in every if n not in both] if both else every,
             sorted(folder.folders),
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all objects."""
+        return sum(sum(folder.sizes) for folder in self._folders.values())
 
     def __len__(self) -> int:
         return sum(len(folder.names) for folder in self._folders.values())
@@ -169,7 +184,7 @@ _beside: dict[
     str, Tree
 ] = {}  # folders, without those in them, in which what is no source was looked for
 _given: set[str] = set()  # of which the list was made elsewhere
-_sent: dict[str, StoredFile] = {}  # objects that another process has listed
+_sent: dict[str, RemoteFile] = {}  # objects that another process has listed
 
 
 class ListedURL(URL):
@@ -194,13 +209,13 @@ class ListedURL(URL):
         return tree.origin
 
     @property
-    def stored(self) -> StoredFile | None:
+    def stored(self) -> RemoteFile | None:
         """The object behind this path; None if there is none."""
         tree, path = self._found()
         if tree is None:
             return _sent.get(str(self))
         entry = tree.find(path)
-        return None if entry is None else StoredFile(tree.origin, entry, str(self))
+        return None if entry is None else RemoteFile(tree.origin, entry, str(self))
 
     def __fspath__(self) -> str:
         """Return the path of the object as a file of this machine, as which it is fetched now; else the URL."""
@@ -268,7 +283,7 @@ def _name_in(tree: Tree, url: str) -> str:
     return url[len(above) :] if url.startswith(above) else ""
 
 
-def _sent_url(text: str, stored: StoredFile | None) -> ListedURL:
+def _sent_url(text: str, stored: RemoteFile | None) -> ListedURL:
     if stored is not None:
         _sent[text] = stored
     return ListedURL(text)
@@ -329,6 +344,19 @@ def real_path(path: Path | str) -> str:
     return str(place) if isinstance(place, ListedURL) else os.path.realpath(place)
 
 
+def bytes_of(sources: Iterable[Path | str]) -> int | None:
+    """Return how many bytes sources have; None if one is a folder or pattern, of whose files that is not known."""
+    total = 0
+    for place in map(place_of_source, sources):
+        if isinstance(place, ListedURL) and (tree := _trees.get(str(place))) is not None:
+            total += tree.num_bytes
+        elif place.is_file():
+            total += place.stat().st_size
+        else:
+            return None
+    return total
+
+
 def without_secrets(sources: Iterable[Path | str]) -> list[Path | str]:
     """Return sources as they may be shown: URLs without users, passwords and queries."""
     return [split_secrets(source)[0] if is_url(source) else source for source in sources]
@@ -362,8 +390,7 @@ def list_sources(sources: Iterable[Path | str]) -> None:
 def objects_beside(file: ListedURL, names: Iterable[str]) -> Tree:
     """Return of the objects beside one, and in folders there, those with some names, which are relative to it."""
     list_sources([file.parent])
-    tree = _trees[str(file.parent)]
-    return Tree(tree.origin, filter(None, map(tree.find, dict.fromkeys(names))))
+    return _trees[str(file.parent)].only(names)
 
 
 def _objects(origin: Origin) -> Iterator[Entry]:

@@ -15,8 +15,7 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
+from loaders.data.formats import hash_file
 from loaders.errors import SourceError
 from packdata.sources.base import (
     OWN_KEYS,
@@ -31,6 +30,7 @@ from packdata.sources.base import (
     field_names,
     is_missing,
     key_of,
+    open_file,
     read_each,
     read_file,
     read_heads,
@@ -278,8 +278,7 @@ class ListSource(Source):
         for image, *cells in zip(*map(self._rows.values, names), strict=True):
             for cell in [*(_listed(image) if self.has_several else [image]), *cells]:
                 files.add(str(cell), None if cell is None else self._stat(str(cell)))
-        text = xxhash.xxh3_128_hexdigest(read_file(self.path, str(self.path)))
-        columns = [self._image, self._mask]
+        text, columns = hash_file(self.path), [self._image, self._mask]
         return {"kind": self.kind, "list": text, "columns": columns, "files": files.hexdigest()}
 
     def _stat(self, cell: str) -> os.stat_result | None:
@@ -309,11 +308,12 @@ def _stat(path: str) -> os.stat_result | None:
 
 
 def _read_rows(path: Path) -> _Rows:
-    data = read_file(path, str(path))
+    """Read a list line by line: beside the rows there is no room for all of its text."""
     is_table = path.suffix.lower() in TABLE_SUFFIXES
     try:
-        rows = _read_csv(data, path) if is_table else _read_jsonl(data, path)
+        rows = _read_csv(path) if is_table else _read_jsonl(path)
     except UnicodeDecodeError:
+        data = read_file(path, str(path))
         try:
             data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -324,12 +324,13 @@ def _read_rows(path: Path) -> _Rows:
     return rows
 
 
-def _lines_of(data: bytes, newline: str) -> Iterable[str]:
-    return io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=newline)
+def _lines_of(path: Path, newline: str) -> Iterator[str]:
+    with io.TextIOWrapper(open_file(path, str(path)), "utf-8-sig", newline=newline) as lines:
+        yield from lines
 
 
-def _read_csv(data: bytes, path: Path) -> _Rows:
-    first = next((line for line in _lines_of(data, "\n") if line.strip("\r\n ")), "").lstrip(
+def _read_csv(path: Path) -> _Rows:
+    first = next((line for line in _lines_of(path, "\n") if line.strip("\r\n ")), "").lstrip(
         "\r\n "
     )
     delimiter = max(",\t;", key=first.count)  # the comma where none occurs
@@ -348,8 +349,8 @@ def _read_csv(data: bytes, path: Path) -> _Rows:
         rows.add(line + 1, dict(zip(columns, cells, strict=False)))
 
     each_csv_row(
-        _lines_of(data, ""),
-        len(data),
+        _lines_of(path, ""),
+        path.stat().st_size,
         take,
         path,
         delimiter=delimiter,
@@ -399,9 +400,9 @@ def _cell_of(cells: Iterable[str], field: str) -> _Reads:
     return reads if is_known else as_text
 
 
-def _read_jsonl(data: bytes, path: Path) -> _Rows:
+def _read_jsonl(path: Path) -> _Rows:
     rows, encode = _Rows(_json), json.JSONEncoder(ensure_ascii=False).encode
-    for line, part in enumerate(_lines_of(data, "\n"), start=1):
+    for line, part in enumerate(_lines_of(path, "\n"), start=1):
         if not part.strip():
             continue
         try:

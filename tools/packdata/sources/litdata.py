@@ -21,8 +21,8 @@ import zstandard
 
 from loaders.errors import SourceError
 from packdata.sources.arrow import read_json
+from packdata.sources.base import read_file
 from packdata.sources.mds import DECODERS, decode_sample
-from packdata.sources.regular import read_regular
 from packdata.sources.rowfile import RowFile
 
 if TYPE_CHECKING:
@@ -137,11 +137,11 @@ class LitDataRows(RowFile):
         return [int(offset) for offset in offsets]
 
     def _data(self, chunk: Path) -> Any:
+        data = read_file(chunk, str(chunk))
         try:
-            data = read_regular(chunk, chunk)
             if self._config.get("compression"):
                 data = zstandard.ZstdDecompressor().decompressobj().decompress(data)
-        except (OSError, zstandard.ZstdError) as error:
+        except zstandard.ZstdError as error:
             raise SourceError(f"it cannot be read ({error})", chunk, "Is it complete?") from error
         return np.frombuffer(data, np.uint8)
 

@@ -20,7 +20,8 @@ import pyarrow as pa
 import zstandard
 
 from loaders.errors import SourceError
-from packdata.sources.regular import check_regular, read_regular
+from packdata.sources.base import read_file
+from packdata.sources.regular import check_regular
 from packdata.sources.rowfile import MappedRows
 
 if TYPE_CHECKING:
@@ -204,11 +205,13 @@ def _mapped(path: Path) -> memoryview | bytes:
         if path.name.endswith(SUFFIX):
             with open(path, "rb") as file:
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        data = read_regular(path, path)
+        data = read_file(path, str(path))
         if path.name.endswith(".gz"):
             return gzip.decompress(data)
         if path.name.endswith(".br"):
             return pa.CompressedInputStream(pa.BufferReader(data), "brotli").read()  # type: ignore[no-any-return]
         return zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    except SourceError:
+        raise
     except (OSError, ValueError, EOFError, zstandard.ZstdError, pa.ArrowException) as error:
         raise SourceError(f"it cannot be read ({error})", path, "Is it complete?") from error

@@ -18,8 +18,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaders.errors import SourceError
-from packdata.sources.regular import check_regular
+from loaders.errors import LoadersError, SourceError
+from packdata.sources.base import open_file
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -79,10 +79,8 @@ def _opened(
     path: str | RemoteFile, where: str, name: str | None
 ) -> Iterator[tuple[IO[bytes], int]]:
     """Open the ``.npy`` that is the file, or inside it; give it and its size."""
-    if isinstance(path, str):
-        check_regular(path, where)
     try:
-        with open(path, "rb") if isinstance(path, str) else path.open() as file:
+        with open_file(path, where) if isinstance(path, str) else path.open() as file:
             is_zip = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
             size = file.seek(0, 2)
             file.seek(0)
@@ -93,15 +91,12 @@ def _opened(
                 info = _member(archive, where, name)
                 with archive.open(info) as member:
                     yield member, info.file_size
-    except FileNotFoundError as error:
-        raise SourceError(f"there is no file {path!r}", where, "Was it moved?") from error
+    except LoadersError:  # also of a store that does not answer, which is a RuntimeError
+        raise
     except _BROKEN as error:
         raise SourceError(f"the .npz is damaged ({error})", where) from error
-    except SourceError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise SourceError(f"it cannot be read ({reason})", where) from error
+    except (OSError, ValueError) as error:
+        raise SourceError(f"it cannot be read ({error})", where) from error
 
 
 def _member(archive: zipfile.ZipFile, where: str, name: str | None) -> zipfile.ZipInfo:

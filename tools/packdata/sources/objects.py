@@ -6,7 +6,6 @@ import io
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -56,9 +55,9 @@ class RemoteFile:
         """Whether it is all of the object."""
         return (self.start, self.end) == (0, self.entry.size)
 
-    def whole(self, most: int | None = None) -> RemoteFile:
-        """Return what reads all of the object, or its first bytes."""
-        return RemoteFile(self.origin, self.entry, self.where, 0, most)
+    def part(self, start: int = 0, end: int | None = None) -> RemoteFile:
+        """Return what reads another range of the object, or all of it."""
+        return RemoteFile(self.origin, self.entry, self.where, start, end)
 
     def open(self) -> BinaryIO:
         """Open it: what was fetched ahead, or else the object, to be read by ranges."""
@@ -118,23 +117,6 @@ class _OpenObject(io.RawIOBase):
         end = self._at + min(max(wanted, self._size), _MOST_BYTES)
         self._data = RemoteFile(self._origin, self._entry, self._where, self._at, end)()
         self._first, self._next = self._at, self._at + len(self._data)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """An object of a source, read in ranges."""
-
-    origin: Origin
-    entry: Entry
-    where: str
-
-    def open(self) -> BinaryIO:
-        """Open it, to be read by ranges: SourceError where that fails."""
-        return self.reader(0, self.entry.size).open()
-
-    def reader(self, start: int = 0, end: int | None = None) -> RemoteFile:
-        """Return what reads it, or a range."""
-        return RemoteFile(self.origin, self.entry, self.where, start, end)
 
 
 def fetched_ahead(items: Iterator[T]) -> Generator[T]:

@@ -280,11 +280,7 @@ def are_of_one_archive(paths: Sequence[Path | str]) -> bool:
 
 def _files_at(path: Path) -> list[Path] | None:
     """Return the files to read, all of one kind, or None for a folder of pictures."""
-    try:
-        is_folder, exists = path.is_dir(), path.exists()
-    except OSError as error:
-        raise SourceError(f"it cannot be read ({error.strerror})", path) from error
-    if is_folder:
+    if is_folder(path):
         inside = _look_into(path)
         if "manifest.json" in inside.files:
             hint = "'packdata copy' re-encodes, filters and extends packed datasets"
@@ -293,7 +289,7 @@ def _files_at(path: Path) -> list[Path] | None:
         if not files or any(map(_is_picture, inside.files)):
             return None
         _check_alone(inside, files)
-    elif exists:
+    elif path.exists():
         files = [path]
     else:
         files = sorted(files_matching(path), key=str)

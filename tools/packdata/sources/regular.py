@@ -8,7 +8,6 @@ import stat
 from pathlib import Path
 
 from loaders.errors import SourceError
-from loaders.system import regular
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/+")  # a Path has one slash
 
@@ -38,19 +37,6 @@ def check_mode(mode: int, where: Path | str) -> None:
     """Raise SourceError as ``check_regular`` does, where the file's mode is known."""
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise SourceError("it is not a regular file", where)
-
-
-def read_regular(path: Path | str, where: Path | str) -> bytes:
-    """Return the bytes of a file.
-
-    Raises:
-        SourceError: As ``check_regular`` does.
-        OSError, ValueError: It cannot be read, or is too large; there is a NUL in the name.
-    """
-    try:
-        return regular.read_regular(path)
-    except regular.NotRegularError as error:
-        raise SourceError(str(error.strerror), where) from error
 
 
 def check_name(name: str, path: Path | str) -> None:

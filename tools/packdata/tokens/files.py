@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from packdata.sources.objects import StoredFile
+    from packdata.sources.objects import RemoteFile
 
 _KINDS = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
@@ -60,7 +60,7 @@ class SourceFile:
     kind: str  # how it is read: ``text``, ``jsonl``, ``npy``, ``bin``, ``ds`` or a kind of rows
     compression: str | None  # ``gzip``, ``zstd`` or None
     size: int  # its bytes on disk
-    stored: StoredFile | None = None  # what reads it, where it is an object of a store
+    stored: RemoteFile | None = None  # what reads it, where it is an object of a store
 
     def open(self) -> BinaryIO:
         """Open it, decompressed; SourceError if that fails."""

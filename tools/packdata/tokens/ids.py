@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SourceError
-from packdata.sources.regular import check_regular, read_regular
+from loaders.system.regular import read_regular
+from packdata.sources.regular import check_regular
 from packdata.tokens.documents import Documents, Piece, TokenSource
 from packdata.tokens.headers import LLMC, LLMC_BYTES, check_header, check_no_text, check_width
 
@@ -160,7 +161,7 @@ def _open_llmc(file: SourceFile) -> IdsFile:
 def _open_ds(file: SourceFile) -> IdsFile:
     index = file.path.with_name(f"{file.path.name}.index")
     try:
-        ends = np.frombuffer(read_regular(index, index), "<u8").astype(np.int64)
+        ends = np.frombuffer(read_regular(index), "<u8").astype(np.int64)
     except (OSError, ValueError) as error:
         what = f"datatrove's {index.name}, which tells the documents, cannot be read ({error})"
         raise SourceError(what, file.path, "Copy it beside this file") from error

@@ -66,7 +66,7 @@ class TextPart:
             return replace(self, blob=streams.read(self.file, self.start, self.stop))
         if self.file.stored is not None:
             end = self.stop + _MAX_CHAR_BYTES - 1
-            return replace(self, stored=self.file.stored.reader(self.start, end))
+            return replace(self, stored=self.file.stored.part(self.start, end))
         return self
 
     @property
