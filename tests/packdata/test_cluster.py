@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 
+from loaders.version import __version__
 from packdata.arrays.plan import plan_arrays
 from packdata.cli import main
 from packdata.cluster import _about_node, usual_parts
@@ -101,7 +102,7 @@ def test_a_node_tells_what_it_does_not_see(tmp_path: Path) -> None:
     """A part packed where the source is not would leave all of it out."""
     mine, lacks = _about_node([str(tmp_path), str(tmp_path / "gone")])
 
-    assert mine == versions()
+    assert mine == {"loaders": __version__, **versions()}
     assert lacks == [str(tmp_path / "gone")]
 
 

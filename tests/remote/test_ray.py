@@ -67,7 +67,8 @@ def test_a_driver_that_is_killed_and_two_that_go_on_make_what_parts_make(
     errors = [process.communicate(timeout=200)[1] for process in both]
 
     assert [process.returncode for process in both] == [0, 0], errors
-    assert any(f"{NUM_PICTURES} items in {NUM_PARTS} parts" in error for error in errors)
+    told = f"in {NUM_PARTS} parts, on 1 node"
+    assert any(f"{NUM_PICTURES} items of " in error and told in error for error in errors)
     store.proxy.set()
     monkeypatch.chdir(tmp_path)
     calm = ["images", "raw", "calm", "--shard-size", "32kB", "--shuffle", "0"]

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loaders.errors import LoadersError, PackError
 from loaders.remote.origin import get_defaults, set_defaults
 from loaders.remote.url import is_url, place_of
+from loaders.text import describe_size
+from loaders.version import __version__
 from packdata.describe import counted
 from packdata.packing.engine import changed
 from packdata.packing.outside import check_outside
@@ -30,6 +32,7 @@ from packdata.packing.target import PARTS_NAME, missing_folders
 from packdata.parts.local import digest_of_parts, finish, pack_part
 from packdata.parts.part import Part, in_order, versions
 from packdata.sources.fetched import drop_copies
+from packdata.sources.listed import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -101,8 +104,13 @@ def pack_on_ray(
         )
         if _most_cores(ray) < settings["workers"]:
             raise _no_room(ray, settings["workers"])
-        num_items = sum(len(recipe) for _, recipe in plan.parts)
-        note(f"{counted(num_items, 'item')} in {counted(of, 'part')}, on {counted(nodes, 'node')}")
+        items = counted(sum(len(recipe) for _, recipe in plan.parts), "item")
+        size = (
+            ""
+            if (size_bytes := bytes_of(plan.sources)) is None
+            else f" of {describe_size(size_bytes)}"
+        )
+        note(f"{items}{size} in {counted(of, 'part')}, on {counted(nodes, 'node')}")
         job = ray.put(
             _Cluster(recipes, plan.format, str(place), os.getcwd(), get_defaults(), settings)
         )
@@ -153,7 +161,8 @@ def _pack_one(jobs: list[Any], part: Part) -> tuple[int, int]:
 
 def _about_node(needed: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Return, in a task, the versions of a node, and what it does not see."""
-    return versions(), [path for path in needed if not os.path.exists(path)]
+    found = {"loaders": __version__, **versions()}
+    return found, [path for path in needed if not os.path.exists(path)]
 
 
 @contextmanager
@@ -201,6 +210,7 @@ def _check_nodes(ray: Any, place: Path, needed: Sequence[str]) -> int:
     nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
     near = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     ask = ray.remote(_about_node)
+    ours, _ = _about_node(())
     asked = {
         ask.options(num_cpus=0, scheduling_strategy=near(n["NodeID"], soft=False)).remote(
             needed
@@ -217,7 +227,7 @@ def _check_nodes(ray: Any, place: Path, needed: Sequence[str]) -> int:
             raise PackError(what, place, "Install the same versions there") from error
         differs = [
             f"{name} {theirs.get(name, 'missing')}, here {mine}"
-            for name, mine in versions().items()
+            for name, mine in ours.items()
             if theirs.get(name) != mine
         ]
         if differs:
