@@ -5,8 +5,8 @@ worker that are then joined; with `--peers litdata` also by its `optimize` (in a
 Pillow and workers that are processes). With `--ray` the parts, beside the same as tasks of a Ray that runs already.
 Starting Python is in each figure. `finish` joins parts of one shard, beside linking those shards alone. Then from a
 bucket whose objects take 30 ms: pictures, tars and CSV; `finish` in a bucket; and the memory of a process that has
-listed pictures in a bucket (of `--items` objects that are made up), and with `--ray` given them to Ray, beside what
-1 GB for 10,000,000 of them would be.
+listed pictures in a bucket (of `--items` objects that are made up), read a list that names them, and with `--ray`
+given them to Ray, beside what 1 GB for 10,000,000 of them would be.
 In turns; median, range, ratio. Writes, with every repeat, `benchmarks/results/cluster.json`. Extra ``dev``.
 """
 
@@ -24,6 +24,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -38,6 +39,9 @@ from packdata.images.plan import pack_images
 from packdata.parts.local import finish
 from packdata.parts.part import Part
 from packdata.sources.listed import given
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 sys.path.insert(0, str(ROOT))
 from benchmarks.compare import Place, place_of
@@ -215,37 +219,56 @@ def make_tables(folder: Path, num: int) -> Path:
     return folder
 
 
-def memory_case(num: int, *, on_ray: bool) -> Case:
-    """List made up objects as a source of pictures, in a process of its own; and send it by Ray."""
+def memory_case(num: int, place: Path, endpoint: str, *, on_ray: bool) -> Case:
+    """List made up objects as a source of pictures, in a process of its own; send it by Ray; name them in a list."""
+    with open(place / "root" / "raw" / "list.csv", "w") as file:
+        file.write("path\n")
+        file.writelines(f"{name}\n" for name in object_names(num))
 
     def listed(*words: str) -> float:
         command = [sys.executable, str(HERE / "cluster.py"), "--list", str(num), *words]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         return float(done.stdout.split()[-1])
 
-    runs = {"1 GB for 10,000,000": lambda: num / 10_000, "listed": listed}
+    runs = {
+        "1 GB for 10,000,000": lambda: num / 10_000,
+        "listed": listed,
+        "named by a list.csv": lambda: listed("--endpoint", endpoint),
+    }
     if on_ray:
         runs["listed, and given to Ray"] = lambda: listed("--ray")
     note = f"{num:,} names of 24 bytes; above what the imports take"
     return Case("memory of a listing", "MB", runs, note, lower_is_better=True)
 
 
-def list_objects(num: int, *, on_ray: bool) -> None:
+def object_names(num: int) -> Iterator[str]:
+    """Yield the names of made up objects, by name."""
+    return (f"c{i * 1000 // num:04d}/img_{i:010d}.jpg" for i in range(num))
+
+
+def list_objects(num: int, endpoint: str, *, on_ray: bool) -> None:
     """Print what this process has taken at most, in MB above what imports take, when Ray has such a source, too."""
     if on_ray:
         import ray
 
         ray.init(num_cpus=1, include_dashboard=False, address="local", logging_level="ERROR")
+    source, lists = "s3://raw", dict[URL, list[Entry]]()
+    if endpoint:
+        source += "/list.csv"
+        size = len("path\n") + num * len(f"{next(object_names(num))}\n")
+        lists[URL(source)] = [Entry("", size, 0)]
+        set_defaults(tempfile.mkdtemp(), {"endpoint": endpoint, "skip_signature": True})
     with given({URL("s3://raw"): [Entry("a.jpg", 1, 1)]}):
         open_splits("s3://raw")  # imports what it needs
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
-    names = (f"c{i * 1000 // num:04d}/img_{i:010d}.jpg" for i in range(num))
-    entries = (Entry(name, 100_000 + i % 1000, 2 * i + 1) for i, name in enumerate(names))
-    with given({URL("s3://raw"): entries}):
-        sources = [split.source for split in open_splits("s3://raw")]
+    sizes = ((100_000 + i % 1000, 2 * i + 1) for i in range(num))
+    entries = (Entry(name, *about) for name, about in zip(object_names(num), sizes, strict=True))
+    with given({**lists, URL("s3://raw"): entries}):
+        sources = [split.source for split in open_splits(source)]
         if on_ray:
             job = ray.put(sources)
             assert job is not None
+    assert sum(map(len, sources)) == num
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6 - before)
 
 
@@ -301,13 +324,14 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=[], choices=["litdata"])
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--list", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--endpoint", default="", help=argparse.SUPPRESS)
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "loaders-compare"
     parser.add_argument("--cache", type=Path, default=home, help="environments of peers")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=HERE, help="folder for results/")
     args = parser.parse_args()
     if args.list:
-        list_objects(args.list, on_ray=args.ray)
+        list_objects(args.list, args.endpoint, on_ray=args.ray)
         return
     told = Told()
     litdata = place_of("litdata", args.cache) if args.peers else None
@@ -331,7 +355,7 @@ def main() -> None:
             told.run(source_case(place, what, num, proxy, options), args.repeats)
         set_defaults(place / "cache", storage | {"endpoint": endpoint})
         told.run(stored_finish_case(place, args.parts), args.repeats)
-    told.run(memory_case(args.items, on_ray=args.ray), 1)
+        told.run(memory_case(args.items, place, endpoint, on_ray=args.ray), 1)
     where = conditions("none") | {"load": [round(each, 1) for each in os.getloadavg()]}
     title = "Packing on many machines, played by one: `python benchmarks/cluster.py`"
     write(args.out, "cluster", title, {"conditions": where, "cases": told.cases}, told.tables)
