@@ -191,17 +191,18 @@ def filter_matrix(
     scale = extent / size
     centres = start + (np.arange(size) + 0.5) * scale
     at = (np.arange(length) - centres[:, None] + 0.5) * (1 / max(scale, 1.0))
-    weights: Floats = _weights(at, interpolation)
+    weights: Floats = filter_weights(at, interpolation)
     weights /= weights.sum(axis=1, keepdims=True)
     return weights
 
 
-def _weights(at: Floats, interpolation: str) -> Floats:
-    x = np.abs(at)
+def filter_weights(at: Any, interpolation: str, cubic: float = _CUBIC) -> Any:
+    """Return a filter's weights, not normalized, at distances from its centre; of an array or a tensor of floats."""
     if interpolation == "area":
-        return np.asarray((at > -0.5) & (at <= 0.5), np.float64)
+        return ((at > -0.5) & (at <= 0.5)) + 0 * at
+    x = abs(at)
     if interpolation == "bilinear":
-        return np.asarray(np.maximum(1 - x, 0))
-    near = ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * _CUBIC
-    return np.where(x < 1, near, np.where(x < 2, far, 0))
+        return (1 - x).clip(min=0)
+    near = ((cubic + 2) * x - (cubic + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * cubic
+    return near * (x < 1) + far * ((x >= 1) & (x < 2))

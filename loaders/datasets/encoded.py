@@ -10,8 +10,8 @@ import torch
 
 from loaders.codecs.heads import picture_size, pixels_within
 from loaders.datasets.base import HostHalf
+from loaders.datasets.moving import check_arrays_stay
 from loaders.datasets.on_device import OnDevice, images_of
-from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.known import known_of
 from loaders.device.augment import Moves, draw_moves, move_images
 from loaders.device.jpeg import JpegFinish
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from loaders.datasets.packed import PackedDataset
     from loaders.datasets.reading.request import Request
     from loaders.device.jpeg import Decode
-
-_MOVED = Mask | Images  # beside images, by the host alone
 
 
 class SameSize(NamedTuple):
@@ -163,7 +161,7 @@ def _check(dataset: PackedDataset[Any]) -> None:
     dataset.check_splits(hint)
     if dataset.on_error == "replace":
         raise SchemaError(f"on_error='replace' needs the host, which decodes no file{hint}")
-    fields = dataset.stored_fields
-    moved = [name for name, field in fields.items() if isinstance(field, _MOVED)]
-    if dataset.augment and (moved or spatial_axes(fields.values())):
-        raise SchemaError(f"augment moves {moved or 'arrays'}, which is done on the host{hint}")
+    for name, field in dataset.stored_fields.items() if dataset.augment else ():
+        if isinstance(field, Mask | Images):
+            raise SchemaError(f"augment moves field {name!r}, which is done on the host{hint}")
+    check_arrays_stay(dataset, hint)

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 def to_pandas(dataset: Any, fields: Sequence[str] | None) -> Any:
     """Return a DataFrame; see ``PackedDataset.to_pandas``."""
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError("to_pandas() needs pandas: pip install pandas") from error
-    known = dataset.schema.fields
+    pd, known = _pandas(), dataset.schema.fields
     if fields is not None:
         fields = as_list("fields", fields, "names, such as ['label', 'key']")
         dataset.schema.check_names(fields)
@@ -33,6 +29,14 @@ def to_pandas(dataset: Any, fields: Sequence[str] | None) -> Any:
         for column, values in _columns(dataset, name, known.get(name)):
             columns[column if column not in columns else f"{name}.{column}"] = values
     return pd.DataFrame(columns)
+
+
+def _pandas() -> Any:
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("to_pandas() needs pandas: pip install pandas") from error
+    return pd
 
 
 def _names_served(dataset: Any) -> list[str]:
@@ -80,9 +84,5 @@ def decoded(dataset: Any, name: str, field: Field) -> list[Any]:
 
 
 def _categorical(codes: npt.NDArray[np.int64], names: Sequence[str]) -> Any:
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError("to_pandas() needs pandas: pip install pandas") from error
     known = (codes >= 0) & (codes < len(names))
-    return pd.Categorical.from_codes(np.where(known, codes, -1), categories=list(names))
+    return _pandas().Categorical.from_codes(np.where(known, codes, -1), categories=list(names))

@@ -18,6 +18,7 @@ from loaders.datasets.reading.samples import (
     in_form,
     item,
 )
+from loaders.device.warps import SIGNED
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
     from loaders.datasets.reading.request import Memory, Request, SourcePart
 
     Int64s = npt.NDArray[np.int64]
-
-
-# torch copies rows of signed numbers only.
-_COPIED_AS = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +145,7 @@ class _Interleaving:
         axes = [0, *sorted(range(1, first.dim()), key=lambda axis: -first.stride()[axis])]
         shape = [num_rows, *(first.shape[axis] for axis in axes[1:])]
         whole = self._empty(name, shape, first)
-        kind = _COPIED_AS.get(first.dtype, first.dtype)
+        kind = SIGNED.get(first.dtype, first.dtype)  # torch copies rows of no other whole numbers
         for rows, part in zip(self._rows, parts, strict=True):
             places = torch.from_numpy(rows).to(first.device)
             whole.view(kind).index_copy_(0, places, part.view(kind).permute(axes))

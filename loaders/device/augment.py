@@ -28,6 +28,7 @@ from loaders.augment.resampling import (
     FAST,
     SUPPORT,
     Resampling,
+    filter_weights,
     is_between_pixels,
     margin_of,
     source_positions,
@@ -364,7 +365,7 @@ def _filtered(
     first, last = ((edge + 0.5).floor().long() for edge in (centre - reach, centre + reach))
     taps = first.unsqueeze(-1) + torch.arange(num, device=region.device)
     x = (taps - centre.unsqueeze(-1) + 0.5) * (1 / wide).unsqueeze(-1)
-    weights = _weights(x, how.interpolation) * (taps < last.unsqueeze(-1))
+    weights = filter_weights(x, how.interpolation) * (taps < last.unsqueeze(-1))
     taps += begin.long().unsqueeze(-1)
     weights = weights / weights.sum(-1, keepdim=True)
     is_mixed = is_between_pixels(start, extent, size, length)
@@ -388,17 +389,6 @@ def _on_image(
     return (at >= first.round()) & (at < last.round())
 
 
-def _weights(x: torch.Tensor, interpolation: str, a: float = -0.5) -> torch.Tensor:
-    if interpolation == "area":
-        return ((x > -0.5) & (x <= 0.5)).to(x.dtype)
-    x = x.abs()
-    if interpolation == "bilinear":
-        return (1 - x).clamp_(min=0)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * a
-    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
-
-
 def _cubic_taps(
     length: torch.Tensor, flip: torch.Tensor, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -406,7 +396,7 @@ def _cubic_taps(
     extent = length.view(-1, 1)
     centre = (_positions(flip, size) + 0.5) * (extent.to(torch.float32) / size) - 0.5
     taps = centre.floor().long().unsqueeze(-1) + torch.arange(-1, 3, device=length.device)
-    weights = _weights(taps - centre.unsqueeze(-1), "bicubic", -0.75)
+    weights = filter_weights(taps - centre.unsqueeze(-1), "bicubic", -0.75)
     return torch.minimum(taps.clamp(min=0), extent.unsqueeze(-1) - 1), weights
 
 

@@ -17,9 +17,13 @@ import torch
 
 from loaders.buffers import Readable
 from loaders.datasets.base import HostHalf, SampleT
-from loaders.datasets.moving import MovesBySize, draw_picture_moves, move_picture
+from loaders.datasets.moving import (
+    MovesBySize,
+    check_arrays_stay,
+    draw_picture_moves,
+    move_picture,
+)
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.fixed import served
 from loaders.datasets.reading.request import ReadPlan
 from loaders.datasets.reading.samples import batch_type
@@ -191,15 +195,12 @@ def check_resident(dataset: PackedDataset[Any]) -> None:
     """Raise SchemaError, with what to do, if a dataset's fields or settings are not for a device."""
     hint = "; take RAMDataset without device and pin, or other fields=[...]"
     dataset.check_splits(hint)
-    fields = dataset.stored_fields
-    for name, field in fields.items():
+    for name, field in dataset.stored_fields.items():
         is_picture = isinstance(field, Image | Mask)
         if field.record_nbytes is None or (is_picture and field.codec != "raw"):
             remedy = "; decode=True keeps pixels" if is_picture else ""
             raise SchemaError(f"records of field {name!r} differ in size{remedy}{hint}")
-    if dataset.augment and (moved := spatial_axes(fields.values())):
-        name = list(fields)[next(iter(moved))]
-        raise SchemaError(f"augment moves the array {name!r}, which is done on the host{hint}")
+    check_arrays_stay(dataset, hint)
 
 
 def _indexed(device: torch.device) -> torch.device:
