@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -32,11 +30,7 @@ if TYPE_CHECKING:
     from loaders.bench.measure import Config
 
 _PATIENCE_S = 2.0  # for prefetched batches, beyond the time that is asked for
-_READS = (
-    "read, cold",
-    "read",
-    "fetch",
-)  # what "fetch" does cannot be told apart; others wait for no bytes
+_READS = ("read, cold", "read", "fetch")  # other stages wait for no bytes
 
 
 @dataclass(slots=True)
@@ -126,16 +120,16 @@ def real_steps(
     skipped = max(1, together + in_flight(dataset, config)) if config.num_workers else 1
     samples: list[int] = []
     with profile(loader, steps=1 << 40) as found:
-        batches, deadline = begin(loader), math.inf
-        for number in itertools.count():
-            batch = next(batches, None)
-            if batch is None or time.perf_counter() > deadline:
-                break
+        batches, began = begin(loader), time.perf_counter()
+        for number, batch in enumerate(batches):
             step(batch)
             alone.synchronize(device)
             samples.append(num_samples(batch))
             if number in (0, skipped):  # the first step is slow in any run
-                deadline = time.perf_counter() + seconds + (_PATIENCE_S if number < skipped else 0)
+                began = time.perf_counter()
+            patience_s = seconds + (_PATIENCE_S if number < skipped else 0)
+            if time.perf_counter() - began > patience_s:
+                break
     end(batches)
     steps = list(zip(found.report.wait_s, found.report.compute_s, samples, strict=False))[skipped:]
     steps = steps[: len(steps) // together * together] or steps

@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.bench.measure import interleave
+from loaders.bench.measure import as_arguments, interleave
 from loaders.bench.report import last_line, of_error
 from loaders.bench.sweep import dropped, time_target
 from loaders.bench.targets import (
@@ -64,13 +64,10 @@ def from_sweep(sweep: Sweep, usual: Config) -> list[Change]:
     before, best = sweep.find(usual), sweep.best
     if before is None or not before.rate or best.config == usual:
         return []
-    old = usual.arguments()
-    said = [
-        f"{name}={value!r}"
-        for name, value in best.config.arguments().items()
-        if old.get(name) != value
-    ]
-    return [_gain(f"{', '.join(said)} instead of num_workers={usual.num_workers}", before, best)]
+    now, old = best.config.arguments(), usual.arguments()
+    changed = {name: value for name, value in now.items() if old.get(name) != value}
+    said = f"{as_arguments(changed)} instead of num_workers={usual.num_workers}"
+    return [_gain(said, before, best)]
 
 
 def _gain(what: str, before: Result, after: Result) -> Change:
@@ -126,16 +123,16 @@ def _trials(
     target: MeasuredDataset, config: Config, folder: Path, waits: bool, told: Told
 ) -> Iterator[Trial]:
     dataset = target.dataset
-    threads = replace(config, backend="thread", prefetch=None)
-    kinds: dict[str, Iterator[Trial]] = {}
-    if isinstance(dataset, ImageFiles | PackedDataset) and not getattr(
-        dataset, "has_own_samples", False
-    ):
-        kinds["RAMDataset"] = _in_memory(dataset, threads, told)
-        if target.size or isinstance(dataset, ImageFiles):
+    is_ours = isinstance(dataset, PackedDataset) and not dataset.has_own_samples
+    if is_ours or isinstance(dataset, ImageFiles):
+        threads = replace(config, backend="thread", prefetch=None)
+        kinds = {"RAMDataset": _in_memory(dataset, threads, told)}
+        if target.size or not is_ours:
             kinds["packing"] = _packed(target, folder, threads, told)
     elif waits and not isinstance(dataset, TokenWindows):  # which one thread serves
-        kinds["more workers"] = _waiting(target, config)
+        kinds = {"more workers": _waiting(target, config)}
+    else:
+        kinds = {}
     for what, trials in kinds.items():
         try:
             yield from trials
@@ -146,12 +143,13 @@ def _trials(
 def _waiting(target: MeasuredDataset, config: Config) -> Iterator[Trial]:
     """Workers beyond the cores help only those that wait; of what computes they only take cores from other work."""
     most = min(_MOST_WORKERS, max(8, 4 * usable_cores()))
-    workers = max(1, config.num_workers)
+    changes: list[dict[str, Any]] = []
     if config.num_workers < most:
-        yield Trial(f"num_workers={most}", target, replace(config, num_workers=most))
+        changes.append({"num_workers": most})
     if config.backend == "thread":
-        said = f"backend='process', num_workers={workers}"
-        yield Trial(said, target, replace(config, backend="process", num_workers=workers))
+        changes.append({"backend": "process", "num_workers": max(1, config.num_workers)})
+    for change in changes:
+        yield Trial(as_arguments(change), target, replace(config, **change))
 
 
 def _in_memory(dataset: ImageFiles | PackedDataset, config: Config, told: Told) -> Iterator[Trial]:
@@ -167,7 +165,7 @@ def _in_memory(dataset: ImageFiles | PackedDataset, config: Config, told: Told) 
         held = RAMDataset(
             dataset.select(spread(len(dataset), _SAMPLE)), decode=True, progress=False
         )
-    yield Trial(what, MeasuredDataset(what, "object", lambda: held), config, is_in_memory=True)
+    yield Trial(what, MeasuredDataset(what, lambda: held), config, is_in_memory=True)
 
 
 def _as_files(dataset: PackedDataset, folder: Path) -> list[Path]:
@@ -187,11 +185,7 @@ def _packed(target: MeasuredDataset, folder: Path, config: Config, told: Told) -
     """Pack files by the command that the user would run: at the size that the crops need, or loose ones as they are."""
     dataset = target.dataset
     is_loose = isinstance(dataset, ImageFiles)
-    files = (
-        [dataset.files[i] for i in spread(len(dataset), _SAMPLE)]
-        if is_loose
-        else _as_files(dataset, folder)
-    )
+    files = dataset.some_files(_SAMPLE) if is_loose else _as_files(dataset, folder)
     if not files:
         return
     sides = list(_sides(files[:32]))
@@ -210,7 +204,7 @@ def _packed(target: MeasuredDataset, folder: Path, config: Config, told: Told) -
     said = " ".join(["packdata images", target.name if is_loose else "SOURCE", "packed", *options])
     what, size = f"pack {how} ({said})", target.size
     make = lambda: ShardDataset(out, augment=ops_for(size))  # noqa: E731
-    yield Trial(what, MeasuredDataset(what, "packed", make, shards_of(out), size), config)
+    yield Trial(what, MeasuredDataset(what, make, shards_of(out), size), config)
 
 
 def _sides(files: list[Path]) -> Iterator[int]:
@@ -226,27 +220,12 @@ def _pack(files: list[Path], folder: Path, options: list[str]) -> Path:
     source.mkdir(parents=True)
     for i, file in enumerate(files):
         (source / f"{i:05}{file.suffix}").symlink_to(file.absolute())
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "packdata",
-        "images",
-        str(source),
-        str(out),
-        "--on-error",
-        "skip",
-    ]
+    words = ["-P", "-m", "packdata", "images", "--on-error", "skip", *options]
+    command = [sys.executable, *words, str(source), str(out)]
     try:
-        done = subprocess.run(
-            [*command, *options],
-            capture_output=True,
-            text=True,
-            timeout=_PACK_TIMEOUT_S,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PACK_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise TargetError(f"it took more than {_PACK_TIMEOUT_S} s") from error
     if done.returncode not in (0, 3):  # 3: some of them were rejected
-        raise TargetError((done.stderr.strip().splitlines() or ["it failed."])[-1])
+        raise TargetError(last_line(done.stderr) or "it failed.")
     return out

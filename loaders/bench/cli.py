@@ -15,9 +15,9 @@ import torch
 
 from loaders.bench import changes, doctor, planner, report
 from loaders.bench.analysis import Analysis, analyse
-from loaders.bench.measure import Config
+from loaders.bench.measure import Config, as_arguments
 from loaders.bench.plot import check_plot, plot
-from loaders.bench.sweep import Limits, Sweep, dropped, grid, run_sweep
+from loaders.bench.sweep import Sweep, dropped, grid, run_sweep
 from loaders.bench.targets import CROP, MeasuredDataset, holds, is_map_style, load, load_object
 from loaders.commandline import Commands, wrapped
 from loaders.datasets.base import BatchDataset
@@ -41,7 +41,7 @@ _MAX_PIXELS = 65_535  # a JPEG's side, at most
 _WAITS = 0.1  # of its time on a core, for a sample to count as one that waits
 _SWEEP_SHARE, _STAGES_SHARE, _TRIALS_SHARE = 0.5, 0.25, 0.25
 
-_Found = tuple[Verdict, Analysis, Config]
+_Found = tuple[Verdict, Analysis]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,33 +74,22 @@ def build_parser() -> Commands:
     return commands
 
 
-def _number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return what parses a whole number in a range."""
+def _number(least: float, most: float = math.inf, kind: type = int) -> Callable[[str], Any]:
+    """Return what parses a number in a range; infinity is none."""
 
-    def parse(text: str) -> int:
-        if text.lstrip("-").isdecimal() and least <= int(text) <= (most or int(text)):
-            return int(text)
-        where = f"from {least}" + ("" if most is None else f" to {most:,}")
-        raise argparse.ArgumentTypeError(f"must be a whole number {where}, got {text!r}")
+    def parse(text: str) -> Any:
+        with suppress(ValueError):
+            if least <= kind(text) <= most and kind(text) < math.inf:
+                return kind(text)
+        what = "a whole number" if kind is int else "a number"
+        where = f"from {least}" + (f" to {most:,}" if most < math.inf else "")
+        raise argparse.ArgumentTypeError(f"must be {what} {where}, got {text!r}")
 
     return parse
 
 
 _count, _positive, _pixels = _number(0), _number(1), _number(0, _MAX_PIXELS)
-
-
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
-
-
-def _amount(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"must be a number from 0, got {text!r}")
+_seconds, _amount = _number(0.01, kind=float), _number(0, kind=float)
 
 
 def _add_dataset(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +110,6 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     add_remote(parser)
     what = "runs of each configuration (default: 3)"
     add("--repeats", type=_positive, default=3, metavar="N", help=what)
-    add("--limit-samples", type=_positive, metavar="N", help="samples of each run")
     what = "your training step: called with each batch"
     add("--step", metavar="MODULE:FUNCTION", help=what)
     add("--device", help="where batches go (default: cuda if there is one)")
@@ -199,7 +187,7 @@ def run_sweep_command(args: argparse.Namespace) -> int:
     if args.json:
         print(report.as_json(_sweep_json(sweep, found)), flush=True)
     elif found is not None:
-        _show(f"\n{_verdict_text(*found)}")
+        _show(f"\n{_verdict_text(sweep.best.config, *found)}")
     if args.plot:
         plot(sweep, args.plot, subtitle=f"{report.cpu_name()}, {usable_cores()} cores")
         _say(f"picture: {args.plot}")
@@ -251,8 +239,13 @@ def run_recommend(args: argparse.Namespace) -> int:
 
 
 def _sweep(target: MeasuredDataset, configs: list[Config], args: argparse.Namespace) -> Sweep:
-    limits = Limits(_SWEEP_SHARE * args.seconds, args.repeats, args.limit_samples)
-    sweep = run_sweep(target, configs, limits, cold=getattr(args, "cold", False))
+    sweep = run_sweep(
+        target,
+        configs,
+        seconds=_SWEEP_SHARE * args.seconds,
+        repeats=args.repeats,
+        cold=getattr(args, "cold", False),
+    )
     if all(not result.runs for result in sweep.results):
         raise LoadersError(f"nothing could be measured: {sweep.results[0].error}")
     if small := sweep.too_small(target.dataset):
@@ -277,27 +270,25 @@ def _keep(target: MeasuredDataset, num_workers: int) -> tuple[Path | None, str]:
     if kept is None:
         return None, "the dataset has no fingerprint to know it by, or a transform"
     said = f'num_workers="auto" now takes {num_workers} on {cores} core{"s" * (cores > 1)} for'
-    return kept, f"{said} {target.as_python}, and for no other settings of it ({kept})"
+    return kept, f"{said} {target.python}, and for no other settings of it ({kept})"
 
 
 def recommended_line(
     target: MeasuredDataset, config: Config, device: torch.device | None = None
 ) -> str:
     """Return Python that makes the loader."""
-    words = [f"batch_size={config.batch_size}"]
+    given: dict[str, Any] = {"batch_size": config.batch_size}
     if is_map_style(target.dataset):  # a stream has the order that it comes in
-        words.append("shuffle=True")
-    words.append(f"num_workers={config.num_workers}")
-    if config.backend != target.backend:
-        words.append(f"backend={config.backend!r}")
+        given["shuffle"] = True
+    given |= config.arguments()
+    if config.backend == target.backend:
+        del given["backend"]
     if config.num_workers and config.backend in ("subprocess", "process"):
-        words.append("persistent_workers=True")
-    if config.prefetch is not None:
-        words.append(f"prefetch_factor={config.prefetch}")
+        given["persistent_workers"] = True
     if device is not None and device.type != "cpu":
-        words.append(f'device="{device}"')
+        given["device"] = str(device)
     dataset = f"TokenWindows(dataset, length={target.window})" if target.window else "dataset"
-    return f"DataLoader({dataset}, {', '.join(words)})"
+    return f"DataLoader({dataset}, {as_arguments(given)})"
 
 
 def _judge_if_possible(
@@ -345,7 +336,7 @@ def _judge(
             cold=is_cold,
             told=_say,
         )
-    return judge(found.facts, known), found, best
+    return judge(found.facts, known), found
 
 
 def _device(args: argparse.Namespace) -> torch.device | None:
@@ -363,7 +354,7 @@ def usual_config(target: MeasuredDataset, config: Config) -> Config:
     return Config(loader.num_workers, config.batch_size, target.backend)
 
 
-def _verdict_text(verdict: Verdict, found: Analysis, config: Config) -> str:
+def _verdict_text(config: Config, verdict: Verdict, found: Analysis) -> str:
     rows: list[tuple[str, ...]] = [("stage", "per sample", "on a core", "waiting", "samples/s")]
     for name, cost in found.stages.items():
         rows.append((name, *map(in_seconds, astuple(cost)), report.short(cost.samples_per_s)))
@@ -390,7 +381,7 @@ def _sweep_json(sweep: Sweep, found: _Found | None) -> dict[str, Any]:
         "chosen": asdict(sweep.best.config),
     }
     if found is not None:
-        verdict, analysis, _ = found
+        verdict, analysis = found
         value["verdict"] = asdict(verdict)
         value["stages"] = {name: asdict(cost) for name, cost in analysis.stages.items()}
         value["facts"] = asdict(analysis.facts)
@@ -499,12 +490,9 @@ def run_plan(args: argparse.Namespace) -> int:
         for what, nbytes in sample_bytes.items()
     }
     if args.json:
-        figures = {
-            name: asdict(p) | {"rank_bytes": p.rank_bytes, "node_bytes": p.node_bytes}
-            for name, p in plans.items()
-        }
-        available = {"available_bytes": available_memory()}
-        print(report.as_json({"config": asdict(config)} | figures | available))
+        figures = {name: asdict(plan) for name, plan in plans.items()}
+        said = {"config": asdict(config)} | figures | {"available_bytes": available_memory()}
+        print(report.as_json(said))
         return 0
     _show(f"{target.name}, {config}")
     _show("\n".join(report.aligned(planner.table(plans))))
@@ -530,7 +518,8 @@ def _plan_epochs(args: argparse.Namespace) -> int:
         nodes=args.nodes,
         cache_bytes=cache_bytes,
     )
-    costs = [store.cost(each, args.rate, args.per_gb, args.per_1000_requests) for each in found]
+    prices = args.per_gb, args.per_1000_requests
+    costs = [store.cost(each, args.rate, *prices) for each in found]
     if args.json:
         said = dict(zip(("first_epoch", "each_later_epoch"), costs, strict=True))
         print(report.as_json({"cache_bytes": cache_bytes, "nodes": args.nodes} | said))
@@ -541,12 +530,11 @@ def _plan_epochs(args: argparse.Namespace) -> int:
     )
     _show("\n".join(report.aligned(store.table(costs))))
     _show(f"at {number(args.rate)} MB/s of each node; --rate changes it")
-    if args.per_gb is args.per_1000_requests is None:
-        _show("dollars: give your provider's prices by --per-gb and --per-1000-requests")
-    else:
-        _show(
-            f"dollars: at {args.per_gb or 0:g} per GB, {args.per_1000_requests or 0:g} per 1,000 requests"
-        )
+    said = "give your provider's prices by --per-gb and --per-1000-requests"
+    if prices != (None, None):
+        per_gb, per_1000 = (price or 0 for price in prices)
+        said = f"at {per_gb:g} per GB, {per_1000:g} per 1,000 requests"
+    _show(f"dollars: {said}")
     return 0
 
 

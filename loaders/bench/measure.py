@@ -26,7 +26,7 @@ from loaders.device.nested import tensors_of
 from loaders.loading.loader import DataLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class Config:
         """Return the arguments of a ``DataLoader``."""
         given = asdict(self)
         prefetch = given.pop("prefetch")
-        return (
-            given
-            if prefetch is None or not self.num_workers
-            else given | {"prefetch_factor": prefetch}
-        )
+        return given | ({"prefetch_factor": prefetch} if prefetch and self.num_workers else {})
 
     def __str__(self) -> str:
-        text = f"num_workers={self.num_workers}, batch_size={self.batch_size}, backend={self.backend!r}"
-        return text + ("" if self.prefetch is None else f", prefetch_factor={self.prefetch}")
+        return as_arguments(self.arguments())
+
+
+def as_arguments(given: Mapping[str, Any]) -> str:
+    """Return arguments as they are typed."""
+    return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 
 @dataclass(slots=True)
@@ -65,6 +65,7 @@ class TimedPass:
     sample_bytes: float  # bytes of all tensors of a sample, on average over some batches
     pss_bytes: int = 0  # memory of all processes at the end of the run, see ``Memory``
     read_bytes: int | None = None  # what the storage had to read, or None where that is not known
+    has_start: bool = False  # there were too few batches to leave the first round out of the rate
 
 
 @dataclass(slots=True)
@@ -164,7 +165,6 @@ def time_loader(
     seconds: float,  # stop after so long, at the end of a round; one round behind the first is always done
     # Batches that come together: of processes, one of each; of grouped ones, a group.
     round_size: int = 1,
-    max_samples: int | None = None,  # stop after so many, at the end of a round
     clock: Callable[[], float] = time.perf_counter,  # seconds that only grow
     watch: bool = True,  # look at the memory when it ends, its batches still there
 ) -> TimedPass:
@@ -174,7 +174,6 @@ def time_loader(
         ValueError: The loader gave no batch.
     """
     gc.collect()  # an older loader's memory and threads are not this one's
-    most = math.inf if max_samples is None else max_samples
     read = bytes_read(family())
     arrivals, samples, looked_at, nbytes = [clock()], [0], 0, 0
     batches, count = begin(loader), 0
@@ -186,15 +185,15 @@ def time_loader(
         # 1, 2, 4, 8, ...: to look takes longer than to hand over a small one.
         if not count & (count - 1):
             looked_at, nbytes = looked_at + num, nbytes + batch_nbytes(batch)
-        is_enough = arrivals[-1] - arrivals[0] >= seconds or samples[-1] >= most
-        if is_enough and count % round_size == 0 and count > round_size:
+        is_enough = arrivals[-1] - arrivals[0] >= seconds and count > round_size
+        if is_enough and count % round_size == 0:
             break
         del batch
     pids = family()
     if not count:
         raise ValueError("the loader gave no batch: is the dataset smaller than a batch?")
-    first = round_size if count > round_size else 0
-    last = count - (count - first) % round_size if first else count
+    has_start = count < 2 * round_size
+    first, last = (0, count) if has_start else (round_size, count - count % round_size)
     now_read = bytes_read(pids)
     run = TimedPass(
         samples_per_s=(samples[last] - samples[first])
@@ -205,6 +204,7 @@ def time_loader(
         sample_bytes=nbytes / max(1, looked_at),
         pss_bytes=memory(pids).pss_bytes if watch else 0,
         read_bytes=None if read is None or now_read is None else now_read - read,
+        has_start=has_start,
     )
     end(batches)
     return run

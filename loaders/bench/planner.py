@@ -41,60 +41,31 @@ _SCRATCH_BYTES = 4 << 20  # of a thread: what it decodes into, its stack, its he
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """Bytes on one node.
+    """Bytes on one node."""
 
-    Attributes:
-        batch_bytes: Of one batch.
-        batches: Batches that exist at one time, per rank.
-        slots_bytes: Of all of them, per rank.
-        pinned_bytes: Of copies in page-locked memory, per rank; 0 without a device.
-        workers_bytes: What threads or processes need beside batches, per rank.
-        cache_bytes: What is held in RAM, per copy.
-        cache_copies: Copies of it on the node.
-        ranks: Ranks on the node.
-    """
-
-    batch_bytes: int
-    batches: int
-    slots_bytes: int
-    pinned_bytes: int
-    workers_bytes: int
-    cache_bytes: int
-    cache_copies: int
-    ranks: int
-
-    @property
-    def rank_bytes(self) -> int:
-        """What one rank adds, without a cache."""
-        return self.slots_bytes + self.pinned_bytes + self.workers_bytes
-
-    @property
-    def node_bytes(self) -> int:
-        """What the node needs."""
-        return self.ranks * self.rank_bytes + self.cache_copies * self.cache_bytes
+    batch_bytes: int  # of one batch
+    batches: int  # that exist at one time, per rank
+    slots_bytes: int  # of all of them, per rank
+    pinned_bytes: int  # of copies in page-locked memory, per rank; 0 without a device
+    workers_bytes: int  # what threads or processes need beside batches, per rank
+    cache_bytes: int  # of a ``RAMDataset``, per copy
+    cache_copies: int  # of it on the node
+    ranks: int  # training processes on the node
+    rank_bytes: int  # what one rank adds, without a cache
+    node_bytes: int  # what the node needs
 
 
 def plan(
     dataset: Any,
-    sample_bytes: float,
+    sample_bytes: float,  # of one sample in a batch, see ``sample_bytes_of``
     config: Config,
     *,
-    pinned: bool = False,
+    pinned: bool = False,  # batches pass through page-locked memory
     cache_bytes: int = 0,
-    shared: bool = False,
+    shared: bool = False,  # one copy of the cache, instead of one per rank
     ranks: int = 1,
 ) -> NodePlan:
-    """Return what a configuration will need.
-
-    Args:
-        dataset: What is loaded.
-        sample_bytes: Of one sample in a batch, see ``sample_bytes_of``.
-        config: The loader's settings.
-        pinned: Batches pass through page-locked memory.
-        cache_bytes: Of a ``RAMDataset``.
-        shared: One copy of it per node, instead of one per rank.
-        ranks: Training processes on the node.
-    """
+    """Return what a configuration will need."""
     batch_size, most = config.batch_size, math.inf
     if is_map_style(dataset):  # no more than an epoch has exist at one time
         rank_samples = -(-len(dataset) // ranks)
@@ -104,15 +75,21 @@ def plan(
     batches = int(min(ahead + _HELD, most))
     pinned_batches = int(min(ahead + group_size_of(dataset, config), most)) if pinned else 0
     per_worker = _process_bytes() if config.backend == "process" else _SCRATCH_BYTES
+    parts = {
+        "slots_bytes": batches * batch_bytes,
+        "pinned_bytes": pinned_batches * batch_bytes,
+        "workers_bytes": config.num_workers * per_worker,
+    }
+    rank_bytes, copies = sum(parts.values()), 1 if shared else ranks
     return NodePlan(
         batch_bytes=batch_bytes,
         batches=batches,
-        slots_bytes=batches * batch_bytes,
-        pinned_bytes=pinned_batches * batch_bytes,
-        workers_bytes=config.num_workers * per_worker,
         cache_bytes=cache_bytes,
-        cache_copies=1 if shared else ranks,
+        cache_copies=copies,
         ranks=ranks,
+        rank_bytes=rank_bytes,
+        node_bytes=ranks * rank_bytes + copies * cache_bytes,
+        **parts,
     )
 
 
@@ -131,7 +108,7 @@ def sample_bytes_of(dataset: Any, *, as_trained: bool = False, count: int = 8) -
     sizes: list[float] = []
     for sample in _some_samples(dataset, count):
         grown = _grown_nbytes(dataset, sample) if as_trained else 0
-        sizes.append(batch_nbytes(sample) + text_nbytes(sample) + grown)
+        sizes.append(batch_nbytes(sample) + _text_nbytes(sample) + grown)
         if sum(sizes) > _LOOKED_AT_BYTES:
             break
     if not sizes:
@@ -161,18 +138,11 @@ def _grown_nbytes(dataset: Any, batch: Any) -> int:
     return (_FLOAT_BYTES - 1) * pixels + sum(_INT64_BYTES * t.numel() - t.nbytes for t in masks)
 
 
-def text_nbytes(value: Any) -> int:
-    """Return the length of all texts and bytes of a batch, at any depth.
-
-    Example:
-        >>> text_nbytes({"name": ["one", "two"], "x": (b"four", 5)})
-        10
-    """
-    if isinstance(value, str | bytes):
-        return len(value)
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return sum(map(text_nbytes, value)) if isinstance(value, list | tuple) else 0
+def _text_nbytes(value: Any) -> int:
+    """Return the length of all texts and bytes of a batch, at any depth."""
+    if isinstance(value, Mapping | list | tuple):
+        return sum(map(_text_nbytes, value.values() if isinstance(value, Mapping) else value))
+    return len(value) if isinstance(value, str | bytes) else 0
 
 
 def ram_bytes_of(target: MeasuredDataset, *, decode: bool, count: int = 256) -> int:
@@ -191,7 +161,7 @@ def ram_bytes_of(target: MeasuredDataset, *, decode: bool, count: int = 256) -> 
         plans = plan_columns(some, decode=decode, progress=False).values()
         return sum(plan.nbytes for plan in plans) * len(dataset) // len(some)
     if isinstance(dataset, ImageFiles):
-        files = [dataset.files[i] for i in spread(len(dataset), count)]
+        files = dataset.some_files(count)
         sizes = [
             3 * math.prod(picture_size(file.read_bytes())) if decode else file.stat().st_size
             for file in files

@@ -18,7 +18,7 @@ from loaders.system.limits import text, usable_cores
 from loaders.text import describe_size, in_seconds, number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from loaders.bench.measure import Config, Result
     from loaders.bench.sweep import Sweep
@@ -38,60 +38,41 @@ def in_bytes(value: float | None) -> str:
 
 def table(sweep: Sweep) -> str:
     """Return a sweep as lines of text: what all settings share stands above, the chosen one is marked."""
-    configs = [result.config for result in sweep.results]
-    columns: dict[str, list[str]] = {
-        "": ["*" if result is sweep.best else "" for result in sweep.results],
-        "workers": [str(config.num_workers) for config in configs],
+    settings: dict[str, Callable[[Config], Any]] = {
+        "batch": lambda c: c.batch_size,
+        "backend": lambda c: c.backend,
+        "prefetch": lambda c: c.prefetch or "-",
     }
-    shared = []
-    for head, values in _settings(configs).items():
-        if len(set(values)) > 1:
-            columns[head] = values
-        else:
-            shared += [f"{head} {values[0]}"] * (values[0] != "-")
-    columns |= {
-        name: list(map(_cell(name, sweep), sweep.results))
-        for name in _figures(sweep, len(columns))
+    figures: dict[str, Callable[[Result], str]] = {
+        "": lambda r: "*" if r is sweep.best else "",
+        "workers": lambda r: str(r.config.num_workers),
     }
-    above = [*shared, f"page cache {sweep.cache}", "range over the repeats"]
-    lines = [", ".join(above)]
-    lines += aligned([tuple(columns), *zip(*columns.values(), strict=True)])
-    lines.append(f"* chosen: {sweep.best.config}")
-    failed = (f"failed: {r.config}: {last_line(r.error)}" for r in sweep.results if r.error)
-    return "\n".join([*lines, *failed, *(f"note: {note}" for note in sweep.notes)])
-
-
-def _settings(configs: list[Config]) -> dict[str, list[str]]:
-    return {
-        "batch": [str(config.batch_size) for config in configs],
-        "backend": [config.backend for config in configs],
-        "prefetch": [str(config.prefetch or "-") for config in configs],
-    }
-
-
-def _figures(sweep: Sweep, num_settings: int) -> list[str]:
-    names = ["samples/s", "range", "first", "p99 wait", "memory"]
-    names += ["tokens/s"] if sweep.tokens else []
-    names += ["read"] if sweep.cache == "cold" else []
-    return (
-        names if len(names) + num_settings <= _MAX_COLUMNS else [n for n in names if n != "first"]
-    )
-
-
-def _cell(name: str, sweep: Sweep) -> Any:
-    def range_of(result: Result) -> str:
-        low, high = result.spread
-        return "-" if not result.runs else f"{short(low)}-{short(high)}"
-
-    return {
+    above = []
+    for name, value in settings.items():
+        values = {value(result.config) for result in sweep.results}
+        if len(values) > 1:
+            figures[name] = lambda r, value=value: str(value(r.config))
+        elif values != {"-"}:
+            above.append(f"{name} {values.pop()}")
+    figures |= {
         "samples/s": lambda r: number(r.rate if r.runs else math.nan),
-        "range": range_of,
+        "range": lambda r: "-".join(map(short, r.spread)) if r.runs else "-",
         "first": lambda r: in_seconds(r.median("first_batch_s")),
         "p99 wait": lambda r: in_seconds(r.latency_s(0.99)),
         "memory": lambda r: in_bytes(r.pss_bytes),
-        "tokens/s": lambda r: short(r.rate * sweep.tokens),
-        "read": lambda r: in_bytes(r.read_bytes),
-    }[name]
+    }
+    if sweep.tokens:
+        figures["tokens/s"] = lambda r: short(r.rate * sweep.tokens)
+    if sweep.cache == "cold":
+        figures["read"] = lambda r: in_bytes(r.read_bytes)
+    if len(figures) > _MAX_COLUMNS:
+        del figures["first"]
+    rows = [tuple(say(result) for say in figures.values()) for result in sweep.results]
+    lines = [", ".join([*above, f"page cache {sweep.cache}", "range over the repeats"])]
+    lines += aligned([tuple(figures), *rows])
+    lines.append(f"* chosen: {sweep.best.config}")
+    lines += [f"failed: {r.config}: {last_line(r.error)}" for r in sweep.results if r.error]
+    return "\n".join([*lines, *(f"note: {note}" for note in sweep.notes)])
 
 
 def short(value: float) -> str:

@@ -1,8 +1,7 @@
 """Stages of a pipeline, each run by itself: what a sample costs there, in wall time, CPU time and time with the GIL.
 
-What a thread does between two looks at the clocks splits into time on a core, and time off it. Time
-off it counts as waiting only if the thread gave its core up (a sleep, a read, a page fault from disk),
-and only until it could go on: what it then queued for a core, as the kernel counts it, others took.
+What a thread does between two looks at the clocks splits into time on a core, time in which it queued for
+one, as the kernel counts it, and the rest: there it waited (for a disk, or in a sleep).
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cv2
 import numpy as np
 import torch
 
 from loaders.bench.measure import begin, group_size_of, make_loader, num_samples
-from loaders.bench.targets import ImageFiles, TargetError
-from loaders.datasets.base import BatchDataset
+from loaders.bench.targets import TargetError
 from loaders.datasets.packed import PackedDataset
 from loaders.device.nested import map_tensors, tensors_of
 from loaders.system import opencv
@@ -73,18 +71,15 @@ def time_alone(
     if warm_up:
         work()
     costs: list[tuple[float, ...]] = []
-    gave_up, clock = 0, time.perf_counter
+    clock = time.perf_counter
     deadline = clock() + seconds
     while clock() < deadline or len(costs) < min_calls:
-        switches, queued = _voluntary_switches(), _queued_s()
-        cpu, own, wall = _cpu_s(), time.thread_time(), clock()
+        queued, own, cpu, wall = queued_s(), time.thread_time(), _cpu_s(), clock()
         samples = max(1, work())
-        wall, own, cpu = clock() - wall, time.thread_time() - own, _cpu_s() - cpu
-        queued = min(_queued_s() - queued, max(0.0, wall - own))
-        gave_up += _voluntary_switches() > switches
+        wall, cpu, own = clock() - wall, _cpu_s() - cpu, time.thread_time() - own
+        queued = min(queued_s() - queued, max(0.0, wall - own))
         costs.append((wall / samples, cpu / samples, max(0.0, wall - cpu - queued) / samples))
-    found = Cost(*map(statistics.median, zip(*costs, strict=True)))
-    return found if gave_up >= len(costs) / 2 else replace(found, wait_s=0.0)
+    return Cost(*map(statistics.median, zip(*costs, strict=True)))
 
 
 def _cpu_s() -> float:
@@ -92,22 +87,13 @@ def _cpu_s() -> float:
     return time.process_time() + sum(os.times()[2:4])
 
 
-def _queued_s() -> float:
+def queued_s() -> float:
     """Return for how long this thread has queued for a core so far; 0 where the kernel does not say.
 
     Source: the kernel's Documentation/scheduler/sched-stats.rst; the second number of three, in ns.
     """
     words = (text(_SCHEDSTAT) or "").split()
     return int(words[1]) / 1e9 if len(words) > 1 else 0.0
-
-
-def _voluntary_switches() -> int:
-    """Return how often this thread gave its core up."""
-    try:
-        import resource
-    except ImportError:  # not on this system: all time off the core counts as waiting
-        return time.perf_counter_ns()
-    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
 
 
 @contextmanager
@@ -125,9 +111,9 @@ def one_thread() -> Iterator[None]:
 # -- on the CPU ------------------------------------------------------------------------------------
 
 
-def batches_of(dataset: Any, config: Config, **more: Any) -> Iterator[Any]:
+def batches_of(dataset: Any, config: Config) -> Iterator[Any]:
     """Yield batches without end, each made on this thread when it is asked for, by the loader's own code."""
-    loader = make_loader(dataset, replace(config, num_workers=0, prefetch=None), **more)
+    loader = make_loader(dataset, replace(config, num_workers=0, prefetch=None))
     while True:
         is_empty = True
         for batch in begin(loader):
@@ -140,16 +126,10 @@ def batches_of(dataset: Any, config: Config, **more: Any) -> Iterator[Any]:
             )
 
 
-def batch_maker(dataset: Any, config: Config, **more: Any) -> Callable[[], int]:
+def batch_maker(dataset: Any, config: Config) -> Callable[[], int]:
     """Return what makes a batch (of small ones a group, as workers do), and says how many samples it has."""
-    batches, together = batches_of(dataset, config, **more), group_size_of(dataset, config)
-    is_joined = "collate_fn" not in more
-
-    def make() -> int:
-        made = [next(batches) for _ in range(together)]
-        return sum(num_samples(b) if is_joined else config.batch_size for b in made)
-
-    return make
+    batches, together = batches_of(dataset, config), group_size_of(dataset, config)
+    return lambda: sum(num_samples(next(batches)) for _ in range(together))
 
 
 def host_stages(dataset: Any, config: Config, *, seconds: float) -> dict[str, Cost]:
@@ -157,44 +137,18 @@ def host_stages(dataset: Any, config: Config, *, seconds: float) -> dict[str, Co
 
     Each is what more of the pipeline costs than less of it. Of third-party datasets the inside cannot be told apart.
     """
-    share = seconds / 4
-    whole = time_alone(batch_maker(dataset, config), seconds=share)
-    if not isinstance(dataset, BatchDataset):
-        if isinstance(dataset, ImageFiles):
-            inner = [
-                ("read", _file_reader(dataset, config)),
-                ("decode", _file_reader(dataset, config, decode=True)),
-            ]
-        else:
-            inner = [("fetch", batch_maker(dataset, config, collate_fn=list))]
-        return _by_difference(inner, "augment" if len(inner) > 1 else "collate", whole, share)
-    if (
-        not isinstance(dataset, PackedDataset)
-        or dataset.has_own_samples
-        or dataset.sample_nbytes is not None
-    ):
-        return {"read" if isinstance(dataset, PackedDataset) else "fetch": whole}
-    inner = [("read", _record_reader(dataset, config.batch_size))]
-    if not dataset.augment:
-        return _by_difference(inner, "decode", whole, share)
-    inner.append(("decode", batch_maker(dataset.replace(augment=[]), config)))
-    found = _by_difference(inner, "augment", whole, share)
-    # A crop decodes less than a whole picture.
-    if found["read"].cpu_s + found["decode"].cpu_s > whole.cpu_s:
-        return {"read": found["read"], "decode": whole.minus(found["read"])}
-    return found
-
-
-def _by_difference(
-    inner: list[tuple[str, Callable[[], int]]], last: str, whole: Cost, seconds: float
-) -> dict[str, Cost]:
-    """Time parts of a pipeline, each of which contains the one before; the last stage is what the whole adds."""
-    stages, before = dict[str, Cost](), Cost(0.0, 0.0)
-    for name, work in inner:
-        cost = time_alone(work, seconds=seconds)
-        stages[name] = cost.minus(before)
-        before = cost
-    return stages | {last: whole.minus(before)}
+    alone = partial(time_alone, seconds=seconds / 3)
+    whole = alone(batch_maker(dataset, config))
+    if not isinstance(dataset, PackedDataset):
+        return {"fetch": whole}
+    if dataset.has_own_samples or dataset.sample_nbytes is not None:
+        return {"read": whole}
+    read = alone(_record_reader(dataset, config.batch_size))
+    if dataset.augment:
+        plain = alone(batch_maker(dataset.replace(augment=[]), config))
+        if plain.cpu_s <= whole.cpu_s:  # a crop decodes less than a whole picture
+            return {"read": read, "decode": plain.minus(read), "augment": whole.minus(plain)}
+    return {"read": read, "decode": whole.minus(read)}
 
 
 def cold_cost(dataset: Any, config: Config, warm: dict[str, Cost], *, seconds: float) -> Cost:
@@ -220,29 +174,14 @@ def _record_reader(dataset: PackedDataset, batch_size: int) -> Callable[[], int]
     return read
 
 
-def _file_reader(
-    dataset: ImageFiles, config: Config, *, decode: bool = False
-) -> Callable[[], int]:
-    rng = np.random.default_rng(1)
-
-    def read() -> int:
-        for i in rng.integers(len(dataset), size=config.batch_size):
-            record = dataset.files[i].read_bytes()
-            if decode:
-                cv2.imdecode(np.frombuffer(record, np.uint8), cv2.IMREAD_COLOR_RGB)
-        return config.batch_size
-
-    return read
-
-
 def gil_s_per_sample(work: Callable[[], int], *, seconds: float) -> float:
-    """Return for how long, of its CPU time, a sample holds the GIL.
+    """Return for how long, of its CPU time, a sample holds the GIL; 0 where the kernel does not count queueing.
 
-    A probe thread runs pure Python beside the work, so it always wants the lock. When it gives its core
-    up, it waits for the lock, and what the work advances meanwhile it does with the lock held. Others on the machine
-    only add to it, so it is looked at a few times, and the least counts. 0 where a thread's clock cannot be read.
+    A probe thread runs pure Python beside the work, so it always wants the lock: what it neither runs nor queues for
+    a core, it waits for the lock. Others on the machine only add to it, so it is looked at a few times, and the least
+    counts.
     """
-    if not hasattr(time, "pthread_getcpuclockid"):
+    if not _SCHEDSTAT.exists():
         return 0.0
     before = sys.getswitchinterval()
     sys.setswitchinterval(_PROBE_SWITCH_S)  # the work gets the lock back soon, too
@@ -258,21 +197,17 @@ def gil_s_per_sample(work: Callable[[], int], *, seconds: float) -> float:
 
 
 def _gil_s_once(work: Callable[[], int], seconds: float) -> float:
-    watched = time.pthread_getcpuclockid(threading.get_ident())
-    held, stop, started = [0.0, 0.0], threading.Event(), threading.Event()
+    held, stop, started = [0.0], threading.Event(), threading.Event()
+
+    def off_core_s() -> float:
+        return time.perf_counter() - time.thread_time() - queued_s()
 
     def probe() -> None:
-        wall, cpu = time.perf_counter(), time.thread_time()
-        seen, waits = time.clock_gettime(watched), _voluntary_switches()
+        held[0] -= off_core_s()
         started.set()
         while not stop.is_set():
-            done, now = time.clock_gettime(watched), _voluntary_switches()
-            if now != waits:
-                done = time.clock_gettime(watched)  # the wait may have come between the two
-                held[0] += done - seen
-            seen, waits = done, now
-        # Off its core, for whatever reason.
-        held[1] = time.perf_counter() - wall - (time.thread_time() - cpu)
+            pass
+        held[0] += off_core_s()
 
     thread = threading.Thread(target=probe, name="bench-probe", daemon=True)
     thread.start()
@@ -285,7 +220,7 @@ def _gil_s_once(work: Callable[[], int], seconds: float) -> float:
     finally:
         stop.set()
         thread.join()
-    return min(*held, cpu) / samples
+    return max(0.0, min(held[0], cpu)) / samples
 
 
 # -- the machine -----------------------------------------------------------------------------------

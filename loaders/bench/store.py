@@ -7,7 +7,6 @@ import statistics
 import tempfile
 import time
 import uuid
-from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,60 +168,61 @@ def _date_of(origin: Origin) -> float | str:
     return parsedate_to_datetime(date).timestamp() if date else f"{place.netloc} does not say it"
 
 
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """What an epoch downloads."""
-
-    num_bytes: int  # on all nodes
-    num_requests: int  # of parts
-    node_bytes: int  # on the node that downloads most
-
-
 def epochs(
     dataset: PackedDataset[Any], *, shuffle: Any, batch_size: int, nodes: int, cache_bytes: int
-) -> tuple[Epoch, Epoch]:
-    """Return what the first epoch of a dataset at a URL downloads into empty caches, one a node, and the next one."""
+) -> list[dict[str, float]]:
+    """Return what the first epoch of a dataset at a URL downloads into empty caches, one a node, and each later one.
+
+    Both are ``{"num_bytes", "num_requests", "node_bytes"}``: of all nodes, and of the one that downloads most.
+    """
     (origin,) = dataset.store.remotes
     loader = DataLoader(dataset, batch_size, shuffle=shuffle, rank=0, world_size=nodes)
     assert isinstance(loader.sampler, EpochSampler)
     order = loader.sampler.order
     lanes = getattr(order, "num_lanes", 1)
     sizes = [file.size for file in files_at(dataset.store, origin)[0]]
-    found: list[list[int]] = [[], []]
+    first, later = list[int](), list[int]()
     for node in range(nodes):
         plan = Plan(order.length, batch_size, node, nodes, num_lanes=lanes)
         reading = LoaderPass(dataset, origin, order, plan, 0)
         needs = reading.needs()
         reads = needs.which[needs.starts < reading.num_samples].tolist()
-        first = downloads(reads, sizes, cache_bytes)
-        found[0].append(first)
-        found[1].append(needs.epoch_bytes(cache_bytes) - first)
+        first.append(downloads(reads, sizes, cache_bytes))
+        later.append(needs.epoch_bytes(cache_bytes) - first[-1])
     part = sum(sizes) / sum(-(-size // PART_BYTES) for size in sizes)
-    first_epoch, later = (Epoch(sum(each), round(sum(each) / part), max(each)) for each in found)
-    return first_epoch, later
+    return [
+        {
+            "num_bytes": sum(each),
+            "num_requests": round(sum(each) / part),  # of parts
+            "node_bytes": max(each),
+        }
+        for each in (first, later)
+    ]
 
 
 def cost(
-    epoch: Epoch, rate: float, per_gb: float | None, per_1000_requests: float | None
+    epoch: dict[str, float], rate: float, per_gb: float | None, per_1000_requests: float | None
 ) -> dict[str, float]:
-    """Return the figures of an epoch, with its seconds at so many MB/s of each node; dollars only of prices given."""
-    seconds = epoch.node_bytes / max(rate, 1e-9) / 1e6
-    figures = asdict(epoch) | {"seconds": seconds}
-    if per_gb is None and per_1000_requests is None:
-        return figures
-    requests = epoch.num_requests / 1000 * (per_1000_requests or 0)
-    return figures | {"dollars": epoch.num_bytes / 1e9 * (per_gb or 0) + requests}
+    """Return an epoch with its seconds at so many MB/s of each node, and the dollars, if prices are given."""
+    figures = epoch | {"seconds": epoch["node_bytes"] / max(rate, 1e-9) / 1e6}
+    if per_gb is not None or per_1000_requests is not None:
+        requests = epoch["num_requests"] / 1000 * (per_1000_requests or 0)
+        figures["dollars"] = epoch["num_bytes"] / 1e9 * (per_gb or 0) + requests
+    return figures
 
 
 def table(costs: Sequence[dict[str, float]]) -> list[tuple[str, ...]]:
     """Return rows for ``report.aligned``."""
-    rows: dict[str, Callable[[dict[str, float]], str]] = {
-        "downloaded by all nodes": lambda each: describe_size(each["num_bytes"]),
-        "by the one with most": lambda each: describe_size(each["node_bytes"]),
-        "requests": lambda each: number(each["num_requests"]),
-        "seconds, if the link bounds it": lambda each: number(each["seconds"]),
+    rows = {
+        "num_bytes": ("downloaded by all nodes", describe_size),
+        "node_bytes": ("by the one with most", describe_size),
+        "num_requests": ("requests", number),
+        "seconds": ("seconds, if the link bounds it", number),
+        "dollars": ("dollars", number),
     }
-    if all("dollars" in each for each in costs):
-        rows["dollars"] = lambda each: number(each["dollars"])
-    head = ("", "first epoch", "each later one")
-    return [head, *((name, *map(say, costs)) for name, say in rows.items())]
+    said = [
+        (what, *(as_text(each[name]) for each in costs))
+        for name, (what, as_text) in rows.items()
+        if name in costs[0]
+    ]
+    return [("", "first epoch", "each later one"), *said]

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from loaders.bench import pagecache
@@ -51,20 +50,7 @@ _NOT_READ = (
     "cold: no run was seen to read from storage: files stayed in the page cache (in use elsewhere, or in memory), "
     "or the system does not count what is read"
 )
-IS_SHORT = "cold: a pass has so few batches that the start of the workers counts, too"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much may be measured: seconds for all runs together, runs of each configuration, samples of each run."""
-
-    seconds: float = 25.0
-    repeats: int = 3
-    max_samples: int | None = None
-
-    def run_s(self, num_configs: int) -> float:
-        """Return the time of one run."""
-        return max(_MIN_RUN_S, self.seconds / max(1, num_configs) / self.repeats)
+_HAS_START = "a pass has so few batches that the start of the workers counts, too"
 
 
 @dataclass(slots=True)
@@ -115,8 +101,7 @@ class Sweep:
 
 def worker_counts(cores: int) -> list[int]:
     """Return 0, 1, 2, 4, ... and the number of cores itself."""
-    powers = itertools.takewhile(lambda n: n < cores, (1 << k for k in itertools.count()))
-    return [0, *powers, cores]
+    return [0, *(1 << k for k in range(cores.bit_length()) if 1 << k < cores), cores]
 
 
 def default_batch_size(dataset: Any) -> int:
@@ -158,13 +143,18 @@ def grid(
 
 
 def run_sweep(
-    target: MeasuredDataset, configs: Sequence[Config], limits: Limits, *, cold: bool = False
+    target: MeasuredDataset,
+    configs: Sequence[Config],
+    *,
+    seconds: float,  # for all runs together, about
+    repeats: int,  # runs of each configuration
+    cold: bool = False,
 ) -> Sweep:
     """Measure configurations in turns, after one unmeasured look at each kind of loader."""
     # The dataset is not held here: pages that are mapped cannot be dropped from the page cache.
     tokens = target.dataset.length if isinstance(target.dataset, TokenWindows) else 0
     sweep = Sweep(target.name, [], "cold" if cold else "warm", tokens=tokens)
-    seconds = limits.run_s(len(configs))
+    run_s = max(_MIN_RUN_S, seconds / len(configs) / repeats)
     if not is_map_style(target.dataset) and any(config.num_workers > 1 for config in configs):
         sweep.is_repeated = repeats_itself(target.dataset)
         sweep.notes.append(_REPEATED if sweep.is_repeated else _MAY_BE_REPEATED)
@@ -172,28 +162,22 @@ def run_sweep(
     def measure(config: Config) -> TimedPass:
         if cold:
             sweep.notes += [note for note in dropped(target) if note not in sweep.notes]
-        return time_target(
-            target, config, seconds=seconds, once=cold, max_samples=limits.max_samples
-        )
+        return time_target(target, config, seconds=run_s, once=cold)
 
     if not cold:  # fault in code, slots and, for a small dataset, the files
         for config in {config.backend: config for config in configs}.values():
             with suppress(Exception):  # which the run that counts will have, too, in its own line
-                time_loader(
-                    make_loader(target.dataset, config),
-                    seconds=seconds,
-                    max_samples=limits.max_samples,
-                    watch=False,
-                )
-    total = len(configs) * limits.repeats
+                time_target(target, config, seconds=run_s, watch=False)
+    total = len(configs) * repeats
     with tqdm(total=total, desc="measuring", unit="run", disable=None, leave=False) as bar:
         runs = [(config, partial(measure, config)) for config in configs]
-        sweep.results = interleave(runs, repeats=limits.repeats, told=bar.update)
-    is_read = any(run.read_bytes for result in sweep.results for run in result.runs)
+        sweep.results = interleave(runs, repeats=repeats, told=bar.update)
+    timed = [run for result in sweep.results for run in result.runs]
+    is_read = any(run.read_bytes for run in timed)
     if cold and not is_read and not any(note.startswith("cold") for note in sweep.notes):
         sweep.notes.append(_NOT_READ)
-    if cold and any(is_short(target.dataset, config) for config in configs):
-        sweep.notes.append(IS_SHORT)
+    if any(run.has_start for run in timed):
+        sweep.notes.append(_HAS_START)
     return sweep
 
 
@@ -203,27 +187,15 @@ def time_target(
     *,
     seconds: float,
     once: bool = False,
-    max_samples: int | None = None,
     watch: bool = True,
 ) -> TimedPass:
     """Measure one configuration for some time; ``once``: no longer than one pass, as files are read once when cold."""
     dataset, more = target.dataset, {}
-    together = round_size(dataset, config)
     if once and is_map_style(dataset):
         more = {"sampler": Shuffled(len(dataset)), "rank": 0, "world_size": 1}
-        if is_short(dataset, config):
-            together = len(dataset) + 1  # batches of no round are left out
     loader = make_loader(dataset, config, **more)
-    return time_loader(
-        loader, seconds=seconds, round_size=together, max_samples=max_samples, watch=watch
-    )
-
-
-def is_short(dataset: Any, config: Config) -> bool:
-    """Tell whether one pass has no whole round of batches behind the first."""
-    if not is_map_style(dataset):
-        return False
-    return -(-len(dataset) // config.batch_size) < 2 * round_size(dataset, config)
+    together = round_size(dataset, config)
+    return time_loader(loader, seconds=seconds, round_size=together, watch=watch)
 
 
 def dropped(target: MeasuredDataset) -> list[str]:
@@ -255,10 +227,8 @@ def is_same(one: Any, other: Any) -> bool:
     """Tell whether two samples are equal, at any depth."""
     if type(one) is not type(other):
         return False
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
     if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+        return is_same(list(one.items()), list(other.items()))
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(is_same, one, other))
-    return bool(np.array_equal(one, other))
+    return np.array_equal(one, other)  # of tensors, too

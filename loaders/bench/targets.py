@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 CROP = 224  # px, as is usual
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
-Kind = Literal["packed", "files", "object"]
 _WINDOW = 1024  # tokens, as TokenWindows has it by default
 _ENDLESS = 1 << 40
 
@@ -57,12 +55,12 @@ class MeasuredDataset:
     """A dataset to measure."""
 
     name: str  # as it was given
-    kind: Kind  # what it is
     open: Callable[[], Any]  # makes the dataset, mapping its files anew
     # The files that hold its bytes; empty where that is not known.
     files: list[Path] = field(default_factory=list)
     size: int = 0  # height and width that images are cropped to, or 0
     window: int = 0  # tokens of the windows that a packed stream of tokens is served in, or 0
+    python: str = ""  # what makes the dataset that was measured
     _dataset: Any = None
 
     @property
@@ -80,16 +78,6 @@ class MeasuredDataset:
     def backend(self) -> str:
         """The backend that suits it: threads for loaders' datasets, processes for third-party ones."""
         return "thread" if isinstance(self.dataset, BatchDataset) else "process"
-
-    @property
-    def as_python(self) -> str:
-        """Python that makes the dataset that was measured."""
-        if self.kind == "object":
-            return f"{self.name} as it is"
-        if self.window:
-            return f"TokenWindows({self.name!r}, length={self.window})"
-        ops = ", ".join(f"augment.{op!r}" for op in self.dataset.augment)
-        return f"ShardDataset({self.name!r}{f', augment=[{ops}]' if ops else ''})"
 
     @property
     def stored_bytes(self) -> int:
@@ -123,9 +111,13 @@ def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
         return _packed(spec, ShardDataset(spec), size)
     if ":" in spec:
         found = load_object(spec)
-        made = found if isinstance(found, torch.utils.data.Dataset) else None
-        make = (lambda: made) if made is not None else _maker(spec, found)
-        return MeasuredDataset(spec, "object", make, _files_of(as_ours(made)), size=0)
+        is_made = isinstance(found, torch.utils.data.Dataset) or (
+            hasattr(found, "__getitem__") and not isinstance(found, type)
+        )
+        if not is_made and not callable(found):
+            raise TargetError(f"{spec!r} is a {type(found).__name__}, not a Dataset")
+        make = (lambda: found) if is_made else found
+        return MeasuredDataset(spec, make, _files_of(as_ours(found)), python=f"{spec} as it is")
     raise TargetError(
         f"{spec!r} is no folder; give a packed folder, a folder of images, or module:object"
     )
@@ -149,34 +141,6 @@ def load_object(spec: str) -> Any:
     return value
 
 
-def _maker(spec: str, found: Any) -> Callable[[], Any]:
-    if hasattr(found, "__getitem__") and hasattr(found, "__len__") and not isinstance(found, type):
-        return lambda: found
-    if not callable(found):
-        raise TargetError(f"{spec!r} is a {type(found).__name__}, not a Dataset")
-
-    def make() -> Any:
-        _check_call(spec, found)
-        return found()
-
-    return make
-
-
-def _check_call(spec: str, found: Callable[..., Any]) -> None:
-    try:
-        signature = inspect.signature(found)
-    except ValueError:  # of what is written in C, say
-        return
-    try:
-        signature.bind()
-    except TypeError as error:
-        kind = "class" if isinstance(found, type) else type(found).__name__
-        raise TargetError(
-            f"{spec!r}, a {kind}, cannot be called without arguments ({error}): "
-            "name a Dataset, or a function that makes one"
-        ) from error
-
-
 def _files_of(dataset: Any) -> list[Path]:
     path = getattr(dataset, "path", None)
     return shards_of(path) if isinstance(path, Path) and (path / "manifest.json").exists() else []
@@ -196,7 +160,7 @@ def _folder(spec: str, path: Path, size: int) -> MeasuredDataset:
         if p.suffix.lower() in SUFFIXES and p.name[0] != "." and p.is_file()
     )
     if files:
-        return MeasuredDataset(spec, "files", lambda: ImageFiles(files, size), files, size)
+        return MeasuredDataset(spec, lambda: ImageFiles(files, size), files, size)
     inner = sorted(p.parent.name for p in path.glob("*/manifest.json"))
     hint = f"; it holds the packed datasets {', '.join(inner)}: name one" if inner else ""
     raise TargetError(f"{spec!r} has neither a manifest.json nor images{hint}")
@@ -210,12 +174,15 @@ def _packed(spec: str, plain: ShardDataset[Any], size: int) -> MeasuredDataset:
         if num_tokens < 2:
             raise TargetError(f"{spec!r} has {num_tokens} tokens: there is no window of them")
         length = min(_WINDOW, num_tokens - 1)
-        return MeasuredDataset(
-            spec, "packed", lambda: TokenWindows(spec, length), files, window=length
-        )
-    size = size if _varies(plain) else 0
-    make = partial(ShardDataset[Any], spec, augment=ops_for(size))
-    return MeasuredDataset(spec, "packed", make, files, size)
+        python = f"TokenWindows({spec!r}, length={length})"
+        make = partial(TokenWindows, spec, length)
+        return MeasuredDataset(spec, make, files, window=length, python=python)
+    images = [field for field in plain.schema.fields.values() if isinstance(field, Image)]
+    ops = ops_for(size) if any(image.size is None for image in images) else []
+    listed = ", ".join(f"augment.{op!r}" for op in ops)
+    python = f"ShardDataset({spec!r}{f', augment=[{listed}]' if ops else ''})"
+    make = partial(ShardDataset[Any], spec, augment=ops)
+    return MeasuredDataset(spec, make, files, size if ops else 0, python=python)
 
 
 def _fetched(spec: str, dataset: ShardDataset[Any]) -> list[Path]:
@@ -239,11 +206,6 @@ def holds(dataset: Any, batch: Any = None) -> Holds:
     if any(isinstance(field, Image | Mask) for field in fields):
         return "pictures"
     return "volumes" if spatial_axes(fields) and not dataset.augment else "other"
-
-
-def _varies(dataset: PackedDataset) -> bool:
-    images = [f for f in dataset.schema.fields.values() if isinstance(f, Image)]
-    return any(image.size is None for image in images)
 
 
 def ops_for(size: int) -> list[Any]:
@@ -281,13 +243,15 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
             crop = cv2.flip(crop, 1)
         return torch.from_numpy(crop).permute(2, 0, 1), self.labels[i]
 
-    def in_ram(self, num_files: int, **settings: Any) -> RAMDataset:
+    def some_files(self, count: int) -> list[Path]:
+        """Return some of the files, spread evenly."""
+        return [self.files[i] for i in spread(len(self), count)]
+
+    def in_ram(self, count: int) -> RAMDataset:
         """Return some of the same files, held in memory and served by this package."""
-        files = self.files[:: max(1, len(self.files) // num_files)][:num_files]
+        files = self.some_files(count)
         targets = [file.parent.name for file in files]
-        return RAMDataset.from_files(
-            files, targets, progress=False, augment=ops_for(self.size), **settings
-        )
+        return RAMDataset.from_files(files, targets, progress=False, augment=ops_for(self.size))
 
 
 @dataclass(frozen=True, repr=False)

@@ -184,7 +184,7 @@ def test_what_a_getitem_of_ones_own_returns_is_neither_packed_nor_held_in_memory
 ) -> None:
     """That would be what is stored."""
     folder = packed_photos(tmp_path / "d")
-    target = MeasuredDataset("d", "packed", lambda: Doubled(folder), size=64)
+    target = MeasuredDataset("d", lambda: Doubled(folder), size=64)
     said: list[str] = []
 
     found = tried(target, Config(1, 1, "thread"), seconds=0.1, told=said.append)

@@ -10,7 +10,6 @@ import torch
 from loaders import DataLoader, RAMDataset, ShardDataset, TokenWindows, augment
 from loaders.bench.cli import build_parser, main, recommended_line
 from loaders.bench.measure import Config, group_size_of
-from loaders.bench.sweep import Limits
 from loaders.bench.targets import load
 from loaders.errors import LoadersError
 from loaders.loading.tuning import cache_file, read_workers
@@ -109,7 +108,7 @@ def test_what_is_given_is_all_that_is_measured(
     packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ["--workers", "1", "--batch-size", "3", "--backend", "process", "--prefetch", "3"]
-    limits = ["--seconds", "20", "--repeats", "2", "--limit-samples", "30", "--no-verdict"]
+    limits = ["--seconds", "0.5", "--repeats", "2", "--no-verdict"]
 
     assert main([str(packed), *settings, *limits, "--json"]) == 0
 
@@ -119,7 +118,6 @@ def test_what_is_given_is_all_that_is_measured(
     assert found["chosen"] == config
     assert [{k: result[k] for k in config} for result in found["results"]] == [config]
     assert len(found["results"][0]["samples_per_s_repeats"]) == 2
-    assert 2 * 27 <= found["results"][0]["num_samples"] <= 2 * 33
 
 
 @pytest.mark.slow
@@ -174,8 +172,8 @@ def test_a_training_step_is_run_on_real_batches(
         (["--plot", "no/such/sweep.png"], "there is no folder 'no/such'"),
         (["--plot", "sweep.gif"], "must end in .png, .svg, .pdf"),
         (["--device", "gpu"], "device must be one that torch knows"),
-        (["--seconds", "-1"], "seconds above 0, got '-1'"),
-        (["--seconds", "inf"], "seconds above 0, got 'inf'"),
+        (["--seconds", "-1"], "a number from 0.01, got '-1'"),
+        (["--seconds", "inf"], "a number from 0.01, got 'inf'"),
         (["--repeats", "0"], "a whole number from 1, got '0'"),
         (["--workers", "-1"], "a whole number from 0, got '-1'"),
         (["--size", "-5"], "a whole number from 0 to 65,535, got '-5'"),
@@ -426,10 +424,10 @@ def test_a_dataset_without_a_fingerprint_has_nothing_to_be_kept_by(
     [
         (Config(0, 4, "process"), None, "batch_size=4, shuffle=True, num_workers=0"),
         (Config(2, 4, "process", 3), torch.device("cpu"),
-         "batch_size=4, shuffle=True, num_workers=2, persistent_workers=True, prefetch_factor=3"),
+         "batch_size=4, shuffle=True, num_workers=2, prefetch_factor=3, persistent_workers=True"),
         (Config(2, 4, "subprocess"), torch.device("cuda:1"),
          "batch_size=4, shuffle=True, num_workers=2, backend='subprocess', persistent_workers=True, "
-         'device="cuda:1"'),
+         "device='cuda:1'"),
         (Config(2, 4, "thread"), None, "batch_size=4, shuffle=True, num_workers=2, backend='thread'"),
     ],
 )  # fmt: skip
@@ -603,15 +601,15 @@ def test_half_of_the_time_goes_to_the_sweep_and_by_default_all_of_it_is_less_tha
     packed: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """The rest to stages alone, and to trying what could help."""
-    seen: list[Limits] = []
+    seen: list[dict[str, Any]] = []
 
-    def spy(target: Any, configs: Any, limits: Limits, **options: Any) -> Any:
-        seen.append(limits)
+    def spy(target: Any, configs: Any, **options: Any) -> Any:
+        seen.append(options)
         raise LoadersError("enough")
 
     monkeypatch.setattr("loaders.bench.cli.run_sweep", spy)
     main([command, str(packed)])
-    main([command, str(packed), "--seconds", "12", "--repeats", "5", "--limit-samples", "9"])
+    main([command, str(packed), "--seconds", "12", "--repeats", "5"])
 
-    assert seen[0].seconds < 30
-    assert seen[1] == Limits(6.0, 5, 9)
+    assert seen[0]["seconds"] < 30
+    assert seen[1] == {"seconds": 6.0, "repeats": 5, "cold": False}

@@ -292,7 +292,7 @@ def test_loose_images_of_one_size_are_measured_whole(
 
 
 @pytest.mark.parametrize(
-    ("option", "word"), [([], ', device="cuda")'), (["--device", "cpu"], ")")]
+    ("option", "word"), [([], ", device='cuda')"), (["--device", "cpu"], ")")]
 )
 def test_the_line_has_the_device_that_was_asked_for(
     monkeypatch: pytest.MonkeyPatch,

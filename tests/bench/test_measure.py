@@ -101,12 +101,12 @@ def test_it_stops_at_the_end_of_a_round_when_the_time_is_up() -> None:
     assert run.samples_per_s == pytest.approx(10)
 
 
-def test_it_stops_after_the_given_number_of_samples() -> None:
-    clock = FakeClock()
+def test_of_less_than_two_rounds_all_batches_count_and_that_is_told() -> None:
+    run = timed(FakeClock(), [4.0, 0.0, 2.0], round_size=2)
 
-    timed(clock, [1.0] * 100, max_samples=35)
-
-    assert clock.now == 4.0
+    assert (run.num_samples, run.has_start) == (30, True)
+    assert run.samples_per_s == pytest.approx(30 / 6)
+    assert not timed(FakeClock(), [4.0, 0.0, 2.0, 0.0], round_size=2).has_start
 
 
 def test_one_batch_is_enough_for_a_rate() -> None:

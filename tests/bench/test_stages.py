@@ -18,7 +18,7 @@ from loaders import RAMDataset, ShardDataset
 from loaders.bench import stages
 from loaders.bench.measure import Config
 from loaders.bench.stages import Cost, cold_cost, device_cost, host_stages, one_thread
-from loaders.bench.targets import ImageFiles, TargetError, ops_for
+from loaders.bench.targets import TargetError, ops_for
 from loaders.datasets.base import BatchDataset
 from tests.bench.constructed import Counts, Instant, Stream, contended_core, small_rows
 from tests.packdata.packing import pack_samples
@@ -31,11 +31,6 @@ def packed(folder: Path, field: str, size: int) -> ShardDataset:
     return ShardDataset(pack_samples(folder / "d", 6), fields=[field], augment=ops_for(size))
 
 
-def loose(folder: Path) -> ImageFiles:
-    cv2.imwrite(str(folder / "a.png"), torch.zeros(20, 30, 3, dtype=torch.uint8).numpy())
-    return ImageFiles([folder / "a.png"], 8)
-
-
 ONE = Config(1, 4, "thread")
 
 
@@ -46,9 +41,8 @@ ONE = Config(1, 4, "thread")
         (lambda f: packed(f, "image", 8), [10, 1, 12], {"read": 1, "decode": 9}),  # crops decode less
         (lambda f: packed(f, "image", 0), [10, 1], {"read": 1, "decode": 9}),
         (lambda f: packed(f, "pixels", 0), [10], {"read": 10}),  # gathered: there is nothing else
-        (loose, [10, 1, 7], {"read": 1, "decode": 6, "augment": 3}),
-        (lambda f: Instant(), [10, 9], {"fetch": 9, "collate": 1}),
-        (lambda f: Stream(), [10, 9], {"fetch": 9, "collate": 1}),
+        (lambda f: Instant(), [10], {"fetch": 10}),
+        (lambda f: Stream(), [10], {"fetch": 10}),
         (lambda f: Own.from_arrays(x=np.zeros((64, 1), np.uint8)), [10], {"read": 10}),
     ],
 )  # fmt: skip
@@ -105,7 +99,7 @@ def test_reading_cold_is_what_comes_on_top_of_the_same_in_memory(
     assert cold_cost(Instant(), ONE, warm, seconds=1) == Cost(7.0, 1.0, 7.0)
 
 
-def test_a_sample_costs_its_share_of_a_batch_and_waits_only_where_the_core_was_given_up() -> None:
+def test_a_sample_costs_its_share_of_a_batch_and_waits_where_it_neither_runs_nor_queues() -> None:
     def sleep() -> int:
         time.sleep(0.01)
         return 10
@@ -121,7 +115,7 @@ def test_a_sample_costs_its_share_of_a_batch_and_waits_only_where_the_core_was_g
     assert 0.001 <= slept.wall_s < 0.005
     assert 0.5 * slept.wall_s < slept.wait_s > 4 * slept.cpu_s
     assert 0.0003 <= spun.cpu_s < 0.0006
-    assert spun.wait_s == 0
+    assert spun.wait_s < 0.5 * spun.cpu_s
 
 
 def by_a_process() -> int:
@@ -174,9 +168,11 @@ def test_the_wait_for_a_core_that_others_have_is_no_wait_of_the_sample() -> None
 def test_where_the_kernel_does_not_count_queueing_none_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Nor can the wait for the GIL be told from that for a core."""
     monkeypatch.setattr(stages, "_SCHEDSTAT", tmp_path / "none")
 
-    assert stages._queued_s() == 0.0
+    assert stages.queued_s() == 0.0
+    assert stages.gil_s_per_sample(lambda: 1, seconds=0.1) == 0.0
 
 
 def test_libraries_use_one_thread_meanwhile_and_as_many_as_before_then() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from loaders.bench import machine
 from loaders.bench import sweep as sweep_module
 from loaders.bench.measure import Config, time_loader
 from loaders.bench.sweep import (
-    Limits,
     Sweep,
     default_batch_size,
     grid,
@@ -70,10 +70,11 @@ class Ends(IterableDataset[Any]):
 class FailsLater(Made):
     """Its first runs go well."""
 
-    left = 600
+    left = 4000
 
     def work(self) -> None:
         self.left -= 1
+        time.sleep(1e-4)
         if self.left < 0:
             raise OSError("too many open files")
 
@@ -109,9 +110,7 @@ def test_workers_that_repeat_each_other_are_not_chosen(
     )
     target = load(f"tests.bench.test_sweep:{name}")
 
-    sweep = run_sweep(
-        target, grid(target, workers=[0, 1, 2]), Limits(0.1, 1)
-    )  # fmt: skip
+    sweep = run_sweep(target, grid(target, workers=[0, 1, 2]), seconds=0.1, repeats=1)
 
     assert [result.rate for result in sweep.results] == [1000, 2000, 3000]
     assert sweep.is_repeated is is_repeated
@@ -122,7 +121,7 @@ def test_workers_that_repeat_each_other_are_not_chosen(
 def test_one_worker_cannot_repeat_another() -> None:
     target = load("tests.bench.test_sweep:Whole")
 
-    sweep = run_sweep(target, grid(target, workers=[0, 1]), Limits(0.1, 1))
+    sweep = run_sweep(target, grid(target, workers=[0, 1]), seconds=0.1, repeats=1)
 
     assert (sweep.is_repeated, sweep.notes) == (False, [])
     assert default_batch_size(target.dataset) == 64  # of its length nothing follows
@@ -157,9 +156,7 @@ def test_a_setting_that_failed_in_some_run_is_not_chosen_while_another_never_did
 
 def test_a_run_that_fails_later_keeps_what_came_before() -> None:
     sweep = run_sweep(
-        MeasuredDataset("d", "object", FailsLater),
-        [Config(0, 64, "process")],
-        Limits(0.1, 30, max_samples=64),
+        MeasuredDataset("d", FailsLater), [Config(0, 64, "process")], seconds=0.1, repeats=30
     )
 
     (result,) = sweep.results
@@ -187,9 +184,7 @@ def test_a_cold_run_ends_with_the_pass(tmp_path: Path, backend: str) -> None:
 
 
 def test_a_warm_run_goes_on_for_its_time() -> None:
-    run = time_target(
-        MeasuredDataset("d", "object", Instant), Config(0, 64, "process"), seconds=0.3
-    )
+    run = time_target(MeasuredDataset("d", Instant), Config(0, 64, "process"), seconds=0.3)
 
     assert run.num_samples > 512
 
@@ -207,11 +202,11 @@ def test_of_a_pass_of_few_batches_the_first_counts_and_that_is_noted(
 ) -> None:
     target = load(str(pack_samples(tmp_path / "d", 12)), size=32)
 
-    sweep = run_sweep(target, [config], Limits(9.0, 1), cold=True)
+    sweep = run_sweep(target, [config], seconds=9.0, repeats=1, cold=True)
 
     assert [run.num_samples for run in sweep.results[0].runs] == [num_timed]
     assert sweep.results[0].rate > 0
-    said = "cold: a pass has so few batches that the start of the workers counts, too"
+    said = "a pass has so few batches that the start of the workers counts, too"
     assert (said in sweep.notes) is is_noted
 
 
@@ -232,7 +227,7 @@ def test_nothing_keeps_the_files_in_the_page_cache_while_a_cold_sweep_drops_them
 
     monkeypatch.setattr(sweep_module, "time_loader", spy)
     assert len(list(target.dataset)) == 64
-    run_sweep(target, [config], Limits(0.1, 3), cold=True)
+    run_sweep(target, [config], seconds=0.1, repeats=3, cold=True)
 
     assert len(shares) == 3
     assert max(share or 0.0 for share in shares) < 0.5

@@ -92,7 +92,7 @@ def test_an_epoch_is_planned_for_nodes_and_a_cache(packed: Path, defaults: None)
         found = epochs(
             dataset, shuffle=shuffle, batch_size=16, nodes=nodes, cache_bytes=cache_bytes
         )
-        return [each.num_bytes / size for each in found]
+        return [each["num_bytes"] / size for each in found]
 
     assert plan("lanes", 1, size) == [1, 0]
     assert plan(False, 1, size // 2) == [1, pytest.approx(0.5, abs=0.1)]
