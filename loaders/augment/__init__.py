@@ -1,8 +1,8 @@
-"""Augmentation as parameters: drawn per sample; crops and flips reduced to one box, resampled once.
+"""Augmentation as parameters drawn per sample: crops, resizes and flips become one box, resampled once.
 
-Crops, resizes and flips are axis-aligned geometry, so a list of them comes down to one crop box in source
-pixels, one output size and one pair of flips per sample. ``plan`` computes them for a whole batch
-from ``(seed, epoch, index, draw, view)``; ``apply`` carries one out, straight into the batch:
+A list of crops, resizes and flips comes down to one crop box in source pixels, one output size and one pair
+of flips per sample. ``plan`` computes them for a whole batch from ``(seed, epoch, index, draw, view)``;
+``apply`` carries out one sample's, straight into the batch:
 
     >>> import numpy as np
     >>> image = np.arange(5 * 6 * 3, dtype=np.uint8).reshape(5, 6, 3)
@@ -13,10 +13,10 @@ from ``(seed, epoch, index, draw, view)``; ``apply`` carries one out, straight i
     >>> apply(image, box, size, flip, out=batch[0]).shape
     (4, 4, 3)
 
-Ops of pixels (``loaders.augment.colour``) act on what comes out: they are edits, which the plan has, too.
+Pixel ops (``loaders.augment.colour``) act on the result: the plan has them as ``edits``.
 
-Crops and flips take any number of axes: of volumes, whose ``sizes`` are ``(N, 3)``, ``cut``
-carries them out.
+Crops and flips work on any number of axes: for volumes, whose ``sizes`` are ``(N, 3)``, ``cut`` carries
+them out.
 """
 
 from typing import Any

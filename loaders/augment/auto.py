@@ -1,7 +1,7 @@
-"""RandAugment, TrivialAugmentWide and AugMix: for each sample ops and strengths of its own, from a list of fourteen.
+"""RandAugment, TrivialAugmentWide and AugMix: ops and strengths drawn per sample, from a list of fourteen.
 
-They are ops of pixels, though some of them move these: as in torchvision, masks, boxes and keypoints have no part in
-them, and datasets that have such fields are refused.
+They are pixel ops, though some of them move pixels: as in torchvision, masks, boxes and keypoints do not follow, so
+datasets with such fields are refused.
 
 Source: Cubuk et al., "RandAugment", 2019; Müller and Hutter, "TrivialAugment", 2021; Hendrycks et al., "AugMix", 2019;
 the lists of ops and their strengths are those of ``torchvision.transforms.v2``.
@@ -57,7 +57,7 @@ _WIDE = _space(0.99, 135.0, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class _Strengths:
-    """What an op of a list does at a bin, for samples of given sizes."""
+    """Turns ops of a list and their bins of strength into edits."""
 
     space: _Space  # the list
     num_bins: int  # of strengths
@@ -68,7 +68,7 @@ class _Strengths:
     def edits(
         self, which: Ints, bins: Ints, signs: Floats, sizes: Ints, interpolation: str, fill: Any
     ) -> Edits:
-        """Return one edit for each sample: ``which`` op of the list at which bin, with which sign."""
+        """Return one edit per sample: op number ``which`` of the list, at strength ``bins``, with sign ``signs``."""
         kinds = np.array([kind for _, kind, _, _ in self.space])[which]
         edits = Edits(kinds[:, None].astype(np.int64), np.zeros((len(which), 1, NUM_VALUES)))
         share = bins / max(self.num_bins - 1, 1)
@@ -110,14 +110,14 @@ def _sign(draws: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class RandAugment(PixelOp):
-    """Some ops of a list of fourteen, each sample its own, all of one strength.
+    """Apply ``num_ops`` random ops of a list of fourteen, drawn per sample, all at the same strength.
 
     Args:
-        num_ops: How many, one after the other; an op may come again.
-        magnitude: Which of the bins of strengths.
-        num_magnitude_bins: How many there are.
-        interpolation: Of shears, translations and rotations: ``"nearest"`` or ``"bilinear"``.
-        fill: What lies outside behind them: one number, or one for each channel; None is 0.
+        num_ops: How many ops, one after the other; an op may be drawn twice.
+        magnitude: Strength: a bin, ``0 <= magnitude < num_magnitude_bins``.
+        num_magnitude_bins: Number of bins.
+        interpolation: For shears, translations and rotations: ``"nearest"`` or ``"bilinear"``.
+        fill: Pixel value that these leave outside the image: one number, or one per channel; None is 0.
 
     Raises:
         ValueError: At construction, a number is out of range.
@@ -153,10 +153,10 @@ class RandAugment(PixelOp):
 
 @dataclass(frozen=True, slots=True)
 class TrivialAugmentWide(PixelOp):
-    """One op of a list of fourteen at a strength, both drawn for each sample.
+    """Apply one random op of a list of fourteen at a random strength, both drawn per sample.
 
     Args:
-        num_magnitude_bins: How many strengths there are.
+        num_magnitude_bins: Number of strengths to draw from.
         interpolation: As in ``RandAugment``.
         fill: As in ``RandAugment``.
     """
@@ -189,14 +189,14 @@ _LONGEST = 3  # chain of a random length
 
 @dataclass(frozen=True, slots=True)
 class AugMix(PixelOp):
-    """The weighted mean of the picture and of several chains of ops that begin with it.
+    """Blend the image with several chains of random ops, each applied to the original image.
 
     Args:
-        severity: How many of ten strengths an op may have, from the weakest on.
-        mixture_width: How many chains there are.
-        chain_depth: How many ops each has; below 1: one to three, at random.
-        alpha: Of the Dirichlet distributions of the weights.
-        all_ops: Whether brightness, color, contrast and sharpness are among the ops.
+        severity: Strengths are drawn from the weakest ``severity`` of ten.
+        mixture_width: Number of chains.
+        chain_depth: Ops per chain; below 1: one to three, drawn at random.
+        alpha: Parameter of the Dirichlet and Beta distributions of the weights.
+        all_ops: Include brightness, color, contrast and sharpness.
         interpolation: As in ``RandAugment``.
         fill: As in ``RandAugment``.
 
@@ -246,7 +246,7 @@ class AugMix(PixelOp):
         return Edits.joined(parts)
 
     def _one(self, draws: Floats, sizes: Ints) -> Edits:
-        """Return one op of each sample, by three numbers of each."""
+        """Return one edit per sample from its three draws."""
         space = tuple(one for one in _MIX if self.all_ops or one[0] not in _FACTORS)
         strengths = _Strengths(space, _MIX_BINS, (4, 0), (1 / 3, 0.0))
         which, bins = pick(draws[:, 0], len(space)), pick(draws[:, 1], self.severity)
@@ -255,15 +255,15 @@ class AugMix(PixelOp):
 
 
 def _shares(logs: Floats) -> Floats:
-    """Return each number's share of the sum of its row, of logarithms."""
+    """Return a softmax over axis 1."""
     numbers = np.exp(logs - logs.max(axis=1, keepdims=True))
     return np.asarray(numbers / numbers.sum(axis=1, keepdims=True))
 
 
 def _log_gammas(alpha: float, draws: Floats) -> Floats:
-    """Return logarithms of numbers of the Gamma distribution, ``(N, k)``, of uniform ones ``(N, k, _GAMMA_DRAWS)``.
+    """Return logs of Gamma(alpha) variates, ``(N, k)``, from uniform ones ``(N, k, _GAMMA_DRAWS)``.
 
-    A small alpha makes most of the numbers less than what float64 knows.
+    Logs, since a small alpha makes most variates underflow float64.
 
     Source: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000.
     """

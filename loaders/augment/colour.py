@@ -1,10 +1,10 @@
-"""Ops of pixels: colours, blur and erased parts, each sample with numbers of its own.
+"""Pixel ops: colour, blur and erasing, with parameters drawn per sample.
 
-They act on the result of all crops, resizes and flips, in their own order, wherever they stand in the list. Masks,
-boxes and keypoints stay as they are. Pictures are uint8 of 1 or 3 channels.
+They act on the result of all crops, resizes and flips, in list order among themselves, wherever they stand in the
+list. Masks, boxes and keypoints stay as they are. Images are uint8 with 1 or 3 channels.
 
-Names, arguments, defaults and distributions are those of ``torchvision.transforms.v2``; the random numbers belong to
-the sample.
+Names, arguments, defaults and distributions are those of ``torchvision.transforms.v2``; the random numbers are a
+function of the sample.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PixelOp(Op):
     """An op that edits pixels.
 
     Attributes:
-        edits_places: Whether it may move them, too, for itself: masks and boxes do not follow.
+        edits_places: True if it may also move pixels (RandAugment rotates), without masks and boxes following.
     """
 
     __slots__ = ()
@@ -53,7 +53,7 @@ class PixelOp(Op):
 def as_range(
     name: str, value: Any, *, centre: float = 1.0, low: float = 0.0, high: float = math.inf
 ) -> tuple[float, float] | None:
-    """Read a number, ``centre`` plus or minus it, or (low, high); None if nothing is to be done."""
+    """Return (low, high): the value itself, or ``centre`` -+ a number; None if the op would change nothing."""
     if value is None:
         return None
     if isinstance(value, (tuple, list)):
@@ -70,16 +70,17 @@ def as_range(
 
 @dataclass(frozen=True, slots=True)
 class ColorJitter(PixelOp):
-    """Change brightness, contrast, saturation and hue at random, in an order that is random for each sample.
+    """Change brightness, contrast, saturation and hue at random, in a random order per sample.
 
     Args:
-        brightness: Of the factor ``[max(0, 1 - brightness), 1 + brightness]``, or (low, high); None: leave it.
-        contrast: The same, towards the mean of the gray picture.
-        saturation: The same, towards the gray picture.
-        hue: Of the shift in turns ``[-hue, hue]`` with hue from 0 to 0.5, or (low, high).
+        brightness: The factor is drawn from ``[max(0, 1 - brightness), 1 + brightness]``, or from (low, high); None:
+            unchanged.
+        contrast: The same, for the blend with the mean of the grayscale image.
+        saturation: The same, for the blend with the grayscale image.
+        hue: The shift is drawn from ``[-hue, hue]``, 0 <= hue <= 0.5, in turns, or from (low, high).
 
     Raises:
-        ValueError: At construction, a range is not in order, or beyond its bounds.
+        ValueError: At construction, a range is not ``low <= high`` or exceeds its bounds.
     """
 
     brightness: Range = None
@@ -112,7 +113,7 @@ class ColorJitter(PixelOp):
 
 
 class _RandomPixelOp(PixelOp):
-    """Something that is done with a probability ``p``, always alike: each field before ``p`` is a value of its edit."""
+    """Base of ops done with probability ``p`` and fixed values: each field before ``p`` is a value of the edit."""
 
     __slots__ = ()
 
@@ -136,7 +137,7 @@ class _RandomPixelOp(PixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomGrayscale(_RandomPixelOp):
-    """Make a picture gray, in as many channels as it has, with probability ``p``."""
+    """Convert to grayscale with probability ``p``; the number of channels stays."""
 
     p: float = 0.1
     kind = Kind.GRAYSCALE
@@ -144,7 +145,7 @@ class RandomGrayscale(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomInvert(_RandomPixelOp):
-    """Make a negative with probability ``p``."""
+    """Invert all values with probability ``p``."""
 
     p: float = 0.5
     kind = Kind.INVERT
@@ -152,7 +153,7 @@ class RandomInvert(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomEqualize(_RandomPixelOp):
-    """Spread the values of each channel evenly, with probability ``p``."""
+    """Equalize the histogram of each channel with probability ``p``."""
 
     p: float = 0.5
     kind = Kind.EQUALIZE
@@ -160,7 +161,7 @@ class RandomEqualize(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomAutocontrast(_RandomPixelOp):
-    """Stretch each channel to the full range, with probability ``p``."""
+    """Stretch each channel to the full range, 0 to 255, with probability ``p``."""
 
     p: float = 0.5
     kind = Kind.AUTOCONTRAST
@@ -168,7 +169,7 @@ class RandomAutocontrast(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomSolarize(_RandomPixelOp):
-    """Invert all values from a ``threshold`` (0 to 255) on, with probability ``p``."""
+    """Invert all values >= ``threshold`` (0 to 255) with probability ``p``."""
 
     threshold: float
     p: float = 0.5
@@ -177,7 +178,7 @@ class RandomSolarize(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomPosterize(_RandomPixelOp):
-    """Keep the highest ``bits`` (0 to 8) of each value, with probability ``p``."""
+    """Keep the ``bits`` (0 to 8) highest bits of each value with probability ``p``."""
 
     bits: int
     p: float = 0.5
@@ -187,7 +188,7 @@ class RandomPosterize(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomAdjustSharpness(_RandomPixelOp):
-    """Blend with a smoothed picture with probability ``p``: a ``sharpness_factor`` of 0 is smooth, 2 is sharper."""
+    """Change sharpness with probability ``p``: ``sharpness_factor`` 0 smooths, 1 keeps the image, 2 sharpens."""
 
     sharpness_factor: float
     p: float = 0.5
@@ -197,14 +198,14 @@ class RandomAdjustSharpness(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class GaussianBlur(PixelOp):
-    """Blur, as far as a draw says; beyond its edges the picture is mirrored.
+    """Gaussian blur with a random sigma; borders are reflected.
 
     Args:
-        kernel_size: Odd, in pixels: of both sides, or (width, height), as in torchvision.
-        sigma: Standard deviation in pixels, one or (low, high).
+        kernel_size: Odd kernel size in pixels: an int, or (width, height), as in torchvision.
+        sigma: Standard deviation in pixels: a number, or (low, high) to draw from.
 
     Raises:
-        ValueError: At construction, a size that is not odd, or a sigma that is not above 0.
+        ValueError: At construction, ``kernel_size`` is not odd, or ``sigma`` not above 0.
     """
 
     kernel_size: int | tuple[int, int]
@@ -218,11 +219,15 @@ class GaussianBlur(PixelOp):
         if len(pair) != 2 or any(
             whole_number("kernel_size", n, at_least=1) % 2 == 0 for n in pair
         ):
-            raise ValueError(f"kernel_size must be odd, or an odd (width, height), got {size!r}")
+            raise ValueError(
+                f"kernel_size must be an odd number, or (width, height) of odd numbers, got {size!r}"
+            )
         sigma: Any = self.sigma
         low, high = sigma if isinstance(sigma, (tuple, list)) else (sigma, sigma)
         if not 0 < real_number("sigma", low) <= real_number("sigma", high):
-            raise ValueError(f"sigma must be above 0, or such (low, high), got {sigma!r}")
+            raise ValueError(
+                f"sigma must be a number above 0, or (low, high) with 0 < low <= high, got {sigma!r}"
+            )
         object.__setattr__(self, "kernel_size", pair)
         object.__setattr__(self, "sigma", (float(low), float(high)))
 
@@ -236,17 +241,17 @@ class GaussianBlur(PixelOp):
 class RandomErasing(PixelOp):
     """Erase a rectangle with probability ``p``.
 
-    The picture is uint8: where torchvision's recipes erase to 0 behind ``Normalize``, the same is ``value`` = the mean,
+    It acts on uint8 pixels. Where torchvision's recipes erase to 0 after ``Normalize``, set ``value`` to the mean:
     (124, 116, 104) for ImageNet.
 
     Args:
         p: Probability, from 0 to 1.
-        scale: Smallest and largest fraction of the picture's area.
-        ratio: Smallest and largest ratio of height to width.
-        value: What is there then: one number, one for each of three channels, or ``"random"``: uniform noise.
+        scale: (low, high): the erased area as a fraction of the image.
+        ratio: (low, high): height / width of the rectangle.
+        value: Fill value, 0 to 255: one number, three (one per channel), or ``"random"`` for uniform noise.
 
     Raises:
-        ValueError: At construction, a range is not in order, or ``value`` is none.
+        ValueError: At construction, a range is not ``low <= high``, or ``value`` is invalid.
     """
 
     p: float = 0.5
@@ -261,7 +266,9 @@ class RandomErasing(PixelOp):
         for name, top in (("scale", 1.0), ("ratio", math.inf)):
             low, high = getattr(self, name)
             if not 0 <= low <= high <= top:
-                raise ValueError(f"{name} must be (low, high) in order, got {(low, high)}")
+                raise ValueError(
+                    f"{name} must be (low, high) with 0 <= low <= high, got {(low, high)}"
+                )
         value: Any = self.value
         if isinstance(value, str) and value != "random":
             raise ValueError(f"value must be 'random' or numbers, got {value!r}")
@@ -293,14 +300,14 @@ class RandomErasing(PixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomApply(PixelOp):
-    """Do all of some ops of pixels, or none, with probability ``p``.
+    """Apply a list of pixel ops with probability ``p``, all of them or none.
 
     Args:
-        transforms: Ops of this file, such as ``[ColorJitter(0.4)]``.
+        transforms: Pixel ops, such as ``[ColorJitter(0.4)]``.
         p: Probability, from 0 to 1.
 
     Raises:
-        TypeError: At construction, one of them is no op of pixels.
+        TypeError: At construction, one of them is not a pixel op.
     """
 
     transforms: Sequence[PixelOp]
@@ -311,14 +318,16 @@ class RandomApply(PixelOp):
         ops = tuple(as_list("transforms", self.transforms, "ops, such as [ColorJitter(0.4)]"))
         for op in ops:
             if not isinstance(op, PixelOp):
-                raise TypeError(f"RandomApply takes ops of pixels, got {op!r}")
+                raise TypeError(
+                    f"RandomApply takes pixel ops such as ColorJitter(0.4), got {op!r}"
+                )
         real_number("p", self.p, at_least=0, at_most=1)
         object.__setattr__(self, "transforms", ops)
         object.__setattr__(self, "num_draws", 1 + sum(op.num_draws for op in ops))
 
     @property
     def edits_places(self) -> bool:  # type: ignore[override]
-        """Whether one of them may move pixels."""
+        """True if one of the ops may move pixels."""
         return any(op.edits_places for op in self.transforms)
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:

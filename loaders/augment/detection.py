@@ -1,4 +1,4 @@
-"""Ops for pictures with boxes: crops that keep some of them, frames around pictures, and boxes that are dropped.
+"""Ops for images with boxes: crops around boxes, zooming out, and dropping boxes that became too small.
 
 Source: the ops of the same names of ``torchvision.transforms.v2``.
 """
@@ -32,13 +32,13 @@ _MOST_ROUNDS = 100  # an overlap that is left as it is comes up before, of the d
 
 @dataclass(frozen=True, slots=True)
 class RandomZoomOut(SizedBySample):
-    """Put the picture at a random place of a larger frame, with probability ``p``.
+    """Place the image at a random position of a larger canvas, with probability ``p``.
 
     Args:
-        fill: What pixels have around it: one number, or one for each channel.
-        side_range: How many times as long the sides become: (low, high), from 1 on.
+        fill: Pixel value of the canvas: one number, or one per channel.
+        side_range: (low, high): the canvas is so many times as high and wide, at least 1.
         p: Probability, from 0 to 1.
-        fill_mask: What masks have around it.
+        fill_mask: Value of masks on the canvas.
 
     Raises:
         ValueError: At construction, an argument is out of range.
@@ -66,26 +66,26 @@ class RandomZoomOut(SizedBySample):
 
 @dataclass(frozen=True, slots=True)
 class RandomIoUCrop(SizedBySample):
-    """Crop so that some box overlaps the crop enough: SSD's way. A ``Resize`` to one size follows.
+    """Crop so that some box overlaps the crop enough, as SSD does; follow it by a ``Resize`` to one size.
 
-    An overlap is drawn of ``sampler_options``; of so many random crops the first counts that has the centre of a box,
-    and whose overlap with one of these (intersection over union) is at least as large. If there is none, another
-    overlap is drawn; one of 1 or more leaves the picture as it is. Without boxes it stays, too.
+    A minimum overlap (intersection over union) is drawn from ``sampler_options``, and up to ``trials`` random crops.
+    The first crop that contains the centre of a box, and overlaps such a box by the minimum, is taken. If there is
+    none, another minimum is drawn. A minimum of 1 or more keeps the whole image, and so does an image without boxes.
 
-    Boxes are those of the first field of ``Boxes``, served or not. Those whose centre lies outside the crop become
-    0, 0, 0, 0: ``SanitizeBoundingBoxes`` drops them, and what belongs to them.
+    Boxes are those of the first ``Boxes`` field, which need not be served. Boxes whose centre is outside the crop
+    become 0, 0, 0, 0; ``SanitizeBoundingBoxes`` drops them, and the rows of other fields that belong to them.
 
     Args:
-        min_scale: Smallest share of the sides.
-        max_scale: Largest.
-        min_aspect_ratio: Smallest ratio, width by height.
-        max_aspect_ratio: Largest.
-        sampler_options: Overlaps; None: 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
-        trials: How many crops are tried for each.
+        min_scale: Smallest crop, as a fraction of each side.
+        max_scale: Largest crop, as a fraction of each side; at most 1.
+        min_aspect_ratio: Smallest width / height.
+        max_aspect_ratio: Largest width / height.
+        sampler_options: Minimum overlaps to draw from; None: 0, 0.1, 0.3, 0.5, 0.7, 0.9 and 1.
+        trials: Crops to try for each minimum.
 
     Raises:
         ValueError: At construction, an argument is out of range.
-        BatchError: In ``plan``, boxes are not known.
+        BatchError: In ``plan``, no boxes were passed.
     """
 
     min_scale: float = 0.3
@@ -108,12 +108,14 @@ class RandomIoUCrop(SizedBySample):
         listed = as_list("sampler_options", options, "overlaps, such as [0.1, 0.5, 1.0]")
         numbers = tuple(real_number("sampler_options", each, at_least=0) for each in listed)
         if not numbers:
-            raise ValueError("sampler_options names no overlap")
+            raise ValueError("sampler_options must have at least one overlap, got none")
         object.__setattr__(self, "sampler_options", numbers)
 
     def move(self, window: Window, draws: Floats) -> None:
         if window.boxes is None:
-            raise BatchError(f"{self} needs boxes: it is for augment= of a dataset that has some")
+            raise BatchError(
+                f"{self} needs boxes: use it in augment= of a dataset with a Boxes field"
+            )
         boxes, counts = window.frame_boxes()
         crops = np.concatenate([np.zeros_like(window.size), window.size], axis=1)
         owners, left = np.repeat(np.arange(len(counts)), counts), np.flatnonzero(counts)
@@ -135,11 +137,11 @@ class RandomIoUCrop(SizedBySample):
     def _tried(
         self, draws: Floats, sizes: Ints, boxes: Floats, counts: Ints
     ) -> tuple[Ints, Bools]:
-        """Try crops of one overlap for each of N samples, all of which have boxes.
+        """Try crops of one minimum overlap for each of N samples, all of which have boxes.
 
         Returns:
-            ``(N, 4)``, y, x, height and width of the crop, zeros to leave it as it is; and ``(N,)``, whether there is
-            an answer.
+            ``(N, 4)``: y, x, height and width of the crop, zeros for the whole image; and ``(N,)`` bool: whether one
+            was found.
         """
         options = np.array(self.sampler_options)
         overlap = options[pick(draws[:, 0], len(options))]
@@ -165,7 +167,7 @@ class RandomIoUCrop(SizedBySample):
 
 
 def _hold_centres(crops: Ints, boxes: Floats) -> Bools:
-    """Tell which crops ``(..., 4)`` have the centres of boxes ``(..., 4)`` inside."""
+    """Return which crops ``(..., 4)`` contain the centres of boxes ``(..., 4)``."""
     is_inside: Any = True
     for axis in (0, 1):  # y, x
         first, centre = crops[..., axis], (boxes[..., 1 - axis] + boxes[..., 3 - axis]) / 2
@@ -184,20 +186,20 @@ def _overlaps(crops: Ints, boxes: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class SanitizeBoundingBoxes(Op):
-    """Drop boxes that have become too small, or lost their place, and the rows of other fields that belong to them.
+    """Drop boxes that became too small or were cropped away, and the rows of other fields that belong to them.
 
-    It acts behind all other ops, wherever it stands; of several the last one alone does. Boxes are those of the first
-    field of ``Boxes``, served or not.
+    It acts after all other ops, wherever it stands in the list; if there are several, only the last one acts. Boxes
+    are those of the first ``Boxes`` field, which need not be served.
 
     Args:
-        min_size: Width and height that a box must have, in pixels.
-        min_area: Area that it must have.
-        fields: Names of other fields that have a row for each box; None: all ``Boxes`` and ``Keypoints``, and each
-            ``Array`` whose first axis alone is free, such as class numbers.
+        min_size: Smallest width and height of a box to keep, in pixels.
+        min_area: Smallest area of a box to keep, in square pixels.
+        fields: Names of the other fields with one row per box; None: all ``Boxes`` and ``Keypoints``, and each
+            ``Array`` of which only the first axis varies, such as class numbers.
 
     Raises:
         ValueError: At construction, a number is below 1.
-        BatchError: When samples are read, one of the fields has not as many rows as there are boxes.
+        BatchError: When samples are read, one of the fields does not have one row per box.
     """
 
     min_size: float = 1.0
@@ -213,7 +215,7 @@ class SanitizeBoundingBoxes(Op):
             object.__setattr__(self, "fields", tuple(as_list("fields", self.fields, "names")))
 
     def keeps(self, boxes: npt.NDArray[np.float32]) -> Bools:
-        """Tell which boxes stay, ``(n,)``, of boxes ``(n, 4)`` that were moved and clipped."""
+        """Return which boxes to keep, ``(n,)`` bool, of moved and clipped boxes ``(n, 4)``."""
         sides = boxes[:, 2:] - boxes[:, :2]
         return np.asarray(
             (sides >= self.min_size).all(axis=1) & (sides.prod(axis=1) >= self.min_area)

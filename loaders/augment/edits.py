@@ -1,10 +1,10 @@
-"""What happens to the pixels of a sample once they lie where they belong: colours, blur, erased parts.
+"""Pixel ops as data: which kernels run on each sample, with which numbers, and the CPU kernels themselves.
 
-Every op of pixels comes down to *edits*: for each of N samples up to S numbers that say which kernel, each with up to
-P numbers that say how (``Edits``). They are drawn for a whole batch at once, and carried out sample by sample here
-(``edit``, in place, on worker threads), or batched on a device (``loaders.device.edits``).
+Every pixel op becomes *edits*: per sample S kernel numbers, each with ``NUM_VALUES`` parameters (``Edits``). They are
+drawn for a whole batch at once, and carried out here sample by sample (``edit``, in place, on worker threads), or
+batched on a device (``loaders.device.edits``).
 
-What is a function of one value of one channel becomes a table of 256; tables that follow each other are one.
+Kernels that map each value of a channel on its own are tables of 256 entries; consecutive tables are merged into one.
 
 Source: values are those of ``torchvision.transforms.v2.functional`` on uint8 tensors, its truncations included.
 """
@@ -36,14 +36,14 @@ GRAY = (
     0.114,
 )  # torchvision's: they sum to 0.9999, so that gray becomes darker by one
 _LEVELS = np.arange(256)
-# What rounds up from here is cut off, as torch does; not what float32 misses by a hair.
+# Added before rounding, it truncates, as torch does, but for results just below a whole number (float32 errors).
 _CUT = -0.5 + 2.0**-10
 _SHARPEN = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
 _FLAGS = {0: cv2.INTER_NEAREST, 1: cv2.INTER_LINEAR}
 
 
 class Kind(IntEnum):
-    """The kernels, and what the values of an edit are."""
+    """The kernels; the comments say what the values of an edit are."""
 
     NONE = 0
     BRIGHTNESS = 1  # factor
@@ -62,8 +62,8 @@ class Kind(IntEnum):
     WARP = (
         14  # 2 x 3 of the matrix from result to source; 1 for bilinear; the fill of each channel
     )
-    KEEP = 15  # weight of the picture as it is, from which several chains of edits begin
-    MIX = 16  # weight of what one of them made; 1 where it was the last
+    KEEP = 15  # weight of the original image, from which several chains of edits start
+    MIX = 16  # weight of the chain that ends here; 1 if it is the last one
 
 
 class Edits(NamedTuple):
@@ -79,7 +79,7 @@ class Edits(NamedTuple):
 
     @staticmethod
     def of(kind: Any, *values: Any) -> Edits:
-        """Return one edit for each sample: arrays ``(N,)``, or numbers for all.
+        """Return one edit per sample, from arrays ``(N,)``, or numbers that hold for all.
 
         Example:
             >>> Edits.of(Kind.SOLARIZE, np.array([128.0, 64.0])).kinds.tolist()
@@ -92,12 +92,12 @@ class Edits(NamedTuple):
         return Edits(np.asarray(columns[0], np.int64)[:, None].copy(), found)
 
     def where(self, is_done: npt.NDArray[np.bool_]) -> Edits:
-        """Return them for some of the samples, and none for the rest."""
+        """Return the edits of the samples where ``is_done`` ``(N,)``, and none for the rest."""
         return self._replace(kinds=self.kinds * is_done[:, None])
 
     @staticmethod
     def joined(parts: Sequence[Edits]) -> Edits:
-        """Return edits one after the other."""
+        """Concatenate edits of the same samples, in order."""
         return Edits(
             np.concatenate([part.kinds for part in parts], axis=1),
             np.concatenate([part.values for part in parts], axis=1),
@@ -113,7 +113,7 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
         values: A row of ``Edits.values`` as plain floats.
 
     Raises:
-        BatchError: The image is of another kind.
+        BatchError: The image has another dtype or shape.
 
     Example:
         >>> image = np.array([[[0], [100], [200]]], np.uint8)
@@ -123,7 +123,7 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
     """
     if image.ndim != 3 or image.shape[2] not in (1, 3) or image.dtype != np.uint8:
         raise BatchError(
-            f"ops of pixels take uint8 (H, W, 1 or 3), got {image.dtype} {image.shape}"
+            f"pixel ops take uint8 images (H, W, 1 or 3), got {image.dtype} {image.shape}"
         )
     if not image.size:
         return
@@ -155,7 +155,7 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
 
 
 def _look_up(image: Array, table: Table) -> None:
-    """Replace each value by what a table has for it: ``(256,)``, or ``(C, 256)`` for each channel."""
+    """Replace each value through a table: ``(256,)``, or ``(C, 256)`` with one row per channel."""
     if table.ndim == 2:
         table = table[0] if len(table) == 1 else np.ascontiguousarray(table.T)[None]
     flat = image[..., 0] if image.shape[2] == 1 else image
@@ -163,7 +163,7 @@ def _look_up(image: Array, table: Table) -> None:
 
 
 def _cut(values: Array) -> Table:
-    """Bound values and cut off what is behind the point."""
+    """Clip to 0..255 and truncate to uint8."""
     return np.clip(values, 0, 255).astype(np.uint8)
 
 
@@ -188,14 +188,14 @@ def _invert(value: Values) -> Table:
 
 
 def _contrast(image: Array, value: Values) -> Table:
-    """Blend with the mean of the gray picture, a number."""
+    """Blend with the mean of the grayscale image, one number."""
     factor = np.float32(value[0])
     mean = np.float32(cv2.mean(_gray(image))[0])
     return _cut(_LEVELS.astype(np.float32) * factor + mean * (np.float32(1) - factor))
 
 
 def _autocontrast(image: Array, value: Values) -> Table:
-    """Stretch each channel to the full range; a flat one stays."""
+    """Stretch each channel to the full range; a constant channel stays."""
     is_there = _histograms(image) > 0
     low, high = is_there.argmax(axis=1), 255 - is_there[:, ::-1].argmax(axis=1)
     is_flat = low == high
@@ -205,7 +205,7 @@ def _autocontrast(image: Array, value: Values) -> Table:
 
 
 def _equalize(image: Array, value: Values) -> Table:
-    """Spread the values of each channel evenly; a flat one stays."""
+    """Equalize the histogram of each channel; a constant channel stays."""
     counts = _histograms(image).astype(np.int64)
     last = 255 - (counts[:, ::-1] > 0).argmax(axis=1)
     rest = counts.sum(axis=1) - counts[np.arange(len(counts)), last]
@@ -216,7 +216,7 @@ def _equalize(image: Array, value: Values) -> Table:
 
 
 def _histograms(image: Array) -> Array:
-    """Return how often each value comes in each channel, ``(C, 256)``."""
+    """Return the histogram of each channel, ``(C, 256)``."""
     channels = range(image.shape[2])
     return np.stack([cv2.calcHist([image], [c], None, [256], [0, 256]).ravel() for c in channels])
 
@@ -225,7 +225,7 @@ def _histograms(image: Array) -> Array:
 
 
 def _gray(image: Array) -> Array:
-    """Return the gray picture ``(H, W)``, its values cut off."""
+    """Return the grayscale image ``(H, W)``, truncated to uint8."""
     if image.shape[2] == 1:
         return image[..., 0]
     return cv2.transform(image, np.array([[*GRAY, _CUT]], np.float32)).reshape(image.shape[:2])
@@ -277,7 +277,7 @@ def _erase(image: Array, value: Values) -> None:
 
 
 def noise(seed: int, shape: Sequence[int]) -> Table:
-    """Return uniform noise ``(H, W, C)``: a hash of the place and of a seed below 2**24, which float32 holds."""
+    """Return uniform noise ``(H, W, C)`` uint8: a hash of position and seed; the seed is below 2**24 to fit float32."""
     height, width, channels = shape
     at = np.arange(height * width * channels, dtype=np.int64).reshape(height, width, channels)
     found: Table = hashed(at, seed).astype(np.uint8)
@@ -285,7 +285,7 @@ def noise(seed: int, shape: Sequence[int]) -> Table:
 
 
 def hashed(at: Any, seed: Any) -> Any:
-    """Hash int64 arrays or tensors of numbers below 2**31 to 8 bits: the same for numpy and torch.
+    """Hash int64 numbers below 2**31, an array or a tensor, to 8 bits; numpy and torch give the same.
 
     Source: the multipliers of "lowbias32" (Wellons, "Prospecting for Hash Functions", 2018).
     """
@@ -296,10 +296,10 @@ def hashed(at: Any, seed: Any) -> Any:
 
 
 def _warp(image: Array, value: Values) -> None:
-    """Resample by a matrix from pixels of the result to those of the image; outside lies the fill."""
+    """Resample by the matrix from pixels of the result to those of the image; outside is the fill value."""
     height, width, channels = image.shape
     matrix = np.array(value[:6]).reshape(2, 3)
-    # From corners, where a pixel begins, to centres, which OpenCV counts.
+    # Our coordinates count from pixel corners, those of OpenCV from pixel centres.
     matrix[:, 2] += matrix[:, :2].sum(axis=1) / 2 - 0.5
     flags = _FLAGS[int(value[6])] | cv2.WARP_INVERSE_MAP
     fill = value[7 : 7 + channels]

@@ -1,4 +1,4 @@
-"""Elastic transforms: a smooth field of random displacements, a function of a seed, in a sample's frame."""
+"""Elastic transforms: a smooth field of random displacements, a function of a seed, in the frame of a sample."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Ripple(NamedTuple):
-    """How the pixels of a sample are displaced."""
+    """The displacement field of one sample."""
 
     seed: int  # of the noise, below 2**24
-    size: tuple[int, int]  # height and width of the frame that it is displaced in
-    # Twice the most that a pixel moves along x and y, before the noise is smoothed.
+    size: tuple[int, int]  # height and width of the frame in which pixels are displaced
+    # Twice the largest displacement along x and y in pixels, before the noise is smoothed.
     alpha: tuple[float, float]
     sigma: tuple[float, float]  # of the smoothing, along x and y, in pixels; zeros for none
     frame: Floats  # ``(3, 3)``: from x, y of the result to those of that frame
 
     def displacements(self) -> npt.NDArray[np.float32]:
-        """Return by how much each pixel of the frame moves, ``(height, width, 2)``, x and y."""
+        """Return the displacement of each pixel of the frame, ``(height, width, 2)`` float32, x and y."""
         found = np.empty((*self.size, 2), np.float32)
         at = np.arange(found.size, dtype=np.int64).reshape(2, *self.size)
         noise = as_noise(hashed(at, self.seed).astype(np.float32))
@@ -41,7 +41,7 @@ class Ripple(NamedTuple):
         return found
 
     def sources(self, size: Sequence[int]) -> Floats:
-        """Return which x, y of the frame, displaced, the pixels of a result show: ``(height, width, 2)``."""
+        """Return the x, y in the frame that each pixel of the result shows: ``(height, width, 2)``."""
         y, x = np.mgrid[: size[0], : size[1]] + 0.5
         points = np.stack([x, y, np.ones_like(x)], axis=-1) @ self.frame.T
         at = points[..., :2] / points[..., 2:]
@@ -52,7 +52,7 @@ class Ripple(NamedTuple):
         return np.asarray(at + shift, np.float64)
 
     def moved(self, points: Floats) -> Floats:
-        """Return where points ``(..., 2)`` of the frame are shown in it, nearly: displaced back by what moves there."""
+        """Return approximately where points ``(..., 2)`` of the frame end up: minus the displacement at the point."""
         shift = self.displacements()
         x, y = np.moveaxis(np.floor(points).astype(np.int64), -1, 0)
         height, width = self.size
@@ -61,10 +61,10 @@ class Ripple(NamedTuple):
 
 
 def as_noise(bits: Any) -> Any:
-    """Turn floats from 0 to 255 into such from -1 to 1."""
+    """Map numbers 0..255 to -1..1."""
     return (bits + 0.5) / 128 - 1
 
 
 def kernel_size(sigma: float) -> int:
-    """Return the size of a kernel, which is odd."""
+    """Return the odd kernel size, in pixels, of a Gaussian."""
     return int(8 * sigma + 1) | 1

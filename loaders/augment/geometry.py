@@ -1,16 +1,15 @@
 """From a list of ops to one crop box, one output size and one pair of flips per sample.
 
-The ops act in turn on a *frame*: the image as the next op would see it. No pixel moves meanwhile;
-a ``Window`` keeps, per axis, where the frame lies in the source as float64 origin and extent, the
-size it has been given, and whether it is mirrored. Only at the end are the edges rounded to whole
-source pixels, once; where pictures are filtered (``loaders.augment.resampling``) they are not. Hence:
+The ops act in turn on a *frame*: the image as the next op would see it. No pixel is moved yet: a ``Window`` records,
+per axis, where the frame lies in the source (origin and extent, float64), its size in pixels, and whether it is
+mirrored. Edges are rounded to whole source pixels once, at the end; where images are filtered
+(``loaders.augment.resampling``) not even then. Hence:
 
-- Ops that undo each other or change nothing cost nothing: ``Resize(256)`` of a 256-pixel image,
-  then ``CenterCrop(224)``, is a plain copy of 224 x 224 pixels.
-- A crop after a ``Resize`` is at most half a source pixel off at each edge, and not at all where it is filtered.
-- What lies outside the *image* is zero (of a mask, ``fill_mask``); nothing else is. A crop with
-  padding that follows another crop therefore shows the image's own pixels around it, where
-  torchvision has zeros.
+- Ops that cancel out or change nothing cost nothing: ``Resize(256)`` of a 256-pixel image, then ``CenterCrop(224)``,
+  is a plain copy of 224 x 224 pixels.
+- A crop after a ``Resize`` is off by at most half a source pixel at each edge; not at all where it is filtered.
+- Only what lies outside the *image* is padding. A crop with padding after another crop shows the image's own pixels
+  around that crop, where torchvision has zeros.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ _HALF_UP = 0.5 + 2.0**-20  # more than a half: float64 may miss an exact half by
 
 
 class Move(NamedTuple):
-    """What happens to one sample: a row of a ``Geometry``, as plain numbers.
+    """The geometry of one sample: a row of a ``Geometry``, as plain numbers.
 
     Attributes:
-        box: Of ``Geometry.places``.
-        size: Of the result.
+        box: A row of ``Geometry.places``: y, x, height, width in source pixels.
+        size: Height and width of the result.
         flip: Vertical, horizontal.
-        matrix: Instead of box and flip; None: there is none.
-        ripple: What displaces pixels behind the matrix; None: nothing.
+        matrix: ``(3, 3)``, used instead of box and flip; None: box and flip hold.
+        ripple: The displacements that follow the matrix; None: there are none.
     """
 
     box: list[Any]
@@ -56,25 +55,25 @@ class Move(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What ops are told of N samples, beside their sizes.
+    """What ops may know about N samples besides their sizes.
 
     Attributes:
-        points: For each op ``(N, 2)`` points around which it crops, from 0 to 1 along each axis, NaN for none; None:
-            of no sample. Crops that have none are at random places.
-        boxes: Of each sample float32 ``(n, 4)``, x1, y1, x2, y2 in source pixels; None where no op asks for them.
+        points: For each op ``(N, 2)``: the point to crop around, as fractions of the axes; NaN: crop at random. None:
+            the op gets no points.
+        boxes: For each sample float32 ``(n, 4)``: x1, y1, x2, y2 in source pixels. None: no op asks for boxes.
     """
 
     points: Sequence[Floats | None]
     boxes: Sequence[npt.NDArray[Any]] | None = None
 
     def of(self, rows: Any) -> Known:
-        """Return the same of some of the samples, by an array of their numbers."""
+        """Select rows, by an array of row numbers."""
         points = [None if each is None else each[rows] for each in self.points]
         return Known(points, None if self.boxes is None else [self.boxes[i] for i in rows])
 
     @staticmethod
     def joined(parts: Sequence[Known]) -> Known:
-        """Return what is known of samples that follow each other."""
+        """Concatenate along the samples."""
         points = [
             None if each[0] is None else np.concatenate(each)
             for each in zip(*(part.points for part in parts), strict=True)
@@ -86,21 +85,21 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What ``apply`` does to each of N samples; iterates as ``boxes, sizes, flips``.
+    """The geometry of N samples, as ``apply`` takes it; iterates as ``boxes, sizes, flips``.
 
     Attributes:
         boxes: ``(N, 4)`` int64: y, x, height, width in source pixels, height and width at least 1.
-            A box may reach outside its image: zeros there, or ``fill_mask``. Of K axes:
-            ``(N, 2 K)``, the corner and then the extent.
+            A box may reach outside its image: that is padding. For K axes ``(N, 2 K)``: first the corner, then
+            the extent.
         sizes: ``(N, 2)`` int64: height and width of the result; ``(N, K)``.
         flips: ``(N, 2)`` bool, after the crop: vertical (upside down), horizontal; ``(N, K)``.
         resampling: How the box comes to its size.
-        regions: Where pictures are filtered ``(N, 4)`` float64: the boxes before they are rounded; else None.
-        matrices: Where some are turned, sheared and the like ``(N, 3, 3)`` float64: from x, y of a result to those of
-            its source. Of the others all zeros; of these ``boxes`` enclose what is read. None: of none.
-        ripples: Where all are displaced, how each is, between the matrix and the result; else None.
-        edits: What happens to the pixels then; None: nothing.
-        kept: Which of its boxes each sample keeps, by an op that crops around them; None: all.
+        regions: ``(N, 4)`` float64, the boxes before rounding, if images are filtered; else None.
+        matrices: ``(N, 3, 3)`` float64, if some samples are warped: from x, y of the result to x, y of the source.
+            All zeros for samples that are not; for those that are, ``boxes`` enclose what is read. Else None.
+        ripples: The displacements of each sample, between matrix and result, if there are any; else None.
+        edits: What pixel ops do to the result; None: nothing.
+        kept: For each sample, which of its boxes a crop around boxes keeps, ``(n,)`` bool; None: all.
     """
 
     boxes: npt.NDArray[np.int64]
@@ -115,18 +114,18 @@ class Geometry:
 
     @property
     def is_warped(self) -> npt.NDArray[np.bool_]:
-        """``(N,)``: which have a matrix."""
+        """``(N,)`` bool: which samples have a matrix."""
         if self.matrices is None:
             return np.zeros(len(self), np.bool_)
         return np.asarray(self.matrices[:, 2, 2] != 0)
 
     @property
     def places(self) -> npt.NDArray[Any]:
-        """The boxes that are carried out: ``regions``, or the rounded ones."""
+        """The boxes to read: ``regions`` if images are filtered, else ``boxes``."""
         return self.boxes if self.regions is None else self.regions
 
     def move(self, i: int) -> Move:
-        """Return what happens to a sample."""
+        """Return the row of a sample."""
         return Move(
             *(self.places[i].tolist(), self.sizes[i].tolist(), self.flips[i].tolist()),
             self.matrices[i] if self.matrices is not None and self.is_warped[i] else None,
@@ -134,7 +133,7 @@ class Geometry:
         )
 
     def covers(self, lengths: Ints) -> Ints:
-        """Return the boxes of all pixels that are read, ``(N, 4)``; ``lengths`` is ``(N, 2)``, of the images."""
+        """Return boxes ``(N, 4)`` that cover all pixels to be read; ``lengths`` ``(N, 2)`` are the image sizes."""
         boxes = self._read_boxes(lengths)
         if self.matrices is not None:
             boxes = np.where(self.is_warped[:, None], self.boxes, boxes)
@@ -163,25 +162,24 @@ class Geometry:
 
 
 class Window:
-    """Where the frames of N samples lie in their sources: the running map that ops move.
+    """Where the frames of N samples lie in their sources; ops move it in turn.
 
-    All arrays are ``(N, 2)``, axis 1 being y, x (or, of volumes, ``(N, 3)``: z, y, x). Frame pixels
-    ``[a, b]`` of an axis that is not mirrored are source pixels
-    ``origin + [a, b] * extent / size``.
+    Arrays are ``(N, 2)``, axis 1 being y, x (for volumes ``(N, 3)``: z, y, x), unless said otherwise. On an axis that
+    is not mirrored, frame pixels ``[a, b]`` are source pixels ``origin + [a, b] * extent / size``.
 
     Attributes:
-        indices: ``(N,)``: which samples these are, for messages.
+        indices: ``(N,)``: the samples' positions in the dataset, for messages.
         origin: Source position of the frame's first edge, float64.
         extent: Source pixels that the frame covers, float64.
-        size: Pixels of the frame, int64.
-        flip: Whether the frame is mirrored.
-        points: Source positions around which the next op crops, NaN for none; None: of no sample.
-        base: ``(N, 3, 3)``: from x, y of what the above calls the source to those of the real one, where that is
-            turned or the like; zeros where it is not; None: of no sample.
-        boxes: Those of each sample in source pixels; None where no op asks for them.
-        kept: Which of all of these, end to end, are kept; None: all.
-        ripples: How all are displaced; what the above calls the source is then the frame that they are displaced in.
-        beyond: ``(N, 3, 3)``: from x, y of that frame to those of the real source.
+        size: Size of the frame in pixels, int64.
+        flip: True where the frame is mirrored.
+        points: Source positions to crop around, for the next op, NaN for none; None: no sample has one.
+        base: ``(N, 3, 3)``, once an op has warped: "source" above is then an intermediate frame, and this maps its
+            x, y to the real source. Zeros for samples that are not warped; None: none is.
+        boxes: The boxes of each sample in source pixels; None: no op asks for them.
+        kept: ``(total,)`` bool: which boxes are kept, those of all samples end to end; None: all.
+        ripples: The displacements of each sample; "source" above is then the frame in which they act. None: none.
+        beyond: ``(N, 3, 3)``: maps x, y of that frame to the real source.
     """
 
     __slots__ = (
@@ -204,7 +202,7 @@ class Window:
         self.sizes = self.size.copy()
 
     def frame_points(self) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Return the frame pixels where the points are, and which of them are in the frame."""
+        """Return the points in frame pixels ``(N, 2)``, and which of them are in the frame ``(N,)``."""
         assert self.points is not None
         at = (self.points - self.origin) * self.size / self.extent
         at = np.where(self.flip, self.size - at, at)
@@ -212,7 +210,7 @@ class Window:
         return np.floor(np.where(is_inside[:, None], at, 0)).astype(np.int64), is_inside
 
     def frame_boxes(self) -> tuple[Floats, Ints]:
-        """Return all boxes in frame pixels, clipped to it, ``(total, 4)``, and how many each sample has, ``(N,)``."""
+        """Return all boxes in frame pixels, clipped to it, ``(total, 4)``, and their number per sample ``(N,)``."""
         assert self.boxes is not None
         counts = np.array([len(each) for each in self.boxes], np.int64)
         boxes = np.concatenate([*self.boxes, np.zeros((0, 4))]).astype(np.float64)
@@ -231,28 +229,30 @@ class Window:
         self.size = np.broadcast_to(size, self.size.shape)
 
     def resize(self, size: Ints) -> None:
-        """Give the frame another size."""
+        """Resize the frame to ``size`` pixels."""
         self.size = np.broadcast_to(size, self.size.shape)
 
     def mirror(self, axis: int, rows: npt.NDArray[np.bool_]) -> None:
-        """Mirror the frames of some rows along one axis."""
+        """Flip the frames of some rows along one axis."""
         self.flip[:, axis] ^= rows
 
     def warp(
         self, matrices: Floats, rows: npt.NDArray[np.bool_], size: Ints | None = None
     ) -> None:
-        """Map the frames of some rows by matrices: from x, y of the next frame to those of this one.
+        """Warp the frames of some rows.
 
         Args:
-            matrices: ``(N, 3, 3)``.
-            rows: Which.
-            size: Of the next frames, ``(N, 2)``; None: they stay.
+            matrices: ``(N, 3, 3)``: from x, y of the new frame to x, y of the present one.
+            rows: ``(N,)`` bool: which samples.
+            size: ``(N, 2)``: sizes of the new frames; None: unchanged.
 
         Raises:
-            BatchError: They are no pictures.
+            BatchError: The samples are not images.
         """
         if self.size.shape[1] != 2:
-            raise BatchError(f"arrays of {self.size.shape[1]} axes are cropped and flipped only")
+            raise BatchError(
+                f"arrays of {self.size.shape[1]} axes can only be cropped and flipped"
+            )
         if self.base is None:
             self.base = np.zeros((len(self.size), 3, 3))
         total = self._matrices() @ matrices
@@ -268,13 +268,13 @@ class Window:
     def displace(
         self, seeds: Ints, alpha: tuple[float, float], sigma: tuple[float, float]
     ) -> None:
-        """Displace the pixels of the frames, as ``Ripple`` says.
+        """Displace the pixels of all frames, as ``Ripple`` does.
 
         Raises:
-            BatchError: They are no pictures, or displaced already.
+            BatchError: The samples are not images, or a previous op displaced them.
         """
         if self.size.shape[1] != 2 or self.ripples is not None:
-            raise BatchError("only pictures are displaced, and these only once")
+            raise BatchError("ElasticTransform works on images, and once per list of ops")
         self.beyond, self.base = self._matrices(), None
         self.ripples = [
             Ripple(seed, (height, width), alpha, sigma, np.eye(3))
@@ -284,7 +284,7 @@ class Window:
         self.flip = np.zeros_like(self.flip)
 
     def _matrices(self) -> Floats:
-        """Return the map from x, y of the frame to those of the source, or of where pixels are displaced."""
+        """Return the maps from x, y of the frame to x, y of the source, or of the frame that is displaced."""
         step = self.extent / self.size
         matrices = np.zeros((len(step), 3, 3))
         matrices[:, 2, 2] = 1
@@ -299,7 +299,7 @@ class Window:
         return np.where(is_warped[:, None, None], self.base @ matrices, matrices)
 
     def _warped(self, geometry: Geometry) -> Geometry:
-        """Give those that are warped their matrix, and the box of all that it reads."""
+        """Add matrices, and for warped samples the boxes that enclose what is read."""
         if self.ripples is None and self.base is None:  # as of volumes, always
             return geometry
         matrices, ripples = self._matrices(), self.ripples
@@ -330,10 +330,10 @@ class Window:
         )
 
     def geometry(self, resampling: Resampling = FAST) -> Geometry:
-        """Round the edges to whole source pixels, at least one of them, unless pictures are filtered.
+        """Round the edges to whole source pixels, at least one per axis; filtered images also keep the exact edges.
 
-        A half goes up, whatever is beside it: that keeps equal extents equal when they shift by
-        whole pixels, and boxes inside the image inside.
+        Halves are always rounded up: equal extents stay equal when they shift by whole pixels, and boxes inside the
+        image stay inside.
         """
         first = np.floor(self.origin + _HALF_UP)
         last = np.floor(self.origin + self.extent + _HALF_UP)
@@ -353,14 +353,14 @@ class Window:
 
 
 def moved_points(matrices: Floats, points: Floats) -> Floats:
-    """Return points ``(N, n, 2)``, x and y, where matrices ``(N, 3, 3)`` bring them; a matrix of zeros: nowhere, 0."""
+    """Transform points ``(N, n, 2)``, x and y, by matrices ``(N, 3, 3)``; a matrix of zeros gives 0, 0."""
     found = points @ matrices[:, :2, :2].swapaxes(1, 2) + matrices[:, None, :2, 2]
     under = points @ matrices[:, 2, :2, None] + matrices[:, None, 2:, 2]
     return np.divide(found, under, out=np.zeros_like(found), where=under != 0)
 
 
 def enclosing(matrices: Floats, boxes: Floats) -> Floats:
-    """Return the boxes that enclose what matrices ``(n, 3, 3)`` make of boxes ``(n, 4)``."""
+    """Transform boxes ``(n, 4)`` by matrices ``(n, 3, 3)``; return the boxes that enclose their corners."""
     corners = boxes[:, [0, 1, 2, 1, 0, 3, 2, 3]].reshape(-1, 4, 2)
     found = moved_points(matrices, corners)
     return np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1)
@@ -368,11 +368,10 @@ def enclosing(matrices: Floats, boxes: Floats) -> Floats:
 
 @runtime_checkable
 class Op(Protocol):
-    """One step of an augmentation, vectorized over samples: axis-aligned geometry, or (``PixelOp``) edits of pixels.
+    """One step of an augmentation, vectorized over samples: it moves a window, or (``PixelOp``) edits pixels.
 
     Attributes:
-        num_draws: How many uniform numbers the op takes per sample; one that takes one for each
-            axis says so with ``per_axis = True``.
+        num_draws: Number of uniform draws per sample; an op that takes one per axis sets ``per_axis = True``.
     """
 
     __slots__ = ()
@@ -380,30 +379,30 @@ class Op(Protocol):
     num_draws: ClassVar[int]
 
     def move(self, window: Window, draws: Floats) -> None:
-        """Move the window; ``draws`` is ``(N, num_draws)`` uniform in [0, 1). As it is here, it stays."""
+        """Move the window, in place; ``draws`` is ``(N, num_draws)`` uniform in [0, 1). The default leaves it."""
         return
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Tell the frame's size after the op from the one before; None if samples differ. As it is here, it stays."""
+        """Return the frame's size after the op, given the size before; None if samples differ. The default keeps it."""
         return size
 
 
 class SizedBySample(Op):
-    """An op behind which samples differ in size."""
+    """An op whose results differ in size from sample to sample."""
 
     __slots__ = ()
 
     def resized(self, size: tuple[int, int] | None) -> None:
-        """Tell that they do."""
+        """Return None: sizes differ."""
 
 
 def between(limits: Sequence[float], draws: Floats) -> Floats:
-    """Turn uniform numbers into such between two."""
+    """Scale uniform draws to [low, high)."""
     low, high = limits
     return low + (high - low) * draws
 
 
 def pick(draws: Floats, count: Any) -> Ints:
-    """Turn uniform numbers into whole ones from 0 to below ``count``, a number or an array."""
+    """Scale uniform draws to ints in [0, count); ``count`` is a number or an array."""
     found: Ints = np.floor(draws * count).astype(np.int64)
     return found

@@ -1,7 +1,7 @@
-"""Crops and flips of arrays of any number of axes: one strided copy, of no more than is needed.
+"""Crops and flips of arrays with any number of axes: one strided copy of the part that is needed.
 
-The parameters come from ``plan``, as for pictures: arrays whose spatial axes are alike get the same
-crop, whatever their dtype and their other axes. Nothing is resampled here.
+The parameters come from ``plan``, as for images: arrays with the same spatial axes get the same crop, whatever their
+dtype and other axes. Nothing is resampled here.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _FLIPS = RandomFlip | RandomHorizontalFlip | RandomVerticalFlip
 
 
 def check_ops(ops: Sequence[Op], num_axes: int) -> None:
-    """Check that the ops can be carried out on arrays of so many spatial axes.
+    """Check that the ops can be carried out on arrays with ``num_axes`` spatial axes.
 
     Raises:
         TypeError: ``ops`` is not a list of ops.
-        BatchError: One of them resamples, or is for another number of axes.
+        BatchError: An op resamples, or needs another number of axes.
 
     Example:
         >>> check_ops([Resize(8)], 3)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        loaders.errors.BatchError: Resize(size=8...) resamples; arrays are only cropped and flipped
+        loaders.errors.BatchError: Resize(size=8...) resamples; arrays can only be cropped and flipped
     """
     for op in as_ops(ops):
         if isinstance(op, RandomResizedCrop | RandomResize | Resize):
-            raise BatchError(f"{op} resamples; arrays are only cropped and flipped")
+            raise BatchError(f"{op} resamples; arrays can only be cropped and flipped")
         if isinstance(op, RandomCrop | CenterCrop):
             crop_lengths(op, num_axes)
         elif isinstance(op, _FLIPS):  # ops of pixels are for pictures beside them
@@ -60,11 +60,11 @@ def check_ops(ops: Sequence[Op], num_axes: int) -> None:
 
 
 def output_lengths(ops: Sequence[Op], lengths: Sequence[int | None]) -> tuple[int, ...] | None:
-    """Tell the spatial lengths that every array leaves with, None if they depend on the array.
+    """Return the spatial lengths of every result; None if they depend on the array.
 
     Args:
-        ops: What ``check_ops`` let pass.
-        lengths: Of the stored arrays, None where they vary.
+        ops: Ops that passed ``check_ops``.
+        lengths: Spatial lengths of the stored arrays, None where they vary.
 
     Raises:
         BatchError: An array of these lengths is smaller than its crop.
@@ -93,23 +93,22 @@ def cut(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Copy a box out of an array, mirrored where that is asked for.
+    """Copy a box out of an array, flipped along given axes.
 
-    Only the box is read: of a mapped file, the pages that it lies on. The copy lets the GIL go.
+    Only the box is read: of a mapped file, only its pages. The copy releases the GIL.
 
     Args:
-        array: ``(..., *spatial)``, any dtype, alignment and strides; K = ``len(flip)`` spatial
-            axes come last.
-        box: K corner coordinates and K lengths: a row of ``Geometry.boxes`` as plain ints. What
-            lies outside the array is zero.
-        flip: Which axes are mirrored after the crop: a row of ``Geometry.flips``.
-        out: ``(..., *lengths)`` of the same dtype to write to; a new array by default.
+        array: ``(..., *spatial)``, any dtype, alignment and strides; the last K = ``len(flip)`` axes are spatial.
+        box: K corner coordinates, then K lengths: a row of ``Geometry.boxes`` as plain ints. Outside the array the
+            result is zero.
+        flip: The axes to flip after the crop: a row of ``Geometry.flips``.
+        out: Array ``(..., *lengths)`` of the same dtype to write to; a new one by default.
 
     Returns:
         ``out``.
 
     Raises:
-        BatchError: ``out`` does not fit.
+        BatchError: ``out`` has another shape or dtype.
 
     Example:
         >>> cut(np.arange(12).reshape(3, 4), (1, 2, 2, 2), (False, True)).tolist()

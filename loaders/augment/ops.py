@@ -1,7 +1,7 @@
-"""The ops: what each one does to a window, and which random numbers it takes for that.
+"""Crops, resizes and flips: how each moves a ``Window``, and how many random numbers it takes.
 
-Names, arguments and distributions are torchvision's (``torchvision/transforms/transforms.py``);
-the random numbers are not, since here they belong to the sample and not to a process.
+Names, arguments and distributions are those of torchvision (``torchvision/transforms/transforms.py``). The random
+numbers are not: here they are a function of the sample, not of a process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _array(size: Size) -> Ints:
 
 
 def _set_lengths(op: RandomCrop | CenterCrop) -> None:
-    """Read a crop's size: one int is a square, or a cube, or a line."""
+    """Normalize a crop's ``size`` to a tuple; one int stands for all axes."""
     size: Any = op.size
     is_one = not isinstance(size, (tuple, list))
     lengths = (size, size) if is_one else tuple(size)
@@ -60,11 +60,11 @@ def _set_lengths(op: RandomCrop | CenterCrop) -> None:
     object.__setattr__(op, "_fits_all", is_one)
 
 
-_IF_CHANNELS = "; if the first axis is of channels, say so: Array(dtype=..., dims=..., spatial=2) in the schema"
+_IF_CHANNELS = "; if the first axis holds channels, declare it: Array(dtype=..., dims=..., spatial=2) in the schema"
 
 
 def crop_lengths(op: RandomCrop | CenterCrop, num_axes: int) -> tuple[int, ...]:
-    """Return the lengths of a crop of so many axes; BatchError if it is one of other axes."""
+    """Return a crop's size for samples of ``num_axes`` axes; BatchError if it was given for another number of them."""
     assert isinstance(op.size, tuple)
     if len(op.size) == num_axes:
         return op.size
@@ -83,12 +83,12 @@ def _check_resampling(op: Any) -> None:
 def _check_plane(op: object, window: Window) -> None:
     if window.size.shape[1] != 2:
         raise BatchError(
-            f"{op} is for pictures; arrays of {window.size.shape[1]} axes are cropped and flipped"
+            f"{op} is for images; arrays of {window.size.shape[1]} axes can only be cropped and flipped"
         )
 
 
 def check_range(name: str, values: Any, *, at_least: float = 0) -> tuple[float, float]:
-    """Read (low, high) of numbers above 0."""
+    """Check a pair (low, high) of numbers above 0, and return it."""
     what = (
         f"{name} must be (low, high) with {f'{at_least:g} <=' if at_least else '0 <'} low <= high"
     )
@@ -101,7 +101,7 @@ def check_range(name: str, values: Any, *, at_least: float = 0) -> tuple[float, 
 
 
 def fitted(sizes: Ints, length: Any, max_size: int | None) -> Ints:
-    """Return the sizes whose shorter side has a length, or whose longer one has ``max_size``."""
+    """Scale sizes to a shorter side of ``length``, or to a longer side of ``max_size`` where that is smaller."""
     short, long = sizes.min(axis=1, keepdims=True), sizes.max(axis=1, keepdims=True)
     found: Ints = sizes * length // short
     if max_size is None:
@@ -112,21 +112,20 @@ def fitted(sizes: Ints, length: Any, max_size: int | None) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop(Op):
-    """Crop a random area of a random aspect ratio and resize it: the usual training crop.
+    """Crop a random area with a random aspect ratio and resize it: the usual training crop.
 
-    The area is uniform in ``scale`` (a fraction of the image), the ratio (width by height)
-    log-uniform in ``ratio``. Of ten tries the first that fits is placed uniformly; if none fits,
-    the largest central crop whose ratio is in range is taken.
+    The area is uniform in ``scale``, the aspect ratio (width / height) log-uniform in ``ratio``. Ten pairs are drawn;
+    the first crop that fits is placed at random. If none fits, the largest central crop in range is taken.
 
     Args:
-        size: Of the result: a square's side, or (height, width).
-        scale: Smallest and largest fraction of the image's area.
-        ratio: Smallest and largest aspect ratio.
+        size: Output size in pixels: an int for a square, or (height, width).
+        scale: (low, high): the crop's area as a fraction of the image's.
+        ratio: (low, high): the crop's aspect ratio, width / height.
         interpolation: As in ``Resize``.
         antialias: As in ``Resize``.
 
     Raises:
-        ValueError: At construction, a size or range is not positive or not in order.
+        ValueError: At construction, a size is not positive, or a range is not ``0 < low <= high``.
 
     Source:
         ``RandomResizedCrop.get_params`` of torchvision; Szegedy et al., "Going deeper with
@@ -195,29 +194,28 @@ class RandomResizedCrop(Op):
 
 @dataclass(frozen=True, slots=True)
 class RandomCrop(Op):
-    """Crop at a random place, optionally from an image with a border of zeros.
+    """Crop at a random position, optionally after padding.
 
-    ``RandomCrop(32, padding=4)`` is the usual recipe for CIFAR, ``RandomCrop((32, 64, 64))`` or
-    ``RandomCrop(64)`` one for volumes.
+    ``RandomCrop(32, padding=4)`` is the usual recipe for CIFAR; ``RandomCrop((32, 64, 64))`` and ``RandomCrop(64)``
+    crop volumes.
 
     Args:
-        size: Of the crop: a square's (or cube's) side, (height, width), or one length for each
-            spatial axis.
-        padding: Pixels of zeros added on every side.
-        pad_if_needed: Add zeros on both sides of an axis that is still shorter than the crop, by
-            what is missing; otherwise such an image is an error.
-        fill_mask: What ``Mask`` fields have there instead: the number that the loss ignores, often 255.
-            Masks of volumes are arrays, and have zeros.
-        foreground: A ``Mask`` or ``Array`` of labels, served or not: the crop is placed around one of its points
-            that are not 0, each as probable as any other, and as far inside as a crop at random.
-        p: The probability of that; other crops, and those of samples without such points, are placed at random.
-        fill: What pixels have outside instead of zeros: one number, or one for each channel.
-        padding_mode: What lies outside: ``"constant"`` is ``fill``; ``"edge"``, ``"reflect"`` and ``"symmetric"``
-            repeat the image (and its masks), as in torchvision.
+        size: Crop size in pixels: an int (a square or a cube), (height, width), or one length per spatial axis.
+        padding: Pixels to pad on every side.
+        pad_if_needed: Pad both sides of an axis that is still shorter than the crop, by what is missing. Without it
+            such an image is an error.
+        fill_mask: Padding value of ``Mask`` fields, for example the 255 that the loss ignores. Masks of volumes are
+            ``Array`` fields, which are padded with zeros.
+        foreground: Name of a ``Mask`` or ``Array`` field of labels, which need not be served: with probability ``p``
+            the crop is centred on a random nonzero point of it, as far as the image's borders allow.
+        p: Probability of that; all other crops, and those of samples without nonzero points, are placed at random.
+        fill: Padding value of pixels: one number, or one per channel.
+        padding_mode: ``"constant"`` pads with ``fill``; ``"edge"``, ``"reflect"`` and ``"symmetric"`` continue the
+            image (and its masks), as in torchvision.
 
     Raises:
-        ValueError: At construction, a size or padding that is none, or ``p`` is not a probability.
-        TypeError: At construction, a ``fill_mask`` that is no whole number, or a ``foreground`` that is no name.
+        ValueError: At construction, an invalid size or padding, or ``p`` outside [0, 1].
+        TypeError: At construction, ``fill_mask`` is not an int, or ``foreground`` not a str.
         BatchError: In ``plan``, an image is smaller than the crop.
 
     Source:
@@ -284,20 +282,19 @@ class RandomCrop(Op):
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop(Op):
-    """Crop the middle; where the image is smaller, zeros fill the sides.
+    """Crop the centre; an image smaller than the crop is padded with zeros.
 
     Args:
-        size: Of the crop: a square's (or cube's) side, (height, width), or one length for each
-            spatial axis.
-        fill_mask: What ``Mask`` fields have there instead: the number that the loss ignores, often 255.
+        size: Crop size in pixels: an int (a square or a cube), (height, width), or one length per spatial axis.
+        fill_mask: Padding value of ``Mask`` fields, for example the 255 that the loss ignores.
 
     Raises:
-        ValueError: At construction, a size that is none.
-        TypeError: At construction, a ``fill_mask`` that is no whole number.
+        ValueError: At construction, an invalid size.
+        TypeError: At construction, ``fill_mask`` is not an int.
 
     Source:
-        ``center_crop`` of torchvision, whose rounding this is: half to even inside, and of an odd
-        number of missing pixels the larger part behind.
+        ``center_crop`` of torchvision, with its rounding: half to even for the corner, and an odd missing pixel is
+        padded at the end.
     """
 
     size: Lengths
@@ -323,28 +320,27 @@ class CenterCrop(Op):
 
 @dataclass(frozen=True, slots=True)
 class Resize(Op):
-    """Resize the shorter side to a length, keeping the aspect ratio, or both sides exactly.
+    """Resize the shorter side to a length, keeping the aspect ratio, or both sides to given lengths.
 
     Args:
-        size: The shorter side's length; or (height, width).
-        interpolation: ``"bilinear"``, ``"bicubic"``, ``"area"`` (means of what lies below) or ``"nearest"``. Masks are
-            always ``"nearest"``.
-        max_size: Of the longer side, where ``size`` is a length: pictures become smaller until it fits.
-        antialias: True: filtered as Pillow does, at boxes that need not be whole pixels; about a millisecond for
-            a picture of 224 pixels a side. False: the fast way, at boxes of whole pixels: between pixels, or, where
-            both sides shrink by more than 2 and it is ``"bilinear"``, means of areas. None: True if nothing in the
-            list of ops is drawn at random.
-        pad: Fit the whole picture into ``size``, a pair, and keep its aspect ratio: the rest is filled (a letterbox).
-        fill: What pixels have there: one number, or one for each channel.
-        fill_mask: What ``Mask`` fields have there.
+        size: Length of the shorter side in pixels; or (height, width).
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"area"`` (mean of the pixels covered) or ``"nearest"``. Masks
+            always use ``"nearest"``.
+        max_size: Upper limit of the longer side, if ``size`` is one length: larger results are scaled down to it.
+        antialias: True: Pillow's filters on sub-pixel boxes; about a millisecond per image of 224 x 224. False: fast,
+            on boxes of whole pixels: interpolated without a filter, or averaged over areas where both sides shrink
+            by more than 2 and ``interpolation`` is ``"bilinear"``. None: True if no op of the list draws at random.
+        pad: Letterbox: fit the whole image into ``size``, a pair, keeping its aspect ratio, and pad the rest.
+        fill: Padding value of pixels: one number, or one per channel.
+        fill_mask: Padding value of ``Mask`` fields.
 
     Raises:
-        ValueError: At construction, a size that is none, or an unknown interpolation.
+        ValueError: At construction, an invalid size, or an unknown interpolation.
         TypeError: At construction, an argument of the wrong type.
 
     Source:
-        ``resize`` of torchvision: the longer side is rounded down. Of a letterbox the side that is shorter than
-        ``size`` is rounded to the nearest, and padded on both sides, behind by the odd pixel.
+        ``resize`` of torchvision: the longer side is rounded down. In a letterbox the padded side is rounded to the
+        nearest pixel, and an odd pixel of padding goes to the end.
     """
 
     size: Size
@@ -395,16 +391,16 @@ class Resize(Op):
 
 @dataclass(frozen=True, slots=True)
 class RandomResize(SizedBySample):
-    """Resize the shorter side to a length drawn at random, keeping the aspect ratio: scale jitter before a crop.
+    """Resize the shorter side to a random length, keeping the aspect ratio: scale jitter before a crop.
 
     Args:
-        min_size: Smallest length of the shorter side.
-        max_size: One more than the largest.
+        min_size: Smallest length of the shorter side, in pixels.
+        max_size: Largest length plus one (exclusive).
         interpolation: As in ``Resize``.
         antialias: As in ``Resize``.
 
     Raises:
-        ValueError: At construction, the lengths are not in order.
+        ValueError: At construction, not ``1 <= min_size < max_size``.
 
     Source:
         ``RandomResize`` of torchvision.
@@ -430,16 +426,16 @@ class RandomResize(SizedBySample):
 
 @dataclass(frozen=True, slots=True)
 class RandomShortestSize(SizedBySample):
-    """Resize the shorter side to one of some lengths, but the longer one to at most ``max_size``: for detection.
+    """Resize the shorter side to one of several lengths, the longer side at most to ``max_size``: for detection.
 
     Args:
-        min_size: Lengths of the shorter side, or one.
-        max_size: Most that the longer side may have; None: anything.
+        min_size: Lengths of the shorter side in pixels to choose from, or one length.
+        max_size: Upper limit of the longer side; None: no limit.
         interpolation: As in ``Resize``.
         antialias: As in ``Resize``.
 
     Raises:
-        ValueError: At construction, a length is none.
+        ValueError: At construction, a length is below 1, or there is none.
 
     Source:
         ``RandomShortestSize`` of torchvision.
@@ -458,7 +454,7 @@ class RandomShortestSize(SizedBySample):
         for length in (*lengths, 1 if self.max_size is None else self.max_size):
             whole_number("min_size and max_size", length, at_least=1)
         if not lengths:
-            raise ValueError("min_size names no length")
+            raise ValueError("min_size must have at least one length, got none")
         object.__setattr__(self, "min_size", lengths)
         _check_resampling(self)
 
@@ -471,20 +467,19 @@ class RandomShortestSize(SizedBySample):
 
 @dataclass(frozen=True, slots=True)
 class ScaleJitter(SizedBySample):
-    """Fit the picture into ``target_size`` times a random number, keeping the aspect ratio. A crop or pad follows.
+    """Fit the image into ``target_size`` times a random scale, keeping the aspect ratio; follow it by a crop or pad.
 
     Args:
-        target_size: (height, width) at scale 1.
-        scale_range: (low, high).
+        target_size: (height, width) in pixels at scale 1.
+        scale_range: (low, high) of the scale.
         interpolation: As in ``Resize``.
         antialias: As in ``Resize``.
 
     Raises:
-        ValueError: At construction, a size or range is none.
+        ValueError: At construction, an invalid size or range.
 
     Source:
-        ``ScaleJitter`` of torchvision, which takes the first of ``target_size`` for the width, though its recipes use
-        squares.
+        ``ScaleJitter`` of torchvision, which takes ``target_size`` as (width, height); its recipes use squares.
     """
 
     target_size: tuple[int, int]
@@ -520,19 +515,19 @@ class _RandomMirror(Op):
 
     def move(self, window: Window, draws: Floats) -> None:
         if window.size.shape[1] < -self.axis:
-            raise BatchError(f"{self} needs {-self.axis} axes, the samples have one")
+            raise BatchError(f"{self} needs {-self.axis} spatial axes, the samples have one")
         window.mirror(self.axis, draws[:, 0] < self.p)
 
 
 class RandomHorizontalFlip(_RandomMirror):
-    """Swap left and right (mirror the last axis) with probability ``p``, a number from 0 to 1."""
+    """Flip left and right (the last axis) with probability ``p``, from 0 to 1."""
 
     __slots__ = ()
     axis = -1
 
 
 class RandomVerticalFlip(_RandomMirror):
-    """Turn upside down (mirror the last axis but one) with probability ``p``, from 0 to 1."""
+    """Flip upside down (the second-to-last axis) with probability ``p``, from 0 to 1."""
 
     __slots__ = ()
     axis = -2
@@ -540,15 +535,15 @@ class RandomVerticalFlip(_RandomMirror):
 
 @dataclass(frozen=True, slots=True)
 class RandomFlip(Op):
-    """Mirror each spatial axis with probability ``p``, each by a draw of its own.
+    """Flip each spatial axis independently with probability ``p``.
 
     Args:
         p: Probability, from 0 to 1.
-        axes: The axes that may be mirrored: 0 is the first spatial one, -1 the last; None for all.
+        axes: Axes that may be flipped: 0 is the first spatial axis, -1 the last; None for all.
 
     Raises:
-        ValueError: At construction, ``p`` is not a probability or an axis not a whole number.
-        BatchError: In ``plan``, the samples do not have such an axis.
+        ValueError: At construction, ``p`` is outside [0, 1] or an axis is not an int.
+        BatchError: In ``plan``, the samples have no such axis.
     """
 
     p: float = 0.5
@@ -563,13 +558,15 @@ class RandomFlip(Op):
         if axes is None:
             return
         if not isinstance(axes, (tuple, list)) or not all(type(axis) is int for axis in axes):
-            raise ValueError(f"axes must be whole numbers, got {axes!r}")
+            raise ValueError(f"axes must be a list of ints, got {axes!r}")
         object.__setattr__(self, "axes", tuple(axes))
 
     def move(self, window: Window, draws: Floats) -> None:
         num_axes = window.size.shape[1]
         axes = range(num_axes) if self.axes is None else self.axes
         if any(not -num_axes <= axis < num_axes for axis in axes):
-            raise BatchError(f"{self} is for more axes, the samples have {num_axes}")
+            raise BatchError(
+                f"{self} names an axis that samples with {num_axes} spatial axes do not have"
+            )
         for axis in dict.fromkeys(axis % num_axes for axis in axes):
             window.mirror(axis, draws[:, axis] < self.p)

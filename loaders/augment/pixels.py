@@ -1,8 +1,8 @@
-"""Carrying out one sample's geometry: pixels and boxes, on the CPU.
+"""Carry out one sample's geometry on the CPU: pixels, boxes and keypoints.
 
-``apply`` runs once per sample on worker threads, which scale by how briefly each holds the GIL:
-plain ints, one slice, one cv2 call, or two where it flips. cv2 reads a crop in place, as a view
-with the image's strides, and writes into the batch; it lets the GIL go meanwhile.
+``apply`` runs once per sample on worker threads, and how many of them pay depends on how briefly each holds the GIL:
+so it takes plain ints, one slice, and one cv2 call (two with a flip). cv2 reads a crop in place, as a view with the
+image's strides, writes into the batch, and releases the GIL meanwhile.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 _INTERPOLABLE = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "float32", "float64")))
-# As what cv2 moves the rest, bit for bit: before version 5 it has no bool and no unsigned 32 bits,
-# and it reads int64 as int32.
+# Dtypes that cv2 lacks (before version 5 bool and uint32) or misreads (int64 as int32) are moved bit for bit as
+# another one of the same width.
 _STAND_INS: dict[np.dtype[Any], np.dtype[Any]] = {
     **dict.fromkeys(map(np.dtype, ("bool", "int8")), np.dtype("uint8")),
     np.dtype("float16"): np.dtype("uint16"),
@@ -65,32 +65,30 @@ def apply(
 ) -> Array:
     """Crop, resize and flip one image in one resampling.
 
-    If box and size agree, pixels are copied exactly. Otherwise they are interpolated bilinearly
-    between pixel centres, or averaged (``cv2.INTER_AREA``) where both sides shrink by more than 2.
-    The crop's own edge pixels continue beyond its edges; what fills the box does where it reaches
-    outside the image.
+    If box and size agree, pixels are copied. Otherwise they are interpolated bilinearly between pixel centres, or
+    averaged over areas (``cv2.INTER_AREA``) where both sides shrink by more than 2. At the edges of the box its own
+    edge pixels are repeated. Where the box reaches outside the image it is filled.
 
     Args:
-        image: ``(H, W, C)`` or ``(H, W)``, pixels contiguous; uint8, uint16, int16, float32 or
-            float64, and any integer, bool or float where nothing is interpolated.
-        box: y, x, height, width in source pixels: a row of ``Geometry.boxes`` as plain ints; where pictures are
-            filtered, of ``Geometry.regions``, as floats.
+        image: ``(H, W, C)`` or ``(H, W)``, pixels contiguous; uint8, uint16, int16, float32 or float64; any integer,
+            bool or float if nothing is interpolated.
+        box: y, x, height, width in source pixels: a row of ``Geometry.boxes`` as plain ints, or, if images are
+            filtered, of ``Geometry.regions`` as floats.
         size: Height and width of the result: a row of ``Geometry.sizes``.
         flip: Vertical, horizontal: a row of ``Geometry.flips``.
-        fill: What the box has outside the image: one number, or one for each channel.
-        out: Contiguous array of the result's shape and dtype to write to, such as a row of a
-            batch; a new one by default. It must not overlap the image.
-        nearest: Take the pixel nearest to each centre instead: for masks, whose values must stay
-            what they are.
-        source_size: The image's real height and width, where the decoder reduced it by 2, 4 or 8.
-            The box is then rounded to whole pixels of the reduced image.
-        resampling: How, as ``Geometry`` says; the default is the fast way, bilinear.
+        fill: Value outside the image: one number, or one per channel.
+        out: Contiguous array of the result's shape and dtype to write to, such as a row of a batch; a new one by
+            default. It must not overlap the image.
+        nearest: Nearest-neighbour instead: for masks, whose values must not be mixed.
+        source_size: Height and width of the stored image, if the decoder reduced it by 2, 4 or 8. The box, in pixels
+            of the stored image, is then rounded to whole pixels of the reduced one.
+        resampling: ``Geometry.resampling``; the default is the fast bilinear way.
 
     Returns:
         ``out``.
 
     Raises:
-        BatchError: The arrays do not fit together, or no interpolation is defined for the dtype.
+        BatchError: Shapes or dtypes do not match, or the dtype cannot be interpolated.
 
     Example:
         >>> image = np.array([[1, 2, 3], [4, 5, 6]], np.uint8)
@@ -141,7 +139,7 @@ def _apply_filtered(
     nearest: bool,
     interpolation: str,
 ) -> Array:
-    """Do what ``apply`` does where pictures are filtered, whose masks are picked at the same boxes."""
+    """Do what ``apply`` does for filtered images, and for masks at the same sub-pixel boxes."""
     if nearest:
         return _pick(image, box, flip, fill, out)
     if image.dtype not in _INTERPOLABLE:
@@ -152,7 +150,7 @@ def _apply_filtered(
 def _pick(
     image: Array, box: Sequence[float], flip: Sequence[bool], fill: Any, out: Array
 ) -> Array:
-    """Take the pixel nearest to each centre of a box that need not be of whole pixels."""
+    """Nearest-neighbour resampling of a sub-pixel box."""
     target = out[:: -1 if flip[0] else 1, :: -1 if flip[1] else 1]
     picked = []
     for axis in (0, 1):
@@ -170,9 +168,9 @@ def _pick(
 def _padded(
     image: Array, box: Sequence[Any], size: Sequence[int], fill: Any, resampling: Resampling
 ) -> tuple[Array, Sequence[Any]]:
-    """Return an image on which all of a box lies, and the box there: outside it goes on as ``padding_mode`` says.
+    """Pad an image as ``padding_mode`` says so that it contains the box; return it, and the box there.
 
-    What is constant is left to who resamples, unless the filter mixes it with the image.
+    Constant padding is left to the resampling, unless a filter mixes it with the image.
     """
     mode, box = resampling.padding_mode, list(box)
     for axis in (0, 1):
@@ -194,11 +192,11 @@ def _padded(
     return image, box
 
 
-# What ``apply`` does to an image of bytes, as plain numbers: top, bottom, left and right of the box; width and height
-# of the result; how cv2 resizes (-1: it does not), and how it flips (2: it does not).
+# What ``apply`` does to a uint8 image, as plain numbers: top, bottom, left and right of the box; width and height
+# of the result; cv2's interpolation (-1: no resize) and flip code (2: no flip).
 Step = tuple[int, ...] | list[int]
 _NO_METHOD, _NO_FLIP = -1, 2
-_METHODS = {  # where it is not resized; where it is; where it shrinks by more than 2
+_METHODS = {  # copied; resized; both sides shrink by more than 2
     "bilinear": np.array([_NO_METHOD, cv2.INTER_LINEAR, cv2.INTER_AREA]),
     "bicubic": np.array([_NO_METHOD, cv2.INTER_CUBIC, cv2.INTER_CUBIC]),
 }
@@ -208,16 +206,16 @@ _FLIPS = np.array([_NO_FLIP, 1, 0, -1])  # none, horizontal, vertical, both
 def steps_of(
     geometry: Geometry, sizes: npt.NDArray[np.int64], reductions: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Prepare what ``apply`` does to N images of bytes, for ``take_steps``.
+    """Compute what ``apply`` does to N uint8 images, for ``take_steps``.
 
     Args:
         geometry: Boxes, sizes and flips.
-        sizes: ``(N, 2)``: height and width, before a JPEG decoder reduces the image.
-        reductions: ``(N,)``: by how much it does: 1, 2, 4 or 8.
+        sizes: ``(N, 2)``: height and width of the stored images, before a JPEG decoder reduces them.
+        reductions: ``(N,)``: by how much the decoder reduces them: 1, 2, 4 or 8.
 
     Returns:
-        ``(N, 8)``, each row a ``Step``; and ``(N,)``, whether that is all: boxes that reach outside, filters and
-        ``"nearest"`` need ``apply``.
+        ``(N, 8)`` int64, each row a ``Step``; and ``(N,)`` bool: False where ``apply`` is needed (boxes that reach
+        outside the image, filters, ``"nearest"``, warps).
     """
     boxes, shapes = _reduced_boxes(geometry.boxes, sizes, reductions)
     starts, extents = boxes[:, :2], boxes[:, 2:]
@@ -235,14 +233,14 @@ def steps_of(
 
 
 def _is_stepped(resampling: Resampling) -> bool:
-    """Tell whether pictures that are resampled so may be taken by steps."""
+    """Return whether ``take_steps`` can resample so."""
     return not resampling.is_filtered and resampling.interpolation in _METHODS
 
 
 def _reduced_boxes(
     boxes: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], reductions: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return boxes in pixels of the images as they are decoded, and the sizes of these."""
+    """Return boxes in pixels of the decoded, possibly reduced images, and the sizes of those images."""
     rows = np.flatnonzero(reductions > 1).tolist()
     if not rows:
         return boxes, sizes
@@ -253,7 +251,7 @@ def _reduced_boxes(
 
 
 def moved_steps(steps: Sequence[Step], top: int, left: int) -> list[Step]:
-    """Return the same steps for a part of the image that begins there."""
+    """Return the steps relative to a part of the image that begins at (top, left)."""
     return [
         [first - top, last - top, start - left, end - left, *rest]
         for first, last, start, end, *rest in steps
@@ -261,21 +259,22 @@ def moved_steps(steps: Sequence[Step], top: int, left: int) -> list[Step]:
 
 
 def take_steps(image: Array, steps: Sequence[Step], outs: Sequence[Array]) -> None:
-    """Do what ``apply`` does, unchecked but for what a file can get wrong.
+    """Do what ``apply`` does, checking only what a bad file could cause.
 
     Args:
-        image: ``(H, W, C)`` uint8 of at most 4 channels.
-        steps: Of boxes inside it.
-        outs: For each a contiguous array of the step's size, and of the image's dtype and channels.
+        image: ``(H, W, C)`` uint8 with at most 4 channels.
+        steps: Steps whose boxes lie inside the image.
+        outs: For each step a contiguous array of its size, with the image's dtype and channels.
 
     Raises:
-        BatchError: The image is smaller than the one that the steps were prepared for.
+        BatchError: The image is smaller than the one that the steps were computed for.
     """
     num_rows, num_columns = image.shape[:2]
     for (top, bottom, left, right, width, height, method, flip), out in zip(steps, outs):  # noqa: B905  # costs as much as a step
         if bottom > num_rows or right > num_columns:
             raise BatchError(
-                f"an image of {image.shape} has no rows to {bottom} and columns to {right}"
+                f"the decoded image is {image.shape[0]} x {image.shape[1]}, smaller than its header said: "
+                f"the crop ends at row {bottom}, column {right}"
             )
         source = image[top:bottom, left:right]
         if method != _NO_METHOD:
@@ -288,7 +287,7 @@ def take_steps(image: Array, steps: Sequence[Step], outs: Sequence[Array]) -> No
 
 
 def _stand_in(source: Array, target: Array, *, moves_only: bool) -> tuple[Array, Array]:
-    """See both arrays as a dtype of the same width that cv2 moves."""
+    """View both arrays as a dtype of the same width that cv2 can move."""
     stand_in = _STAND_INS.get(source.dtype)
     if stand_in is None or not moves_only:
         allowed = ", ".join(sorted(map(str, _INTERPOLABLE)))
@@ -298,7 +297,7 @@ def _stand_in(source: Array, target: Array, *, moves_only: bool) -> tuple[Array,
 
 
 def _crop(image: Array, box: Sequence[int], target: Array, around: Array) -> Array:
-    """Take the box: as a view, or with what fills it around it, then in target if it has its size."""
+    """Return the box: a view if it is inside the image, else a padded copy, in target if that has its size."""
     y, x, height, width = box
     bottom, right = y + height, x + width
     if y >= 0 and x >= 0 and bottom <= image.shape[0] and right <= image.shape[1]:
@@ -310,7 +309,7 @@ def _crop(image: Array, box: Sequence[int], target: Array, around: Array) -> Arr
 
 
 def _copy_padded(image: Array, y: int, x: int, canvas: Array, around: Array) -> None:
-    """Fill a canvas with what the image has from (y, x) on, and a number where it has nothing."""
+    """Copy the part of the image at (y, x) into a canvas, and fill the rest of it with ``around``."""
     height, width = canvas.shape[:2]
     part = image[max(y, 0) : max(y + height, 0), max(x, 0) : max(x + width, 0)]
     top, left = max(-y, 0), max(-x, 0)
@@ -341,12 +340,12 @@ def _resize(source: Array, target: Array, nearest: bool, interpolation: str = "b
 
 
 def _is_half(from_height: Any, from_width: Any, height: Any, width: Any) -> Any:
-    """Tell whether both sides shrink by more than 2; of numbers, or of arrays of them."""
+    """Return whether both sides shrink by more than 2; of numbers, or elementwise of arrays."""
     return (from_height > 2 * height) & (from_width > 2 * width)
 
 
 def _resize_channels(source: Array, target: Array, method: int) -> None:
-    """Resize many channels, by as many at a time as cv2 takes."""
+    """Resize many channels, as many at a time as cv2 supports."""
     height, width, channels = target.shape
     step = _MAX_AREA_CHANNELS if method == cv2.INTER_AREA else _MAX_CHANNELS
     if channels <= step:
@@ -359,13 +358,13 @@ def _resize_channels(source: Array, target: Array, method: int) -> None:
 
 
 def _has_ties(length: int, size: int) -> bool:
-    """Tell whether a centre lies between two pixels: cv2 takes now the one, now the other."""
+    """Return whether some centre lies exactly between two pixels, where cv2's choice is not consistent."""
     common = math.gcd(length, size)
     return not length // common % 2 and size // common % 2 == 1
 
 
 def _resize_nearest(source: Array, target: Array) -> None:
-    """Take the nearest pixels by exact integers, of two that are equally near the one behind."""
+    """Nearest-neighbour in exact integers; of two equally near pixels the later one."""
     rows, cols = (
         (2 * np.arange(count, dtype=np.int64) + 1) * length // (2 * count)
         for count, length in zip(target.shape[:2], source.shape[:2], strict=True)
@@ -384,11 +383,11 @@ def _flip(source: Array, target: Array, vertical: bool, horizontal: bool) -> Non
 def reductions(
     boxes: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Tell by how much a decoder may shrink each image so that its crop stays at least the result's size.
+    """Return by how much a decoder may shrink each image so that its crop is at least as large as the result.
 
     Args:
-        boxes: ``(N, 4)``, as in ``Geometry``.
-        sizes: ``(N, 2)``.
+        boxes: ``(N, 4)``: y, x, height, width.
+        sizes: ``(N, 2)``: height and width of the results.
 
     Returns:
         ``(N,)``: 1, 2, 4 or 8.
@@ -406,7 +405,7 @@ def reductions(
 def _reduced_box(
     box: Sequence[int], source_size: Sequence[int], shape: Sequence[int]
 ) -> tuple[int, int, int, int]:
-    """Scale a box to the pixels of an image that was reduced while decoding."""
+    """Convert a box to pixels of an image that the decoder reduced."""
     y, x, height, width = box
     factor = _factor(source_size, shape)
     y, height = _reduced_span(y, height, factor, source_size[0], shape[0])
@@ -415,7 +414,7 @@ def _reduced_box(
 
 
 def _factor(source_size: Sequence[int], shape: Sequence[int]) -> int:
-    """Find the factor between two sizes; libjpeg rounds a reduced side up, others down."""
+    """Return the factor between two sizes; libjpeg rounds reduced sides up, other decoders down."""
     height, width = source_size
     for factor in (1, 2, 4, 8):
         down = (height // factor, width // factor)
@@ -423,7 +422,7 @@ def _factor(source_size: Sequence[int], shape: Sequence[int]) -> int:
         if shape[:2] in (up, down):
             return factor
     raise BatchError(
-        f"an image of source_size {tuple(source_size)} reduced by 1, 2, 4 or 8 is not "
+        f"source_size {tuple(source_size)} divided by 1, 2, 4 or 8 never gives the image's "
         f"{tuple(shape[:2])}"
     )
 
@@ -431,7 +430,7 @@ def _factor(source_size: Sequence[int], shape: Sequence[int]) -> int:
 def _reduced_span(
     start: int, extent: int, factor: int, source_length: int, length: int
 ) -> tuple[int, int]:
-    """Divide by the factor and round, a half up; at least a pixel, inside if it was inside."""
+    """Divide start and end by the factor, rounding halves up; at least one pixel, and inside the image."""
     first = (2 * start + factor) // (2 * factor)
     last = (2 * (start + extent) + factor) // (2 * factor)
     if first == last:  # less than half a pixel across: the one at its centre
@@ -450,19 +449,19 @@ def move_boxes(
     matrix: npt.NDArray[np.float64] | None = None,
     ripple: Ripple | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Move bounding boxes as ``apply`` moves the pixels below them.
+    """Move bounding boxes as ``apply`` moves pixels.
 
     Args:
         boxes: ``(n, 4)``: x1, y1, x2, y2 in source pixels.
         box: As in ``apply``.
         size: As in ``apply``.
         flip: As in ``apply``.
-        matrix: Instead of box and flip, as in ``warp``: boxes become those that enclose their corners.
+        matrix: As in ``warp``, instead of box and flip: a box becomes the one that encloses its warped corners.
         ripple: As in ``warp``.
 
     Returns:
-        ``(n, 4)``, in pixels of the result and clipped to it. Number and order stay: what left the
-        frame has zero width or height, for the caller to keep or drop with its label.
+        ``(n, 4)`` float32, in pixels of the result and clipped to it. Number and order stay: boxes outside the
+        result have zero width or height, for the caller to keep or drop together with their labels.
 
     Raises:
         BatchError: ``boxes`` is not ``(n, 4)``.
@@ -495,7 +494,7 @@ def move_boxes(
 def _to_result(
     points: Array, matrix: npt.NDArray[np.float64], ripple: Ripple | None
 ) -> npt.NDArray[np.float64]:
-    """Return where points ``(n, num, 2)`` of the source are shown."""
+    """Return points ``(n, num, 2)`` of the source in pixels of the result."""
 
     def back(matrix: npt.NDArray[np.float64], points: Array) -> npt.NDArray[np.float64]:
         return moved_points(np.asarray(np.linalg.inv(matrix), np.float64)[None], points)
@@ -513,20 +512,20 @@ def move_keypoints(
     matrix: npt.NDArray[np.float64] | None = None,
     ripple: Ripple | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Move points as ``apply`` moves the pixels below them.
+    """Move keypoints as ``apply`` moves pixels.
 
     Args:
         points: ``(n, num, 2)``: x, y in source pixels; or ``(n, num, 3)`` with COCO's visibility.
         box: As in ``apply``.
         size: As in ``apply``.
         flip: As in ``apply``.
-        pairs: Points that change places in a horizontal flip, and where a matrix mirrors.
-        matrix: Instead of box and flip, as in ``warp``.
+        pairs: Pairs of points (left and right eye) to swap in a horizontal flip, or if the matrix mirrors.
+        matrix: As in ``warp``, instead of box and flip.
         ripple: As in ``warp``.
 
     Returns:
-        The same shape, in pixels of the result. With visibility, what left the frame and what was not
-        labelled is 0, 0, 0.
+        float32 of the same shape, in pixels of the result. With visibility, points outside the result and unlabelled
+        points are 0, 0, 0.
 
     Raises:
         BatchError: ``points`` has another shape.

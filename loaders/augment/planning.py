@@ -1,4 +1,4 @@
-"""What the ops of a list say together: how they resample, what lies outside, and where each sample ends."""
+"""What a list of ops amounts to: how it resamples, what it pads with, and the geometry of each sample."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from loaders.augment.geometry import Floats, Geometry, Ints
 
-_DOMAIN = 0x41554721  # keeps these draws apart from every other user of the same seed and epoch
+_DOMAIN = 0x41554721  # separates these draws from all others with the same seed and epoch
 
 
 def resampling_of(ops: Sequence[Op]) -> Resampling:
-    """Return how a list of ops resamples: as its last op says that resizes.
+    """Return how a list of ops resamples: as its last resizing op says.
 
-    Where that op leaves ``antialias`` open, pictures are filtered if nothing is drawn at random.
+    If that op has ``antialias=None``, images are filtered if no op draws at random.
 
     Example:
         >>> from loaders.augment import CenterCrop, RandomResizedCrop, Resize
@@ -64,11 +64,11 @@ def _padding_mode(ops: Sequence[Op]) -> str:
 
 
 def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
-    """Check that these are ops.
+    """Check that these are ops, and return them as a tuple.
 
     Raises:
-        TypeError: One of them is not; ``what`` and its position say which.
-        ValueError: They do not agree on what lies outside of masks.
+        TypeError: One of them is not an op; ``what`` and its position say which.
+        ValueError: Ops disagree on ``fill``, ``fill_mask`` or ``padding_mode``.
     """
     if not isinstance(ops, (list, tuple)):
         raise TypeError(f"{what} must be a list of ops, got {ops!r}")
@@ -85,10 +85,10 @@ def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
 
 
 def fill_mask_of(ops: Sequence[Op]) -> int:
-    """Return what lies outside of masks: 0, or what some of the ops say.
+    """Return the padding value of masks: the one that ops set, or 0.
 
     Raises:
-        ValueError: They say different things.
+        ValueError: Ops set different ones.
 
     Example:
         >>> from loaders.augment import CenterCrop, RandomCrop
@@ -99,12 +99,14 @@ def fill_mask_of(ops: Sequence[Op]) -> int:
 
 
 def fill_of(ops: Sequence[Op]) -> Any:
-    """Return what lies outside of pictures: 0, or what some of the ops say; ValueError as ``fill_mask_of``."""
+    """Return the padding value of pixels: the one that ops set, or 0; ValueError if ops set different ones."""
     return _one_of(ops, "fill")
 
 
 def _one_of(ops: Sequence[Op], name: str) -> Any:
-    moving = [op for op in ops if not hasattr(op, "edit")]  # what edits pixels fills them itself
+    moving = [
+        op for op in ops if not hasattr(op, "edit")
+    ]  # pixel ops use their own fill themselves
     fills = {fill for op in moving if (fill := getattr(op, name, 0))}
     if len(fills) > 1:
         several = " and ".join(map(str, sorted(fills, key=np.sum)))
@@ -113,11 +115,11 @@ def _one_of(ops: Sequence[Op], name: str) -> Any:
 
 
 def output_size(ops: Sequence[Op], size: tuple[int, int] | None = None) -> tuple[int, int] | None:
-    """Tell the height and width every sample leaves with, None if they depend on the sample.
+    """Return the (height, width) of all results; None if they depend on the sample.
 
     Args:
-        ops: What is done.
-        size: Of all pictures before; None: they differ.
+        ops: The list of ops.
+        size: (height, width) of all source images; None: they differ.
 
     Raises:
         TypeError: ``ops`` is not a list of ops.
@@ -145,23 +147,21 @@ def plan(
 ) -> Geometry:
     """Draw the parameters of a batch and reduce them to one ``Geometry``.
 
-    A sample's row is a function of ``ops``, its own size, index and draw, and of ``seed``,
-    ``epoch`` and ``view``: it is the same in any batch, and alone.
+    A sample's row depends on ``ops``, its own size, index and draw, and on ``seed``, ``epoch`` and ``view``: it is
+    the same in any batch, and alone.
 
     Args:
-        ops: What to do, in order; each draws under its position in the list.
-        sizes: ``(N, 2)`` integers: height and width of each image in source pixels; of volumes
-            ``(N, 3)``, and so on.
-        seed: Of the run.
-        epoch: From 0.
+        ops: The list of ops; the position of an op is part of its random key.
+        sizes: ``(N, 2)`` integers: height and width of each image in source pixels; for volumes ``(N, 3)``, and so on.
+        seed: The run's seed.
+        epoch: The epoch, from 0.
         indices: ``(N,)`` integers: positions in the dataset.
-        draws: ``(N,)`` integers: which repeat of its index within the epoch each sample is;
-            0 by default.
-        view: Number of the view, for several from one decode.
-        known: What some ops are told of the samples; None: nothing.
+        draws: ``(N,)`` integers: the how-manieth repeat of its index in the epoch each sample is; 0 by default.
+        view: Number of the view, if several are made from one decode.
+        known: Crop points and boxes for ops that need them; None: none.
 
     Raises:
-        BatchError: The arrays do not fit together, an image is empty, or one is too small.
+        BatchError: Shapes do not match, an image is empty, or one is smaller than its crop.
 
     Example:
         >>> from loaders.augment import CenterCrop
@@ -196,7 +196,8 @@ def _source_points(points: Floats | None, lengths: Ints) -> Floats | None:
         return None
     if points.shape != lengths.shape:
         raise BatchError(
-            f"foreground of {points.shape[1]} axes is none of samples of {lengths.shape[1]}: leave a field out"
+            f"the foreground field has {points.shape[1]} spatial axes, the samples have {lengths.shape[1]}: "
+            "serve only fields with as many axes as the foreground"
         )
     return points * lengths
 

@@ -1,6 +1,6 @@
-"""The recipes that papers and libraries train with, as lists of ops: change what you like.
+"""Augmentation recipes of papers and libraries, as lists of ops to use or change.
 
-Each returns what ``augment=`` takes. Ops of pixels act on uint8, before ``Normalize``.
+Each returns a list for ``augment=``. Pixel ops act on uint8, before ``Normalize``.
 """
 
 from __future__ import annotations
@@ -32,17 +32,13 @@ if TYPE_CHECKING:
     from loaders.augment.geometry import Op
 
 NAMES = ("imagenet_train", "imagenet_eval", "simclr", "dino", "deit", "segmentation", "detection")
-IMAGENET_PIXELS = (
-    124,
-    116,
-    104,
-)  # ImageNet's mean in pixels: erased to it, ``Normalize`` makes zeros
+IMAGENET_PIXELS = (124, 116, 104)  # ImageNet's mean in pixels; ``Normalize`` makes it 0
 
 
 def imagenet_train(size: int = 224) -> list[Op]:
-    """Return torchvision's recipe for ResNet-50 of 80.9 %: TrivialAugmentWide and erasing behind crop and flip.
+    """Return torchvision's recipe for ResNet-50 at 80.9 %: crop, flip, TrivialAugmentWide, erasing; ``size`` in pixels.
 
-    Source: ``references/classification`` of torchvision. Its MixUp and CutMix are modules: ``loaders.MixUp``.
+    Source: ``references/classification`` of torchvision. Its MixUp and CutMix are modules here: ``loaders.MixUp``.
     """
     return [
         RandomResizedCrop(size),
@@ -53,22 +49,22 @@ def imagenet_train(size: int = 224) -> list[Op]:
 
 
 def imagenet_eval(size: int = 224, resize: int | None = None) -> list[Op]:
-    """Return the middle of pictures, filtered as Pillow does.
+    """Return resize and centre crop, filtered as Pillow does.
 
     Args:
-        size: Of the crop.
-        resize: Of the shorter side before; the default is 8/7 of ``size``: 256 for 224.
+        size: Crop size in pixels.
+        resize: Length of the shorter side before the crop; by default 8/7 of ``size``: 256 for 224.
     """
     return [Resize(round(size * 8 / 7) if resize is None else resize), CenterCrop(size)]
 
 
 def _blur(size: int, p: float) -> RandomApply:
-    """Return SimCLR's blur: a kernel of a tenth of the picture."""
+    """Return SimCLR's blur: its kernel is a tenth of the image."""
     return RandomApply([GaussianBlur(max(size // 20 * 2 + 1, 3))], p)
 
 
 def simclr(size: int = 224, strength: float = 1.0) -> list[Any]:
-    """Return two views of each sample, ``a`` and ``b``, of one recipe.
+    """Return SimCLR's recipe: two views of each sample, ``a`` and ``b``; ``strength`` scales the colour jitter.
 
     Source: Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", 2020, appendix A.
     """
@@ -84,15 +80,15 @@ def simclr(size: int = 224, strength: float = 1.0) -> list[Any]:
 
 
 def dino(size: int = 224, crops: int = 8, small: int = 96) -> list[Any]:
-    """Return two large views, ``global_1`` and ``global_2``, and some small ones, ``local_1`` to ``local_8``.
+    """Return DINO's recipe: two large views, ``global_1`` and ``global_2``, and small ones, ``local_1`` to ``local_8``.
 
     Args:
-        size: Of large views.
-        crops: How many small views.
-        small: Their size.
+        size: Size of the large views in pixels.
+        crops: Number of small views.
+        small: Size of the small views in pixels.
 
     Source: Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", 2021, and its code:
-        ``DataAugmentationDINO``. Its kernel of the blur is Pillow's, which has no size; here it is 23 pixels.
+        ``DataAugmentationDINO``. Its blur is Pillow's, which has no kernel size; here the kernel is 23 pixels.
     """
     whole_number("crops", crops, at_least=0)
     colours = [RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8), RandomGrayscale(0.2)]
@@ -115,8 +111,8 @@ def dino(size: int = 224, crops: int = 8, small: int = 96) -> list[Any]:
 def deit(size: int = 224) -> list[Op]:
     """Return DeiT's recipe without repeated samples, MixUp and CutMix: RandAugment of strength 9, and erasing.
 
-    Source: Touvron et al., "Training data-efficient image transformers", 2021, table 9. timm's list of ops and its
-        noise of strengths differ a little from torchvision's RandAugment, which is used here.
+    Source: Touvron et al., "Training data-efficient image transformers", 2021, table 9. It uses timm's
+        RandAugment, whose ops and noise on strengths differ a little from torchvision's, which is used here.
     """
     return [
         RandomResizedCrop(size, interpolation="bicubic"),
@@ -127,29 +123,30 @@ def deit(size: int = 224) -> list[Op]:
 
 
 def segmentation(size: int = 480, base: int = 520, fill_mask: int = 255) -> list[Op]:
-    """Return torchvision's recipe for segmentation: a scale from 0.5 to 2, a flip, and a crop, filled where it must be.
+    """Return torchvision's recipe for segmentation: a scale from 0.5 to 2, a flip, and a crop, padded if needed.
 
     Args:
-        size: Of the crop.
-        base: Of the shorter side at scale 1.
-        fill_mask: What masks have outside pictures: the number that the loss ignores.
+        size: Crop size in pixels.
+        base: Length of the shorter side at scale 1, in pixels.
+        fill_mask: Padding value of masks: the class that the loss ignores.
 
     Source: ``references/segmentation`` of torchvision.
     """
     return [
         RandomResize(base // 2, base * 2 + 1),
         RandomHorizontalFlip(),
-        RandomCrop(size, pad_if_needed=True, fill=(124, 116, 104), fill_mask=fill_mask),
+        RandomCrop(size, pad_if_needed=True, fill=IMAGENET_PIXELS, fill_mask=fill_mask),
     ]
 
 
 def detection(size: int = 640) -> list[Op]:
-    """Return SSD's recipe, for data with boxes: colours, a larger frame or a crop around boxes, a flip, a letterbox.
+    """Return SSD's recipe for boxes: colours, zoom out, crop around boxes, flip, letterbox to ``size`` pixels.
 
-    Boxes that are cropped away are dropped, and what belongs to them. Colours change also around pictures.
+    Boxes that are cropped away are dropped, with the rows of other fields that belong to them. Colour changes also
+    apply to the padding.
 
     Source: ``ssd`` in ``references/detection`` of torchvision, whose detectors resize without a letterbox, and whose
-        ``RandomPhotometricDistort`` also exchanges channels.
+        ``RandomPhotometricDistort`` also permutes channels.
     """
     return [
         RandomApply([ColorJitter((0.875, 1.125), (0.5, 1.5), (0.5, 1.5), (-0.05, 0.05))], 0.5),

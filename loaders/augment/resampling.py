@@ -1,8 +1,8 @@
-"""Filtered resampling: what Pillow gives for a box of any position, so what torchvision's weights were trained on.
+"""Filtered resampling, as Pillow does it for sub-pixel boxes: what torchvision's weights were trained on.
 
-A ``Resampling`` says how a list of ops resamples. *Filtered*: each pixel is a weighted mean of all that lies below
-it, the filter's support growing with the shrink; the box is where the ops put it, not rounded to whole pixels. Else
-the fast way of ``loaders.augment.pixels``.
+A ``Resampling`` says how a list of ops resamples. *Filtered*: each output pixel is a weighted mean of the source
+pixels that it covers, the filter growing with the shrink factor, and the box is not rounded to whole pixels.
+Otherwise the fast way of ``loaders.augment.pixels``.
 
 Source: the filters and their weights are those of Pillow (``src/libImaging/Resample.c``).
 """
@@ -37,18 +37,19 @@ _PILLOW = {
 }
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}  # not RGBA, whose colours Pillow weighs with its alpha
 _CUBIC = -0.5
-_EDGE = 1e-6  # pixels: what float64 may be off
+_EDGE = 1e-6  # pixels: tolerance for float64 errors
 
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
-    """How pictures are resampled.
+    """How images are resampled.
 
     Attributes:
         interpolation: One of ``INTERPOLATIONS``.
-        is_filtered: Whether Pillow's filters are used, at sub-pixel boxes.
-        warp: How what is turned, sheared and the like is: ``"bilinear"``, or ``"nearest"`` if nothing else resizes.
-        padding_mode: What lies outside of a picture: ``"constant"`` is ``fill``, the others are as in ``RandomCrop``.
+        is_filtered: True: Pillow's filters on sub-pixel boxes.
+        warp: Interpolation of warped images (rotated, sheared, ...): ``"bilinear"``, or ``"nearest"`` if all ops that
+            resample say so.
+        padding_mode: As in ``RandomCrop``.
     """
 
     interpolation: str = "bilinear"
@@ -61,7 +62,7 @@ FAST = Resampling()
 
 
 def as_fill(value: Any) -> Fill:
-    """Return what pixels are filled with, as numbers: one, or one for each channel."""
+    """Check a fill value and return it: one number, or a tuple with one per channel."""
     if isinstance(value, (tuple, list)):
         return tuple(real_number(f"fill[{i}]", each) for i, each in enumerate(value))
     number: float = real_number("fill", value)
@@ -69,7 +70,7 @@ def as_fill(value: Any) -> Fill:
 
 
 def source_positions(positions: Any, length: int, mode: str) -> Any:
-    """Return which pixel of an axis stands at each position, which may be outside; of an array or a tensor of integers.
+    """Map positions on an axis that may be outside the image to pixels of it; an array or tensor of integers.
 
     Source: ``pad`` of torchvision: ``"reflect"`` does not repeat the edge, ``"symmetric"`` does.
     """
@@ -83,7 +84,7 @@ def source_positions(positions: Any, length: int, mode: str) -> Any:
 
 
 def inner_span(start: float, extent: float, size: int, length: int) -> tuple[int, int]:
-    """Return the pixels of a result whose box lies on the image, of an axis: first, and behind the last."""
+    """Return the range [first, last) of output pixels of an axis that lie on the image."""
     first, last = (
         min(max(round((at - start) * size / extent), 0), size) for at in (0.0, float(length))
     )
@@ -91,10 +92,10 @@ def inner_span(start: float, extent: float, size: int, length: int) -> tuple[int
 
 
 def is_between_pixels(start: Any, extent: Any, size: int, length: int) -> Any:
-    """Tell whether an image ends within a pixel of the result: it was padded first, and then resized.
+    """Return whether an edge of the image falls inside an output pixel, which then mixes image and padding.
 
-    An image that was resized first ends between two of them, and neither has anything of what lies outside. Numbers,
-    or arrays or tensors of them.
+    That is so if it was padded first and then resized; if it was resized first, its edges fall between output pixels.
+    Takes numbers, arrays or tensors.
     """
     first, last = -start * size / extent, (length - start) * size / extent
     return ((start < 0) & (abs(first - (first + 0.5) // 1) > _EDGE)) | (
@@ -106,12 +107,12 @@ def resample(
     image: Array,  # ``(H, W, C)`` or ``(H, W)``, of integers or floats
     region: Sequence[float],  # y, x, height, width of the box in pixels; it may reach outside
     flip: Sequence[bool],  # vertical, horizontal
-    out: Array,  # array of the result's shape and dtype; it must not overlap the image
+    out: Array,  # of the result's shape and dtype; must not overlap the image
     *,
     interpolation: str,  # ``"bilinear"``, ``"bicubic"`` or ``"area"``
-    fill: Any = 0,  # what the result has where the box lies outside the image
+    fill: Any = 0,  # value outside the image
 ) -> Array:
-    """Resample a box of an image with one of Pillow's filters, straight into its place; return that."""
+    """Resample a box of an image with one of Pillow's filters into ``out``, and return it."""
     target = out[:: -1 if flip[0] else 1, :: -1 if flip[1] else 1]
     spans = [inner_span(region[i], region[i + 2], out.shape[i], image.shape[i]) for i in (0, 1)]
     (top, bottom), (left, right) = spans
@@ -140,7 +141,7 @@ def resample(
 def _line(
     start: float, extent: float, size: int, span: tuple[int, int], length: int
 ) -> tuple[float, float, int]:
-    """Return start, extent and number of pixels of the part of an axis that lies on the image."""
+    """Return start and extent in source pixels, and the number of output pixels, of the part that lies on the image."""
     scale, (first, last) = extent / size, span
     begin = max(start + first * scale, 0.0)
     return begin, min(start + last * scale, float(length)) - begin, last - first
@@ -149,7 +150,7 @@ def _line(
 def _needed(
     start: float, extent: float, size: int, length: int, interpolation: str
 ) -> tuple[float, float, slice]:
-    """Return start and extent as seen from the pixels that the filter reads, and these."""
+    """Return the slice of source pixels that the filter reads, and start and extent relative to it."""
     margin = margin_of(interpolation, extent / size)
     first = max(math.floor(start - margin), 0)
     last = min(math.ceil(start + extent + margin), length)
@@ -157,7 +158,7 @@ def _needed(
 
 
 def margin_of(interpolation: str, scale: Any) -> Any:
-    """Return how many pixels beyond a box a filter reads at a shrink; of a number or an array."""
+    """Return how many pixels beyond a box a filter reads at a shrink factor, a number or an array."""
     return np.ceil(SUPPORT[interpolation] * np.maximum(scale, 1)) + 1
 
 
@@ -166,13 +167,13 @@ def _by_pillow(part: Array, mode: str, box: Any, size: Sequence[int], interpolat
     picture = Image.frombuffer(
         mode, (width, height), np.ascontiguousarray(part), "raw", mode, 0, 1
     )
-    # Within the picture, which Pillow insists on: float64 may miss its edge by a hair.
+    # Pillow rejects boxes outside the image, and float64 errors may put an edge just outside.
     box = (box[0], box[1], min(box[2], width), min(box[3], height))
     return np.asarray(picture.resize((size[0], size[1]), _PILLOW[interpolation], box))
 
 
 def _by_matrices(part: Array, box: Any, shape: Sequence[int], interpolation: str) -> Array:
-    """Do what Pillow does, for any dtype and number of channels, in float64 and rounded once."""
+    """Resample as Pillow does, for any dtype and number of channels, in float64 and rounded once."""
     x, y, right, bottom = box
     down = filter_matrix(y, bottom - y, shape[0], part.shape[0], interpolation)
     across = filter_matrix(x, right - x, shape[1], part.shape[1], interpolation)
@@ -187,7 +188,7 @@ def _by_matrices(part: Array, box: Any, shape: Sequence[int], interpolation: str
 def filter_matrix(
     start: float, extent: float, size: int, length: int, interpolation: str
 ) -> Floats:
-    """Return the weight of each of ``length`` pixels in each of ``size`` results: ``(size, length)``, rows sum to 1."""
+    """Return the weights of ``length`` source pixels in ``size`` output pixels: ``(size, length)``, rows sum to 1."""
     scale = extent / size
     centres = start + (np.arange(size) + 0.5) * scale
     at = (np.arange(length) - centres[:, None] + 0.5) * (1 / max(scale, 1.0))

@@ -1,4 +1,4 @@
-"""Several views of each sample, and what a dataset takes for ``augment``."""
+"""Several views of each sample, and the check of a dataset's ``augment``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Views:
-    """Several views of each sample from one decode, each with its own ops and draws.
+    """Several views of each sample from one decode, each with its own ops and random draws.
 
-    Iterates as (name, ops) pairs; a pair's position is the ``view`` that ``plan`` draws under.
+    Iterates as (name, ops) pairs; a pair's position is the ``view`` of its draws in ``plan``.
 
     Args:
-        **lists: The ops of each view under its name: ``a`` makes the field ``image`` ``image_a``.
+        **lists: The ops of each view by its name: the view ``a`` of the field ``image`` is served as ``image_a``.
 
     Raises:
         TypeError: At construction, one of the lists is not a list of ops.
-        ValueError: At construction, there is no view, or its name cannot be a field's.
+        ValueError: At construction, there is no view, or a name is not a valid field name.
 
     Example:
         >>> from loaders.augment import CenterCrop, RandomResizedCrop
@@ -57,7 +57,7 @@ class Views:
 
 
 def as_augment(ops: Any) -> tuple[Any, ...]:
-    """Return the ops that a dataset is given; TypeError if they are not in a list."""
+    """Check a dataset's ``augment`` and return it as a tuple; TypeError if it is not a list of ops."""
     if isinstance(ops, Views):
         raise TypeError("augment must be a list of ops, got Views(...): write [Views(...)]")
     listed = [] if ops is None else as_list("augment", ops, "ops, such as [CenterCrop(224)]")
@@ -66,13 +66,15 @@ def as_augment(ops: Any) -> tuple[Any, ...]:
 
 
 def _check_name(name: str) -> None:
-    """Refuse what a named tuple would: its methods, keywords, and names with a leading _."""
+    """Refuse names that a named tuple cannot have: its methods, keywords, a leading underscore."""
     taken = keyword.iskeyword(name) or hasattr(tuple, name) or name.startswith("_")
     if taken or not name.isidentifier():
-        raise ValueError(f"a view's name must be able to be a field's, got {name!r}")
+        raise ValueError(
+            f"the name of a view must be a valid field name, such as 'weak', got {name!r}"
+        )
 
 
 def has_draws(augment: Sequence[Op | Views]) -> bool:
-    """Tell whether any of the ops, or of those of views, depends on chance."""
+    """Return whether any op, those of views included, draws at random."""
     lists = [op.lists if isinstance(op, Views) else ((op,),) for op in augment]
     return any(op.num_draws for views in lists for ops in views for op in ops)

@@ -1,4 +1,4 @@
-"""Rotations, shears and the like, as matrices: from pixels of a result to those of its source, N samples at once."""
+"""Warps (rotation, shear, perspective) as matrices from pixels of the result to pixels of the source; elastic ones."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def affine_matrices(
 ) -> Floats:
     """Return the inverses of rotation, shear, scale and translation around a centre, ``(N, 3, 3)``.
 
-    Coordinates are x, y in pixels from the upper left corner of the first pixel; angles ``(N,)`` degrees, clockwise,
-    shear in degrees, the others numbers or ``(N,)`` each. The centre stays where it is, but for ``translate``.
+    Coordinates are x, y in pixels from the top left corner of the first pixel. ``angle`` is ``(N,)``, clockwise, in
+    degrees, and so is shear; the others are numbers or ``(N,)``. Only ``translate`` moves the centre.
 
     Source:
-        ``_get_inverse_affine_matrix`` of torchvision says in which order they act.
+        ``_get_inverse_affine_matrix`` of torchvision, for the order in which they act.
     """
     turn, across, down = np.radians(angle), np.radians(shear[0]), np.radians(shear[1])
     a = np.cos(turn - down) / np.cos(down)
@@ -67,7 +67,7 @@ def affine_matrices(
 
 
 def as_values(matrices: Floats, interpolation: str, fill: Any) -> Floats:
-    """Return the values of edits of kind ``WARP``, ``(N, NUM_VALUES)``."""
+    """Return the values of ``Kind.WARP`` edits, ``(N, NUM_VALUES)``."""
     values = np.zeros((len(matrices), NUM_VALUES))
     values[:, :6] = matrices[:, :2].reshape(-1, 6)
     values[:, 6] = interpolation == "bilinear"
@@ -76,7 +76,7 @@ def as_values(matrices: Floats, interpolation: str, fill: Any) -> Floats:
 
 
 def _around_0(name: str, value: Any) -> tuple[float, float]:
-    if value is None:  # which leaves colours as they are
+    if value is None:  # as_range takes None for "unchanged"
         raise TypeError(f"{name} must be a number or (low, high), got None")
     return as_range(name, value, centre=0.0, low=-math.inf) or (0.0, 0.0)
 
@@ -89,20 +89,20 @@ def _check(op: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RandomAffine(Op):
-    """Rotate, shift, scale and shear at random; pictures, masks, boxes and keypoints together.
+    """Rotate, shift, scale and shear at random: images, masks, boxes and keypoints together.
 
-    Boxes become what encloses them. Behind ``RandomResizedCrop`` and the like it is still one resampling, bilinear, and
-    the picture's own pixels come into the corners.
+    A box becomes the one that encloses its warped corners. After a ``RandomResizedCrop`` or other crops and resizes it
+    is still one, bilinear resampling, and the corners show the image's own pixels around the crop.
 
     Args:
-        degrees: Of rotation, clockwise: (low, high), or one number for minus to plus it.
-        translate: Most that is shifted, as shares of width and height; None: nothing.
-        scale: (low, high); None: 1.
-        shear: Degrees along x: one number or (low, high); or (low, high) along x and along y.
-        interpolation: ``"nearest"`` or ``"bilinear"``; masks are always ``"nearest"``.
-        fill: What pixels have outside the picture.
-        center: (x, y) that stays where it is; None: the middle.
-        fill_mask: What masks have outside.
+        degrees: Rotation, clockwise: (low, high), or a number for (-number, number).
+        translate: Largest shift along x and y, as fractions of width and height; None: no shift.
+        scale: (low, high) of the scale; None: 1.
+        shear: Shear in degrees: a number or (low, high) along x; or four numbers, (low, high) along x and along y.
+        interpolation: ``"nearest"`` or ``"bilinear"``; masks always use ``"nearest"``.
+        fill: Pixel value outside the image: one number, or one per channel.
+        center: The fixed point (x, y) in pixels; None: the centre of the image.
+        fill_mask: Value of masks outside the image.
 
     Source:
         ``RandomAffine`` of torchvision.
@@ -153,15 +153,16 @@ class RandomAffine(Op):
 
 @dataclass(frozen=True, slots=True)
 class RandomRotation(Op):
-    """Rotate at random; what leaves the frame is lost, unless it expands. The rest is as in ``RandomAffine``.
+    """Rotate at random; otherwise as ``RandomAffine``.
 
     Args:
-        degrees: Counter-clockwise: (low, high), or one number for minus to plus it.
-        interpolation: ``"nearest"`` or ``"bilinear"``; masks are always ``"nearest"``.
-        expand: Make the frame as large as the turned picture: its size then depends on the sample.
-        center: (x, y) that stays where it is; None: the middle.
-        fill: What pixels have outside the picture.
-        fill_mask: What masks have outside.
+        degrees: Rotation, counter-clockwise: (low, high), or a number for (-number, number).
+        interpolation: ``"nearest"`` or ``"bilinear"``; masks always use ``"nearest"``.
+        expand: Enlarge the frame to hold the whole rotated image: its size then depends on the sample. Without it,
+            corners are cut off.
+        center: The fixed point (x, y) in pixels; None: the centre of the image.
+        fill: Pixel value outside the image: one number, or one per channel.
+        fill_mask: Value of masks outside the image.
 
     Source:
         ``RandomRotation`` of torchvision.
@@ -198,26 +199,26 @@ class RandomRotation(Op):
 
 
 def _expanded(matrices: Floats, width: Floats, height: Floats) -> Ints:
-    """Return the sizes that have room for turned pictures, ``(N, 2)``, rounded as torchvision does."""
+    """Return the sizes of frames that hold the rotated images, ``(N, 2)``, rounded as torchvision does."""
     zero = np.zeros_like(width)
     found = enclosing(matrices, np.stack([zero, zero, width, height], axis=1))
-    found = np.rint(found * 1e4) / 1e4  # what float64 is off
+    found = np.rint(found * 1e4) / 1e4  # removes float64 errors
     exact = found[:, 2:] - found[:, :2]
     sides = np.ceil(found[:, 2:]) - np.floor(found[:, :2])
-    is_exact = (exact == np.rint(exact)).all(axis=1, keepdims=True)  # by a right angle
+    is_exact = (exact == np.rint(exact)).all(axis=1, keepdims=True)  # multiples of 90 degrees
     return np.where(is_exact, exact, sides)[:, ::-1].astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class RandomPerspective(Op):
-    """Look at the picture from aside, with probability ``p``. The rest is as in ``RandomAffine``.
+    """Change the perspective at random, with probability ``p``; otherwise as ``RandomAffine``.
 
     Args:
-        distortion_scale: How far corners move at most, as a share of half the side.
+        distortion_scale: How far corners move at most, as a fraction of half the side, from 0 to 1.
         p: Probability, from 0 to 1.
-        interpolation: ``"nearest"`` or ``"bilinear"``; masks are always ``"nearest"``.
-        fill: What pixels have outside the picture.
-        fill_mask: What masks have outside.
+        interpolation: ``"nearest"`` or ``"bilinear"``; masks always use ``"nearest"``.
+        fill: Pixel value outside the image: one number, or one per channel.
+        fill_mask: Value of masks outside the image.
 
     Source:
         ``RandomPerspective`` of torchvision.
@@ -249,21 +250,21 @@ class RandomPerspective(Op):
 
 @dataclass(frozen=True, slots=True)
 class ElasticTransform(Op):
-    """Displace pixels by smooth noise, as if seen through water. The rest is as in ``RandomAffine``.
+    """Displace pixels by smooth random noise, as if seen through water; otherwise as ``RandomAffine``.
 
-    Boxes and keypoints are displaced back by what moves where they were: nearly right where displacements are small, as
-    in torchvision.
+    Boxes and keypoints move by minus the displacement at their position: a good approximation for small
+    displacements, as in torchvision.
 
     Args:
-        alpha: How strongly: twice the most that a pixel moves, before noise is smoothed; one number, or (x, y).
-        sigma: How smoothly: of a Gaussian, in pixels; one number, or (x, y).
-        interpolation: ``"nearest"`` or ``"bilinear"``; masks are always ``"nearest"``.
-        fill: What pixels have outside the picture.
-        fill_mask: What masks have outside.
+        alpha: Strength: twice the largest displacement in pixels, before smoothing; one number, or (x, y).
+        sigma: Standard deviation of the Gaussian that smooths the noise, in pixels; one number, or (x, y).
+        interpolation: ``"nearest"`` or ``"bilinear"``; masks always use ``"nearest"``.
+        fill: Pixel value outside the image: one number, or one per channel.
+        fill_mask: Value of masks outside the image.
 
     Raises:
         ValueError: At construction, a number is negative, or one sigma is 0 and the other not.
-        BatchError: In ``plan``, pictures are displaced twice.
+        BatchError: In ``plan``, the list has two of these ops, or the samples are not images.
 
     Source:
         ``ElasticTransform`` of torchvision; its noise has 256 levels here.
@@ -288,7 +289,9 @@ class ElasticTransform(Op):
             object.__setattr__(self, name, numbers)
         sigma: Any = self.sigma
         if any(sigma) != all(sigma):
-            raise ValueError(f"sigma must be above 0 along both axes, or 0, got {sigma}")
+            raise ValueError(
+                f"sigma must be above 0 along both axes, or 0 along both, got {sigma}"
+            )
 
     def move(self, window: Window, draws: Floats) -> None:
         alpha: Any = self.alpha
@@ -297,7 +300,7 @@ class ElasticTransform(Op):
 
 
 def _homographies(points: Floats, images: Floats) -> Floats:
-    """Return the matrices that bring four points to four others, each ``(N, 4, 2)``: ``(N, 3, 3)``."""
+    """Return the homographies ``(N, 3, 3)`` that map four points to four others, both ``(N, 4, 2)``."""
     num, (x, y), (u, v) = len(points), np.moveaxis(points, 2, 0), np.moveaxis(images, 2, 0)
     zero, one = np.zeros_like(x), np.ones_like(x)
     rows = [
@@ -319,7 +322,7 @@ def carry_out(
     nearest: bool = False,
     source_size: Sequence[int] | None = None,
 ) -> npt.NDArray[Any]:
-    """Do to one image what a plan says, by ``apply`` or ``warp``, whose arguments these are."""
+    """Carry out one sample's geometry by ``apply`` or ``warp``, which take these arguments."""
     box, size, flip, matrix, ripple = move
     if matrix is None:
         return apply(
@@ -343,28 +346,28 @@ def warp(
     padding_mode: str = "constant",
     ripple: Ripple | None = None,
 ) -> npt.NDArray[Any]:
-    """Resample an image by a matrix.
+    """Warp an image by a matrix.
 
     Args:
-        image: ``(H, W)`` or ``(H, W, C)`` of up to 4 channels, of a dtype that ``apply`` interpolates.
-        matrix: ``(3, 3)``: from x, y of the result to those of the image, in pixels from the corner.
+        image: ``(H, W)`` or ``(H, W, C)`` with up to 4 channels, of a dtype that ``apply`` interpolates.
+        matrix: ``(3, 3)``: from x, y of the result to x, y of the image, in pixels from the top left corner.
         size: Height and width of the result.
-        fill: What lies outside: one number, or one for each channel.
-        out: Where to write to; a new array by default.
+        fill: Value outside the image: one number, or one per channel.
+        out: Array to write to; a new one by default.
         interpolation: ``"bilinear"`` or ``"nearest"``.
         padding_mode: As in ``RandomCrop``.
-        ripple: What displaces pixels behind the matrix, which is then from its frame.
+        ripple: Displacements after the matrix, which then maps from their frame.
 
     Returns:
         ``out``.
 
     Raises:
-        BatchError: The image is of a kind that is not warped.
+        BatchError: OpenCV cannot warp this dtype or number of channels.
     """
     if out is None:
         out = np.empty((*size, *image.shape[2:]), image.dtype)
     shift = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
-    # From corners, where a pixel begins, to centres, which OpenCV counts.
+    # Our coordinates count from pixel corners, those of OpenCV from pixel centres.
     centred = np.linalg.inv(shift) @ matrix @ shift
     flags = cv2.INTER_NEAREST if interpolation == "nearest" else cv2.INTER_LINEAR
     around = tuple(np.broadcast_to(fill, 4).tolist()) if np.ndim(fill) == 0 else tuple(fill)
@@ -384,7 +387,7 @@ def warp(
             done = cv2.warpPerspective(flat, centred, (size[1], size[0]), None, *settings)
     except cv2.error as error:
         raise BatchError(
-            f"cannot turn a {image.dtype} {image.shape} image: {error.err}"
+            f"cannot warp a {image.dtype} image of shape {image.shape}: {error.err}"
         ) from error
     target[...] = done
     return out

@@ -315,7 +315,7 @@ def test_wrong_use_is_an_error(folder: Path, tmp_path: Path) -> None:
         lambda: RandomShortestSize([]),
         lambda: ScaleJitter((64, 64), (2, 1)),
     ):
-        with pytest.raises(ValueError, match=r"must|names no"):
+        with pytest.raises(ValueError, match="must"):
             wrong()
     images = torch.zeros(9, 3, 16, 16, dtype=torch.uint8)
     for op in (RandomIoUCrop(), RandomShortestSize([8, 9, 10, 11])):

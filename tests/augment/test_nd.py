@@ -149,8 +149,8 @@ def test_each_axis_is_mirrored_by_a_draw_of_its_own() -> None:
     ("make", "message"),
     [
         (lambda: RandomFlip(1.5), r"p must be in \[0, 1\]"),
-        (lambda: RandomFlip(axes=(0.5,)), r"axes must be whole numbers, got \(0.5,\)"),  # type: ignore[arg-type]
-        (lambda: RandomFlip(axes=1), "axes must be whole numbers, got 1"),  # type: ignore[arg-type]
+        (lambda: RandomFlip(axes=(0.5,)), r"axes must be a list of ints, got \(0.5,\)"),  # type: ignore[arg-type]
+        (lambda: RandomFlip(axes=1), "axes must be a list of ints, got 1"),  # type: ignore[arg-type]
         (lambda: RandomCrop(()), "one for each axis"),
         (lambda: CenterCrop((4, 0, 4)), r"got \(4, 0, 4\)"),
     ],
