@@ -58,7 +58,7 @@ def divide_by_key(
 def check_strata(values: npt.NDArray[Any], name: str) -> None:
     """Raise SchemaError if samples cannot be divided alike by a column: measurements, of which few are the same."""
     if values.ndim != 1:
-        raise SchemaError(f"stratify takes a field of one value, {name!r} has more")
+        raise SchemaError(f"stratify needs a field with one value per sample, {name!r} has more")
     if values.dtype.kind != "f":
         return
     num = len(np.unique(values))

@@ -248,7 +248,7 @@ AUGMENT: list[Case] = [
     (
         lambda g: RAMDataset.from_arrays(image=g.images[:, 0], augment=[CROP]),
         SchemaError,
-        r"nothing to act on, the fields are image \(array\).*\(N, 1, H, W\).*spatial=2",
+        r"no field to act on: the fields are image \(array\).*C = 1 .*spatial=2",
     ),
     (
         lambda g: RAMDataset.from_arrays(

@@ -130,7 +130,9 @@ class SharedSlots(Slots):
                 return place
         place = -(-self._end // unit) * unit
         if place + size > self._memory.nbytes:
-            raise MemoryError(f"no room for a slot of {size} bytes among {place} of batches")
+            raise MemoryError(
+                f"no memory for another batch buffer of {size} bytes, beside {place} of them"
+            )
         self._end = place + size
         return place
 

@@ -120,7 +120,7 @@ class DctCodec:
     def encode_planes(self, planes: tuple[UInt8Array, UInt8Array, UInt8Array]) -> bytes:
         """Return the record of the planes of a JPEG with halved chroma, not resampled."""
         if not self.grid.is_halved:
-            raise CodecError("planes of halved chroma are for subsampling '420'")
+            raise CodecError("planes with halved chroma need subsampling '420'")
         check_planes(planes, self.grid.size)
         return self._encode([Plane(plane.astype(np.int64) - 128, 1) for plane in planes])
 
@@ -334,7 +334,7 @@ def _read_escapes(lists: Sequence[Any], full_nbytes: int, row_nbytes: int) -> Es
     """Return the escapes of all rows; those of frequencies that the rows do not have are left out."""
     listed = b"".join(lists)
     if len(listed) % _ESCAPE.itemsize:
-        raise CodecError("a record is cut in the middle of its escapes")
+        raise CodecError("a record ends in the middle of its escape codes")
     entries = np.frombuffer(listed, _ESCAPE)
     at = np.cumsum(entries["gap"], dtype=np.int64)
     ends = np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists))) // _ESCAPE.itemsize
@@ -345,7 +345,7 @@ def _read_escapes(lists: Sequence[Any], full_nbytes: int, row_nbytes: int) -> Es
         or not np.array_equal(at[ends - 1], wanted)
         or (at[kept] >= wanted[np.searchsorted(ends, kept, "right")]).any()  # the next row's
     ):
-        raise CodecError("the escapes of a record do not end where its coefficients do")
+        raise CodecError("the escape codes of a record do not match its coefficients")
     at, adds = at[kept], entries["add"][kept].astype(np.float32) * np.float32(256)
     if row_nbytes < full_nbytes:
         rows, at = np.divmod(at, full_nbytes)

@@ -221,7 +221,7 @@ def picture_head(record: Any, max_pixels: int = MAX_PIXELS) -> PictureHead:
         kind = "PNG" if start[0] == 0x89 else "WebP"
         raise CodecError(f"the {kind} is cut: it has {len(start)} bytes") from error
     except (ValueError, IndexError) as error:
-        what = f"the header of the picture cannot be read ({error})"
+        what = f"the image header cannot be read ({error})"
         raise CodecError(what if len(start) else "the picture is empty") from error
     if not 0 < head.height * head.width <= max_pixels:
         check_pixels(head.height, head.width, max_pixels)

@@ -49,7 +49,7 @@ class PictureCodec:
             raise CodecError(f"codec {field.codec!r} cannot store {self.dtype.name}: take {other}")
         if self.channels not in (0, 1, 3, 4):
             raise CodecError(
-                f"encoded pictures have 1, 3 or 4 channels, got {self.channels}: take 'raw'"
+                f"encoded images must have 1, 3 or 4 channels, got {self.channels}: use codec 'raw'"
             )
         if self.channels == 0 and field.codec != "png":
             raise CodecError(
@@ -147,7 +147,7 @@ class PictureCodec:
         picture_size(record, self.max_pixels)  # OpenCV knows more formats, and larger pictures
         if record[0] == 0xFF:
             what = "masks" if self.channels == 0 else self.dtype.name
-            raise CodecError(f"the picture is a JPEG, which does not keep {what} exactly")
+            raise CodecError(f"the record is a JPEG, which does not keep {what} exactly")
         array = decode_cv2(record, self._flags())
         if array is None:
             raise CodecError("the picture cannot be decoded")

@@ -271,7 +271,7 @@ class View:
         self.check_fields([name])
         field = self.schema.fields[name]
         if not isinstance(field, Image | Mask):
-            raise SchemaError(f"field {name!r} holds no pictures: {field}")
+            raise SchemaError(f"field {name!r} holds no images: {field}")
         if field.size is not None:
             return np.tile(np.array(field.size, np.int32), (len(self), 1))
         codec, sizes = self.codec(name), np.empty((len(self), 2), np.int32)

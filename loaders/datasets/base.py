@@ -41,9 +41,9 @@ def whole_numbers(values: Any) -> npt.NDArray[np.int64]:
     """Return indices as one array; TypeError if they are no whole numbers."""
     array = np.asarray(values)
     if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"samples have whole numbers, got {array.dtype}: {values!r}"[:200])
+        raise TypeError(f"sample indices must be integers, got {array.dtype}: {values!r}"[:200])
     if array.dtype == np.uint64 and array.size and int(array.max()) > _MAX_INDEX:
-        raise IndexError(f"there is no sample {array.max()}")
+        raise IndexError(f"sample index {array.max()} is out of range")
     return np.ascontiguousarray(array, np.int64).reshape(-1)
 
 
@@ -143,7 +143,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         """Return one sample as a named tuple of tensors."""
         if not is_one(index):
             what = "Subset(dataset, indices) of torch.utils.data takes several of them"
-            raise TypeError(f"a sample has a whole number, got {shown(index)}; {what}")
+            raise TypeError(f"a sample index must be an int, got {shown(index)}; {what}")
         sample: SampleT = self.read([index])[0]
         return sample
 
@@ -244,7 +244,9 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         Raises:
             ValueError: Samples are not made shard by shard.
         """
-        raise ValueError(f"samples of a {type(self).__name__} are not of one shard each")
+        raise ValueError(
+            f"a {type(self).__name__} cannot name the shard of a sample: its samples span several"
+        )
 
     def halves(self, device: torch.device) -> Halves | None:
         """Return the same samples in batches that hold what is cheapest to move, and what makes them whole; or None.
@@ -275,7 +277,7 @@ def check_stored(
     """Raise TypeError for a dataset whose own ``__getitem__`` would be left out."""
     if getattr(dataset, "has_own_samples", False):
         what = f"{user} reads what is stored, and {type(dataset).__name__} has a __getitem__ of its own"
-        raise TypeError(f"{what}: do that in transform=..., or {instead}")
+        raise TypeError(f"{what}: do it in transform=..., or {instead}")
 
 
 def is_one(index: Any) -> bool:

@@ -55,7 +55,9 @@ class InflateOnDevice(OnDevice):
             raise SchemaError(f"there is no image of codec 'dct' among {dataset.fields}{hint}")
         dataset.check_splits(hint)
         if dataset.store.check == "never":
-            raise SchemaError(f"check='never' would hand damaged records to the device{hint}")
+            raise SchemaError(
+                f"check='never' is not possible here: damaged records would reach the device{hint}"
+            )
 
     def halves(self, device: torch.device) -> Halves:
         """Return the same samples, compressed, and what makes images; LoadersError if nothing decompresses there."""

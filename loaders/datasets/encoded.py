@@ -160,7 +160,7 @@ def _check(dataset: PackedDataset[Any]) -> None:
             raise SchemaError(f"field {name!r} holds {what}, not JPEG{hint}")
     dataset.check_splits(hint)
     if dataset.on_error == "replace":
-        raise SchemaError(f"on_error='replace' needs the host, which decodes no file{hint}")
+        raise SchemaError(f"on_error='replace' needs decoding on the host{hint}")
     for name, field in dataset.stored_fields.items() if dataset.augment else ():
         if isinstance(field, Mask | Images):
             raise SchemaError(f"augment moves field {name!r}, which is done on the host{hint}")

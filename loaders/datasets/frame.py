@@ -60,7 +60,7 @@ def _columns(dataset: Any, name: str, field: Field | None) -> Iterator[tuple[str
     """Yield the columns that a field becomes; None is the position of each sample."""
     if field is not None and not has_place(field):
         usable = [n for n, f in dataset.schema.fields.items() if has_place(f)]
-        raise SchemaError(f"field {name!r} is no column of a DataFrame; {usable} are")
+        raise SchemaError(f"field {name!r} cannot be a column of a DataFrame; {usable} can")
     if isinstance(field, Features):
         values = dataset.column(name)
         yield from ((column, values[:, i]) for i, column in enumerate(field.columns))

@@ -163,13 +163,13 @@ class _Interleaving:
             if not part.dim() or len(part) != len(rows):
                 raise BatchError(
                     f"field {name!r} has no row per sample, so batches of several sources cannot "
-                    "have it: Mixture(batch_from='one') serves each source in batches of its own"
+                    "have it: use Mixture(batch_from='one'), whose batches are of one source each"
                 )
         kinds = [(tuple(part.shape[1:]), part.dtype) for part in parts]
         if len(set(kinds)) > 1:
             raise BatchError(
                 f"samples of one batch differ in field {name!r}: {', '.join(map(str, kinds))}. "
-                "Augment them to one size, or serve them apart: Mixture(batch_from='one')"
+                "Augment them to one size, or use Mixture(batch_from='one')"
             )
 
 

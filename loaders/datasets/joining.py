@@ -34,8 +34,10 @@ def joined(kind: type[Any], given: Any, unlisted: Sequence[Any]) -> tuple[View, 
             raise TypeError(f"datasets[{number}] {what}, got {shown(dataset)}{hint}")
         check_stored(dataset, "concat")
         if dataset.device is not None:
-            what = f"concat joins what the host reads, datasets[{number}] lies on {dataset.device}"
-            raise SchemaError(f"{what}: join first, RAMDataset(concat([a, b]), device=...)")
+            what = (
+                f"concat joins datasets in host memory, datasets[{number}] is on {dataset.device}"
+            )
+            raise SchemaError(f"{what}: join first: RAMDataset(concat([a, b]), device=...)")
     first = datasets[0]
     for other in datasets[1:]:
         _check_alike(first, other)

@@ -96,8 +96,8 @@ class Mixture(Settled, BatchDataset):
         for number, source in enumerate(self.sources):
             if isinstance(source, Mixture) or not isinstance(source, BatchDataset):
                 raise TypeError(
-                    f"source {number} is a {type(source).__name__}: a mixture is of datasets of "
-                    "this package, and of no other mixture (give its sources)"
+                    f"source {number} is a {type(source).__name__}: a mixture takes datasets "
+                    "of this package, and no other mixture (give its sources instead)"
                 )
             check_stored(source, "a mixture")
         one_of("batch_from", batch_from, ("all", "one"))
@@ -226,7 +226,7 @@ class Mixture(Settled, BatchDataset):
         """Class names by number, of the first source that has them."""
         found = next(filter(None, map(_classes_of, self.sources)), None)
         if found is None:
-            raise SchemaError(f"{self!r} has no names of classes: no source has")
+            raise SchemaError(f"{self!r} has no class names: no source has any")
         return found
 
     @property
@@ -297,7 +297,7 @@ def _check_alike(sources: Sequence[BatchDataset]) -> None:
         classes = {_classes_of(each) for each in (first, source)} - {None}
         if len(classes) > 1:
             raise SchemaError(
-                f"class numbers of source {number} mean other classes than those of source 0: "
+                f"class numbers of source {number} stand for other classes than those of source 0: "
                 "pack both with the same --classes"
             )
         if source.device != first.device:

@@ -74,7 +74,9 @@ class Mosaic(nn.Module):
         self.fields = dict(schema.fields)
         low, high = (real_number("center_range", x, at_least=0, at_most=1) for x in center_range)
         if low > high:
-            raise ValueError(f"center_range must be (low, high), in order, got {center_range}")
+            raise ValueError(
+                f"center_range must be (low, high) with low <= high, got {center_range}"
+            )
         self.center_range = (float(low), float(high))
         self.min_size = float(real_number("min_size", min_size, at_least=0))
         self.min_visible = float(real_number("min_visible", min_visible, at_least=0, at_most=1))
@@ -100,7 +102,7 @@ class Mosaic(nn.Module):
         pictures = [name for name, field in served.items() if isinstance(field, Image | Mask)]
         size = _size_of({name: values[name] for name in pictures})
         if "sample_id" not in values:
-            raise BatchError("mosaics are drawn by sample_id: add it to fields")
+            raise BatchError("Mosaic needs sample_id for its random numbers: add it to fields")
         ids = torch.as_tensor(values["sample_id"]).to(values[pictures[0]].device)
         centres = self._centres(ids, size, whole_number("epoch", epoch, at_least=0))
         take = partial(_copied, centres=centres.tolist())
@@ -137,7 +139,9 @@ class Mosaic(nn.Module):
             numbers = [len(each) for each in lists]
             if goes_along and rows is not None and numbers != counts:
                 what = f"{name!r} has not a row for each of {leader!r}"
-                raise BatchError(f"{what}: Mosaic(fields=[...]) names what has")
+                raise BatchError(
+                    f"{what}: name the fields with one row per box in Mosaic(fields=[...])"
+                )
             at = rows if goes_along else None
             at = at or _rows(numbers, centres.to(lists[0].device), size)
             given = torch.cat(lists)[at.rows]
@@ -171,7 +175,7 @@ def _size_of(pictures: Mapping[str, Any]) -> tuple[int, int]:
     }
     if len(sizes) != 1 or None in sizes:
         listed = ", ".join(map(str, sizes)) or "none"
-        raise BatchError(f"mosaics are of pictures and masks of one size, got {listed}")
+        raise BatchError(f"Mosaic needs images and masks of one size, got {listed}")
     height, width = next(size for size in sizes if size is not None)
     return height, width
 

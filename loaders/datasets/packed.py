@@ -258,7 +258,7 @@ class PackedDataset(BatchDataset[SampleT]):
             return self.select(np.arange(len(self))[index])
         if not is_one(index):
             raise TypeError(
-                f"a sample has a whole number, got {shown(index)}; select() takes several of them, "
+                f"a sample index must be an int, got {shown(index)}; select() takes several of them, "
                 "and column() the name of a field"
             )
         if self.store.is_remote:
@@ -342,7 +342,7 @@ class PackedDataset(BatchDataset[SampleT]):
             if field.classes:
                 return field.classes
         what = "only numbers are known" if labels else "there are no labels"
-        raise SchemaError(f"{self!r} has no names of classes: {what}")
+        raise SchemaError(f"{self!r} has no class names: {what}")
 
     @property
     def fingerprint(self) -> str:
@@ -392,7 +392,7 @@ class PackedDataset(BatchDataset[SampleT]):
         unit = None if field is None else _unit_nbytes(field)
         if unit is None:
             raise SchemaError(
-                f"field {name!r} has no one length in each sample: {field or 'a number'}"
+                f"lengths() needs texts, bytes, or arrays with one varying axis; {name!r} is {field or 'a number'}"
             )
         return self.view.lengths(name) // unit
 
@@ -410,7 +410,7 @@ class PackedDataset(BatchDataset[SampleT]):
             raise TypeError(f"sizes() takes the name of a field, got {shown(name)}")
         self.schema.check_names([name])
         if name in VIRTUAL_FIELDS:
-            raise SchemaError(f"field {name!r} holds no pictures")
+            raise SchemaError(f"field {name!r} holds no images")
         return _read_only(self.view.sizes(name, self.max_picture_mb))
 
     def to_pandas(self, fields: Sequence[str] | None = None) -> Any:
@@ -533,7 +533,7 @@ class PackedDataset(BatchDataset[SampleT]):
         for share, indices in zip(parts, chosen, strict=True):
             if share and len(self) and not len(indices):
                 raise ValueError(
-                    f"a part of {parts} gets none of {len(self)} samples: give it a larger share"
+                    f"a part of {parts} would get none of the {len(self)} samples: give it a larger share"
                 )
         return tuple(self.select(indices) for indices in chosen)
 

@@ -69,9 +69,9 @@ def check_augment(augment: Any, fields: Mapping[str, Field]) -> None:
         return
     kinds = ", ".join(f"{name} ({field.kind})" for name, field in fields.items())
     raise SchemaError(
-        f"augment has nothing to act on, the fields are {kinds}. Pictures in memory are uint8 or "
-        "uint16 (N, C, H, W), gray ones (N, 1, H, W); of other arrays the schema says which axes "
-        "are spatial: Array(dtype=..., dims=..., spatial=2)"
+        f"augment has no field to act on: the fields are {kinds}. Images in memory must be uint8 or "
+        "uint16 (N, C, H, W), with C = 1 for grayscale; for other arrays the schema must say which "
+        "axes are spatial: Array(dtype=..., dims=..., spatial=2)"
     )
 
 
@@ -87,15 +87,15 @@ def check_pixel_ops(ops: Sequence[Any], fields: Mapping[str, Field | None]) -> N
             field.dtype != "uint8" or field.channels not in (1, 3)
         ):
             what = f"{name!r} is {field.dtype} of {field.channels}"
-            raise SchemaError(f"{pixel_ops[0]} takes uint8 of 1 or 3 channels, {what}")
+            raise SchemaError(f"{pixel_ops[0]} needs uint8 images with 1 or 3 channels, {what}")
         is_placed = isinstance(field, Mask | Boxes | Keypoints)
         if moving and (is_placed or (isinstance(field, Array) and field.spatial)):
             raise SchemaError(
-                f"{moving[0]} moves pixels, and cannot move {name!r} with them, as in torchvision: "
+                f"{moving[0]} moves pixels, but not field {name!r} with them, as in torchvision: "
                 "leave the op out, or the field with fields=[...]"
             )
     if not any(isinstance(field, Image | Images) for field in fields.values()):
-        raise SchemaError(f"{pixel_ops[0]} is for pictures, and samples have none")
+        raise SchemaError(f"{pixel_ops[0]} needs an image field, and there is none")
 
 
 def tell_of_unmoved(augment: Any, fields: Mapping[str, Field | None], view: View) -> None:

@@ -85,7 +85,7 @@ def draw_moves(
     """Draw what happens to a batch of samples of one size; the arguments are those of ``augment.plan``."""
     if known is None and any(getattr(op, "foreground", None) for op in ops):
         raise BatchError(
-            "crops with the foreground are drawn where labels are read: by augment= of the dataset"
+            "RandomCrop(foreground=...) needs the labels: use it in augment= of the dataset, not in BatchAugment"
         )
     numbers = np.asarray(indices)
     sizes = np.broadcast_to(np.asarray(size, np.int64), (len(numbers), len(size)))
@@ -96,7 +96,7 @@ def draw_moves(
     corners, lengths = np.split(drawn.boxes if regions is None else drawn.covers(sizes), 2, axis=1)
     target = drawn.sizes[0] if len(numbers) else np.asarray(size, np.int64)
     if (drawn.sizes != target).any():
-        raise BatchError(f"results of different sizes: end {list(ops)} with a crop or Resize")
+        raise BatchError(f"results would differ in size: end {list(ops)} with a crop or Resize")
     table = np.stack([corners, lengths, drawn.flips.astype(np.int64)], axis=1)
     taps = _num_taps(drawn).max(axis=0, initial=2)
     return Moves(
@@ -222,7 +222,7 @@ class BatchAugment(nn.Module):
         if numbers.shape != (len(images),) or not is_whole:
             got = str(numbers.size) if is_whole and numbers.ndim == 1 else shown(indices)
             got = "none" if indices is None else got
-            raise BatchError(f"each of {len(images)} images needs its index, got {got}")
+            raise BatchError(f"indices must have one entry per image ({len(images)}), got {got}")
         epoch = whole_number("epoch", epoch, at_least=0)
         settings = {"seed": self.seed, "epoch": epoch, "draws": draws, "view": self.view}
         return draw_moves(self.ops, images.shape[2:], numbers.astype(np.int64), **settings)
@@ -248,7 +248,7 @@ def _check(images: torch.Tensor, masks: tuple[torch.Tensor, ...], moves: Moves) 
                 f"a mask {tuple(mask.shape)} does not fit images {tuple(images.shape)}"
             )
         if not _holds(mask.dtype, moves.fill_mask):
-            raise BatchError(f"fill_mask {moves.fill_mask} does not fit into {mask.dtype}")
+            raise BatchError(f"fill_mask={moves.fill_mask} does not fit the masks' {mask.dtype}")
 
 
 def _holds(dtype: torch.dtype, number: int) -> bool:
@@ -299,7 +299,7 @@ def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
     if moves.warped is not None and moves.matrices is not None:
         if images.dtype != torch.uint8:
             raise BatchError(
-                f"uint8 images are turned and sheared on a device, got {images.dtype}"
+                f"only uint8 images can be rotated, sheared or warped on a device, got {images.dtype}"
             )
         fill = row_of(np.broadcast_to(moves.fill, images.shape[1]).tolist(), images)[None]
         some = images.index_select(0, moves.warped)

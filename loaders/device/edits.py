@@ -62,7 +62,7 @@ def edit_images(images: torch.Tensor, groups: Sequence[EditRound]) -> torch.Tens
         return images
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3):
         raise BatchError(
-            f"ops of pixels take uint8 (N, 1 or 3, H, W), got {images.dtype} {tuple(images.shape)}"
+            f"pixel ops take uint8 images (N, 1 or 3, H, W), got {images.dtype} {tuple(images.shape)}"
         )
     kept = total = images
     for group in groups:

@@ -90,7 +90,7 @@ class InflateFinish(nn.Module):
         end = parts.offsets[-1] + parts.sizes[-1] if parts.sizes else 0
         if rest or end > len(batch.data):
             what = f"{len(batch.sizes)} bands up to byte {end} of {len(batch.data)}"
-            raise BatchError(f"takes {len(self._bands)} bands of each image, got {what}")
+            raise BatchError(f"takes {len(self._bands)} bands per image, got {what}")
         row = places_of(self._bands)
         stride = -(-(row.offsets[-1] + row.sizes[-1]) // ALIGNMENT) * ALIGNMENT
         offsets = (np.arange(num)[:, None] * stride + row.offsets).reshape(-1)
@@ -145,7 +145,9 @@ class NvcompInflate:
 
     def __init__(self, codec: DctCodec, device: torch.device) -> None:
         if device.type != "cuda":
-            raise LoadersError(f"nothing decompresses on {device}: leave it to the workers")
+            raise LoadersError(
+                f"records cannot be decompressed on {device}: leave that to the workers"
+            )
         self._nvcomp = nvcomp_module()
         self._stream = torch.cuda.Stream(device)
         self._codec = self._nvcomp.Codec(
@@ -177,5 +179,5 @@ def nvcomp_module() -> Any:
         raise LoadersError(f"decompressing on a GPU needs nvCOMP: {where}")
     nvcomp = importlib.import_module("nvidia.nvcomp")
     if int(nvcomp.__version__.split(".")[0]) < 6:
-        raise LoadersError(f"nvCOMP is of version {nvcomp.__version__}, 6 is needed: {where}")
+        raise LoadersError(f"nvCOMP {nvcomp.__version__} is too old, 6 is needed: {where}")
     return nvcomp

@@ -147,7 +147,7 @@ def decoder_for(channels: int, device: torch.device) -> Decode:
         LoadersError: Neither is installed, or the device is of another kind.
     """
     if device.type != "cuda":
-        raise LoadersError(f"nothing decodes JPEG on {device}: leave it to the workers")
+        raise LoadersError(f"JPEG cannot be decoded on {device}: leave that to the workers")
     if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.nvimgcodec"):
         return nvimgcodec_decoder(channels, device)
     if importlib.util.find_spec("torchvision"):

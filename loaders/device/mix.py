@@ -53,7 +53,9 @@ class _Mix(nn.Module):
         soft = self._soft(images, labels)
         ids = torch.as_tensor(sample_ids).to(images.device, non_blocking=True)
         if ids.shape != (len(images),):
-            raise BatchError(f"each of {len(images)} images needs its sample_id, got {shown(ids)}")
+            raise BatchError(
+                f"sample_id must have one entry per image ({len(images)}), got {shown(ids)}"
+            )
         word = batch_word(ids, self.seed, whole_number("epoch", epoch, at_least=0))
         numbers = uniform_of(word, (1, 2, 3))
         table = torch.from_numpy(_beta_quantiles(self.alpha)).to(images.device, non_blocking=True)

@@ -206,7 +206,7 @@ def _of_arrays(data: Mapping[str, Any]) -> Mapping[str, Any]:
         return fields[found[0]]  # type: ignore[no-any-return]
     if found:
         which = f"give from_stats(stats['fields'][...]) of one of {', '.join(found)}"
-        raise ValueError(f"these statistics are of several fields: {which}")
+        raise ValueError(f"these statistics have several image fields: {which}")
     what = "no mean and std of images, nor of arrays by channel"
     raise ValueError(f"these statistics have {what}: {sorted(data)}")
 
@@ -252,8 +252,8 @@ def _check_statistics(mean: list[float], std: list[float], max_value: int | None
     if max_value is None and is_small:
         raise ValueError(
             f"mean {mean} and std {std} look like statistics of images scaled to 0..1; "
-            "these images are in pixel units: multiply by 255 (65535 for 16 bits), or pass max_value=1 "
-            "for uint8 (max_value=255, if they are right as they are)"
+            "images here are in pixel units: multiply both by 255 (65535 for 16 bits), or pass max_value=1 "
+            "for uint8 images (or max_value=255, if these values are right)"
         )
     if max_value == 1 and not is_small:
         raise ValueError(

@@ -54,7 +54,9 @@ def ripples_of(ripples: Sequence[Ripple]) -> Ripples:
     """Return those of several samples together; BatchError if their frames are of different sizes."""
     one = ripples[0]
     if any(each.size != one.size for each in ripples):
-        raise BatchError("frames of different sizes are displaced on the host")
+        raise BatchError(
+            "images of different sizes cannot be displaced on a device: run ElasticTransform on the host"
+        )
     seeds, frames = (np.stack([each[i] for each in ripples]) for i in (0, 4))
     return Ripples(torch.from_numpy(seeds), torch.from_numpy(frames), *one[1:4])
 

@@ -296,7 +296,7 @@ def _with_marks(batch: Any, valid: torch.Tensor) -> Any:
     if isinstance(batch, MutableMapping):
         if "valid" in batch:
             raise BatchError(
-                "pad='mark' puts its marks at 'valid', and collate_fn returned that itself: give it another name"
+                "pad='mark' adds the key 'valid', which collate_fn returned already: rename that one"
             )
         marked = copy.copy(batch)
         marked["valid"] = valid

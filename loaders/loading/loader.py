@@ -294,7 +294,7 @@ class DataLoader(OrderedLoader[BatchT]):
         """Set an attribute, which counts from the next iteration on; ValueError if it cannot."""
         is_made = "_children" in self.__dict__
         if is_made and name == "epoch":
-            raise ValueError(f"epoch is no setting: loader.set_epoch({value!r}) selects it")
+            raise ValueError(f"epoch cannot be assigned: use loader.set_epoch({value!r})")
         if is_made and name == "shuffle":  # an argument that is no attribute
             self._refuse(name, value)
         is_context = name == "multiprocessing_context" and name in self._settled

@@ -213,11 +213,11 @@ class LoaderOptions:
             return
         if self.batch_size is None and self.batch_sampler is None:
             raise ValueError(
-                "pad='mark' marks the rows of batches: give batch_size, or pad=False for each sample once"
+                "pad='mark' marks rows of batches, and batch_size is None: give batch_size, or use pad=False"
             )
         if not self.in_order:
             raise ValueError(
-                "pad='mark' marks batches by their order, which in_order=False gives up: leave one of them out"
+                "pad='mark' needs batches in order, which in_order=False gives up: leave one of them out"
             )
 
     # -- who makes the batches ---------------------------------------------------------------------
@@ -280,7 +280,7 @@ def _check_foreign_order(options: LoaderOptions) -> None:
             raise TypeError(f"{name} must be {what}, got {shown(given)}")
     if isinstance(options.shuffle, str):
         raise ValueError(
-            f"shuffle={options.shuffle!r} is an order of loaders: leave out sampler, batch_sampler and generator"
+            f"shuffle={options.shuffle!r} cannot be combined with sampler, batch_sampler or generator: leave them out"
         )
     if (
         options.has_torchs_order
@@ -292,7 +292,7 @@ def _check_foreign_order(options: LoaderOptions) -> None:
     ranks = options.rank, options.world_size
     if ranks != (None, None) and isinstance(dataset, IterableDataset):
         raise ValueError(
-            "rank and world_size divide batches of map-style datasets: an IterableDataset divides itself"
+            "rank and world_size do not apply to an IterableDataset: it must divide itself"
         )
     _check_ranks(ranks, (sampler, getattr(batch_sampler, "sampler", None)))
 
@@ -304,7 +304,7 @@ def _check_ranks(ranks: tuple[int | None, int | None], samplers: Sequence[Any]) 
     own = next((sampler for sampler in samplers if isinstance(sampler, EpochSampler)), None)
     if own is None:
         raise ValueError(
-            "rank and world_size divide batches of loaders' own orders: leave out sampler, batch_sampler and generator"
+            "rank and world_size cannot be combined with sampler, batch_sampler or generator: leave those out"
         )
     # Frameworks make loaders anew, of the sampler and of what it was made with.
     if any(
@@ -312,7 +312,7 @@ def _check_ranks(ranks: tuple[int | None, int | None], samplers: Sequence[Any]) 
     ):
         theirs = "rank={} and world_size={}".format(*own.given_ranks)
         raise ValueError(
-            f"rank={ranks[0]} and world_size={ranks[1]}, but the sampler was made with {theirs}: give them to it"
+            f"rank={ranks[0]} and world_size={ranks[1]}, but the sampler was made with {theirs}: pass them to it"
         )
 
 
@@ -320,8 +320,8 @@ def check_marks(pad: Pad, *, is_ours: bool) -> None:
     """Refuse marks of what is never padded."""
     if pad == "mark" and not is_ours:
         raise ValueError(
-            "pad='mark' marks batches of an order of loaders: leave out sampler, batch_sampler and generator, "
-            "and give a dataset that has a length"
+            "pad='mark' cannot be combined with sampler, batch_sampler or generator, "
+            "and needs a dataset with a length"
         )
 
 
@@ -331,7 +331,7 @@ def check_alone() -> None:
     if world_size > 1:
         raise LoadersError(
             f"generator= leaves the order to torch, and each of {world_size} processes would load all data: leave it "
-            "out (seed= chooses an order), or say that it is meant: sampler=RandomSampler(dataset, generator=generator)"
+            "out (seed= chooses the order), or, to have that, pass sampler=RandomSampler(dataset, generator=generator)"
         )
 
 
@@ -427,9 +427,7 @@ def choose_halves(
         if augment_on == "device":
             return read.halves(device) or moving_halves(read)
     if augment_on == "device" and isinstance(read, Mixture) and read.is_augmented:
-        raise ValueError(
-            "augment_on='device' is for a Mixture whose sources have equal settings: they are read as one"
-        )
+        raise ValueError("augment_on='device' needs a Mixture whose sources have equal settings")
     if device.type == "cpu" and not dataset.finishes_late:
         return dataset, None
     return dataset.halves(device) or (dataset, None)

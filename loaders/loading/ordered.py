@@ -194,7 +194,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
             for batch in self:
                 num_empty = 0
                 yield batch
-        raise ValueError(f"forever() has nothing to serve: {self!r} has no batch")
+        raise ValueError(f"forever() would never yield: {self!r} has no batch")
 
     def state_dict(self, pending: int = 0) -> dict[str, Any]:
         """Return the position: what was delivered, not what was prefetched. Primitives only, the same on every rank.
@@ -207,7 +207,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
         """
         if not self.in_order:
             raise StateError(
-                "with in_order=False batches come in an order that no state can describe"
+                "with in_order=False the order of batches is not reproducible, so there is no state of it"
             )
         state = {"version": _STATE_VERSION, "dataset": fingerprint_of(self.dataset)}
         steps = self._steps
@@ -254,7 +254,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
             continued(order, place, weights)
         if seed not in (None, here) and any(part.is_random for part in ours_in(self.dataset)):
             raise StateError(
-                f"the state was taken with seed={seed!r}, this loader has seed={here}: crops would be others"
+                f"the state was taken with seed={seed!r}, this loader has seed={here}: its crops would differ"
             )
         if steps is None:
             assert self._others is not None

@@ -162,7 +162,7 @@ class ThirdParty:
         num = self._current.delivered - self._current.resumed.get("delivered", 0)
         if self._stateful is not None:
             raise StateError(
-                f"pending is for what is counted: {shown(self._stateful)} has a state of its own"
+                f"pending does not apply: {shown(self._stateful)} keeps its own state"
             )
         if pending > num:
             raise StateError(
@@ -203,7 +203,7 @@ class ThirdParty:
         for name in ("batch_size", "num_workers", "sample"):
             if state.get(name) != here.get(name):
                 what = f"the state was taken with {name}={state.get(name)}, here it is {here.get(name)}"
-                raise StateError(f"{what}: batches are counted, and would be others")
+                raise StateError(f"{what}: the state counts batches, and they would differ")
         if len(state.get("generators", [])) != len(self._generators):
             raise StateError("the state is of a sampler with another number of generators")
         for name in ("epoch", "delivered"):

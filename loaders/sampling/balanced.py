@@ -43,7 +43,7 @@ class Balanced(Computed):
     def __post_init__(self) -> None:
         labels = frozen_copy(self.labels, "labels", "dataset.column('label')")
         if not labels.size:
-            raise ValueError("labels must name the class of one sample at least, got none")
+            raise ValueError("labels must have at least one entry, got none")
         keep_count(self, "num_samples")
         whole_number("seed", self.seed)
         object.__setattr__(self, "labels", labels)

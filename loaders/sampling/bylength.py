@@ -69,17 +69,17 @@ class ByLength(Computed):
             raise ValueError("lengths must be finite and not negative")
         if (self.batch_size is None) == (self.max_tokens is None):
             raise ValueError(
-                f"batches have a batch_size or max_tokens, got {self.batch_size} and {self.max_tokens}"
+                f"give either batch_size or max_tokens, got {self.batch_size} and {self.max_tokens}"
             )
         if self.max_batch is not None and self.max_tokens is None:
-            raise ValueError("max_batch goes with max_tokens: batch_size alone says how many")
+            raise ValueError("max_batch needs max_tokens: with batch_size it has no effect")
         for name in ("batch_size", "max_tokens", "max_batch"):
             if getattr(self, name) is not None:
                 keep_count(self, name, at_least=1)
         if self.max_tokens is not None and lengths.max(initial=0) > self.max_tokens:
             what = f"sample {int(lengths.argmax())} has length {lengths.max():g}"
             raise ValueError(
-                f"{what}, above max_tokens={self.max_tokens}: raise it, or leave out such samples"
+                f"{what}, above max_tokens={self.max_tokens}: raise that, or leave out such samples"
             )
         whole_number("seed", self.seed)
         keep_count(self, "window", at_least=1)

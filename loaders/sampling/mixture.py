@@ -215,7 +215,7 @@ class MixtureOrder(Computed):
             stop = int(state["stop"]) if state["stop"].isdecimal() else state["stop"]
         elif len(weights) < np.size(self.sizes):
             raise StateError(
-                "the state, of an earlier release, does not tell the weights of so many sources"
+                "the state is of an earlier release, which did not save the weights of so many sources"
             )
         else:
             weights = list(map(int, weights))

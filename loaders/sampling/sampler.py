@@ -387,7 +387,7 @@ def continued(
     if weights is not None:
         one_of("weights", weights, ["new"])
         if own is None:
-            raise StateError(f"weights='new' is for mixtures, this order is {shown(order)}")
+            raise StateError(f"weights='new' is only for mixtures, this order is {shown(order)}")
     if own is not None:
         order, place = own(state, weights)
     if weights is None:

@@ -278,7 +278,7 @@ def test_an_empty_batch_stays_empty() -> None:
             torch.zeros(2, 3, 8, 8, dtype=torch.uint8),
             (),
             [0],
-            "each of 2 images needs its index, got 1",
+            r"one entry per image \(2\), got 1",
         ),
         (
             torch.zeros(2, 3, 8, 8, dtype=torch.uint8),
@@ -322,5 +322,7 @@ def test_what_lies_outside_of_masks_is_what_the_ops_say(dtype: str, fill: int) -
 def test_masks_that_cannot_hold_what_lies_outside_are_refused(dtype: str, fill: int) -> None:
     images = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
     masks = torch.from_numpy(np.zeros((1, 8, 8), dtype))
-    with pytest.raises(BatchError, match=rf"fill_mask {fill} does not fit into torch.{dtype}"):
+    with pytest.raises(
+        BatchError, match=f"fill_mask={fill} does not fit the masks' torch.{dtype}"
+    ):
         BatchAugment([augment.CenterCrop(9, fill_mask=fill)])(images, masks, indices=[0])

@@ -164,7 +164,7 @@ def test_a_state_is_of_the_length_that_a_dataset_has_now_wherever_it_began() -> 
 
 
 def test_streams_say_why_they_cannot_be_divided() -> None:
-    with pytest.raises(ValueError, match="an IterableDataset divides itself"):
+    with pytest.raises(ValueError, match="rank and world_size do not apply"):
         DataLoader(Stream(), 2, rank=0, world_size=2)
 
 
@@ -274,7 +274,7 @@ def test_a_state_belongs_to_the_seed_of_its_crops(sampler: str | None) -> None:
 
     state = loader(dataset, 1).state_dict()
     loader(dataset, 1).load_state_dict(state)
-    with pytest.raises(StateError, match="seed=1, this loader has seed=2: crops would be others"):
+    with pytest.raises(StateError, match="seed=1, this loader has seed=2"):
         loader(dataset, 2).load_state_dict(state)
     del state["seed"]  # of an earlier release
     loader(dataset, 2).load_state_dict(state)
@@ -328,7 +328,7 @@ class Stream(IterableDataset[int]):
     ids=["stream", "sampler", "batch sampler", "generator"],
 )
 def test_marks_of_what_is_never_padded_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="pad='mark' marks batches of an order of loaders"):
+    with pytest.raises(ValueError, match="pad='mark' cannot be combined"):
         DataLoader(**settings, pad="mark")
 
 

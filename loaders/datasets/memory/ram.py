@@ -392,7 +392,7 @@ def _checked_schema(schema: Any, arrays: Mapping[str, Any]) -> dict[str, Field]:
         what = "{name: field}, such as {'mask': Mask(codec='raw')}"
         raise TypeError(f"schema must be {what}, got {shown(schema)}")
     if unknown := set(fields) - set(arrays):
-        raise SchemaError(f"there is no array for {sorted(unknown)} of the schema")
+        raise SchemaError(f"the schema has {sorted(unknown)}, for which no array was given")
     return dict(fields)
 
 
@@ -439,7 +439,7 @@ def _array_column(name: str, field: Field, array: npt.NDArray[Any]) -> Column:
     is_encoded = isinstance(field, Image | Mask) and field.codec != "raw"
     if nbytes is None or shape is None or is_encoded:
         raise SchemaError(
-            f"field {name!r} does not hold arrays of one size as they are; pack it with packdata.Writer"
+            f"field {name!r} cannot be held as arrays of one size; pack it with packdata.Writer"
         )
     if isinstance(field, Image):
         if array.shape[1:] == shape:

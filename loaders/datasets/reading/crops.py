@@ -67,9 +67,9 @@ def _check_said(fields: Mapping[str, Field | None]) -> None:
             dims = ", ".join("?" if n is None else str(n) for n in field.dims)
             mask = "Mask(...) for labels of pixels, " if beside else ""
             raise SchemaError(
-                f"augment: nothing says how many of the last axes of {name!r} ({dims}) are spatial, and move: {mask}"
+                f"augment does not know how many of the last axes of {name!r} ({dims}) are spatial: {mask}"
                 f"Array(dtype={field.dtype!r}, dims=..., spatial=2) for (C, H, W), 3 for (C, D, H, W), 1 for (C, T), "
-                "0 if it stays as it is"
+                "0 if augment should leave it as it is"
             )
 
 
@@ -104,7 +104,7 @@ def crop_readers(
     has_masks = any(isinstance(field, Mask) for field in fields.values())
     if axes and not has_masks and any(map(augment.fill_mask_of, views.values())):
         raise SchemaError(
-            "fill_mask is for Mask fields, and there is none: arrays have zeros around them"
+            "fill_mask is for Mask fields, and there is none: arrays are padded with zeros"
         )
     return {
         names[i]: _crop_reader(store, names[i], fields[names[i]], num, views, batching)
@@ -129,7 +129,7 @@ def _crop_reader(
             shapes.append(_output_shape(field.dims, ops, num_axes))
         except BatchError as error:
             raise SchemaError(
-                f"augment does not suit field {name!r}, an array of {num_axes} spatial axes: {error}. "
+                f"augment cannot be applied to field {name!r}, an array with {num_axes} spatial axes: {error}. "
                 "Leave the field out (fields=[...]), or pack it with Array(spatial=0)"
             ) from error
     form = batching.get(name, LIST)

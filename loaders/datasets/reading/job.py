@@ -117,7 +117,9 @@ class BatchJob:
                 self.plan.count_replaced(self.plan.sample_error(index, cause))
             with self._lock:  # other threads replace samples of the same request
                 self._replace(position, attempt)
-        raise self.plan.sample_error(index, "it was to replace a bad sample, and is bad itself")
+        raise self.plan.sample_error(
+            index, "it was chosen to replace a bad sample, and is bad too"
+        )
 
     def _replace(self, position: int, attempt: int) -> None:
         """Put another sample in its place: the same one in every run, and another at each attempt."""

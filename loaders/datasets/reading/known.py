@@ -37,7 +37,7 @@ def check_known(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
         elif isinstance(op, augment.SanitizeBoundingBoxes) or _needs_boxes(op):
             if first_boxes(fields) is None:
                 raise SchemaError(
-                    f"{op} is for boxes, and none are stored here (in memory, add them to fields)"
+                    f"{op} needs a Boxes field, and there is none (in memory: add it to fields)"
                 )
             check_rows(op, getattr(op, "fields", None), fields)
         elif (name := getattr(op, "foreground", None)) is not None:
@@ -49,7 +49,7 @@ def check_known(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
                     else f"is {field}"
                 )
                 raise SchemaError(
-                    f"{op} follows labels {name!r}, which {what}: it takes a Mask, or an Array with spatial axes"
+                    f"{op} follows labels {name!r}, which {what}: it needs a Mask, or an Array with spatial axes"
                 )
 
 
@@ -62,7 +62,9 @@ def check_rows(op: object, names: Sequence[str] | None, fields: Mapping[str, Fie
     """Raise SchemaError if one of the fields that are named has no row for each box."""
     for name in names or ():
         if not has_rows(fields.get(name)):
-            raise SchemaError(f"{op}: {name!r} has no rows for boxes: {fields.get(name)}")
+            raise SchemaError(
+                f"{op}: field {name!r} does not have one row per box: {fields.get(name)}"
+            )
 
 
 def has_rows(field: Field | None) -> bool:

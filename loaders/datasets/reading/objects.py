@@ -163,7 +163,7 @@ class ShapeReader(ReaderAround):
         if len(value) != len(kept):
             raise BatchError(
                 f"sample {index} has {len(kept)} boxes and {len(value)} rows of {self.name!r}: "
-                "SanitizeBoundingBoxes(fields=[...]) names what has a row for each box"
+                "name the fields with one row per box in SanitizeBoundingBoxes(fields=[...])"
             )
 
     def finish(self, values: list[Any]) -> list[Any]:

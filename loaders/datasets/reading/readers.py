@@ -226,13 +226,13 @@ def _check_form(name: str, given: Any, form: Form, field: Field | None) -> None:
         _refuse(name, given)
     if form.kind != "list" and form.axis is None:
         raise SchemaError(
-            f"batching[{name!r}] = {given!r}: its arrays vary in more than their length; take 'list'"
+            f"batching[{name!r}] = {given!r}: its arrays vary along more than one axis: use 'list'"
         )
 
 
 def _refuse(name: str, given: Any) -> NoReturn:
     raise SchemaError(
-        f"batching[{name!r}] = {given!r}: 'list', 'pad' (or ('pad', value) of the field's type, ('pad', value, axis)) "
+        f"batching[{name!r}] = {given!r}: 'list', 'pad' (or ('pad', value), ('pad', value, axis)) "
         "and 'offsets' (or ('offsets', axis)) are for Images, arrays and boxes of varying length, 'list' for pictures; "
         "for other fields only where a transform makes such arrays of them"
     )
@@ -251,7 +251,9 @@ def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
     if not any(isinstance(op, augment.Views) for op in ops):
         return {"": ops}
     if len(ops) != 1:
-        raise SchemaError("augment.Views stands alone: put the other ops into each of its lists")
+        raise SchemaError(
+            "augment.Views must be the only entry of augment: put the other ops into each of its lists"
+        )
     return {f"_{name}": view for name, view in ops[0]}
 
 
@@ -286,7 +288,7 @@ def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:
         raise SchemaError(f"{what} {fill} does not fit into {field.dtype}, as {name!r} is")
     if isinstance(field, Image) and np.size(fill) not in (1, field.channels):
         raise SchemaError(
-            f"fill {fill} is for {np.size(fill)} channels, {name!r} has {field.channels}"
+            f"fill={fill} has {np.size(fill)} channels, {name!r} has {field.channels}"
         )
     return fill
 

@@ -342,7 +342,7 @@ def _check_joined(tensors: list[torch.Tensor], form: Form, axis: int, name: str)
         and not _holds(first.dtype, form.value)
     ):
         raise BatchError(
-            f"arrays of field {name!r} are {first.dtype}: padding {form.value} is none"
+            f"arrays of field {name!r} are {first.dtype}, which cannot hold the padding {form.value}"
         )
 
 
@@ -371,7 +371,7 @@ def collate(samples: Any) -> Any:
         is_ours = isinstance(samples[0], Fields)
         return _collate_transformed(samples) if is_ours else _stacked("the batch", samples)
     if not hasattr(samples, "__len__") or not len(samples):
-        raise BatchError(f"a batch is made of a list of samples, got {shown(samples)}")
+        raise BatchError(f"collate takes a list of samples, got {shown(samples)}")
     batch = torch.utils.data.default_collate(samples)
     return batch_type(batch._fields)._make(batch) if isinstance(batch, Fields) else batch
 
@@ -401,7 +401,7 @@ def _are_joined(values: Sequence[Any], form: Form) -> bool:
 
 def _stacked(what: str, values: list[Any]) -> Any:
     if any(value is None for value in values):
-        raise BatchError(f"transform returned None for {what}: it must return what it made")
+        raise BatchError(f"transform returned None for {what}: it must return the sample")
     try:
         return torch.utils.data.default_collate(values)
     except (RuntimeError, TypeError, KeyError, ValueError) as error:

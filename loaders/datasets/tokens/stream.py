@@ -58,7 +58,7 @@ class TokenStream:
             dataset.view.numbers_of(np.arange(len(dataset))), np.arange(len(dataset.store))
         ):
             raise SchemaError(
-                "rows that were selected are no stream: windows are divided with TokenWindows.split"
+                "selected rows are not a stream of tokens: to divide windows, use TokenWindows.split"
             )
         self._dataset, self._store, self.field = dataset, dataset.store, field
         if self._store.is_remote:

@@ -129,7 +129,7 @@ class TokenWindows(Settled, BatchDataset):
         self.labels = TokenStream(self.dataset, LABELS) if LABELS in self.schema.fields else None
         if self.labels is not None and self.dtype == "stored":
             raise ValueError(
-                "the dataset has labels, of which some are -100: give dtype='int64' or 'int32'"
+                "the dataset has labels, some of which are -100: use dtype='int64' or 'int32'"
             )
 
     def _make_plan(self) -> None:
@@ -154,9 +154,11 @@ class TokenWindows(Settled, BatchDataset):
                     f"{name} must be one of {get_args(choice)}, got {getattr(self, name)!r}"
                 )
         if self.by == "document" and stride is not None:
-            raise ValueError("stride is for by='stream': documents are not repeated")
+            raise ValueError("stride is for by='stream': with by='document' nothing overlaps")
         if self.dtype == "stored" and (self.by == "document" or self.tail == "pad"):
-            raise ValueError("targets of -100 need dtype='int64' or 'int32'")
+            raise ValueError(
+                "by='document' and tail='pad' mark targets by -100, which needs dtype='int64' or 'int32'"
+            )
 
     def _check_span(self, span: tuple[int, int] | None) -> tuple[int, int]:
         total = self.stream.num_tokens
