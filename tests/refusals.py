@@ -13,17 +13,23 @@ class At:
 
     Args:
         place: How their ``path`` ends: a file's name, and what is said of a place in it.
+        cause: The type of the error that says why; None: any, or none.
         others: Other attributes: row, field, index, key.
     """
 
-    def __init__(self, place: Path | str = "", **others: Any) -> None:
-        self._place, self._others = str(place), others
+    def __init__(
+        self, place: Path | str = "", *, cause: type[Exception] | None = None, **others: Any
+    ) -> None:
+        self._place, self._cause, self._others = str(place), cause, others
 
     def __call__(self, error: Any) -> bool:
         is_there = not self._place or f"/{error.path}".endswith(f"/{self._place}")
-        return is_there and all(
-            getattr(error, name) == self._others[name] for name in self._others
+        is_because = self._cause is None or type(error.__cause__) is self._cause
+        return (
+            is_there
+            and is_because
+            and all(getattr(error, name) == self._others[name] for name in self._others)
         )
 
     def __repr__(self) -> str:
-        return f"At({self._place!r}, {self._others})"
+        return f"At({self._place!r}, {self._cause}, {self._others})"

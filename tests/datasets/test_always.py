@@ -67,10 +67,11 @@ def test_a_sample_is_refused_for_what_is_damaged_in_another_field(
     for i in (*range(5), *range(6, NUM)):
         assert dataset[i]
     for indices in ([5], [4, 5, 9]):
-        with pytest.raises(SampleError, match="field depth: its checksum does not") as caught:
+        with pytest.raises(SampleError, check=At(cause=ChecksumError)) as caught:
             dataset.__getitems__(indices)
         error = caught.value
         assert (error.index, error.row, error.key) == (5, 1, "key 5")
+        assert At(field="depth")(error.__cause__)
         assert error.path == folder / f"shard-00001.{format}"
         assert "Run 'packdata verify'" in str(error)
     if "depth" not in fields:

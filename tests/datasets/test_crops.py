@@ -423,15 +423,12 @@ def test_a_crop_is_verified_by_what_it_touches_and_no_more(
 
     elsewhere = ShardDataset(folder, augment=crop)
     assert (elsewhere[1].array == 2).all()
-    with pytest.raises(SampleError, match="checksum does not match"):
+    with pytest.raises(SampleError, check=At(cause=ChecksumError)):
         elsewhere.replace(augment=[])[1]
 
     flip_byte(folder, 1, offset_of(15, 130, 120, header))
-    with pytest.raises(
-        SampleError, match=r"row 1\): field array: the checksum of its bytes \d+ to \d+"
-    ) as caught:
+    with pytest.raises(SampleError, check=At(row=1, cause=ChecksumError)) as caught:
         ShardDataset(folder, augment=crop)[1]
-    assert isinstance(caught.value.__cause__, ChecksumError)
     first, last = map(int, re.findall(r"bytes (\d+) to (\d+)", str(caught.value))[0])
     assert first <= offset_of(15, 130, 120, header) <= last < first + checksums.CHUNK_BYTES
     assert (ShardDataset(folder, augment=crop, check="never")[1].array != 2).sum() == 1

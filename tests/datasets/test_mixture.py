@@ -12,10 +12,18 @@ import torch
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, audit, augment, collate
 from loaders.buffers import FreshMemory
 from loaders.data.store import Store
-from loaders.errors import BatchError, LoadersError, SchemaError, ShardError, StateError
+from loaders.errors import (
+    BatchError,
+    ChecksumError,
+    SampleError,
+    SchemaError,
+    ShardError,
+    StateError,
+)
 from loaders.sampling import EpochSampler
 from loaders.schema import Array, Image, Label
 from tests.packdata.packing import pack, pack_samples
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -298,7 +306,7 @@ def test_damage_is_reported_by_its_source_and_counted(
     good = ShardDataset(folders[0], fields=["pixels"], augment=[augment.CenterCrop(8)])
     bad = ShardDataset(folder, fields=["pixels"], augment=[augment.RandomResizedCrop(8)])
 
-    with pytest.raises(LoadersError, match=str(path)):
+    with pytest.raises(SampleError, check=At(path, cause=ChecksumError)):
         list(DataLoader(Mixture([good, bad], [1, 1]), 4))
     loader = DataLoader(Mixture([good, bad.replace(on_error="replace")], [1, 1]), 4)
     list(loader)

@@ -217,10 +217,8 @@ def test_a_cut_file_is_named(files: list[Path], number: int, share: float) -> No
     data = files[number].read_bytes()
     files[number].write_bytes(data[: int(len(data) * share)])
 
-    with pytest.raises(SourceError, match=f"{number}\\.[a-z]+: ") as caught:
+    with pytest.raises(SourceError, check=At(files[number])):
         RAMDataset.from_files(files, progress=False)
-
-    assert caught.value.path == files[number]
 
 
 def test_a_jpeg_with_bytes_after_its_end_is_taken(files: list[Path]) -> None:
@@ -244,7 +242,7 @@ def test_files_that_are_not_pictures_are_named(files: list[Path], tmp_path: Path
     (tmp_path / "text.png").write_text("not a picture")
 
     for name in ("empty.jpg", "text.png", "missing.png"):
-        with pytest.raises(SourceError, match=name):
+        with pytest.raises(SourceError, check=At(name)):
             RAMDataset.from_files([*files, tmp_path / name], progress=False)
     with pytest.raises(ValueError, match="paths is empty"):
         RAMDataset.from_files([])

@@ -22,6 +22,7 @@ from loaders.datasets.views import as_ours
 from loaders.errors import (
     BatchError,
     ChecksumError,
+    CodecError,
     LoadersError,
     ManifestError,
     SampleError,
@@ -672,7 +673,7 @@ def test_boxes_outside_of_the_picture_that_they_would_follow_are_refused(tmp_pat
     )
     dataset = ShardDataset(folder, augment=[augment.Resize((50, 50))])
 
-    with pytest.raises(SampleError, match=r"box \[40.0, .* outside of 'thumb', which is 20 x 20"):
+    with pytest.raises(SampleError, check=At(index=0, cause=CodecError)):
         dataset[0]
 
 
@@ -813,10 +814,9 @@ def test_a_flipped_bit_is_found_and_named(damaged: Path, check: Any) -> None:
 
     assert dataset.__getitems__([0, 4, 6, 9])
     for _ in range(2):
-        with pytest.raises(SampleError, match="its checksum does not match") as caught:
+        with pytest.raises(SampleError, check=At(cause=ChecksumError)) as caught:
             dataset.__getitems__([4, 5, 6])
         assert (caught.value.index, caught.value.row, caught.value.key) == (5, 1, key(5))
-        assert isinstance(caught.value.__cause__, ChecksumError)
 
 
 def test_a_bad_sample_says_each_thing_once(damaged: Path) -> None:

@@ -144,7 +144,7 @@ def test_damage_is_told_with_its_place_and_is_not_forgotten(
     verifier = shards.verifier()
 
     for _ in range(2):
-        with pytest.raises(ChecksumError, match="its checksum does not match") as caught:
+        with pytest.raises(ChecksumError) as caught:
             verify(shards, verifier, [3, 26, 40], way)
         assert (caught.value.path, caught.value.row, caught.value.field) == (Path("1"), row, "x")
         assert said in str(caught.value)

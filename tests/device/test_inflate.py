@@ -22,10 +22,18 @@ from loaders.device.inflate import (
     nvcomp_module,
     places_of,
 )
-from loaders.errors import BatchError, CodecError, LoadersError, SampleError, SchemaError
+from loaders.errors import (
+    BatchError,
+    ChecksumError,
+    CodecError,
+    LoadersError,
+    SampleError,
+    SchemaError,
+)
 from loaders.schema import Field, Image, Label, Text
 from tests.device.test_decode import host_half, pictures
 from tests.packdata.packing import pack
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -266,7 +274,7 @@ def test_damage_is_found_before_a_device_sees_it(tmp_path: Path) -> None:
     data[data.index(record) + len(record) - 3] ^= 16
     path.write_bytes(data)
 
-    with pytest.raises(SampleError, match="checksum does not match"):
+    with pytest.raises(SampleError, check=At(cause=ChecksumError)):
         list(DataLoader(on_device(ShardDataset(folder), "lz4"), 4))
     dataset = ShardDataset(folder, on_error="replace")
     (want,), (got,) = (DataLoader(d, 9) for d in (dataset, on_device(dataset, "lz4")))
