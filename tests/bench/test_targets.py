@@ -263,23 +263,6 @@ def test_every_command_gets_the_same_batch_whatever_others_on_the_machine_take(
     assert default_batch_size(Instant()) == 64
 
 
-@pytest.mark.parametrize(("seconds", "run_s"), [(12.0, 1.0), (0.1, 0.15)])
-def test_the_time_is_shared_among_runs_each_of_which_gets_a_little(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, run_s: float
-) -> None:
-    given: list[float] = []
-
-    def spy(*_: Any, seconds: float, **options: Any) -> TimedPass:
-        given.append(seconds)
-        return TimedPass(1.0, 0.1, [], 1, 1.0)
-
-    monkeypatch.setattr(sweep_module, "time_target", spy)
-    configs = [Config(w, 8, "process") for w in range(4)]
-    run_sweep(load("tests.bench.constructed:instant"), configs, seconds=seconds, repeats=3)
-
-    assert given == [run_s] * 13
-
-
 def test_batches_come_together_from_each_process_and_in_groups_from_threads() -> None:
     assert round_size(Instant(), Config(4, 8, "process")) == 4
     assert round_size(Instant(), Config(0, 8, "process")) == 1
