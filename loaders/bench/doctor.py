@@ -50,6 +50,12 @@ class Finding:
         return line
 
 
+def finding(name: str, found: str, *, cost: str = "", risk: str = "", do: str = "") -> Finding:
+    """Return what was found: with a risk, or a cost, and what to do; without them all is well."""
+    level: Level = "risk" if risk else "cost" if cost else "ok"
+    return Finding(name, level, found, risk or cost, do if risk or cost else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """Where to look."""
@@ -96,16 +102,14 @@ def cores(place: Surroundings) -> Finding:
     """Compare the cores that the process may use with those that libraries count."""
     counted, usable = os.cpu_count() or 1, limits.usable_cores(place.proc, place.sys)
     quota = limits.cpu_quota(place.proc, place.sys)
-    found = f"{usable} of {counted}" + (
-        "" if quota is None else f", by a quota of {number(quota)}"
-    )
-    if usable == counted and (quota is None or quota >= counted):
-        return Finding("cores", "ok", found)
     cost = f"thread pools sized by os.cpu_count() start {counted} threads for {usable}"
+    found = f"{usable} of {counted}"
     if quota is not None:
+        found += f", by a quota of {number(quota)}"
         cost += ", and are throttled together when the quota is used up"
-    remedy = f"num_workers={usable} (as num_workers='auto' has it), OMP_NUM_THREADS={usable}"
-    return Finding("cores", "cost", found, cost, remedy)
+    is_less = usable != counted or (quota is not None and quota < counted)
+    do = f"num_workers={usable} (as num_workers='auto' has it), OMP_NUM_THREADS={usable}"
+    return finding("cores", found, cost=cost if is_less else "", do=do)
 
 
 def memory(place: Surroundings) -> Finding:
@@ -115,18 +119,15 @@ def memory(place: Surroundings) -> Finding:
         return Finding("memory", "unknown", f"{place.proc / 'meminfo'} does not say")
     most = limits.memory_bytes(place.proc, place.sys)
     available = limits.available_memory(place.proc, place.sys)
-    found = f"{describe_size(available)} of {describe_size(most)} available"
+    found, cost = f"{describe_size(available)} of {describe_size(most)} available", ""
     if limits.memory_limit(place.proc, place.sys) == most:
         found += ", as this container may use"
-    if available < 0.05 * most:
-        risk = "the kernel may end the training process"
-        return Finding("memory", "risk", found, risk, "free memory first")
     swapped = meminfo.get("SwapTotal", 0) - meminfo.get("SwapFree", 0)
     if swapped > 0.02 * meminfo.get("MemTotal", 0):
         found += f"; {describe_size(swapped)} are swapped out"
         cost = "a page that comes back from swap takes 0.1 to 10 ms"
-        return Finding("memory", "cost", found, cost, "free memory, or keep less in RAM")
-    return Finding("memory", "ok", found)
+    risk = "the kernel may end the training process" if available < 0.05 * most else ""
+    return finding("memory", found, cost=cost, risk=risk, do="free memory, or keep less in RAM")
 
 
 def shared_memory(place: Surroundings) -> Finding:
@@ -134,21 +135,22 @@ def shared_memory(place: Surroundings) -> Finding:
     stat = os.statvfs(place.shm)
     free = stat.f_frsize * stat.f_bavail
     size = describe_size(stat.f_frsize * stat.f_blocks)
-    found = f"{size} at {place.shm}, {describe_size(free)} free"
-    if free >= _SHM_BYTES:
-        return Finding("shared memory", "ok", found)
     risk = "worker processes (backend='process') die with a bus error when it is full"
-    remedy = "docker run --shm-size=8g, or threads, which do not need it"
-    return Finding("shared memory", "risk", found, risk, remedy)
+    return finding(
+        "shared memory",
+        f"{size} at {place.shm}, {describe_size(free)} free",
+        risk=risk if free < _SHM_BYTES else "",
+        do="docker run --shm-size=8g, or threads, which do not need it",
+    )
 
 
 def open_files(place: Surroundings) -> Finding:
     """Look at the limit of open files: a shard, and a batch between processes, take one each."""
     soft = machine.soft_limit(place.proc, "Max open files")
-    if soft is None or soft >= _NUM_FILES:
-        return Finding("open files", "ok", "no limit seen" if soft is None else number(soft))
-    risk = "'too many open files' with many shards or workers"
-    return Finding("open files", "risk", number(soft), risk, f"ulimit -n {_NUM_FILES} or more")
+    found = "no limit seen" if soft is None else number(soft)
+    is_low = soft is not None and soft < _NUM_FILES
+    risk = "'too many open files' with many shards or workers" if is_low else ""
+    return finding("open files", found, risk=risk, do=f"ulimit -n {_NUM_FILES} or more")
 
 
 def file_system(place: Surroundings) -> Finding:
@@ -158,77 +160,72 @@ def file_system(place: Surroundings) -> Finding:
         return Finding(name, "unknown", f"{place.path} is on no mount that {place.proc} lists")
     rotational = machine.is_rotational(mount.device, place.sys)
     kind = {True: ", rotational", False: ", solid state", None: ""}[rotational]
-    found = f"{mount.kind} at {mount.point}{kind}"
+    cost = do = ""
     if mount.kind.startswith(_NETWORK):
         cost = "each first read crosses the network; small files are worst"
-        remedy = "pack into shards; copy them to a local disk, or RAMDataset"
+        do = "pack into shards; copy them to a local disk, or RAMDataset"
     elif mount.kind == "overlay":
         cost = "a container's own layers: slow to write, gone with the container"
-        remedy = "mount a volume for the data"
+        do = "mount a volume for the data"
     elif rotational:
         cost = "about 10 ms per random read, if it is a disk: virtual ones often only say so"
-        remedy = "shuffle='block', or RAMDataset; 'read rate' below has what it really gives"
-    else:
-        return Finding(name, "ok", found)
-    return Finding(name, "cost", found, cost, remedy)
+        do = "shuffle='block', or RAMDataset; 'read rate' below has what it really gives"
+    return finding(name, f"{mount.kind} at {mount.point}{kind}", cost=cost, do=do)
 
 
 def read_rate(place: Surroundings) -> Finding:
     """Read a file with the page cache bypassed."""
     name, rates = "read rate", probes.direct_reads(place.path)
     if rates is None:
-        where = printable(str(place.path))
-        found = f"no file under {where} can be read past the page cache"
-        remedy = "name a folder of the same disk that has larger files"
+        found = f"no file under {printable(str(place.path))} can be read past the page cache"
+        do = "name a folder of the same disk that has larger files"
         if place.path == Path():
-            remedy = "name the folder of your data: python -m loaders.bench doctor FOLDER"
-        return Finding(name, "unknown", found, remedy=remedy)
+            do = "name the folder of your data: python -m loaders.bench doctor FOLDER"
+        return Finding(name, "unknown", found, remedy=do)
     rate, latency_s = rates
     if rate is None:
         late = f"{in_seconds(latency_s)} for the first 4 KiB of a file"
         found = f"{late}, page cache bypassed; no file has 1 MB, so MB/s are not known"
         return Finding(name, "unknown", found, remedy="name a folder that has larger files")
     late = f"{in_seconds(latency_s)} for 4 KiB at a random place"
-    found = f"{describe_size(rate)}/s, {late}, page cache bypassed"
-    if rate >= _SLOW_READ:
-        return Finding(name, "ok", found)
     cost = f"at most {number(rate / 20e3)} JPEGs of 20 kB a second in the first epoch"
-    return Finding(name, "cost", found, cost, "RAMDataset if it fits, else a faster disk")
+    return finding(
+        name,
+        f"{describe_size(rate)}/s, {late}, page cache bypassed",
+        cost=cost if rate < _SLOW_READ else "",
+        do="RAMDataset if it fits, else a faster disk",
+    )
 
 
 def thread_pools(place: Surroundings) -> Finding:
     """Count the threads that OpenCV, torch and OpenMP would start in all workers together."""
     opencv, torch_threads = probes.pool_sizes()
-    usable, omp = (
-        limits.usable_cores(place.proc, place.sys),
-        place.environ.get("OMP_NUM_THREADS", ""),
-    )
-    sizes = {
-        "OpenCV": opencv,
-        "torch": torch_threads,
-        "OpenMP": int(omp) if omp.isdigit() else usable,
-    }
+    usable = limits.usable_cores(place.proc, place.sys)
+    omp = place.environ.get("OMP_NUM_THREADS", "")
+    openmp = int(omp) if omp.isdigit() else usable
+    sizes = {"OpenCV": opencv, "torch": torch_threads, "OpenMP": openmp}
     listed = ", ".join(f"{name} {usable * size}" for name, size in sizes.items())
     found = f"{usable} worker processes would start, in threads: {listed}; OMP_NUM_THREADS={omp or 'unset'}"
-    if usable == 1 or max(sizes.values()) == 1:
-        return Finding("thread pools", "ok", found)
-    remedy = "cv2.setNumThreads(1) in a Dataset that runs in worker processes"
-    if omp == "1":  # which OpenCV does not heed
-        return Finding("thread pools", "ok", found, remedy=remedy if opencv > 1 else "")
+    do = "cv2.setNumThreads(1) in a Dataset that runs in worker processes"
+    is_ok = usable == 1 or max(sizes.values()) == 1
+    if omp == "1" and not is_ok and opencv > 1:  # which OpenCV does not heed
+        return Finding("thread pools", "ok", found, remedy=do)
     cost = "in worker processes they take turns on the cores; this loader's threads are held to one each"
-    return Finding("thread pools", "cost", found, cost, f"OMP_NUM_THREADS=1, and {remedy}")
+    cost = "" if is_ok or omp == "1" else cost
+    return finding("thread pools", found, cost=cost, do=f"OMP_NUM_THREADS=1, and {do}")
 
 
 def frequency_governor(place: Surroundings) -> Finding:
     """Look at how the kernel chooses the cores' frequency."""
-    name, governors = "frequency governor", machine.governors(place.sys)
-    if not governors:
-        return Finding(name, "ok", "not visible here: a virtual machine or a container")
-    found = ", ".join(sorted(governors))
-    if not governors & _SLOW_GOVERNORS:
-        return Finding(name, "ok", found)
+    governors = machine.governors(place.sys)
+    found = ", ".join(sorted(governors)) or "not visible here: a virtual machine or a container"
     cost = "cores may run below their frequency, most where work comes in bursts"
-    return Finding(name, "cost", found, cost, "cpupower frequency-set -g performance")
+    return finding(
+        "frequency governor",
+        found,
+        cost=cost if governors & _SLOW_GOVERNORS else "",
+        do="cpupower frequency-set -g performance",
+    )
 
 
 def simd(place: Surroundings) -> Finding:
@@ -238,10 +235,8 @@ def simd(place: Surroundings) -> Finding:
     if gain is None:
         return Finding("SIMD", "unknown", f"{found}; the JPEG decoder could not be tried")
     found += f"; JPEG decoder: {number(gain)}x with SIMD"
-    if gain >= _SIMD_GAIN:
-        return Finding("SIMD", "ok", found)
-    cost = "JPEG decodes at a third of what it could"
-    return Finding("SIMD", "cost", found, cost, "reinstall simplejpeg from a wheel")
+    cost = "JPEG decodes at a third of what it could" if gain < _SIMD_GAIN else ""
+    return finding("SIMD", found, cost=cost, do="reinstall simplejpeg from a wheel")
 
 
 def allocator(place: Surroundings) -> Finding:
@@ -249,33 +244,30 @@ def allocator(place: Surroundings) -> Finding:
     name, library = machine.allocator(place.proc), machine.other_allocator()
     if name != "glibc" or library is None:
         none = "" if name != "glibc" else "; no jemalloc or tcmalloc is installed to try"
-        return Finding("allocator", "ok", name + none)
+        return finding("allocator", name + none)
     gain = probes.allocator_gain(library, timeout_s=TIMEOUT_S)
     if gain is None:
         return Finding("allocator", "unknown", f"{name}; {library} could not be tried")
     found = f"{name}; with {library.name} fresh batches take {number(1 / gain)} of the time"
-    if gain <= _ALLOCATOR_GAIN:
-        return Finding("allocator", "ok", found)
     cost = "batches that are allocated anew (any loader but this one)"
-    return Finding("allocator", "cost", found, cost, f"LD_PRELOAD={library}")
+    is_slow = gain > _ALLOCATOR_GAIN
+    return finding("allocator", found, cost=cost if is_slow else "", do=f"LD_PRELOAD={library}")
 
 
 def gpu(place: Surroundings) -> Finding:
     """Compare the width of each GPU's link with what it could be; measure copies to it."""
     links, rate = machine.gpu_links(place.sys), probes.gpu_copy_bytes_per_s()
-    found = (
-        ", ".join(f"link of x{now} of x{most}" for now, most in links) or "no PCI link to be seen"
+    said = ", ".join(f"link of x{now} of x{most}" for now, most in links)
+    copies = "no GPU that torch can use"
+    if rate is not None:
+        copies = f"{describe_size(rate)}/s from pinned memory"
+    is_narrow = any(now != most for now, most in links)
+    return finding(
+        "GPU",
+        f"{said or 'no PCI link to be seen'}; {copies}",
+        cost="copies to the GPU at a fraction of their rate" if is_narrow else "",
+        do="another slot or riser; some links widen only under load: look again while training",
     )
-    found += (
-        "; no GPU that torch can use"
-        if rate is None
-        else f"; {describe_size(rate)}/s from pinned memory"
-    )
-    if all(now == most for now, most in links):
-        return Finding("GPU", "ok", found)
-    cost = "copies to the GPU at a fraction of their rate"
-    remedy = "another slot or riser; some links widen only under load: look again while training"
-    return Finding("GPU", "cost", found, cost, remedy)
 
 
 CHECKS: tuple[Callable[[Surroundings], Finding], ...] = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from loaders.bench.doctor import Finding, examine
+from loaders.bench.doctor import Finding, examine, finding
 from loaders.data.ahead import files_at
 from loaders.data.shards import open_manifest
 from loaders.loading.fetching import LoaderPass
@@ -75,18 +75,18 @@ class StoreProbe:
         self._latency_s = min(times)
         middle = statistics.median(times)
         found = f"{in_seconds(middle)} a request of one byte ({in_seconds(min(times))} to {in_seconds(max(times))})"
-        if middle < _FAR_S:
-            return Finding("latency", "ok", found)
         cost = "a sample that is read by its range waits so long, and so does the first batch"
-        return Finding("latency", "cost", found, cost, "train in the region of the bucket")
+        is_far = middle >= _FAR_S
+        do = "train in the region of the bucket"
+        return finding("latency", found, cost=cost if is_far else "", do=do)
 
     def one_connection(self, _: Surroundings) -> Finding:
         """Measure one request of a part."""
-        return Finding("one connection", "ok", self._rate(1))
+        return finding("one connection", self._rate(1))
 
     def all_connections(self, _: Surroundings) -> Finding:
         """Measure as many at once as the fetcher makes."""
-        return Finding(f"{MAX_CONNECTIONS} connections", "ok", self._rate(MAX_CONNECTIONS))
+        return finding(f"{MAX_CONNECTIONS} connections", self._rate(MAX_CONNECTIONS))
 
     def _rate(self, num: int) -> str:
         nbytes = min(PART_BYTES, self._size)
@@ -102,18 +102,16 @@ class StoreProbe:
             return Finding("clock", "unknown", f"not compared with the server's: {date}")
         skew = time.time() / 2 + before / 2 - date
         found = f"{in_seconds(abs(skew))} {'ahead of' if skew > 0 else 'behind'} the server's, in whole seconds"
-        if abs(skew) < _SKEW_S:
-            return Finding("clock", "ok", found)
-        cost = "signed requests are refused beyond 15 minutes"
-        level = "cost" if abs(skew) < _REFUSED_SKEW_S else "risk"
-        return Finding("clock", level, found, cost, "set the clock by NTP")  # type: ignore[arg-type]
+        cost = "signed requests are refused beyond 15 minutes" if abs(skew) >= _SKEW_S else ""
+        risk = cost if abs(skew) >= _REFUSED_SKEW_S else ""
+        return finding("clock", found, cost=cost, risk=risk, do="set the clock by NTP")
 
     def ranges(self, _: Surroundings) -> Finding:
         """Ask for a range."""
-        if not (said := self._origin.probe(self._name)["range"]):
-            return Finding("ranges", "ok", "they are answered as asked")
-        cost = "shards come in parts, and records by ranges: nothing can be read"
-        return Finding("ranges", "risk", said, cost, "use a server that answers 206 to a range")
+        said = self._origin.probe(self._name)["range"]
+        risk = "shards come in parts, and records by ranges: nothing can be read" if said else ""
+        do = "use a server that answers 206 to a range"
+        return finding("ranges", said or "they are answered as asked", risk=risk, do=do)
 
     def etags(self, _: Surroundings) -> Finding:
         """Ask for an object of another e-tag than it has."""
@@ -122,8 +120,8 @@ class StoreProbe:
         if not answer["has_etag"]:
             return Finding("if-match", "unknown", "objects have no e-tags", cost)
         if answer["other_etag"].startswith("changed"):
-            return Finding("if-match", "ok", "honoured when reading")
-        return Finding("if-match", "cost", "ignored when reading", cost)
+            return finding("if-match", "honoured when reading")
+        return finding("if-match", "ignored when reading", cost=cost)
 
     def conditional_puts(self, _: Surroundings) -> Finding:
         """Put an object where one is, under the condition that none is."""
@@ -140,11 +138,10 @@ class StoreProbe:
             finally:
                 self._origin.delete(name)
         if first and not again:
-            return Finding("conditional puts", "ok", "honoured")
-        cost = "of two who publish at one place at the same time, the last one wins"
-        return Finding(
-            "conditional puts", "risk", "ignored", cost, "publish from one place at a time"
-        )
+            return finding("conditional puts", "honoured")
+        risk = "of two who publish at one place at the same time, the last one wins"
+        do = "publish from one place at a time"
+        return finding("conditional puts", "ignored", risk=risk, do=do)
 
 
 def _date_of(origin: Origin) -> float | str:
