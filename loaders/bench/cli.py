@@ -462,7 +462,7 @@ def _add_epoch(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(args: argparse.Namespace) -> int:
-    """Print what a configuration will need, with batches as they are served, and with float32 made of uint8."""
+    """Print what a configuration will need."""
     if is_url(args.dataset):
         return _plan_epochs(args)
     if args.shared and args.ram == "no":
@@ -472,34 +472,26 @@ def run_plan(args: argparse.Namespace) -> int:
     share = max(1, usable_cores() // args.ranks)  # as num_workers="auto" has it under torchrun
     workers = share if args.workers is None else args.workers
     config = Config(workers, args.batch_size, args.backend or target.backend, args.prefetch)
-    sample_bytes = {"as served": planner.sample_bytes_of(dataset)}
-    as_trained = planner.sample_bytes_of(dataset, as_trained=True)
-    if as_trained > sample_bytes["as served"]:
-        sample_bytes["float32 for uint8, int64 masks"] = as_trained
     cached = 0 if args.ram == "no" else planner.ram_bytes_of(target, decode=args.ram == "decoded")
-    plans = {
-        what: planner.plan(
-            dataset,
-            nbytes,
-            config,
-            pinned=args.pinned,
-            cache_bytes=cached,
-            shared=args.shared,
-            ranks=args.ranks,
-        )
-        for what, nbytes in sample_bytes.items()
-    }
+    plan = planner.plan(
+        dataset,
+        planner.sample_bytes_of(dataset),
+        config,
+        pinned=args.pinned,
+        cache_bytes=cached,
+        shared=args.shared,
+        ranks=args.ranks,
+    )
     if args.json:
-        figures = {name: asdict(plan) for name, plan in plans.items()}
-        said = {"config": asdict(config)} | figures | {"available_bytes": available_memory()}
-        print(report.as_json(said))
+        said = {"config": asdict(config), "plan": asdict(plan)}
+        print(report.as_json(said | {"available_bytes": available_memory()}))
         return 0
     _show(f"{target.name}, {config}")
-    _show("\n".join(report.aligned(planner.table(plans))))
+    _show("\n".join(report.aligned(planner.table(plan))))
     _show(
         "beside it: the trainer itself, and mapped files, which the kernel drops when it needs room"
     )
-    _show(planner.fits(plans, available_memory()))
+    _show(planner.fits(plan, available_memory()))
     return 0
 
 

@@ -62,7 +62,6 @@ class TimedPass:
     first_batch_s: float  # from asking for an iterator to the first batch
     latencies_s: list[float]  # how long each later batch was waited for
     num_samples: int  # samples that the rate is of
-    sample_bytes: float  # bytes of all tensors of a sample, on average over some batches
     pss_bytes: int = 0  # memory of all processes at the end of the run, see ``Memory``
     read_bytes: int | None = None  # what the storage had to read, or None where that is not known
     has_start: bool = False  # there were too few batches to leave the first round out of the rate
@@ -115,7 +114,6 @@ class Result:
             "error": self.error,
             "samples_per_s": self.rate,
             "samples_per_s_repeats": [run.samples_per_s for run in self.runs],
-            "mb_per_s": self.rate * self.median("sample_bytes") / 1e6,
             "first_batch_s": self.median("first_batch_s"),
             "batch_wait_p50_s": self.latency_s(0.5),
             "batch_wait_p99_s": self.latency_s(0.99),
@@ -175,16 +173,12 @@ def time_loader(
     """
     gc.collect()  # an older loader's memory and threads are not this one's
     read = bytes_read(family())
-    arrivals, samples, looked_at, nbytes = [clock()], [0], 0, 0
+    arrivals, samples = [clock()], [0]
     batches, count = begin(loader), 0
     for batch in batches:  # not by enumerate(), which keeps one until the next is there
         count += 1
         arrivals.append(clock())
-        num = num_samples(batch)
-        samples.append(samples[-1] + num)
-        # 1, 2, 4, 8, ...: to look takes longer than to hand over a small one.
-        if not count & (count - 1):
-            looked_at, nbytes = looked_at + num, nbytes + batch_nbytes(batch)
+        samples.append(samples[-1] + num_samples(batch))
         is_enough = arrivals[-1] - arrivals[0] >= seconds and count > round_size
         if is_enough and count % round_size == 0:
             break
@@ -201,7 +195,6 @@ def time_loader(
         first_batch_s=arrivals[1] - arrivals[0],
         latencies_s=[b - a for a, b in itertools.pairwise(arrivals[1:])],
         num_samples=samples[last] - samples[first],
-        sample_bytes=nbytes / max(1, looked_at),
         pss_bytes=memory(pids).pss_bytes if watch else 0,
         read_bytes=None if read is None or now_read is None else now_read - read,
         has_start=has_start,

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from loaders.bench.measure import batch_nbytes, group_size_of, in_flight
 from loaders.bench.processes import memory
 from loaders.bench.targets import ImageFiles, is_map_style, spread
@@ -21,9 +19,7 @@ from loaders.datasets.memory.loading import plan_columns
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.samples import collate
 from loaders.datasets.tokens.windows import TokenWindows
-from loaders.device.nested import tensors_of
 from loaders.errors import LoadersError
-from loaders.schema import Mask
 from loaders.text import describe_size
 
 if TYPE_CHECKING:
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
     from loaders.bench.measure import Config
     from loaders.bench.targets import MeasuredDataset
 
-_FLOAT_BYTES, _INT64_BYTES = 4, 8
 _LOOKED_AT_BYTES = 64 << 20
 _PROCESS_BYTES = 20 << 20  # a forked worker's own pages: heap that is written to, torch's state
 _HELD = 2  # batches that the trainer holds: the one in use, and the next before it lets go of it
@@ -100,15 +95,14 @@ def _process_bytes() -> int:
     return _PROCESS_BYTES if is_fork else memory([os.getpid()]).own_bytes
 
 
-def sample_bytes_of(dataset: Any, *, as_trained: bool = False, count: int = 8) -> float:
-    """Return the bytes of a sample in a batch, or of what training makes of it: float32 for uint8, and int64 for masks.
+def sample_bytes_of(dataset: Any, *, count: int = 8) -> float:
+    """Return the bytes of a sample in a batch.
 
     Samples are made one by one, at most ``count``, and no more once they had 64 MB together: of volumes, one.
     """
     sizes: list[float] = []
     for sample in _some_samples(dataset, count):
-        grown = _grown_nbytes(dataset, sample) if as_trained else 0
-        sizes.append(batch_nbytes(sample) + _text_nbytes(sample) + grown)
+        sizes.append(batch_nbytes(sample) + _text_nbytes(sample))
         if sum(sizes) > _LOOKED_AT_BYTES:
             break
     if not sizes:
@@ -126,16 +120,6 @@ def _some_samples(dataset: Any, count: int) -> Iterator[Any]:
         with warnings.catch_warnings():  # a second look is no second epoch
             warnings.filterwarnings("ignore", "crops, flips and transforms are drawn")
             yield collate(fetch([index]) if fetch else [dataset[index]])
-
-
-def _grown_nbytes(dataset: Any, batch: Any) -> int:
-    """Return how many bytes more a batch has whose masks are int64, and whose other uint8 values are float32."""
-    fields = dataset.stored_fields if isinstance(dataset, PackedDataset) else {}
-    names = [n for n, f in fields.items() if isinstance(f, Mask) and hasattr(batch, n)]
-    masks = [t for name in names for t in tensors_of(getattr(batch, name))]
-    pixels = sum(t.nbytes for t in tensors_of(batch) if t.dtype is torch.uint8)
-    pixels -= sum(t.nbytes for t in masks if t.dtype is torch.uint8)
-    return (_FLOAT_BYTES - 1) * pixels + sum(_INT64_BYTES * t.numel() - t.nbytes for t in masks)
 
 
 def _text_nbytes(value: Any) -> int:
@@ -170,36 +154,26 @@ def ram_bytes_of(target: MeasuredDataset, *, decode: bool, count: int = 256) -> 
     raise LoadersError(f"--ram: {target.name!r} is no packed dataset and no folder of images")
 
 
-def table(plans: dict[str, NodePlan]) -> list[tuple[str, ...]]:
-    """Return rows for ``report.aligned``: one column per plan; what is 0 in all of them has no row."""
-    first = next(iter(plans.values()))
+def table(plan: NodePlan) -> list[tuple[str, str]]:
+    """Return rows for ``report.aligned``; what is 0 has none."""
     names = {
-        "batch_bytes": "one batch",
-        "slots_bytes": f"{first.batches} batch{'es' * (first.batches != 1)} at a time",
-        "pinned_bytes": "pinned copies",
-        "workers_bytes": "workers",
-        "rank_bytes": "one rank",
-        "cache_bytes": f"dataset in RAM, {first.cache_copies} cop{'y' if first.cache_copies == 1 else 'ies'}",
-        "node_bytes": f"all of the node, {first.ranks} rank{'s' * (first.ranks > 1)}",
+        "one batch": plan.batch_bytes,
+        f"{plan.batches} batch{'es' * (plan.batches != 1)} at a time": plan.slots_bytes,
+        "pinned copies": plan.pinned_bytes,
+        "workers": plan.workers_bytes,
+        "one rank": plan.rank_bytes,
+        f"dataset in RAM, {plan.cache_copies} cop{'y' if plan.cache_copies == 1 else 'ies'}": plan.cache_bytes,
+        f"all of the node, {plan.ranks} rank{'s' * (plan.ranks > 1)}": plan.node_bytes,
     }
-    rows = [
-        (said, *(describe_size(getattr(p, name)) for p in plans.values()))
-        for name, said in names.items()
-        if any(getattr(p, name) for p in plans.values())
-    ]
-    return [("", *plans), *rows]
+    return [(name, describe_size(nbytes)) for name, nbytes in names.items() if nbytes]
 
 
-def fits(plans: dict[str, NodePlan], available: int) -> str:
+def fits(plan: NodePlan, available: int) -> str:
     """Say whether what the node needs fits into the memory that is available, and what to do if not."""
-    needed, here = max(p.node_bytes for p in plans.values()), describe_size(available)
-    if needed <= available:
-        return f"fits: at most {describe_size(needed)} of the {here} available here"
-    least = min(p.node_bytes for p in plans.values())
-    some = "" if least > available else f"; {describe_size(least)} does"
+    needed, here = describe_size(plan.node_bytes), describe_size(available)
+    if plan.node_bytes <= available:
+        return f"fits: at most {needed} of the {here} available here"
     remedy = "a smaller --batch-size or --prefetch"
-    if any(p.cache_bytes for p in plans.values()):
+    if plan.cache_bytes:
         remedy = "--shared, --ram encoded or ShardDataset"
-    return (
-        f"does not fit: {describe_size(needed)}, and {here} are available here{some}\nDo: {remedy}"
-    )
+    return f"does not fit: {needed}, and {here} are available here\nDo: {remedy}"

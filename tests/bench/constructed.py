@@ -156,7 +156,7 @@ def a_result(config: Config, repeats: int = 3) -> Result:
     num = config.num_workers + 1
     return Result(
         config,
-        [TimedPass(1000.0 * num + r, 0.1, [0.01], 64, 1.0, num * 10**8) for r in range(repeats)],
+        [TimedPass(1000.0 * num + r, 0.1, [0.01], 64, num * 10**8) for r in range(repeats)],
     )
 
 

@@ -449,18 +449,15 @@ def test_a_stream_is_not_to_be_shuffled() -> None:
     assert next(iter(loader)).tolist() == [0, 1, 2, 3]
 
 
-def test_plan_prints_what_is_served_and_floats(
-    packed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_prints_what_is_needed(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", str(packed), "--size", "32", "--batch-size", "4", "--workers", "4"]
 
     assert main([*arguments, "--ranks", "2", "--ram", "encoded", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert figures["as served"]["cache_copies"] == 2
+    assert figures["plan"]["cache_copies"] == 2
     in_ram = RAMDataset(packed, progress=False).nbytes
-    assert in_ram <= figures["as served"]["cache_bytes"] <= in_ram + 12 * MAX_PLACES
-    assert figures["as served"]["batch_bytes"] == 4 * (3 * 32 * 32 + 8)
-    assert figures["float32 for uint8, int64 masks"]["batch_bytes"] == 4 * (4 * 3 * 32 * 32 + 8)
+    assert in_ram <= figures["plan"]["cache_bytes"] <= in_ram + 12 * MAX_PLACES
+    assert figures["plan"]["batch_bytes"] == 4 * (3 * 32 * 32 + 8)
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "one batch" in out
@@ -502,7 +499,7 @@ def test_plan_counts_what_each_option_adds(
     assert main(["plan", str(packed), "--size", "32", *config, *node, "--json"]) == 0
 
     found = json.loads(capsys.readouterr().out)
-    plan, batch = found["as served"], 1 * (3 * 32 * 32 + 8)
+    plan, batch = found["plan"], 1 * (3 * 32 * 32 + 8)
     assert list(found["config"].values()) == [2, 1, "process", 3]
     assert (plan["batches"], plan["slots_bytes"]) == (4, 4 * batch)  # all of a rank's epoch
     assert plan["pinned_bytes"] == 4 * batch
@@ -522,7 +519,7 @@ def test_plan_shares_only_what_is_in_memory(
     assert "--shared goes with --ram" in capsys.readouterr().err
 
 
-def test_plan_knows_groups_of_small_batches_and_what_has_no_uint8(
+def test_plan_knows_groups_of_small_batches(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ["--workers", "2", "--batch-size", "16", "--json"]
@@ -534,9 +531,9 @@ def test_plan_knows_groups_of_small_batches_and_what_has_no_uint8(
 
     size = group_size_of(small_rows, Config(2, 16, "thread"))
     assert size > 1
-    assert small["as served"]["batches"] == min(4 * size + 2, len(small_rows) // 16)
-    assert list(stream) == ["config", "as served", "available_bytes"]
-    assert stream["as served"]["batch_bytes"] == 16 * 4
+    assert small["plan"]["batches"] == min(4 * size + 2, len(small_rows) // 16)
+    assert list(stream) == ["config", "plan", "available_bytes"]
+    assert stream["plan"]["batch_bytes"] == 16 * 4
 
 
 def test_doctor_prints_findings(

@@ -170,7 +170,7 @@ def test_a_stream_with_a_length_is_a_stream(
 
     found = json.loads(capsys.readouterr().out)
     if command == "plan":
-        assert found["as served"]["batch_bytes"] == 16 * 4
+        assert found["plan"]["batch_bytes"] == 16 * 4
     else:
         assert found["chosen"]["num_workers"] <= 1
     if command == "recommend":

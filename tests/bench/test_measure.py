@@ -173,26 +173,17 @@ def test_looking_at_batches_takes_little_of_the_time_of_small_ones() -> None:
         ours.append(time_loader(loader, seconds=1e9, clock=time.thread_time, watch=False))
         theirs.append(by_hand(itertools.repeat(batch.x0), 0.01, time.thread_time))
 
-    assert ours[0].sample_bytes == 400
     assert ours[0].num_samples == 4 * 4999
     assert max(run.samples_per_s for run in ours) > 0.1 * max(theirs)
 
 
-def test_the_bytes_of_batches_that_differ_are_an_average() -> None:
-    sizes = [2, 4, 6, 4] * 16
-
-    run = time_loader((torch.zeros(size, 3) for size in sizes), seconds=1e9, watch=False)
-
-    assert run.sample_bytes == pytest.approx(12)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_bytes_of_a_sample_of_a_stream_that_is_shorter_than_a_batch(workers: int) -> None:
+def test_the_samples_of_a_stream_that_is_shorter_than_a_batch(workers: int) -> None:
     config = Config(workers, 8192, "process")
 
     run = time_loader(make_loader(Stream(), config), seconds=0.1, watch=False)
 
-    assert (run.num_samples, run.sample_bytes) == (4096, 4)
+    assert run.num_samples == 4096
 
 
 def test_configurations_take_turns_so_that_drift_hits_all_alike() -> None:
@@ -200,7 +191,7 @@ def test_configurations_take_turns_so_that_drift_hits_all_alike() -> None:
 
     def measure(workers: int) -> TimedPass:
         order.append(workers)
-        return TimedPass(100.0 + len(order), 0.1, [0.1], 10, 4.0)
+        return TimedPass(100.0 + len(order), 0.1, [0.1], 10)
 
     runs = [(Config(workers, 8), partial(measure, workers)) for workers in (0, 1, 2)]
     told: list[int] = []
@@ -215,9 +206,9 @@ def test_configurations_take_turns_so_that_drift_hits_all_alike() -> None:
 def test_a_summary_has_the_figures_of_all_runs_in_their_units() -> None:
     waits = [i / 100 for i in range(99, -1, -1)]
     runs = [
-        TimedPass(10.0, 0.3, waits[:50], 5, 20.0, pss_bytes=5),
-        TimedPass(90.0, 0.1, waits[50:], 7, 20.0, pss_bytes=9, read_bytes=3),
-        TimedPass(11.0, 0.2, [], 6, 20.0, pss_bytes=7, read_bytes=2),
+        TimedPass(10.0, 0.3, waits[:50], 5, pss_bytes=5),
+        TimedPass(90.0, 0.1, waits[50:], 7, pss_bytes=9, read_bytes=3),
+        TimedPass(11.0, 0.2, [], 6, pss_bytes=7, read_bytes=2),
     ]
 
     result = Result(Config(2, 4), runs)
@@ -226,7 +217,6 @@ def test_a_summary_has_the_figures_of_all_runs_in_their_units() -> None:
     assert result.spread == (10, 90)
     assert summary["samples_per_s"] == 11
     assert summary["samples_per_s_repeats"] == [10, 90, 11]
-    assert summary["mb_per_s"] == pytest.approx(11 * 20 / 1e6)
     assert summary["first_batch_s"] == 0.2
     assert (summary["batch_wait_p50_s"], summary["batch_wait_p99_s"]) == (0.50, 0.99)
     assert (summary["peak_pss_bytes"], summary["read_bytes"], summary["num_samples"]) == (9, 3, 18)
@@ -244,7 +234,7 @@ def test_a_configuration_that_fails_does_not_end_the_others() -> None:
         raise RuntimeError("no room")
 
     def measure() -> TimedPass:
-        return TimedPass(1.0, 0.1, [], 1, 1.0)
+        return TimedPass(1.0, 0.1, [], 1)
 
     good, bad = interleave([(Config(0, 8), measure), (Config(1, 8), fail)], repeats=2)
 
@@ -261,7 +251,6 @@ def test_a_loader_is_timed_with_its_memory_and_ended(backend: str) -> None:
     run = time_loader(make_loader(Instant(), config), seconds=0.1, round_size=2)
 
     assert run.samples_per_s > 0
-    assert run.sample_bytes == 256
     assert run.pss_bytes > 1 << 20
 
 

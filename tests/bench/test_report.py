@@ -23,10 +23,10 @@ from loaders.text import in_seconds, number
 
 def a_sweep() -> Sweep:
     slow = [
-        TimedPass(rate, 0.25, waits, 80, 500.0, pss_bytes=200 << 20)
+        TimedPass(rate, 0.25, waits, 80, pss_bytes=200 << 20)
         for rate, waits in ((900.0, [0.01, 0.03]), (1000.0, [0.012, 0.011]), (1000.0, [0.01]))
     ]
-    quick = TimedPass(4000.0, 2.0, [4e-6], 80, 500.0, pss_bytes=3 << 29, read_bytes=8192)
+    quick = TimedPass(4000.0, 2.0, [4e-6], 80, pss_bytes=3 << 29, read_bytes=8192)
     error = "OSError: Caught in a worker.\nTraceback:\nOSError: no room"
     return Sweep(
         "d",
@@ -60,7 +60,7 @@ def test_the_table_has_every_figure_in_its_unit_and_marks_the_choice() -> None:
 
 
 def test_a_table_fits_80_columns_whatever_differs() -> None:
-    runs = [TimedPass(123_456.7, 0.255, [0.0123], 80, 4000.0, 12 << 28, read_bytes=1 << 30)]
+    runs = [TimedPass(123_456.7, 0.255, [0.0123], 80, 12 << 28, read_bytes=1 << 30)]
     configs = [
         Config(16, 256, "subprocess", 16),
         Config(0, 1024, "thread"),

@@ -238,8 +238,8 @@ def test_worker_counts_double_up_to_the_cores() -> None:
 
 def test_the_choice_is_the_fewest_workers_that_are_about_as_fast() -> None:
     sweep = a_sweep()
-    sweep.results[0].runs = [TimedPass(2800.0, 0.1, [], 64, 1.0)]
-    sweep.results[1].runs = [TimedPass(2990.0, 0.1, [], 64, 1.0)]
+    sweep.results[0].runs = [TimedPass(2800.0, 0.1, [], 64)]
+    sweep.results[1].runs = [TimedPass(2990.0, 0.1, [], 64)]
 
     assert sweep.best.config == Config(1, 64, "thread")
 
