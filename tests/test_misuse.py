@@ -104,7 +104,7 @@ DATASETS: list[Case] = [
         SchemaError,
         "no field 'immage'; there are",
     ),
-    (lambda g: ShardDataset(g.path, fields=[]), SchemaError, "fields names none; there are"),
+    (lambda g: ShardDataset(g.path, fields=[]), SchemaError, "fields is empty; there are"),
     (
         lambda g: ShardDataset(g.path, transform=3),
         TypeError,

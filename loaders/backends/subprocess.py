@@ -418,7 +418,9 @@ class ChildPool:
                 self._is_lost, self._under_way = True, 0
             raise
         if not self._close.alive:
-            raise RuntimeError("this pool was closed; its child process may work for another")
+            raise RuntimeError(
+                "this pool was closed, and its child process may serve another one by now"
+            )
 
     def _ask_child(self) -> str:
         """Return what each worker is doing and for how long."""

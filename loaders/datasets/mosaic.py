@@ -138,7 +138,7 @@ class Mosaic(nn.Module):
             lists = shaped_alike(_listed(values[name]))
             numbers = [len(each) for each in lists]
             if goes_along and rows is not None and numbers != counts:
-                what = f"{name!r} has not a row for each of {leader!r}"
+                what = f"{name!r} does not have one row per row of {leader!r}"
                 raise BatchError(
                     f"{what}: name the fields with one row per box in Mosaic(fields=[...])"
                 )

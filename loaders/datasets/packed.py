@@ -192,7 +192,7 @@ class PackedDataset(BatchDataset[SampleT]):
         """Raise SchemaError if samples would have a name twice, or a transform is for one that they have not."""
         twice = [name for name in self.names if self.names.count(name) > 1]
         if twice:
-            what = f"augment.Views makes a {twice[0]!r}, and a field is called so"
+            what = f"augment.Views makes a field {twice[0]!r}, which exists already"
             raise SchemaError(f"{what}: rename the view")
         functions = self.transform if isinstance(self.transform, Mapping) else {}
         if unknown := set(functions) - set(self.names):
@@ -277,7 +277,7 @@ class PackedDataset(BatchDataset[SampleT]):
         if isinstance(indices, Request):
             return indices
         if not hasattr(indices, "__len__"):
-            what = "a batch is a list of whole numbers, one per sample"
+            what = "a batch is a list of sample indices"
             raise TypeError(f"{what}, got {shown(indices)}: a batch_sampler yields lists")
         array = index_array(indices)
         if isinstance(indices, IndexBatch):
@@ -487,7 +487,7 @@ class PackedDataset(BatchDataset[SampleT]):
         if array.dtype == bool:
             if array.shape != (len(self),):
                 raise ValueError(
-                    f"a mask has one value per sample ({len(self)}), got {array.shape}"
+                    f"a mask must have one value per sample ({len(self)}), got shape {array.shape}"
                 )
             array = np.flatnonzero(array)
         indices = from_start(whole_numbers(array), len(self), "sample")
@@ -546,8 +546,8 @@ class PackedDataset(BatchDataset[SampleT]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in SETTINGS and "plan" in self.__dict__:
-            what = f"{name} is a setting, which stays as the dataset was made"
-            raise AttributeError(f"{what}: take dataset.replace({name}=...)")
+            what = f"{name} cannot be assigned: settings of a dataset never change"
+            raise AttributeError(f"{what}; use dataset.replace({name}=...)")
         super().__setattr__(name, value)
 
     def __add__(self, other: Any) -> Any:

@@ -45,7 +45,7 @@ def as_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
     names = tuple(as_list("fields", fields, "names, such as ['image', 'label']"))
     if not names and schema.defaults:
         raise SchemaError(
-            f"fields names none; there are {[*schema.fields, *sorted(VIRTUAL_FIELDS)]}"
+            f"fields is empty; there are {[*schema.fields, *sorted(VIRTUAL_FIELDS)]}"
         )
     return names
 

@@ -120,7 +120,9 @@ def _warped(
     if drawn.matrices is None or not len(rows):
         return None, None, None
     if drawn.resampling.padding_mode not in ("constant", "edge"):
-        what = f"padding_mode {drawn.resampling.padding_mode!r} of what is turned or sheared"
+        what = (
+            f"padding_mode={drawn.resampling.padding_mode!r} of rotations, shears and other warps"
+        )
         raise BatchError(f"{what} is done on the host")
     ripples = None if drawn.ripples is None else ripples_of(drawn.ripples)
     return torch.from_numpy(rows), torch.from_numpy(drawn.matrices[rows]), ripples

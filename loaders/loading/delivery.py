@@ -199,7 +199,7 @@ class Delivery(Generic[BatchT]):
                 "a worker raised StopIteration, in the dataset, its transform or collate_fn, or another "
                 "iteration took over the worker processes that persist"
             )
-            raise RuntimeError(f"the batches ended after {num_done} of {num}: {why}")
+            raise RuntimeError(f"the epoch ended after {num_done} of {num} batches: {why}")
         tell_accelerate(self, is_over=True)
         if is_over:
             self._pass.end()
@@ -304,6 +304,6 @@ def _with_marks(batch: Any, valid: torch.Tensor) -> Any:
     try:
         batch.valid = valid
     except AttributeError as error:
-        what = f"pad='mark' has no place for its marks in a {type(batch).__name__}"
+        what = f"pad='mark' cannot add its marks to a {type(batch).__name__}"
         raise BatchError(f"{what}: let collate_fn return a dict") from error
     return batch

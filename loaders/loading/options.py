@@ -375,9 +375,7 @@ def _choose_backend(options: LoaderOptions) -> str:
     needs_process = [name for name in names if getattr(options, name) is not None]
     if backend in ("thread", "subprocess"):
         if isinstance(dataset, IterableDataset):
-            raise ValueError(
-                "an iterable dataset cannot be shared by threads: leave backend='auto'"
-            )
+            raise ValueError("threads cannot share an iterable dataset: leave backend='auto'")
         if needs_process:
             raise ValueError(
                 f"{needs_process[0]} is for worker processes: leave it out, or use backend='process'"

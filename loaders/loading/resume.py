@@ -202,7 +202,7 @@ class ThirdParty:
             )
         for name in ("batch_size", "num_workers", "sample"):
             if state.get(name) != here.get(name):
-                what = f"the state was taken with {name}={state.get(name)}, here it is {here.get(name)}"
+                what = f"the state was taken with {name}={state.get(name)}, this loader has {here.get(name)}"
                 raise StateError(f"{what}: the state counts batches, and they would differ")
         if len(state.get("generators", [])) != len(self._generators):
             raise StateError("the state is of a sampler with another number of generators")

@@ -177,7 +177,7 @@ def _shards_of(shards: Any, members: Any) -> tuple[npt.NDArray[Any], npt.NDArray
     if by_shard is not None:
         return by_shard()  # type: ignore[no-any-return]
     if not isinstance(shards, Sequence) and not hasattr(shards, "__array__"):
-        what = "lanes are made of the shards of a packed dataset"
+        what = "shuffle='lanes' needs a packed dataset, whose shards it deals"
         raise TypeError(f"{what}, got {shown(shards)}: shuffle=True and 'block' need none")
     sizes = frozen_copy(shards, "shards", "[1000, 1000, 731]")
     return sizes, None if members is None else frozen_copy(members, "members")

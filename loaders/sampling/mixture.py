@@ -193,7 +193,7 @@ class MixtureOrder(Computed):
             history = History.parse(state["history"])
         except (AttributeError, TypeError, ValueError) as error:
             raise StateError(
-                f"history in a state is numbers, got {shown(state['history'])}"
+                f"the history in a state must be numbers, got {shown(state['history'])}"
             ) from error
         if len(history.given) != np.size(self.sizes):
             raise StateError(

@@ -396,7 +396,7 @@ def test_a_field_that_does_not_lie_on_the_device_is_named() -> None:
 def test_samples_of_which_nothing_is_stored_are_refused() -> None:
     source = RAMDataset.from_arrays(label=np.arange(4)).replace(fields=["sample_id"])
 
-    with pytest.raises(SchemaError, match=r"nothing of .*'sample_id'.* is stored"):
+    with pytest.raises(SchemaError, match=r"none of the fields .*'sample_id'.* is stored"):
         RAMDataset(source)
 
 

@@ -195,7 +195,7 @@ def test_select_takes_indices_or_a_mask(dataset: ShardDataset) -> None:
     assert keys(odd) == [key(i) for i in range(1, NUM, 2)]
     assert keys(odd.select([-1, 0, 0])) == [key(9), key(1), key(1)]
     assert [odd[i].sample_id.item() for i in range(2)] == [0, 1]
-    with pytest.raises(ValueError, match=r"a mask has one value per sample \(5\)"):
+    with pytest.raises(ValueError, match=r"a mask must have one value per sample \(5\)"):
         odd.select([True])
     with pytest.raises(TypeError, match="float64"):
         dataset.select([0.5])

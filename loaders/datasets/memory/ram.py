@@ -114,7 +114,7 @@ class RAMDataset(ResidentDataset[SampleT]):
             return
         if not {*dataset.stored_fields, "key"} & {*dataset.schema.fields}:
             raise SchemaError(
-                f"nothing of {[*dataset.fields]} is stored: name fields to hold in memory"
+                f"none of the fields {[*dataset.fields]} is stored: name fields to hold in memory"
             )
         origin = getattr(dataset, "path", Path("datasets joined"))
         with _telling_of_replace(dataset.on_error), dataset.view.in_order(by_shard=True):
@@ -320,7 +320,7 @@ def _key_of(file: Path) -> bytes:
     try:
         return str(file).encode()
     except UnicodeEncodeError:
-        what = "the path is not UTF-8, and is to be the key of its sample"
+        what = "the path is not UTF-8, so it cannot be the key of its sample"
         raise SourceError(what, ascii(str(file)), "Rename it") from None
 
 

@@ -179,8 +179,8 @@ class ResidentDataset(PackedDataset[SampleT]):
             return
         check_resident(self)
         if missing := [name for name in self.stored_fields if name not in self._resident.fields]:
-            what = f"field {missing[0]!r} does not lie on {self.device}, {[*self._resident.fields]} do"
-            raise SchemaError(f"{what}: make the RAMDataset of all fields that are to be shown")
+            what = f"field {missing[0]!r} was not loaded to {self.device}, only {[*self._resident.fields]} were"
+            raise SchemaError(f"{what}: make the RAMDataset with all fields that will be served")
 
     def _settle(self, device: torch.device | None, *, is_pinned: bool) -> Self:
         """Bring the columns to where a device reads them."""
@@ -193,7 +193,7 @@ class ResidentDataset(PackedDataset[SampleT]):
 
 def check_resident(dataset: PackedDataset[Any]) -> None:
     """Raise SchemaError, with what to do, if a dataset's fields or settings are not for a device."""
-    hint = "; take RAMDataset without device and pin, or other fields=[...]"
+    hint = "; use RAMDataset without device and pin, or other fields=[...]"
     dataset.check_splits(hint)
     for name, field in dataset.stored_fields.items():
         is_picture = isinstance(field, Image | Mask)

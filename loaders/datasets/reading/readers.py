@@ -124,8 +124,8 @@ def make_readers(
 
 def _images_reader(store: Store, name: str, one: PictureReader, form: Form) -> ImagesReader:
     if form.kind == "pad" and None in one.sizes:
-        what = f"batching[{name!r}] = 'pad' is for pictures of one size, and these differ"
-        raise SchemaError(f"{what}: add a crop or Resize to augment, or take 'offsets' or 'list'")
+        what = f"batching[{name!r}] = 'pad' needs images of one size, and these differ"
+        raise SchemaError(f"{what}: add a crop or Resize to augment, or use 'offsets' or 'list'")
     return ImagesReader(store, name, one, form)
 
 
@@ -163,11 +163,11 @@ def _followed(
 ) -> tuple[str, Image | Mask]:
     """Return the picture whose crops boxes follow, also if samples have others only."""
     if not any(isinstance(stored.get(name), Image | Mask) for name in fields):
-        what = f"boxes {boxes!r} follow the crops of an image or a mask, and samples have none"
-        raise SchemaError(f"{what}: add one to fields, or leave out augment")
+        what = f"boxes {boxes!r} are moved with an image or a mask, and fields has none"
+        raise SchemaError(f"{what}: add one, or leave out augment")
     field = stored.get(leader or "")
     if leader is None or not isinstance(field, Image | Mask):
-        what = f"boxes {boxes!r} follow the crops of {leader!r}, which was not loaded into memory"
+        what = f"boxes {boxes!r} are moved with {leader!r}, which was not loaded into memory"
         raise SchemaError(f"{what}: add it to fields there, or leave out augment")
     return leader, field
 

@@ -302,8 +302,10 @@ def _offsets(lengths: Iterable[int]) -> torch.Tensor:
 def _flat(samples: list[list[Any]], form: Form, name: str) -> Any:
     """Return the pictures of all samples, of different sizes, in one list."""
     if form.kind == "pad":
-        what = f"pictures of field {name!r} differ in size, so none can be padded with others"
-        raise BatchError(f"{what}: bring them to one with augment, or take 'offsets' or 'list'")
+        what = f"images of field {name!r} differ in size, and images cannot be padded"
+        raise BatchError(
+            f"{what}: bring them to one size with augment, or use 'offsets' or 'list'"
+        )
     if form.kind == "equal":
         return samples
     return Ragged(
@@ -406,9 +408,9 @@ def _stacked(what: str, values: list[Any]) -> Any:
         return torch.utils.data.default_collate(values)
     except (RuntimeError, TypeError, KeyError, ValueError) as error:
         shapes = sorted({tuple(v.shape) for v in values if isinstance(v, torch.Tensor)})
-        got = f"have the shapes {shapes[:4]}" if len(shapes) > 1 else f"make none: {error}"
+        got = f"have the shapes {shapes[:4]}" if len(shapes) > 1 else f"cannot: {error}"
         raise BatchError(
-            f"what transform returned makes no batch: values of {what} {got}. Bring them to one "
+            f"the samples that transform returned cannot be stacked: values of {what} {got}. Bring them to one "
             "shape, with augment=[...] before transform or in it; return the sample itself, by "
             "sample._replace(...), of which batching=... joins arrays of varying length, and {'image': 'list'} "
             "leaves pictures apart; or give collate_fn"

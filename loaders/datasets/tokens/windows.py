@@ -141,7 +141,7 @@ class TokenWindows(Settled, BatchDataset):
             self._documents = None
             self.plan = self._windows_plan(is_half=False)
         if not len(self):
-            what = f"{self.num_tokens:,} tokens make no window of {self.length:,} and the target behind it"
+            what = f"{self.num_tokens:,} tokens are too few for a window of {self.length:,} and its last target"
             raise ValueError(f"{what}: give a smaller length, or tail='pad'")
 
     def _check_options(self, stride: int | None) -> None:
@@ -217,7 +217,7 @@ class TokenWindows(Settled, BatchDataset):
         """Ids are below it; SchemaError where they were packed without saying."""
         size = self.stream.field.vocab_size
         if size is None:
-            what = "it is not known how large the vocabulary is"
+            what = "the size of the vocabulary is not known"
             raise SchemaError(f"{what}: pack the ids with --vocab-size, or take your tokenizer's")
         return size
 
@@ -243,7 +243,7 @@ class TokenWindows(Settled, BatchDataset):
         """
         array = np.asarray(ids.cpu() if isinstance(ids, torch.Tensor) else ids)
         if array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
-            what = "decode() takes the ids of one text, whole numbers in one row"
+            what = "decode() takes a list of ids, the tokens of one text"
             raise TypeError(f"{what}, got {shown(ids)}")
         shard = self.dataset.store.shards[0]
         folder = shard.path if isinstance(shard, MemoryShard) else shard.path.parent
@@ -301,7 +301,9 @@ class TokenWindows(Settled, BatchDataset):
             ends = self.stream.document_ends
             cuts[1:-1] = ends[np.searchsorted(ends, cuts[1:-1])]
             if not np.diff(cuts).all():
-                what = f"a part of {[*parts]} gets no document: borders move to the end of the one they lie in"
+                what = (
+                    f"a part of {[*parts]} would get no document, as parts end where documents end"
+                )
                 raise ValueError(f"{what}; give it a larger share, or divide by 'packdata split'")
         return tuple(self._of_span(int(a), int(b)) for a, b in itertools.pairwise(cuts))
 
@@ -328,8 +330,8 @@ class TokenWindows(Settled, BatchDataset):
             ValueError: ``by="document"`` puts documents of any shards together.
         """
         if self.by == "document":
-            what = "windows of by='document' have documents of any shards"
-            raise ValueError(f"{what}, and no shard of their own: take by='stream'")
+            what = "windows of by='document' may have documents of several shards"
+            raise ValueError(f"{what}, so they cannot be dealt by shard: use by='stream'")
         before = -(-(self.stream.shard_ends - self.span[0]) // self.stride)
         sizes = np.diff(before.clip(0, len(self)), prepend=0)
         return sizes[sizes > 0], None
