@@ -257,7 +257,7 @@ AUGMENT: list[Case] = [
             schema={"a": Array(dims=g.images.shape[1:], spatial=3)},
         ),
         SchemaError,
-        "3 x 16 x 16 .* crop of 8 x 8 x 8.*if the first axis is of channels.*spatial=2",
+        "3 x 16 x 16 .* crop of 8 x 8 x 8.*if the first axis holds channels.*spatial=2",
     ),
     (
         lambda g: RAMDataset.from_arrays(
@@ -280,7 +280,7 @@ AUGMENT: list[Case] = [
     (lambda g: BatchAugment([CROP], seed="x"), TypeError, "seed must be a whole number"),
     (lambda g: BatchAugment([CROP], normalize=3), TypeError, "normalize must be a Normalize"),
     (lambda g: BatchAugment([CROP])(g.images), TypeError, "takes tensors .*got an ndarray"),
-    (lambda g: BatchAugment([CROP])(torch.zeros(8, 3, 9, 9)), BatchError, "its index, got none"),
+    (lambda g: BatchAugment([CROP])(torch.zeros(8, 3, 9, 9)), BatchError, r"one entry per image \(8\), got none"),
     (lambda g: BatchAugment([CROP])(torch.zeros(8, 3, 9, 9), indices=3), BatchError, "got 3"),
     (
         lambda g: BatchAugment([CROP])(torch.zeros(1, 3, 9, 9), indices=[0], epoch="x"),
