@@ -37,7 +37,7 @@ class LoaderStats:
     """Counters of a loader since it was made.
 
     Attributes:
-        num_batches: OrderedBatches | TorchBatches handed to the trainer.
+        num_batches: Batches handed to the trainer.
         wait_s: Seconds that the trainer waited for them.
         num_replaced: Samples that ``on_error="replace"`` replaced; with ``backend="process"`` the workers
             log them, but count for themselves.

@@ -187,6 +187,9 @@ class SampleBatch(Sequence[Any]):
             return [self[k] for k in range(*i.indices(len(self)))]
         if not -len(self) <= i < len(self):
             raise IndexError(f"sample {i} of a batch of {len(self)}")
+        return self._sample(i)
+
+    def _sample(self, i: int) -> Any:
         return sample_of(self.batch, i)
 
     def __iter__(self) -> Iterator[Any]:

@@ -143,11 +143,7 @@ def _laid(
 class DocumentBatch(SampleBatch):
     """A batch of windows; ``cu_seqlens`` and ``max_seqlen`` belong to all of it, not to a sample."""
 
-    def __getitem__(self, i: Any) -> Any:
-        if isinstance(i, slice):
-            return [self[k] for k in range(*i.indices(len(self)))]
-        if not -len(self) <= i < len(self):
-            raise IndexError(f"sample {i} of a batch of {len(self)}")
+    def _sample(self, i: int) -> Any:
         return sample_type(SAMPLE_FIELDS)(
             *(values[i] for values in self.batch[: len(SAMPLE_FIELDS)])
         )
