@@ -513,8 +513,8 @@ def _plan_epochs(args: argparse.Namespace) -> int:
     prices = args.per_gb, args.per_1000_requests
     costs = [store.cost(each, args.rate, *prices) for each in found]
     if args.json:
-        said = dict(zip(("first_epoch", "each_later_epoch"), costs, strict=True))
-        print(report.as_json({"cache_bytes": cache_bytes, "nodes": args.nodes} | said))
+        epochs = dict(zip(("first_epoch", "each_later_epoch"), costs, strict=True))
+        print(report.as_json({"cache_bytes": cache_bytes, "nodes": args.nodes} | epochs))
         return 0
     _show(
         f"{origin.url}: {len(dataset):,} samples; shuffle={_ORDERS[args.shuffle]!r}, "

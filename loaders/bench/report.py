@@ -8,6 +8,7 @@ import os
 import platform
 import sysconfig
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ def table(sweep: Sweep) -> str:
     for name, value in settings.items():
         values = {value(result.config) for result in sweep.results}
         if len(values) > 1:
-            figures[name] = lambda r, value=value: str(value(r.config))
+            figures[name] = partial(_setting, value)
         elif values != {"-"}:
             above.append(f"{name} {values.pop()}")
     figures |= {
@@ -73,6 +74,10 @@ def table(sweep: Sweep) -> str:
     lines.append(f"* chosen: {sweep.best.config}")
     lines += [f"failed: {r.config}: {last_line(r.error)}" for r in sweep.results if r.error]
     return "\n".join([*lines, *(f"note: {note}" for note in sweep.notes)])
+
+
+def _setting(value: Callable[[Config], Any], result: Result) -> str:
+    return str(value(result.config))
 
 
 def short(value: float) -> str:

@@ -74,10 +74,10 @@ def time_alone(
     clock = time.perf_counter
     deadline = clock() + seconds
     while clock() < deadline or len(costs) < min_calls:
-        queued, own, cpu, wall = queued_s(), time.thread_time(), _cpu_s(), clock()
+        queued, own, cpu, wall = _queued_s(), time.thread_time(), _cpu_s(), clock()
         samples = max(1, work())
         wall, cpu, own = clock() - wall, _cpu_s() - cpu, time.thread_time() - own
-        queued = min(queued_s() - queued, max(0.0, wall - own))
+        queued = min(_queued_s() - queued, max(0.0, wall - own))
         costs.append((wall / samples, cpu / samples, max(0.0, wall - cpu - queued) / samples))
     return Cost(*map(statistics.median, zip(*costs, strict=True)))
 
@@ -87,7 +87,7 @@ def _cpu_s() -> float:
     return time.process_time() + sum(os.times()[2:4])
 
 
-def queued_s() -> float:
+def _queued_s() -> float:
     """Return for how long this thread has queued for a core so far; 0 where the kernel does not say.
 
     Source: the kernel's Documentation/scheduler/sched-stats.rst; the second number of three, in ns.
@@ -175,13 +175,13 @@ def _record_reader(dataset: PackedDataset, batch_size: int) -> Callable[[], int]
 
 
 def gil_s_per_sample(work: Callable[[], int], *, seconds: float) -> float:
-    """Return for how long, of its CPU time, a sample holds the GIL; 0 where the kernel does not count queueing.
+    """Return for how long, of its CPU time, a sample holds the GIL.
 
-    A probe thread runs pure Python beside the work, so it always wants the lock: what it neither runs nor queues for
-    a core, it waits for the lock. Others on the machine only add to it, so it is looked at a few times, and the least
-    counts.
+    A probe thread runs pure Python beside the work, so it always wants the lock. When it gives its core
+    up, it waits for the lock, and what the work advances meanwhile it does with the lock held. Others on the machine
+    only add to it, so it is looked at a few times, and the least counts. 0 where a thread's clock cannot be read.
     """
-    if not _SCHEDSTAT.exists():
+    if not hasattr(time, "pthread_getcpuclockid"):
         return 0.0
     before = sys.getswitchinterval()
     sys.setswitchinterval(_PROBE_SWITCH_S)  # the work gets the lock back soon, too
@@ -197,17 +197,21 @@ def gil_s_per_sample(work: Callable[[], int], *, seconds: float) -> float:
 
 
 def _gil_s_once(work: Callable[[], int], seconds: float) -> float:
-    held, stop, started = [0.0], threading.Event(), threading.Event()
-
-    def off_core_s() -> float:
-        return time.perf_counter() - time.thread_time() - queued_s()
+    watched = time.pthread_getcpuclockid(threading.get_ident())
+    held, stop, started = [0.0, 0.0], threading.Event(), threading.Event()
 
     def probe() -> None:
-        held[0] -= off_core_s()
+        wall, cpu = time.perf_counter(), time.thread_time()
+        seen, waits = time.clock_gettime(watched), _voluntary_switches()
         started.set()
         while not stop.is_set():
-            pass
-        held[0] += off_core_s()
+            done, now = time.clock_gettime(watched), _voluntary_switches()
+            if now != waits:
+                done = time.clock_gettime(watched)  # the wait may have come between the two
+                held[0] += done - seen
+            seen, waits = done, now
+        # Off its core, for whatever reason.
+        held[1] = time.perf_counter() - wall - (time.thread_time() - cpu)
 
     thread = threading.Thread(target=probe, name="bench-probe", daemon=True)
     thread.start()
@@ -220,7 +224,16 @@ def _gil_s_once(work: Callable[[], int], seconds: float) -> float:
     finally:
         stop.set()
         thread.join()
-    return max(0.0, min(held[0], cpu)) / samples
+    return min(*held, cpu) / samples
+
+
+def _voluntary_switches() -> int:
+    """Return how often this thread gave its core up."""
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return time.perf_counter_ns()
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
 
 
 # -- the machine -----------------------------------------------------------------------------------

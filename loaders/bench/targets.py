@@ -175,8 +175,8 @@ def _packed(spec: str, plain: ShardDataset[Any], size: int) -> MeasuredDataset:
             raise TargetError(f"{spec!r} has {num_tokens} tokens: there is no window of them")
         length = min(_WINDOW, num_tokens - 1)
         python = f"TokenWindows({spec!r}, length={length})"
-        make = partial(TokenWindows, spec, length)
-        return MeasuredDataset(spec, make, files, window=length, python=python)
+        make_windows = partial(TokenWindows, spec, length)
+        return MeasuredDataset(spec, make_windows, files, window=length, python=python)
     images = [field for field in plain.schema.fields.values() if isinstance(field, Image)]
     ops = ops_for(size) if any(image.size is None for image in images) else []
     listed = ", ".join(f"augment.{op!r}" for op in ops)

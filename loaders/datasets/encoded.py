@@ -161,7 +161,7 @@ def _check(dataset: PackedDataset[Any]) -> None:
     dataset.check_splits(hint)
     if dataset.on_error == "replace":
         raise SchemaError(f"on_error='replace' needs decoding on the host{hint}")
-    for name, field in dataset.stored_fields.items() if dataset.augment else ():
-        if isinstance(field, Mask | Images):
+    for name, other in dataset.stored_fields.items() if dataset.augment else ():
+        if isinstance(other, Mask | Images):
             raise SchemaError(f"augment moves field {name!r}, which is done on the host{hint}")
     check_arrays_stay(dataset, hint)
