@@ -450,7 +450,7 @@ LOADING: list[Case] = [
             DataLoader(g.shard.replace(transform={"image": lambda i: i.numpy()[..., ::-1]}), 2)
         ),
         BatchError,
-        "field 'image' make none: .*negative",
+        "field 'image': .*negative",
     ),
     (lambda g: loaders.collate(3), BatchError, "a list of samples, got 3"),
     (lambda g: loaders.collate([]), BatchError, r"a list of samples, got \[\]"),

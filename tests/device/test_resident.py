@@ -139,7 +139,7 @@ def test_files_are_loaded_part_by_part_and_stay_for_lookups(
     [
         (
             {"transform": lambda sample: sample},
-            "transforms and augment.Views work on the host; take RAMDataset without",
+            "transforms and augment.Views work on the host; use RAMDataset without",
         ),
         ({"augment": [augment.Views(a=OPS)]}, "transforms and augment.Views work on the host"),
     ],

@@ -411,9 +411,9 @@ def _stacked(what: str, values: list[Any]) -> Any:
         return torch.utils.data.default_collate(values)
     except (RuntimeError, TypeError, KeyError, ValueError) as error:
         shapes = sorted({tuple(v.shape) for v in values if isinstance(v, torch.Tensor)})
-        got = f"have the shapes {shapes[:4]}" if len(shapes) > 1 else f"cannot: {error}"
+        got = f"they have the shapes {shapes[:4]}" if len(shapes) > 1 else str(error)
         raise BatchError(
-            f"the samples that transform returned cannot be stacked: values of {what} {got}. Bring them to one "
+            f"the samples that transform returned cannot be stacked at {what}: {got}. Bring them to one "
             "shape, with augment=[...] before transform or in it; return the sample itself, by "
             "sample._replace(...), of which batching=... joins arrays of varying length, and {'image': 'list'} "
             "leaves pictures apart; or give collate_fn"
