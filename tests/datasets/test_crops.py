@@ -324,7 +324,7 @@ def test_what_one_field_says_holds_for_the_others(tmp_path: Path) -> None:
         ([Resize(8)], r"field 'array', .* 3 spatial axes: Resize\(size=8.*\) resamples"),
         ([RandomResizedCrop(8)], "resamples; arrays can only be cropped and flipped"),
         ([RandomCrop((8, 8))], r"\(8, 8\).* crops 2 axes, the samples have 3"),
-        ([RandomFlip(axes=(4,))], "is for more axes"),
+        ([RandomFlip(axes=(4,))], "names an axis"),
         ([RandomCrop(10)], "sample 0 is 9 x 9 x 9 pixels"),
     ],
 )

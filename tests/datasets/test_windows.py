@@ -454,7 +454,7 @@ def test_a_part_that_gets_no_document_is_refused(folder: Path) -> None:
         ({"fit": "worst"}, "fit must be one of"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"by": "document", "stride": 4}, "stride is for by='stream'"),
-        ({"dtype": "stored", "tail": "pad"}, "-100 need"),
+        ({"dtype": "stored", "tail": "pad"}, "mark targets by -100"),
         ({"span": (5, 10**9)}, "span must lie in"),
         ({"length": 10**6}, "too few for a window"),
     ],
