@@ -438,12 +438,12 @@ LOADING: list[Case] = [
     (
         lambda g: first(DataLoader(g.shard.replace(transform=lambda s: {"x": s.image}), 2)),
         BatchError,
-        r"values of the batch .*sample\._replace",
+        r"at the batch: .*sample\._replace",
     ),
     (
         lambda g: first(DataLoader(g.shard.replace(transform={"image": torch.relu}), 2)),
         BatchError,
-        "field 'image' .*the shapes .*give collate_fn",
+        "field 'image': .*the shapes .*give collate_fn",
     ),
     (
         lambda g: first(
