@@ -280,7 +280,11 @@ AUGMENT: list[Case] = [
     (lambda g: BatchAugment([CROP], seed="x"), TypeError, "seed must be a whole number"),
     (lambda g: BatchAugment([CROP], normalize=3), TypeError, "normalize must be a Normalize"),
     (lambda g: BatchAugment([CROP])(g.images), TypeError, "takes tensors .*got an ndarray"),
-    (lambda g: BatchAugment([CROP])(torch.zeros(8, 3, 9, 9)), BatchError, r"one entry per image \(8\), got none"),
+    (
+        lambda g: BatchAugment([CROP])(torch.zeros(8, 3, 9, 9)),
+        BatchError,
+        r"one entry per image \(8\), got none",
+    ),
     (lambda g: BatchAugment([CROP])(torch.zeros(8, 3, 9, 9), indices=3), BatchError, "got 3"),
     (
         lambda g: BatchAugment([CROP])(torch.zeros(1, 3, 9, 9), indices=[0], epoch="x"),
