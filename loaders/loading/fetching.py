@@ -43,13 +43,19 @@ _ODD_LANES = ": let the number of nodes divide that of lanes, and that the sampl
 
 
 class LoaderPass:
-    """What a loader reads in one pass, and at its next one, of the datasets at one URL."""
+    """What a loader reads in one pass, and at its next one, of the datasets at one URL; some batches at once."""
 
     def __init__(
-        self, dataset: BatchDataset[Any], origin: Origin, order: Order, plan: Plan, epoch: int
+        self,
+        dataset: BatchDataset[Any],
+        origin: Origin,
+        order: Order,
+        plan: Plan,
+        epoch: int,
+        num_at_once: int = 1,
     ) -> None:
         self._dataset, self.origin, self._order = dataset, origin, order
-        self._plan, self._epoch = plan, epoch
+        self._plan, self._epoch, self._num_at_once = plan, epoch, num_at_once
         self._stores = [store for store in dataset.stores if origin in store.remotes]
         self.files: list[File] = []
         self._places: list[Int64s] = []  # of each shard of each store: which file it is
@@ -78,7 +84,7 @@ class LoaderPass:
     def _stretches(self, plan: Plan) -> Iterator[tuple[int, Int64s]]:
         start = 0
         for epoch, part in ((self._epoch, plan), (self._epoch + 1, replace(plan, start=0))):
-            step = max(1, part.num_remaining_steps // _STRETCHES)
+            step = max(self._num_at_once, part.num_remaining_steps // _STRETCHES)
             for steps in evaluate(self._order, part, epoch):
                 for first in range(0, len(steps.indices), step):
                     indices = steps.indices[first : first + step].ravel()
@@ -192,9 +198,13 @@ def _origins(dataset: BatchDataset[Any]) -> list[Origin]:
 
 
 def tell_ahead(
-    dataset: BatchDataset[Any], order: Order, current: Cursor, num_workers: int
+    dataset: BatchDataset[Any],
+    order: Order,
+    current: Cursor,
+    num_workers: int,
+    num_at_once: int,
 ) -> list[Ahead]:
-    """Tell fetchers what a pass will read; what is returned ends with it.
+    """Tell fetchers what a pass will read, so many batches at once; what is returned ends with it.
 
     Raises:
         CacheError: The cache of a dataset is too small for this order.
@@ -204,7 +214,7 @@ def tell_ahead(
         return told  # nothing is to be fetched, and nothing that is mapped is evicted
     dataset = getattr(dataset, "joined", None) or dataset
     for origin in _origins(dataset):
-        reading = LoaderPass(dataset, origin, order, current.plan, current.epoch)
+        reading = LoaderPass(dataset, origin, order, current.plan, current.epoch, num_at_once)
         if reading.is_by_records():
             continue
         reading.check(type(order).__name__, num_workers)

@@ -474,7 +474,7 @@ class DataLoader(OrderedLoader[BatchT]):
             locks_slots=pins(self.device),
             slots=self._slots,
             count_replaced=self._count_replaced,
-            group_bytes=group_bytes(self.backend),
+            group_bytes=min([group_bytes(self.backend), *_shares_of_caches(self.dataset)]),
             watched=None if self._profile is None else self._profile.watched,
         )
 
@@ -499,7 +499,8 @@ class DataLoader(OrderedLoader[BatchT]):
         if _is_remote(self.dataset):
             from loaders.loading.fetching import tell_ahead  # nothing of it for what is here
 
-            self._ahead = tell_ahead(self.dataset, steps.sampler.order, current, self.num_workers)
+            order, at_once = steps.sampler.order, self._maker().group_size
+            self._ahead = tell_ahead(self.dataset, order, current, self.num_workers, at_once)
         return current
 
     def _plan(self, steps: EpochBatches) -> Plan:
@@ -564,6 +565,14 @@ class DataLoader(OrderedLoader[BatchT]):
 def _is_remote(dataset: Any) -> TypeGuard[BatchDataset[Any]]:
     """Tell whether some of a dataset lies at a URL."""
     return isinstance(dataset, BatchDataset) and any(s.is_remote for s in dataset.stores)
+
+
+def _shares_of_caches(dataset: Any) -> list[int]:
+    """Return what may be read at once through small caches: shards of what is read, and of what is next, are mapped."""
+    if not _is_remote(dataset):
+        return []
+    caches = [origin.cache for store in dataset.stores for origin in store.remotes]
+    return [cache.size_bytes // 8 for cache in caches if cache.size_bytes]
 
 
 def _close_all(ahead: list[Ahead]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import packdata
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, TokenWindows
+from loaders.errors import CacheError
 from loaders.schema import Array, Tokens
 from tests.remote.conftest import storage, wait_until
 from tests.remote.test_remote import S3
@@ -151,3 +152,26 @@ def test_what_nodes_download_beyond_their_share_is_said_once_before_the_first_ba
     told = [each for each in caplog.records if each.levelname == "WARNING"]
     assert len(told) == said
     assert all("lanes" in each.getMessage() and S3 in each.getMessage() for each in told)
+
+
+@pytest.mark.parametrize("batch_size", [4, 32])
+def test_what_is_read_at_once_fits_into_the_cache_or_is_refused_before_the_first_batch(
+    tmp_path: Path, cache: Path, batch_size: int
+) -> None:
+    """Small batches are read many at once: of 24 shards of 20 samples the cache holds half."""
+    rows = ({"values": np.full(20_000, n % 251, np.uint8)} for n in range(480))
+    fields = {"values": Array(dtype="uint8", dims=(20_000,))}
+    packdata.pack(rows, tmp_path / "packed", fields, shard_bytes=399_000)
+    sizes = [path.stat().st_size for path in (tmp_path / "packed").glob("*.lmdb")]
+    limits = {"path": cache, "size": sum(sizes) // 2}
+    loader = DataLoader(
+        ShardDataset(f"file://{tmp_path}/packed", cache=limits), batch_size, num_workers=1
+    )
+
+    num = 0
+    try:
+        num = sum(len(batch.values) for batch in loader)
+    except CacheError:
+        assert num_here(cache) == num == 0
+    else:
+        assert num == 480
