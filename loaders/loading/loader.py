@@ -571,8 +571,7 @@ def _shares_of_caches(dataset: Any) -> list[int]:
     """Return what may be read at once through small caches: shards of what is read, and of what is next, are mapped."""
     if not _is_remote(dataset):
         return []
-    caches = [origin.cache for store in dataset.stores for origin in store.remotes]
-    return [cache.size_bytes // 8 for cache in caches if cache.size_bytes]
+    return [origin.budget() // 8 for store in dataset.stores for origin in store.remotes]
 
 
 def _close_all(ahead: list[Ahead]) -> None:
