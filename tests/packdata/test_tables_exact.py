@@ -111,3 +111,16 @@ def test_what_python_has_no_value_for_is_packed_and_shown(
     else:
         with pytest.raises(SourceError, check=At(f"{source}, row 0")):
             pack_tables(source, tmp_path / "out")
+
+
+def test_a_time_of_day_is_cut_at_microseconds_in_text_as_in_typed_files(tmp_path: Path) -> None:
+    """Rounded, the last of a day would be that of the next."""
+    (tmp_path / "t.csv").write_text("t,x\n23:59:59.9999999,1\n")
+    table = pa.table({"t": pa.array([86_399_999_999_900], pa.time64("ns")), "x": [1]})
+    (tmp_path / "typed").mkdir()
+
+    text = packed(tmp_path, tmp_path / "t.csv", dates="parts").column("features")
+    typed = packed(tmp_path / "typed", write_arrow(tmp_path, table), dates="parts")
+
+    assert text[0, 0] < 24
+    assert text.tolist() == typed.column("features").tolist()

@@ -283,9 +283,11 @@ def _parsed(texts: pa.Array, group: Group) -> pa.Array:
         return pc.cast(pc.utf8_ltrim(texts, characters="+"), pa.float64())
     if group == "flag":
         return pc.cast(pc.utf8_lower(texts), pa.bool_())
-    if group == "time":
-        return pa.array([_time_us(text) for text in texts.to_pylist()], pa.time64("us"))
     texts = pc.replace_substring_regex(texts, _BEYOND_US, r"\1")  # nanoseconds end in 2262
+    if group == "time":  # Arrow reads none, but those of a day
+        day, blank = (pa.scalar(each, texts.type) for each in ("1970-01-01", " "))
+        found = _existing(pc.binary_join_element_wise(day, texts, blank), pa.timestamp("us"))
+        return pc.cast(found, pa.time64("us"))
     zoned = pa.array(are_zoned(texts))
     none = pa.scalar(None, texts.type)
     plain = _existing(pc.if_else(zoned, none, texts), pa.timestamp("us"))
@@ -302,17 +304,6 @@ def _existing(texts: pa.Array, kind: pa.DataType) -> pa.Array:
             return pa.nulls(1, kind)
     half = len(texts) // 2
     return pa.concat_arrays([_existing(part, kind) for part in (texts[:half], texts[half:])])
-
-
-def _time_us(text: str | None) -> int | None:
-    """Return microseconds since midnight; None for a time that no day has."""
-    if text is None:
-        return None
-    hours, minutes, *rest = text.split(":")
-    seconds = float(rest[0]) if rest else 0.0
-    if int(hours) > 23 or int(minutes) > 59 or seconds >= 60:
-        return None
-    return round((int(hours) * 3600 + int(minutes) * 60 + seconds) * 1e6)
 
 
 def _floats(array: pa.Array, group: Group) -> Floats:
