@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 
 from loaders.checks import as_list
@@ -360,7 +359,7 @@ def type_of_texts(column: pa.ChunkedArray) -> pa.DataType | None:
 
 def _has_nan(column: pa.ChunkedArray) -> bool:
     """Tell whether a number is none, as where ``nan`` stands in other letters than any list has, or in blanks."""
-    return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
+    return pa.types.is_floating(column.type) and bool(np.isnan(combined(column).drop_null()).any())
 
 
 def _count_zeros(data: bytes, delimiter: str) -> int:
