@@ -137,12 +137,9 @@ class PartitionedFile:
                 if columns is None or key in columns:
                     if key in table.column_names:  # of JSON, whose columns are known row by row
                         continue
-                    table = table.append_column(key, _constant(value, len(table)))
+                    constant = pa.repeat(pa.scalar(value, pa.string()), len(table))
+                    table = table.append_column(key, constant)
             yield TableRows(table, rows.line, rows.bad, rows.mixed)
-
-
-def _constant(value: str | None, size: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, pa.string()), size)
 
 
 def cut(

@@ -223,14 +223,14 @@ def plan_share(
     """Learn what a share of the files teaches: share I of N; see ``plan_tables``."""
     csv = take(CsvOptions, options)
     chosen = TableOptions(**options)
-    files, given, _ = _opened(sources, csv, chosen)
+    files, *_ = _opened(sources, csv, chosen)
     before, (i, of) = _identity(files), share
     scanner = _scanner(TableReader(files), chosen, workers, on_error, progress)
     numbers = range(i * len(files) // of, (i + 1) * len(files) // of)
     first_pass = FirstPass(is_part=True, share=share)
     first_pass.get(_ROWS, lambda: scan_to_json(scanner.scan(numbers=numbers)), _WHAT, list)
     identity = {"command": "tables", "source": before, **_told(chosen, csv), "like": None}
-    return SharePlan(first_pass, identity, format, given)
+    return SharePlan(first_pass, identity, format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,6 @@ class SharePlan:
     first_pass: FirstPass
     identity: Mapping[str, Any]
     format: Format
-    sources: Sequence[Path | str]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON types."""
