@@ -216,7 +216,7 @@ def _words(bound: Bound, facts: Facts, limits: dict[str, float]) -> dict[str, An
         "held": facts.gil_s / max(1e-12, facts.cpu_s),
         "transfer": in_seconds(facts.transfer_s),
         "finish": in_seconds(facts.finish_s),
-        "largest": f", {share:.0%} of it to {stage}" if stage else "",
+        "largest": f", {share:.0%} of it to {stage}" if len(facts.stages) > 1 else "",
         "used": number(min(max(1, facts.num_workers), facts.cores)),
         "cores": number(facts.cores),
         "size": describe_size(facts.sample_bytes),

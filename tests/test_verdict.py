@@ -35,6 +35,7 @@ COPIES = {"cpu_s": 2.5e-5, "rate": 60e3, "stages": {"read": 2.5e-5}}
     ("changed", "bound", "said"),
     [
         ({}, "cpu", "80% of it to decode"),
+        ({"stages": {"fetch": 1e-3}}, "cpu", "1 ms of a core, and 2 of 2"),
         ({"wait_s": 0.01, "rate": 190.0}, "storage", "waits 10 ms"),
         ({"gil_s": 9e-4, "rate": 1050.0}, "gil", "90% of a sample's CPU time"),
         ({"gil_s": 9e-4, "backend": "process"}, "cpu", "2 of 2 cores"),

@@ -74,11 +74,12 @@ def draw(sweep: Sweep, *, subtitle: str = "") -> Any:
     memory.scatter(chosen, [best.pss_bytes / 1e6], **ring)
     repeats = max(len(r.runs) for r in sweep.results)
     what = f"median of {repeats}, shaded: lowest to highest; page cache {sweep.cache}"
-    rate.set(ylabel="samples/s", ylim=(0, None))
+    rate.set_ylabel("samples/s")
     rate.set_title(what, fontsize=10)
-    memory.set(xlabel="workers", ylabel="memory (PSS,\nall processes), MB", ylim=(0, None))
+    memory.set(xlabel="workers", ylabel="memory (PSS,\nall processes), MB")
     memory.set_xticks(range(len(ticks)), [str(t) for t in ticks])
     for axes in (rate, memory):
+        axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
         axes.yaxis.set_major_formatter("{x:,.0f}")
         axes.grid(axis="y", alpha=0.3)
     figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=2)
