@@ -277,24 +277,22 @@ def test_a_block_whose_columns_differ_in_length_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "message"),
+    ("name", "column"),
     [
-        ({"label": var_column([bytes(8)])}, "not one of records of 8 bytes"),
-        ({"label": fixed_column([bytes(4)], 4)}, "not one of records of 8 bytes"),
-        ({"more": var_column([b""])}, "the schema has"),
+        ("label", var_column([bytes(8)])),
+        ("label", fixed_column([bytes(4)], 4)),
+        ("more", var_column([b""])),
     ],
 )
-def test_a_block_that_contradicts_the_schema_is_refused(
-    column: dict[str, Any], message: str
-) -> None:
+def test_a_block_that_contradicts_the_schema_is_refused(name: str, column: Column) -> None:
     columns: dict[str, Column] = {
         "data": var_column([b""]),
         "key": var_column([b""]),
         "label": fixed_column([bytes(8)], 8),
     }
 
-    with pytest.raises(ValueError, match=message):
-        check_block(Block(columns | column), SCHEMA, "lmdb")
+    with pytest.raises(ValueError, match=f"'{name}'"):
+        check_block(Block(columns | {name: column}), SCHEMA, "lmdb")
 
 
 def test_a_record_that_no_shard_can_hold_is_bad_input(

