@@ -25,9 +25,9 @@ from spine import OPS, ROOT, WORKERS, Case, Data, Run, Told, conditions, loader_
 
 import loaders
 from loaders import DataLoader, RAMDataset, ShardDataset
-from loaders.bench import pagecache
+from loaders.bench import machine
+from loaders.bench.machine import family, memory
 from loaders.bench.measure import Config, end, num_samples, time_loader
-from loaders.bench.processes import family, memory
 from loaders.bench.sweep import make_loader, round_size
 from loaders.sampling.batch import index_batches
 from loaders.sampling.order import Shuffled
@@ -180,7 +180,7 @@ def check_cases(data: Data) -> Iterator[Case]:
         ) -> float:  # fmt: skip
             if is_cold:
                 gc.collect()  # what is mapped cannot be dropped
-                pagecache.drop(path.glob("shard-*"))
+                machine.drop_pages(path.glob("shard-*"))
             dataset = ShardDataset(path, check=check, **settings)
             loader = DataLoader(dataset, batch, shuffle=True, num_workers=WORKERS)
             for _ in range(after):

@@ -61,7 +61,7 @@ class Trial:
 
 def from_sweep(sweep: Sweep, usual: Config) -> list[Change]:
     """Return what the sweep itself shows: the chosen settings beside those that a loader has by itself."""
-    before, best = sweep.find(usual), sweep.best
+    before, best = next((r for r in sweep.results if r.config == usual), None), sweep.best
     if before is None or not before.rate or best.config == usual:
         return []
     now, old = best.config.arguments(), usual.arguments()

@@ -393,7 +393,7 @@ def _describe(target: MeasuredDataset) -> str:
     dataset = target.dataset
     said = [f"{len(dataset):,} samples" if is_map_style(dataset) else "a stream"]
     if num := len(target.files):
-        said.append(f"{report.in_bytes(target.stored_bytes)} in {num:,} file{'s' * (num > 1)}")
+        said.append(f"{describe_size(target.stored_bytes)} in {num:,} file{'s' * (num > 1)}")
     if target.window:
         said.append(f"windows of {target.window:,} tokens (TokenWindows)")
     elif target.size:

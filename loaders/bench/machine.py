@@ -1,13 +1,20 @@
-"""What the kernel's files say about a machine; their roots are arguments, and anything may be missing."""
+"""What the kernel says about a machine and its processes; anything may be missing, and roots of files are arguments."""
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.system.limits import text
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PROC = Path("/proc")
 _PRELOADABLE = ("libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
 _FOLDERS = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib", "local/lib")
 
@@ -85,3 +92,67 @@ def gpu_links(sys: Path) -> list[tuple[int, int]]:
         if is_gpu and now.isdigit() and most.isdigit() and 0 < int(most) < 255:
             found.append((int(now), int(most)))
     return found
+
+
+# -- processes, and the page cache ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of some processes together; what they share counts once."""
+
+    pss_bytes: int = 0  # all of it, mapped files included: what the machine would get back
+    own_bytes: int = 0  # without mapped files, which the kernel drops when it needs room
+
+
+def family(pid: int | None = None) -> list[int]:
+    """Return a process and all its descendants."""
+    found, waiting = [], [os.getpid() if pid is None else pid]
+    while waiting:
+        parent = waiting.pop()
+        found.append(parent)
+        for children in (PROC / str(parent) / "task").glob("*/children"):
+            waiting += map(int, (text(children) or "").split())
+    return found
+
+
+def memory(pids: list[int]) -> MemoryUse:
+    """Return the memory of some processes; those that have ended count nothing."""
+    fields = [_fields(PROC / str(pid) / "smaps_rollup") for pid in pids]
+    pss = sum(each.get("Pss", 0) for each in fields)
+    return MemoryUse(pss << 10, (pss - sum(each.get("Pss_File", 0) for each in fields)) << 10)
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Read lines of ``name: number [unit]``."""
+    pairs = (line.partition(":") for line in (text(path) or "").splitlines())
+    words = {name: value.split() for name, _, value in pairs}
+    return {name: int(found[0]) for name, found in words.items() if found and found[0].isdigit()}
+
+
+def bytes_read(pids: list[int]) -> int | None:
+    """Return what some processes made the storage read so far, or None where the system does not say."""
+    fields = [_fields(PROC / str(pid) / "io") for pid in pids]
+    known = [each["read_bytes"] for each in fields if "read_bytes" in each]
+    return sum(known) if known else None
+
+
+def drop_pages(files: Iterable[Path]) -> bool:
+    """Ask the kernel to forget files; what a process has mapped and touched stays. False where that cannot be asked.
+
+    What was just written is synced first, or it would stay too; of some file systems nothing can be.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    is_asked = True
+    for file in files:
+        fd = os.open(file, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # as of squashfs
+                os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError:
+            is_asked = False
+        finally:
+            os.close(fd)
+    return is_asked

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders.backends.maker import Maker, group_bytes, num_in_flight
-from loaders.bench.processes import bytes_read, family, memory
+from loaders.bench.machine import bytes_read, family, memory
 from loaders.bench.targets import Endless, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.reading.samples import Ragged, collate

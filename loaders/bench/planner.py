@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from loaders.bench.machine import memory
 from loaders.bench.measure import batch_nbytes, group_size_of, in_flight
-from loaders.bench.processes import memory
 from loaders.bench.targets import ImageFiles, is_map_style, spread
 from loaders.codecs.heads import picture_size
 from loaders.datasets.memory.loading import plan_columns

@@ -32,11 +32,6 @@ _NOT_THE_USERS = (
 )
 
 
-def in_bytes(value: float | None) -> str:
-    """Return a size, or a dash for none."""
-    return "-" if value is None else describe_size(value)
-
-
 def table(sweep: Sweep) -> str:
     """Return a sweep as lines of text: what all settings share stands above, the chosen one is marked."""
     settings: dict[str, Callable[[Config], Any]] = {
@@ -60,12 +55,12 @@ def table(sweep: Sweep) -> str:
         "range": lambda r: "-".join(map(short, r.spread)) if r.runs else "-",
         "first": lambda r: in_seconds(r.median("first_batch_s")),
         "p99 wait": lambda r: in_seconds(r.latency_s(0.99)),
-        "memory": lambda r: in_bytes(r.pss_bytes),
+        "memory": lambda r: describe_size(r.pss_bytes),
     }
     if sweep.tokens:
         figures["tokens/s"] = lambda r: short(r.rate * sweep.tokens)
     if sweep.cache == "cold":
-        figures["read"] = lambda r: in_bytes(r.read_bytes)
+        figures["read"] = lambda r: "-" if r.read_bytes is None else describe_size(r.read_bytes)
     if len(figures) > _MAX_COLUMNS:
         del figures["first"]
     rows = [tuple(say(result) for say in figures.values()) for result in sweep.results]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from loaders.bench import pagecache
+from loaders.bench import machine
 from loaders.bench.measure import (
     Config,
     Result,
@@ -83,10 +83,6 @@ class Sweep:
         rate = max(result.rate for result in choice)
         close = [result for result in choice if result.rate >= 0.97 * rate]
         return min(close, key=lambda result: (result.config.num_workers, result.pss_bytes))
-
-    def find(self, config: Config) -> Result | None:
-        """Return the result of a configuration, if it was measured."""
-        return next((r for r in self.results if r.config == config and r.runs), None)
 
     def too_small(self, dataset: Any) -> str:
         """Say that a dataset is too small for these figures to hold in training; nothing if it is not."""
@@ -203,7 +199,7 @@ def dropped(target: MeasuredDataset) -> list[str]:
     target.reopen()
     if not target.files:
         return ["cold: it is not known which files the dataset reads, so none was dropped"]
-    if not pagecache.drop(target.files):
+    if not machine.drop_pages(target.files):
         return ["cold: this system cannot drop files from the page cache"]
     return []
 

@@ -10,7 +10,7 @@ import cv2
 import pytest
 import torch
 
-from loaders.bench import doctor, machine, pagecache, probes
+from loaders.bench import doctor, machine, probes
 from loaders.bench.doctor import Finding, Surroundings, examine
 from loaders.text import describe_size
 from tests.pages import resident_share
@@ -411,7 +411,7 @@ def test_reads_past_the_page_cache_are_of_the_largest_file_and_leave_it_where_it
     files = {size: tmp_path / f"{size}" for size in (2 << 20, 9 << 20, 1 << 20)}
     for size, file in files.items():
         file.write_bytes(bytes(size))
-    pagecache.drop(files.values())
+    machine.drop_pages(files.values())
     if resident_share(files.values()) != 0 or not hasattr(os, "O_DIRECT"):
         pytest.skip("files do not leave the page cache here")
     opened, offsets, real, preadv = [], [], os.open, os.preadv

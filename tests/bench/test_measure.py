@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from loaders.bench import measure
+from loaders.bench.machine import family, memory
 from loaders.bench.measure import (
     Config,
     Result,
@@ -21,7 +22,6 @@ from loaders.bench.measure import (
     num_samples,
     time_loader,
 )
-from loaders.bench.processes import family, memory
 from loaders.datasets.reading.samples import Ragged, batch_type
 from tests.bench.constructed import Hashes, Instant, Sleeps, Stream
 

@@ -216,7 +216,7 @@ import numpy as np
 from loaders import RAMDataset
 from loaders.bench.measure import Config, end, make_loader
 from loaders.bench.planner import plan, sample_bytes_of
-from loaders.bench.processes import family, memory
+from loaders.bench.machine import family, memory
 backend, workers = sys.argv[1], int(sys.argv[2])
 multiprocessing.set_start_method(sys.argv[3])
 dataset = RAMDataset.from_arrays(image=np.ones((2000, 3, 128, 128), np.uint8))

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from loaders.bench import processes
-from loaders.bench.processes import (
+from loaders.bench import machine
+from loaders.bench.machine import (
     MemoryUse,
     bytes_read,
     family,
@@ -46,7 +46,7 @@ def test_files_that_are_missing_or_odd_count_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for processes that have just ended, and systems without these files."""
-    monkeypatch.setattr(processes, "PROC", tmp_path)
+    monkeypatch.setattr(machine, "PROC", tmp_path)
     (tmp_path / "7").mkdir()
     (tmp_path / "7/smaps_rollup").write_text(
         "00-ff ---p 0 0:0 0 [rollup]\nRss: x kB\nPss: 8 kB\nPss_File: 3 kB\n\n"
@@ -60,7 +60,7 @@ def test_files_that_are_missing_or_odd_count_nothing(
 def test_bytes_that_were_read_are_those_of_storage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "PROC", tmp_path)
+    monkeypatch.setattr(machine, "PROC", tmp_path)
     (tmp_path / "7").mkdir()
     (tmp_path / "7/io").write_text("rchar: 5\nread_bytes: 4096\n")
 
@@ -70,7 +70,7 @@ def test_bytes_that_were_read_are_those_of_storage(
 def test_children_of_children_belong_to_the_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "PROC", tmp_path)
+    monkeypatch.setattr(machine, "PROC", tmp_path)
     for parent, children in {"7/task/7": "8 9", "7/task/70": "10", "9/task/9": "11 "}.items():
         (tmp_path / parent).mkdir(parents=True)
         (tmp_path / parent / "children").write_text(children)

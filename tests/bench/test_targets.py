@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from loaders import RAMDataset, ShardDataset, TokenWindows
-from loaders.bench import machine, pagecache
+from loaders.bench import machine
 from loaders.bench import sweep as sweep_module
 from loaders.bench.measure import (
     Config,
@@ -344,7 +344,7 @@ def test_a_cold_run_begins_with_files_that_were_dropped_and_a_dataset_opened_ane
 ) -> None:
     target = load(str(pack_samples(tmp_path / "d", 8)))
     events: list[str] = []
-    drop, timed, reopen = pagecache.drop, time_loader, target.reopen
+    drop, timed, reopen = machine.drop_pages, time_loader, target.reopen
 
     def spy_drop(files: list[Path]) -> bool:
         assert list(files) == list(target.files)
@@ -359,7 +359,7 @@ def test_a_cold_run_begins_with_files_that_were_dropped_and_a_dataset_opened_ane
         events.append("reopen")
         reopen()
 
-    monkeypatch.setattr(pagecache, "drop", spy_drop)
+    monkeypatch.setattr(machine, "drop_pages", spy_drop)
     monkeypatch.setattr(sweep_module, "time_loader", spy_timed)
     monkeypatch.setattr(target, "reopen", spy_reopen)
     sweep = run_sweep(target, [Config(0, 4)], seconds=0.1, repeats=2, cold=True)
@@ -371,7 +371,7 @@ def test_a_cold_run_begins_with_files_that_were_dropped_and_a_dataset_opened_ane
 def test_a_system_that_cannot_drop_files_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pagecache, "drop", lambda files: False)
+    monkeypatch.setattr(machine, "drop_pages", lambda files: False)
     target = load(str(pack_samples(tmp_path / "d", 8)))
 
     assert run_sweep(target, [Config(0, 4)], seconds=0.1, repeats=2, cold=True).notes == [
@@ -396,7 +396,7 @@ def test_files_leave_the_page_cache_and_come_back(tmp_path: Path) -> None:
     if before is None:
         pytest.skip("no mincore here")
 
-    assert pagecache.drop([file])
+    assert machine.drop_pages([file])
     after = resident_share([file])
 
     assert before == 1.0
@@ -422,7 +422,7 @@ def test_files_are_dropped_also_where_nothing_can_be_synced(
     """As of squashfs or erofs, whose fdatasync is an error."""
     file = tmp_path / "f"
     file.write_bytes(bytes(1 << 20))
-    is_dropped = pagecache.drop([file]) and resident_share([file]) == 0.0
+    is_dropped = machine.drop_pages([file]) and resident_share([file]) == 0.0
     file.read_bytes()
 
     def fdatasync(fd: int) -> None:
@@ -430,7 +430,7 @@ def test_files_are_dropped_also_where_nothing_can_be_synced(
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
 
-    assert pagecache.drop([file])
+    assert machine.drop_pages([file])
     assert not is_dropped or resident_share([file]) == 0.0
 
 
@@ -449,5 +449,5 @@ def test_of_files_that_cannot_be_dropped_the_others_are(
 
     monkeypatch.setattr(os, "posix_fadvise", refuse_once)
 
-    assert not pagecache.drop(files)
+    assert not machine.drop_pages(files)
     assert len(asked) == 2

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
-from loaders.bench import pagecache
+from loaders.bench import machine
 from loaders.data import formats, madvise, prefetch
 from loaders.data.madvise import READ_BYTES, ask_for
 from loaders.data.manifest import read_manifest
@@ -73,7 +73,7 @@ def dropped(dataset: ShardDataset, *indices: int) -> list[np.ndarray[Any, Any]]:
     Their files are opened before: that reads some of them, and the kernel reads on.
     """
     records = unread(dataset, *indices)
-    can_drop = libc() is not None and pagecache.drop(files(dataset.path))
+    can_drop = libc() is not None and machine.drop_pages(files(dataset.path))
     if not can_drop or any(map(in_memory, records)):
         pytest.skip("files cannot be taken out of the page cache here")
     return records
