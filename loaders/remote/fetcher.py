@@ -362,17 +362,18 @@ class Fetcher:
     async def _done(self, download: Download) -> None:
         """Wait for a download; fail it if readers do not make room for it."""
         began = time.monotonic()
-        while not download.done.done():
-            await asyncio.wait({download.done}, timeout=0.1)
-            self._pump()  # readers may have given room
-            if download.is_begun or download.done.done():
-                began = time.monotonic()
-                continue
+        await self._look_again(download)
+        while not (download.is_begun or download.done.done()):
             self._ask_for_room()
             if time.monotonic() - began > self._room_patience_s():
                 self._no_room_at = time.monotonic()
                 download.fail(self._no_room(download.file))
+            await self._look_again(download)
         await asyncio.shield(download.done)
+
+    async def _look_again(self, download: Download) -> None:
+        await asyncio.wait({download.done}, timeout=0.1)
+        self._pump()  # readers may have given room
 
     def _ask_for_room(self) -> None:
         """Ask readers to unmap shards: each of them fits into the cache, but not all together."""
@@ -420,7 +421,6 @@ class Fetcher:
         if error is None:
             self._stored.add(file.hash, download.target, file.size)
             self._limit = min(MAX_CONNECTIONS, self._limit + 1)
-            logger.info("%s: %d bytes", download.url, file.size)
         else:
             if download.is_begun:
                 self._stored.reserved_bytes -= file.size
