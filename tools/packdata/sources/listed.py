@@ -387,10 +387,10 @@ def list_sources(sources: Iterable[Path | str]) -> None:
                 del _trees[root]
 
 
-def objects_beside(file: ListedURL, names: Iterable[str]) -> Tree:
-    """Return of the objects beside one, and in folders there, those with some names, which are relative to it."""
+def objects_beside(file: ListedURL) -> Tree:
+    """Return the objects beside one, and in folders there."""
     list_sources([file.parent])
-    return _trees[str(file.parent)].only(names)
+    return _trees[str(file.parent)]
 
 
 def _objects(origin: Origin) -> Iterator[Entry]:

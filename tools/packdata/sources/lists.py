@@ -145,7 +145,7 @@ class ListSource(Source):
             field: column_of(field, rows.values(name)) for name, field in self._fields.items()
         }
         self.has_masks = self._mask is not None
-        self._beside = objects_beside(path, self._cells()) if isinstance(path, ListedURL) else None
+        self._beside = objects_beside(path) if isinstance(path, ListedURL) else None
         self._has_keys = "key" in columns
         has_names = not self._has_keys and not self.has_several
         self._shared = shared_keys(self._files) if has_names else frozenset()
@@ -154,6 +154,11 @@ class ListSource(Source):
         )
         check_unique(self._given_keys, path, OWN_KEYS)
         self.identity = self._identity()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Send of what lies beside the list no more than it names."""
+        named = self._beside and self._beside.only(self._cells())
+        return {**vars(self), "_beside": named}
 
     def _check_paths(self, line: int, cell: Any) -> None:
         if self.has_several:
