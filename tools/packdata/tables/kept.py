@@ -1,7 +1,7 @@
 """What was parsed of text files, kept between the passes: text is parsed once.
 
-It may take some memory, no more than a quarter of what is free. What finds no room, or turns out to be something else
-than a part seemed to hold, is read from its source again: the result is the same.
+It takes a GiB of memory at most, and no more than a quarter of what is free. What finds no room, or turns out
+to be something else than a part seemed to hold, is read from its source again: the result is the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from packdata.tables.parts import FilePart, Kind, TableFile, TableRows
 
-MOST_BYTES = 4 << 30
+MOST_BYTES = 1 << 30
 _TYPES = {"date": pa.types.is_timestamp, "time": pa.types.is_time}
 
 
