@@ -34,7 +34,7 @@ from loaders.remote.needs import File, Needs
 from loaders.remote.objects import listing, probe, read_objects, read_ranges
 from loaders.remote.source import ServedURL, say_to_who_waits
 from loaders.remote.stored import MAP_S, CacheFolder, publish, sweep
-from loaders.remote.transfer import MAX_CONNECTIONS, Download, Pace
+from loaders.remote.transfer import MAX_CONNECTIONS, Download, Pace, not_written
 from loaders.remote.upload import put, remove
 from loaders.remote.url import URL
 from loaders.remote.wanted import NO_NEED, Wants
@@ -188,9 +188,7 @@ class Fetcher:
         except Errors as error:
             writer.write(encoded(error_message(error)))
         except OSError as error:
-            what = f"it cannot be used ({error.strerror or error})"
-            failure = CacheError(what, self._inside.parent, "See the disk of the cache")
-            writer.write(encoded(error_message(failure)))
+            writer.write(encoded(error_message(not_written(error, self._inside.parent))))
         except Exception as error:  # whatever it is: a client that hears nothing asks again
             logger.exception("an answer failed")
             what = f"its fetcher has a defect: {hide_secrets(repr(error), {})}"
@@ -521,8 +519,7 @@ class Fetcher:
         ):
             return self._begin(download, beyond)
         if download.distance < 0 and error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            what = f"it cannot be written ({error.strerror or error})"
-            download.fail(CacheError(what, self._inside.parent, "Free space on its disk"))
+            download.fail(not_written(error, self._inside.parent))
         return False
 
 

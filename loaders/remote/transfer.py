@@ -159,9 +159,7 @@ class Download:
         except StoreFault as fault:
             self._fault = self._fault or fault
         except OSError as error:
-            what = f"it cannot be written ({error.strerror or error})"
-            hint = "Free space on the disk of the cache"
-            self.fail(CacheError(what, self._part_path.parents[2], hint))
+            self.fail(not_written(error, self._part_path.parents[2]))
         except Exception as error:  # whatever it is: a part that ends silently is a hang
             self.fail(RemoteError(f"its fetcher has a defect: {error!r}", self.url, "Report it"))
             raise
@@ -264,6 +262,12 @@ class Download:
             self._on_end(self, error)
             self.done.set_exception(error)
         self._land()
+
+
+def not_written(error: OSError, folder: Path) -> CacheError:
+    """Return the error for a cache folder that the system does not let be written."""
+    what = f"it cannot be written ({error.strerror or error})"
+    return CacheError(what, folder, "Check that its disk has room, and that you may write there")
 
 
 def _write(descriptor: int, data: Any, start: int) -> None:
