@@ -49,7 +49,7 @@ FAST_LINK = {
     "latency_s": LATENCY_S,
     "rate": 4e7,
 }  # a connection alone gives more than steps of STEP_S need
-STEP_S, FILLS = 0.06, 8
+STEP_S, FILLS = 0.12, 8
 ROW_BYTES, SHARD_BYTES, NUM_SHARDS = 16_384, 4 << 20, 24
 _OBSTORE = """
 import asyncio, os, sys, time
