@@ -13,6 +13,9 @@ import pytest
 
 import loaders
 import packdata
+from loaders.augment import presets
+from packdata.commands import derive, look
+from packdata.packed import joined_columns
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,12 +44,21 @@ def modules_after(statement: str) -> set[str]:
         ),
         ("import loaders.data.formats.lmdb, loaders.data.formats.parquet", {"torch", "cv2"}),
         ("import loaders; loaders.ShardDataset", {"pyarrow", "lmdb"}),
+        (
+            "import packdata.cli",
+            {"pyarrow", "lmdb", "loaders.augment", "loaders.data.view", "packdata.packed"},
+        ),
     ],
 )
 def test_importing_a_part_does_not_load_what_it_does_not_need(
     statement: str, absent: set[str]
 ) -> None:
     assert modules_after(statement) & absent == set()
+
+
+def test_what_commands_name_in_their_help_without_an_import_is_what_there_is() -> None:
+    assert look.PRESETS == presets.NAMES
+    assert derive.KINDS == joined_columns.KINDS
 
 
 def test_packing_a_table_does_not_import_pandas_and_a_process_of_others_keeps_it(

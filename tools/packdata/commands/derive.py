@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import read_manifest
-from loaders.data.view import open_view
 from loaders.errors import ManifestError
 from loaders.progress import Meter
 from loaders.remote.url import is_url
@@ -30,14 +29,7 @@ from packdata.commands.common import (
     usage_errors,
 )
 from packdata.describe import counted
-from packdata.packed.combine import extend, merge
-from packdata.packed.edit import CopyOptions, copy_dataset
-from packdata.packed.joined_columns import KINDS
-from packdata.packed.partition import parse_parts, split
-from packdata.packed.rewrite import format_of
-from packdata.packed.sent import upload
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
-from packdata.tokens.stream import has_tokens
 
 if TYPE_CHECKING:
     import argparse
@@ -45,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.data.manifest import Manifest
+    from packdata.packed.edit import CopyOptions
 
     Note = Callable[[str], object]
 
@@ -56,6 +49,7 @@ _WRITING = f"""\
 --overwrite
   replace a dataset at the target
 {JSON}"""
+KINDS = ("label", "text", "json", "int64", "float32", "float64")  # of packed.joined_columns
 _SHARD_SIZE: dict[str, dict[str, Any]] = {"shard-size": {"default": DEFAULT_SHARD_BYTES}}
 
 
@@ -63,6 +57,8 @@ _SHARD_SIZE: dict[str, dict[str, Any]] = {"shard-size": {"default": DEFAULT_SHAR
 
 
 def _copy(args: argparse.Namespace) -> int:
+    from packdata.packed.edit import CopyOptions
+
     names = ("where", "fields", "add", "update", "on", "codec", "quality", "subsampling")
     with usage_errors(args, schema=True):
         options = CopyOptions(
@@ -80,6 +76,8 @@ def _copy(args: argparse.Namespace) -> int:
 
 
 def _write_copy(args: argparse.Namespace, dst: Path, options: CopyOptions, note: Note) -> Manifest:
+    from packdata.packed.edit import copy_dataset
+
     with Meter("writing", "samples") as meter:
         return copy_dataset(
             args.src,
@@ -96,6 +94,11 @@ def _write_copy(args: argparse.Namespace, dst: Path, options: CopyOptions, note:
 
 def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note) -> Manifest:
     """Send a dataset as it is, or what is made of it."""
+    from loaders.data.view import open_view
+    from packdata.packed.edit import CopyOptions
+    from packdata.packed.rewrite import format_of
+    from packdata.packed.sent import upload
+
     is_same = options == CopyOptions() and args.shard_size == DEFAULT_SHARD_BYTES
     if is_same and args.format in (None, format_of(open_view(args.src))):
         with Meter("sending", "bytes", read_manifest(args.src).size_bytes) as meter:
@@ -180,6 +183,10 @@ is stopped, the same command continues. Shards that need no change are sent as t
 
 
 def _split(args: argparse.Namespace) -> int:
+    from loaders.data.view import open_view
+    from packdata.packed.partition import parse_parts, split
+    from packdata.tokens.stream import has_tokens
+
     view = open_view(args.src)
     num = len(view)
     notes: list[str] = []
@@ -247,7 +254,10 @@ DST
 # -- merge and extend ------------------------------------------------------------------------------
 
 
-def _join(join: Callable[..., Manifest], names: Sequence[str], args: argparse.Namespace) -> int:
+def _join(how: str, names: Sequence[str], args: argparse.Namespace) -> int:
+    from packdata.packed import combine
+
+    join: Callable[..., Manifest] = getattr(combine, how)
     linked: list[Path] = []
     notes: list[str] = []
     options: dict[str, Any] = {name: getattr(args, name) for name in names}
@@ -307,7 +317,7 @@ DST
   rewrite shards to this size, to join many small ones; {SIZES} (default: keep them)
 """
     },
-    run=partial(_join, merge, ("overwrite", "shard_bytes")),
+    run=partial(_join, "merge", ("overwrite", "shard_bytes")),
     details=_LINKS,
     example="packdata merge packed/train packed/val packed/all",
     how={"src": SOURCE, "dst": SOURCE, "shard-size": {"dest": "shard_bytes", "type": parse_size}},
@@ -324,7 +334,7 @@ DST
   dataset that grows
 {_NO_LINK}"""
     },
-    run=partial(_join, extend, ()),
+    run=partial(_join, "extend", ()),
     details=_LINKS,
     example="packdata extend packed/new-photos packed/train",
     how={"src": SOURCE, "dst": SOURCE},

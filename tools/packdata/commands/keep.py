@@ -11,13 +11,12 @@ from loaders.progress import Meter
 from loaders.text import describe_size, printable
 from packdata.commands.common import JSON, PATH, SOURCE, Command, datasets_at, show, show_json
 from packdata.describe import counted
-from packdata.inspect.verify import Report, verify
-from packdata.packed.remote import as_folder
-from packdata.packed.repair import repair
 
 if TYPE_CHECKING:
     import argparse
     from pathlib import Path
+
+    from packdata.inspect.verify import Report
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -35,6 +34,9 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _report(folder: Path, args: argparse.Namespace) -> Report:
+    from packdata.inspect.verify import verify
+    from packdata.packed.remote import as_folder
+
     try:
         total = read_manifest(folder).size_bytes
     except ManifestError:  # verify will say so
@@ -87,6 +89,8 @@ is read once from disk, for the hash of the file and the checksums of its rows, 
 
 
 def _repair(args: argparse.Namespace) -> int:
+    from packdata.packed.repair import repair
+
     with Meter("repairing", "bytes") as meter:
         done = repair(args.dataset, args.source, manifest=args.manifest, tick=meter.tick)
     if args.json:

@@ -6,9 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaders.augment import presets
 from loaders.commandline import folded, wrapped
-from loaders.data.view import open_view
 from loaders.errors import SchemaError
 from loaders.progress import Meter
 from loaders.schema import field_from_json
@@ -23,30 +21,33 @@ from packdata.commands.common import (
     show_notes,
 )
 from packdata.describe import counted, describe_field
-from packdata.inspect.compare import Difference, diff
-from packdata.inspect.info import describe
-from packdata.inspect.preview import (
-    as_text,
-    augmented_sheet,
-    choose,
-    contact_sheet,
-    has_pictures,
-    save_sheet,
-)
-from packdata.inspect.stats import Stats, stats
-from packdata.packing.provenance import describe_origin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from packdata.inspect.compare import Difference
+    from packdata.inspect.stats import Stats
+
 _DATASET = "DATASET\n  folder or URL of the dataset\n"
 _MAX_CLASSES = 20
+# loaders.augment.presets.NAMES, which every command would take a tenth of a second to import.
+PRESETS = (
+    "imagenet_train",
+    "imagenet_eval",
+    "simclr",
+    "dino",
+    "deit",
+    "segmentation",
+    "detection",
+)
 
 
 # -- info ------------------------------------------------------------------------------------------
 
 
 def _info(args: argparse.Namespace) -> int:
+    from packdata.inspect.info import describe
+
     described = [describe(folder) for folder in datasets_at(args.dataset)]
     if args.json:
         show_json(described if len(described) > 1 else described[0])
@@ -57,6 +58,8 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _show_info(about: dict[str, Any]) -> None:
+    from packdata.packing.provenance import describe_origin
+
     per_sample = describe_size(about["bytes_per_sample"])
     show(printable(about["path"]))
     show(f"  samples      {about['num_samples']:,} ({per_sample} each)")
@@ -98,25 +101,28 @@ def _png(text: str) -> Path:
 
 
 def _preview(args: argparse.Namespace) -> int:
+    from loaders.data.view import open_view
+    from packdata.inspect import preview
+
     sheet = [name for name in ("out", "columns", "augment") if getattr(args, name) is not None]
     if sheet and args.text:
         args.parser.error(f"--{sheet[0]} is of a sheet, and --text draws none")
     view = open_view(args.dataset)
-    indices = choose(len(view), args.num, args.seed)
-    if sheet and not has_pictures(view):
+    indices = preview.choose(len(view), args.num, args.seed)
+    if sheet and not preview.has_pictures(view):
         what = f"--{sheet[0]} is for a sheet of pictures, and {args.dataset} has none"
         raise SchemaError(f"{what}: without it, samples are printed")
-    if args.text or not has_pictures(view):
+    if args.text or not preview.has_pictures(view):
         for i in indices:
-            show(as_text(view, i))
+            show(preview.as_text(view, i))
         return 0
     out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
     notes: list[str] = []
     if args.augment is None:
-        drawn = contact_sheet(view, indices, columns=args.columns, notes=notes)
+        drawn = preview.contact_sheet(view, indices, columns=args.columns, notes=notes)
     else:
-        drawn = augmented_sheet(view, indices, args.augment, notes=notes)
-    save_sheet(drawn, out)
+        drawn = preview.augmented_sheet(view, indices, args.augment, notes=notes)
+    preview.save_sheet(drawn, out)
     show_notes(notes)
     show(f"{printable(str(out))}: {len(indices)} of {counted(len(view), 'sample')}")
     return 0
@@ -136,7 +142,7 @@ PREVIEW = Command(
 --seed N
   another seed shows other samples (default: 0)
 --augment PRESET
-  what a recipe makes of each, side by side: {", ".join(presets.NAMES)}
+  what a recipe makes of each, side by side: {", ".join(PRESETS)}
 --text
   print the samples, draw nothing
 """
@@ -148,7 +154,7 @@ PREVIEW = Command(
         "out": {"type": _png},
         "num": {"default": 24},
         "seed": {"type": int, "default": 0},
-        "augment": {"choices": presets.NAMES},
+        "augment": {"choices": PRESETS},
     },
     has_remote=True,
 )
@@ -158,6 +164,9 @@ PREVIEW = Command(
 
 
 def _stats(args: argparse.Namespace) -> int:
+    from loaders.data.view import open_view
+    from packdata.inspect.stats import stats
+
     num = len(open_view(args.dataset))
     with Meter("reading", "samples", min(num, args.limit or num)) as meter:
         found = stats(args.dataset, limit=args.limit, workers=args.workers, tick=meter.tick)
@@ -234,6 +243,8 @@ STATS = Command(
 
 
 def _diff(args: argparse.Namespace) -> int:
+    from packdata.inspect.compare import diff
+
     found = diff(args.a, args.b, limit=args.limit)
     if args.json:
         show_json(found.to_json())

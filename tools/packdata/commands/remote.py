@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loaders.data.manifest import read_manifest
-from loaders.data.view import open_view
 from loaders.progress import Meter
 from loaders.text import describe_size, printable
 from packdata.commands.common import JSON, PATH, SOURCE, Command, show, show_json
 from packdata.describe import counted
-from packdata.packed.remote import cache_folder, cache_report, clear_cache, fetch, verify_cache
-from packdata.packed.views import write
 
 if TYPE_CHECKING:
     import argparse
 
 
 def _fetch(args: argparse.Namespace) -> int:
+    from loaders.data.view import open_view
+    from packdata.packed.remote import fetch
+    from packdata.packed.views import write
+
     total = read_manifest(args.url).size_bytes
     with Meter("fetching", "bytes", total) as meter:
         num, size = fetch(args.url, meter.tick)
@@ -41,6 +42,8 @@ FETCH = Command(
 
 
 def _cache(args: argparse.Namespace) -> int:
+    from packdata.packed.remote import cache_folder, cache_report, clear_cache, verify_cache
+
     folder = cache_folder(args.folder)
     if args.clear:
         deleted, left = clear_cache(folder)
