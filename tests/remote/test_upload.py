@@ -73,6 +73,25 @@ def test_a_dataset_is_sent_with_its_manifest_last_and_read_there(
     assert not puts(proxy)
 
 
+def test_a_shard_that_was_lost_there_is_sent_again_though_the_manifest_is_there(
+    packed: Path, target: Path, proxy: servers.Proxy
+) -> None:
+    folder, notes = packed / "bucket" / "packed", list[str]()
+    manifest = upload(folder, OUT)
+    lost = target / manifest.shards[1].file
+    data = lost.read_bytes()
+    lost.unlink()
+    proxy.set()
+
+    assert upload(folder, OUT, note=notes.append) == manifest
+
+    assert lost.read_bytes() == data
+    assert {each["path"].rpartition("/")[2].partition("?")[0] for each in puts(proxy)} == {
+        lost.name
+    }
+    assert not notes
+
+
 def test_a_dataset_that_is_there_is_replaced_on_demand_and_its_shards_stay(
     packed: Path, target: Path, tmp_path: Path
 ) -> None:

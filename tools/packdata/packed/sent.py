@@ -27,7 +27,7 @@ from packdata.packing.links import file_beside, file_fault
 from packdata.packing.provenance import PLAN
 from packdata.packing.shards import shard_format, shard_name
 from packdata.packing.target import PARTS_NAME, digest_of
-from packdata.packing.upload import as_file, publish_at, put_shards, seen_at, stored_info
+from packdata.packing.upload import as_file, lost_at, publish_at, put_shards, seen_at, stored_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -111,7 +111,7 @@ class Sending:
     def publish(self, manifest: Manifest, overwrite: bool) -> Manifest:
         """Put the datasets at the URL as this manifest lists them; raises what ``merge`` does."""
         seen = seen_at(self._origin, "", manifest, overwrite=overwrite)
-        if seen is None:
+        if seen is None and not lost_at(self._origin, "", manifest.shards):
             self.note(f"{self.url}: {MADE}")
             return manifest
         self._send(manifest.shards)
@@ -120,7 +120,8 @@ class Sending:
             if (what := file_fault(file, digest)) is not None:
                 raise PackError(f"its file {name} cannot be sent: {what}", self.views[0].path)
             self._origin.put(name, file)
-        publish_at(self._origin, "", manifest, seen, self.note)
+        if seen is not None:
+            publish_at(self._origin, "", manifest, seen, self.note)
         return manifest
 
     def extend(

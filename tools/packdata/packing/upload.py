@@ -23,7 +23,7 @@ from loaders.errors import PackError, RemoteError
 from packdata.packing.settings import OVERWRITE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from loaders.data.manifest import ShardInfo
     from loaders.remote.origin import Origin
@@ -131,6 +131,12 @@ def stored_info(shard: ShardInfo) -> ShardInfo:
 def name_at(below: str, name: str) -> str:
     """Return the name of an object in a folder of a target."""
     return f"{below}/{name}".lstrip("/")
+
+
+def lost_at(origin: Origin, below: str, shards: Iterable[ShardInfo]) -> list[str]:
+    """Return which of these shards are missing in a folder of a target."""
+    sizes = {entry.name: entry.size for entry in origin.in_folder(below)[0]}
+    return [s.file for s in shards if sizes.get(name_at(below, s.file)) != s.size_bytes]
 
 
 def manifest_at(origin: Origin, below: str) -> Manifest | None:

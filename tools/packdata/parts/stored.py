@@ -41,6 +41,7 @@ from packdata.packing.target import (
 from packdata.packing.upload import (
     ShardSender,
     as_file,
+    lost_at,
     manifest_at,
     name_at,
     publish_at,
@@ -106,7 +107,7 @@ class StoredPart(PartPlace[URL]):
         found = self.found()
         shards = {} if found is None else found.state.shards
         named = {folder: map(self.part.stored, each) for folder, each in shards.items()}
-        if any(_lost(self._origin, folder, each) for folder, each in named.items()):
+        if any(lost_at(self._origin, folder, each) for folder, each in named.items()):
             self.remove()
 
     def make_room(self, folders: Sequence[str]) -> None:
@@ -191,15 +192,9 @@ def _is_made(origin: Origin, folders: Iterable[str], digest: str) -> bool:
         there = manifest_at(origin, folder)
         if there is None or there.provenance.get(PLAN) != digest:
             return False
-        if _lost(origin, folder, there.shards):
+        if lost_at(origin, folder, there.shards):
             return False
     return True
-
-
-def _lost(origin: Origin, folder: str, shards: Iterable[ShardInfo]) -> list[str]:
-    """Return which of these shards are missing there."""
-    sizes = {entry.name: entry.size for entry in origin.in_folder(folder)[0]}
-    return [s.file for s in shards if sizes.get(name_at(folder, s.file)) != s.size_bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +295,7 @@ def _join(origin: Origin, parts: Sequence[Complete], began: float, *, overwrite:
         for folder, manifest in joined.datasets.items()
     }
     for folder, manifest in joined.datasets.items():
-        if lost := _lost(origin, folder, manifest.shards):
+        if lost := lost_at(origin, folder, manifest.shards):
             what = (
                 f"{counted(len(lost), 'shard')} of the parts are not there, the first: {lost[0]}"
             )
