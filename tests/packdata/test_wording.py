@@ -7,6 +7,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -15,8 +16,9 @@ from loaders import DataLoader, RAMDataset, ShardDataset
 from loaders.errors import PackError, SourceError
 from loaders.schema import Array, Boxes, Image, Images, Text, Tokens
 from packdata.cli import main
+from packdata.sources.readers import csv_cells
 from packdata.tokens.plan import TokenOptions, plan_tokens
-from packdata.wording import in_python, in_shell
+from packdata.wording import in_python, in_shell, names_in_option
 from tests.packdata.test_tokens import documents, write
 
 if TYPE_CHECKING:
@@ -147,6 +149,17 @@ def test_names_with_commas_are_printed_as_options_take_them(
 
     assert main(["info", str(tmp_path / "out")]) == 0
     assert '("income, EUR", age)' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\rb", "a,b", 'a"b', "it's", "ä b"])
+def test_a_column_of_any_name_can_be_left_out_as_the_error_says(tmp_path: Path, name: str) -> None:
+    table = pd.DataFrame({name: [[1], [2]], "c": [1, 2]})
+
+    with pytest.raises(SourceError) as caught:
+        packdata.pack_tables(table, tmp_path / "out")
+
+    assert f"drop={[name]}" in caught.value.hint
+    assert csv_cells(names_in_option([name, "c"])) == [name, "c"]
 
 
 FIELDS: dict[str, Any] = {

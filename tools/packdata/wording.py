@@ -79,15 +79,15 @@ def in_shell(text: str, options: Iterable[str]) -> str:
 
 
 def names_in_option(names: Sequence[str]) -> str:
-    """Return names as an option takes them, those with a comma in quotes.
+    """Return names as an option takes them, those with a comma or line end in quotes.
 
     Example:
         >>> names_in_option(["age", "income, EUR"])
         'age,"income, EUR"'
     """
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(names)
-    return text.getvalue()
+    csv.writer(text, lineterminator="\r\n").writerow(names)
+    return text.getvalue().removesuffix("\r\n")
 
 
 def few(names: Iterable[str], most: int = 5) -> str:
