@@ -18,6 +18,8 @@ import pytest
 from loaders.errors import SchemaError, SourceError
 from packdata.cli import main
 from packdata.tables import pack_tables, plan_tables
+from packdata.tables.delimited import DelimitedFile
+from packdata.tables.kept import TableReader
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
 
@@ -367,3 +369,21 @@ def test_a_row_of_more_cells_that_is_not_utf8_is_named(tmp_path: Path) -> None:
         plan_tables([source])
     reader = packed(tmp_path, source, on_error="skip")
     assert reader.column("features").tolist() == [[1, 2], [4, 5]]
+
+
+def test_what_is_read_a_second_time_takes_the_room_of_what_was_kept_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where codes turn out to be texts, after some parts were read as numbers."""
+    file = DelimitedFile(write(tmp_path, "a\n" + "1\n" * 100))
+    (part,) = file.parts(0)
+    (rows,) = file.read(part, None, {})
+    first, second = (pa.array(np.full(100, each, np.float64)) for each in (1, 2))
+    monkeypatch.setattr("packdata.tables.kept.MOST_BYTES", 3 * first.nbytes // 2)
+    reader = TableReader([file], keeps=True)
+
+    for values in (first, second):
+        reader.keep(part, rows, {"a": values})
+
+    (found,) = reader.read(part, ["a"], {"a": "number"})
+    assert found.table["a"].to_pylist() == second.to_pylist()

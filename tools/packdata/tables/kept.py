@@ -60,10 +60,11 @@ class TableReader:
         """Keep the columns of a part, one array for each of the rows' own."""
         table = pa.table({name: _coded(array) for name, array in columns.items()})
         with self._lock:
-            if not columns or table.nbytes > self._room:
-                return
-            self._room -= table.nbytes
-        self._parts[part] = replace(rows, table=table)
+            before = self._parts.get(part)  # read a second time, as something else
+            room = self._room + (0 if before is None else before.table.nbytes)
+            if columns and table.nbytes <= room:
+                self._room = room - table.nbytes
+                self._parts[part] = replace(rows, table=table)
 
 
 def _fits(kept: TableRows, name: str, kind: Kind | None) -> bool:
