@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from loaders.bench import machine
@@ -227,4 +228,6 @@ def is_same(one: Any, other: Any) -> bool:
         return is_same(list(one.items()), list(other.items()))
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(is_same, one, other))
-    return np.array_equal(one, other)  # of tensors, too
+    if isinstance(one, torch.Tensor):  # of which numpy has no bfloat16, nor those with gradients
+        return torch.equal(one, other)
+    return np.array_equal(one, other)

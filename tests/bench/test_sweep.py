@@ -135,6 +135,7 @@ def test_one_worker_cannot_repeat_another() -> None:
         ({"x": 1}, {"y": 1}, False),
         (("a", 1), ("a", 1, 2), False),
         (("a", 1), ["a", 1], False),
+        (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16), True),
         (np.ones(3), np.ones(3), True),
         (np.ones(3), np.ones(2), False),
         (b"ab", b"ac", False),
