@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from loaders.data.manifest import ShardInfo
     from loaders.remote.origin import Origin
 
 _TRIES = 3
