@@ -568,10 +568,13 @@ def _is_remote(dataset: Any) -> TypeGuard[BatchDataset[Any]]:
 
 
 def _shares_of_caches(dataset: Any) -> list[int]:
-    """Return what may be read at once through small caches: shards of what is read, and of what is next, are mapped."""
-    if not _is_remote(dataset):
-        return []
-    return [origin.budget() // 8 for store in dataset.stores for origin in store.remotes]
+    """Return what may be read at once through small caches: shards of what is read, and of what is next, are mapped.
+
+    What is mapped by now needs no cache, and no fetcher.
+    """
+    stores = dataset.stores if _is_remote(dataset) else ()
+    origins = (origin for store in stores if not store.is_all_open for origin in store.remotes)
+    return [origin.budget() // 8 for origin in origins]
 
 
 def _close_all(ahead: list[Ahead]) -> None:

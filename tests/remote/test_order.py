@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import packdata
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, TokenWindows
 from loaders.errors import CacheError
 from loaders.schema import Array, Tokens
-from tests.remote.conftest import storage, wait_until
+from tests.remote.conftest import fetcher_of, storage, wait_until
 from tests.remote.test_remote import S3
 
 if TYPE_CHECKING:
@@ -175,3 +177,20 @@ def test_what_is_read_at_once_fits_into_the_cache_or_is_refused_before_the_first
         assert num_here(cache) == num == 0
     else:
         assert num == 480
+
+
+def test_a_pass_over_what_is_mapped_needs_no_fetcher_and_no_cache(
+    tmp_path: Path, cache: Path
+) -> None:
+    rows = ({"values": np.full(1_000, n % 251, np.uint8)} for n in range(48))
+    fields = {"values": Array(dtype="uint8", dims=(1_000,))}
+    packdata.pack(rows, tmp_path / "packed", fields, shard_bytes=20_000)
+    dataset = ShardDataset(f"file://{tmp_path}/packed", cache=cache)
+    loader = DataLoader(dataset, 16, num_workers=1, backend="thread")
+    assert sum(len(batch.values) for batch in loader) == 48
+
+    os.kill(fetcher_of(cache), signal.SIGKILL)
+    cache.rename(tmp_path / "gone")
+    cache.write_bytes(b"")  # where no fetcher can be started
+
+    assert sum(len(batch.values) for batch in loader) == 48
