@@ -112,7 +112,7 @@ def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
     if ":" in spec:
         found = load_object(spec)
         is_made = isinstance(found, torch.utils.data.Dataset) or (
-            hasattr(found, "__getitem__") and not isinstance(found, type)
+            is_map_style(found) and not isinstance(found, type)
         )
         if not is_made and not callable(found):
             raise TargetError(f"{spec!r} is a {type(found).__name__}, not a Dataset")

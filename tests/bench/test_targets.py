@@ -190,9 +190,18 @@ def test_a_packed_dataset_by_name_of_a_module_here_has_files(
     assert [file.name for file in target.files] == ["shard-00000.lmdb", "shard-00001.lmdb"]
 
 
+class NoLength:
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+no_length = NoLength()
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
+        ("tests.bench.test_targets:no_length", "is a NoLength, not a Dataset"),
         ("nowhere", "is no folder"),
         ("no_such_module:x", "no module 'no_such_module'"),
         ("tests.bench.constructed:nothing", "has no 'nothing'"),
