@@ -145,11 +145,14 @@ class LoaderPass:
                 )
         ranks = _ranks_of_node(self._plan)
         nodes = self._plan.world_size // (ranks or 1)
-        if is_whole and nodes == 1:
+        if is_whole and (nodes == 1 or all(map(self._is_here, self.files))):
             return
         node = self._needs_of(self._plan.of_node(ranks or 1))
-        read = sum(self.files[n].size for n in np.unique(node.which).tolist())
-        downloaded = read if is_whole else node.epoch_bytes(budget) / 2  # of two epochs
+        files = [self.files[n] for n in np.unique(node.which).tolist()]
+        read = sum(file.size for file in files)
+        downloaded = node.epoch_bytes(budget) / 2  # of two epochs
+        if is_whole:
+            downloaded = sum(file.size for file in files if not self._is_here(file))
         if not is_whole:
             if (least := node.least_bytes()) > budget:
                 raise self._refusal(
@@ -168,6 +171,9 @@ class LoaderPass:
                 describe_size(share),
                 _ODD_LANES if order_name == Lanes.__name__ else "; shuffle='lanes' reads no more",
             )
+
+    def _is_here(self, file: File) -> bool:
+        return self.origin.has(file.file, file.hash)
 
     def _refusal(
         self, order_name: str, least: int, budget: int, downloaded: float, rate: float | None
