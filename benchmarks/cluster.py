@@ -168,18 +168,17 @@ def finish_case(folder: Path, num_parts: int) -> Case:
 
 
 def source_case(
-    folder: Path, what: str, num: int, proxy: servers.Proxy, options: list[str]
+    folder: Path, what: str, num: int, workers: int, proxy: servers.Proxy, options: list[str]
 ) -> Case:
     """Pack the same pictures, tars or tables from files and from objects that take 30 ms each."""
-    raw = folder / "root" / "raw"
-    files = {"pictures": make_pictures, "tars": make_tars, "CSV": make_tables}[what](
-        raw / what.lower(), num
-    )
+    files = folder / "root" / "raw" / what.lower()
+    if not files.exists():
+        {"pictures": make_pictures, "tars": make_tars, "CSV": make_tables}[what](files, num)
     proxy.set(latency_s=LATENCY_S)
     command = ["tables", "--target", "a"] if what == "CSV" else ["images", "--size", "256"]
 
     dst = folder / "packed"
-    how = [*command[1:], "--shard-size", "16MB", "--workers", str(PROCESSES), *options]
+    how = [*command[1:], "--shard-size", "16MB", "--workers", str(workers), *options]
 
     def packed(src: str) -> float:
         return rate(num, dst, [[command[0], src, str(dst), *how]])
@@ -194,7 +193,11 @@ def source_case(
         "CSV": f"{num:,} files of {CSV_ROWS:,} rows",
     }
     unit = "files/s" if what == "CSV" else "images/s"
-    return Case(f"{what} in a bucket", unit, runs, notes[what])
+    cores = "with the server, the proxy and the fetcher on the other core"
+    if workers > 1:
+        cores = "with the server, the proxy and the fetcher on the same two cores"
+    name = f"{what} in a bucket, workers: {workers}"
+    return Case(name, unit, runs, f"{notes[what]}; {cores}")
 
 
 def make_tars(folder: Path, num: int) -> Path:
@@ -351,8 +354,10 @@ def main() -> None:
         options = [f"--storage={name}={value}" for name, value in storage.items()]
         options.append(f"--cache={place / 'cache'}")
         for what in ("pictures", "tars", "CSV"):
-            num = max(2, args.pictures // 50) if what == "CSV" else args.pictures
-            told.run(source_case(place, what, num, proxy, options), args.repeats)
+            num = max(2, args.pictures // (50 if what == "CSV" else 4))
+            for workers in (1, PROCESSES):
+                case = source_case(place, what, num, workers, proxy, options)
+                told.run(case, args.repeats)
         set_defaults(place / "cache", storage | {"endpoint": endpoint})
         told.run(stored_finish_case(place, args.parts), args.repeats)
         told.run(memory_case(args.items, place, endpoint, on_ray=args.ray), 1)
