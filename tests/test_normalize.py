@@ -147,7 +147,7 @@ def test_what_is_no_batch_of_images_is_refused(images: torch.Tensor) -> None:
         ([100.0], [math.inf], {}, "finite"),
         ([-math.inf], [50.0], {}, "finite"),
         ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225], {}, "max_value=1"),
-        ([0.5], [0.5], {}, "multiply by 255"),
+        ([0.5], [0.5], {}, "multiply both by 255"),
         ([0.0], [1.0], {}, "max_value=255"),
         ([100.0], [50.0], {"dtype": torch.uint8}, "floating dtype"),
         ([100.0], [50.0], {"max_value": 2}, "max_value"),

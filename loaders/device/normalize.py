@@ -206,7 +206,7 @@ def _of_arrays(data: Mapping[str, Any]) -> Mapping[str, Any]:
         return fields[found[0]]  # type: ignore[no-any-return]
     if found:
         which = f"give from_stats(stats['fields'][...]) of one of {', '.join(found)}"
-        raise ValueError(f"these statistics have several image fields: {which}")
+        raise ValueError(f"these statistics have several fields: {which}")
     what = "no mean and std of images, nor of arrays by channel"
     raise ValueError(f"these statistics have {what}: {sorted(data)}")
 

@@ -402,7 +402,7 @@ def test_a_bad_file_surfaces_with_its_sample_and_ends_the_writer(tmp_path: Path)
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("nowhere.jpg", r"nowhere.jpg: it cannot be read \(No such file.*sample 0, field 'image'"),
+        ("nowhere.jpg", r"there is no file .*nowhere.jpg.*sample 0, field 'image'"),
         (b"", "sample 0, field 'image': .*empty"),
         (b"no picture at all", "sample 0, field 'image': .*not a picture"),
         (encoded(PIXELS[:20]), "sample 0, field 'image': takes pictures of 30 x 40 .*got 20 x 40"),

@@ -101,7 +101,7 @@ DATA = [
     ("copy stream {dst} --where 'num_tokens > 1'", "would tear documents apart"),
     ("copy packed {dst} --where 'klass == 1'", "there is no field 'klass'; a condition can name label, key, score"),
     ("copy packed {dst} --where 'score > 1000'", "samples meets --where 'score > 1000'"),
-    ("copy packed {dst} --add nowhere.csv", "nowhere.csv: it cannot be read as CSV (No such file or directory)"),
+    ("copy packed {dst} --add nowhere.csv", "nowhere.csv: there is no file"),
     ("copy packed {dst} --add empty.csv", "empty.csv: its first line must name the columns"),
     ("copy packed {dst} --add labels.csv --as gade=text", "it has no column 'gade' to add; it has label, grade"),
     ("copy packed {dst} --add labels.csv --fields key --on image", "it has no column 'image'"),
