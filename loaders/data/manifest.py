@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from loaders.cached import cached_property
 from loaders.errors import ManifestError, SchemaError
 from loaders.remote.url import is_url
 from loaders.schema import Schema
@@ -94,7 +95,7 @@ class ShardInfo:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """The contents of one packed dataset."""
 
@@ -113,7 +114,7 @@ class Manifest:
         """Bytes of all shards together."""
         return sum(shard.size_bytes for shard in self.shards)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Identify the content: 32 hex digits, a hash of the schema and the shards' checksums."""
         shards = [[shard.num_samples, shard.xxh3_128] for shard in self.shards]
