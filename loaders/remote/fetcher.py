@@ -468,7 +468,7 @@ class Fetcher:
                 download.distance = self._wants.distances.get(digest, NO_NEED)
 
     def _begin_ahead(self) -> None:
-        """Begin files that nobody waits for yet: any while there is room, then near ones, evicting later ones."""
+        """Begin files ahead of need: any while there is room, then those needed soon, evicting those needed later."""
         begun = sum(each.file.size for each in self._downloads.values() if each.is_begun)
         is_full = False
         for distance, is_far, file, source in self._wants.files:

@@ -360,7 +360,7 @@ def set_defaults(cache: Any = None, storage: Mapping[str, Any] | None = None) ->
 
 
 def open_early(url: URL) -> None:
-    """Start what reads a URL on a thread, while this one goes on; what fails there is told when it is read."""
+    """Connect to the fetcher of a URL on another thread; if that fails, reading the URL raises the error."""
     import threading
 
     with suppress(TypeError, ValueError):

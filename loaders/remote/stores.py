@@ -195,9 +195,7 @@ class ObstoreObjects:
         if self._open_bulk is not None and len(names) > 1:
             try:
                 await self._api.delete_async(self._open_bulk(), names)
-            except (
-                Exception
-            ):  # it does not know such requests, or refuses one of them: which, is told below
+            except Exception:  # not supported, or one was refused: deleting each says which
                 self._open_bulk = None
             else:
                 return

@@ -1,6 +1,6 @@
 """Sending files to a store, in the fetcher: what is there is not sent again, and what arrived is compared.
 
-A shard's name in a store holds its hash, so whoever sends it sends the same bytes: no lock is needed, and no condition.
+A shard's name in a store holds its hash: whoever sends it sends the same bytes, so no lock and no condition is needed.
 It is there if its size is right, and its e-tag is one that stores make of these bytes (MD5, or MD5 of the MD5s of
 parts); where an e-tag is something else, the object is read back and hashed.
 """
