@@ -143,7 +143,7 @@ def test_marks_stay_with_their_batch_behind_one_that_failed(
     iterator = iter(loader)
 
     valid = [next(iterator).valid.tolist()]
-    with pytest.raises(IndexError, match="1000"):
+    with pytest.raises(IndexError):
         next(iterator)
     valid += [batch.valid.tolist() for batch in iterator]
 

@@ -39,7 +39,7 @@ from loaders import (
     concat,
 )
 from loaders.errors import BatchError, LoadersError, ManifestError, SchemaError, StateError
-from loaders.sampling import EpochSampler, Shuffled
+from loaders.sampling import ByLength, EpochSampler, Shuffled
 from loaders.schema import Array, Image, Label, Mask, Text, Tokens
 
 if TYPE_CHECKING:
@@ -359,6 +359,11 @@ LOADING: list[Case] = [
         ValueError,
         "sampler is for 5 samples, the dataset has 8",
     ),
+    (
+        lambda g: DataLoader(g.ram, sampler=ByLength([1] * 9, 8)),
+        ValueError,
+        "sampler is for 9 samples, the dataset has 8",
+    ),
     (lambda g: DataLoader(g.ram, num_workers="lots"), ValueError, "'auto' or a number from 0"),
     (lambda g: DataLoader(g.ram, num_workers=1.5), TypeError, "num_workers must be a whole"),
     (lambda g: DataLoader(g.ram, num_workers=True), TypeError, "a whole number, got True"),
@@ -389,6 +394,11 @@ LOADING: list[Case] = [
         "device_prefetch must be a whole",
     ),
     (
+        lambda g: DataLoader(g.ram, device_prefetch=-1),
+        ValueError,
+        "device_prefetch must be at least 0, got -1",
+    ),
+    (
         lambda g: DataLoader(g.ram, augment_on="gpu"),
         ValueError,
         "augment_on must be 'auto', 'host'",
@@ -409,6 +419,7 @@ LOADING: list[Case] = [
         "stall_warning_s must be a number",
     ),
     (lambda g: DataLoader(g.ram).set_epoch("x"), TypeError, "epoch must be a whole number"),
+    (lambda g: DataLoader(g.ram).set_epoch(-1), ValueError, "epoch must be at least 0, got -1"),
     (
         lambda g: DataLoader(g.ram).load_state_dict(None),
         StateError,

@@ -239,7 +239,7 @@ def test_doubled_classes_among_many_are_found_at_once() -> None:
 
 def test_the_largest_record_is_allowed_and_one_more_byte_is_not() -> None:
     assert Array(dtype="int8", dims=(MAX_RECORD_NBYTES,)).record_nbytes == MAX_RECORD_NBYTES
-    with pytest.raises(SchemaError, match=str(MAX_RECORD_NBYTES)):
+    with pytest.raises(SchemaError):
         Array(dtype="int8", dims=(MAX_RECORD_NBYTES + 1,))
 
 

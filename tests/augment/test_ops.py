@@ -785,7 +785,7 @@ def test_ops_agree_on_what_lies_outside_of_masks() -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "bool", "int32", "int64", "uint32", "float16"])
 def test_values_without_a_between_are_not_interpolated(dtype: str) -> None:
-    with pytest.raises(BatchError, match=f"got {dtype}; for a mask pass nearest=True"):
+    with pytest.raises(BatchError):
         apply(noise((4, 4), dtype), (0, 0, 4, 4), (3, 3), NO_FLIP)
 
 

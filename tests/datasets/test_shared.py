@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import json
@@ -34,6 +35,7 @@ from loaders.errors import ChecksumError, LoadersError
 from loaders.schema import Array, Label
 from tests.datasets.sharing import Rank, digest, keepers, names
 from tests.packdata.packing import FIELDS, pack, sample
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -684,12 +686,12 @@ def test_a_keeper_that_cannot_begin_lets_go_of_what_it_was_given(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(RuntimeError, match="start new thread"):
+    with pytest.raises(RuntimeError):
         Keeper(name, listener=listener, connection=ours, fd=fd)
 
     assert listener is not None
     assert (listener.fileno(), ours.fileno()) == (-1, -1)
-    with pytest.raises(OSError, match="Bad file descriptor"):
+    with pytest.raises(OSError, check=At(errno=errno.EBADF)):
         os.fstat(fd)
     theirs.close()
 

@@ -73,7 +73,7 @@ def test_columns_of_fixed_fields_hold_every_sample(tmp_path: Path, format: str) 
     expected = np.stack([sample(i)["pixels"] for i in range(10)])
     np.testing.assert_array_equal(reader.column("pixels"), expected)
     for name in ("image", "boxes", "key"):
-        with pytest.raises(SchemaError, match=f"field '{name}' has no column"):
+        with pytest.raises(SchemaError):
             reader.column(name)
 
 

@@ -165,7 +165,7 @@ def test_an_empty_batch_has_no_images() -> None:
 
 def test_a_device_without_a_decompressor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     field = FIELDS["lz4"]
-    with pytest.raises(LoadersError, match="on meta"):
+    with pytest.raises(LoadersError):
         InflateFinish(DctCodec(field), DctFinish.of(field), "meta")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LoadersError):

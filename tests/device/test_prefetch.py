@@ -337,11 +337,6 @@ def test_leaving_a_loop_halfway_leaves_no_thread_and_no_copy(
     assert loader.stats().device_bytes == 0
 
 
-def test_device_prefetch_is_checked() -> None:
-    with pytest.raises(ValueError, match="device_prefetch must be at least 0, got -1"):
-        DataLoader(pixels(), device="cpu", device_prefetch=-1)
-
-
 # -- on a GPU --------------------------------------------------------------------------------------
 
 

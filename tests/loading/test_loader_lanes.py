@@ -177,14 +177,12 @@ def test_what_has_no_shards_or_an_order_of_its_own_is_refused(folder: Path, toke
         loader(documents)
     with pytest.raises(ValueError, match="order of its own"):
         loader(Mixture([ShardDataset(folder), ShardDataset(folder)]))
-    with pytest.raises(TypeError, match="shards"):
+    with pytest.raises(TypeError):
         loader(TensorDataset(torch.arange(9)))
     with pytest.raises(ValueError, match="the dataset has 250"):
         loader(ShardDataset(folder), shuffle=None, sampler=Lanes([7, 9]))
     with pytest.raises(ValueError, match="generator"):
         loader(ShardDataset(folder), generator=torch.Generator())
-    with pytest.raises(ValueError, match="'lanes'"):
-        loader(ShardDataset(folder), shuffle="lane")
 
 
 def test_packing_again_with_other_shards_is_another_order(folder: Path, tmp_path: Path) -> None:

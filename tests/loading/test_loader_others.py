@@ -274,7 +274,7 @@ def test_a_state_belongs_to_the_seed_of_its_crops(sampler: str | None) -> None:
 
     state = loader(dataset, 1).state_dict()
     loader(dataset, 1).load_state_dict(state)
-    with pytest.raises(StateError, match="seed=1, this loader has seed=2"):
+    with pytest.raises(StateError):
         loader(dataset, 2).load_state_dict(state)
     del state["seed"]  # of an earlier release
     loader(dataset, 2).load_state_dict(state)

@@ -26,6 +26,7 @@ from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
 from packdata.packing.engine import pack_recipe
 from tests.packdata.reading import PackedReader
+from tests.refusals import At
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -429,7 +430,7 @@ def test_arrays_of_other_shapes_without_a_mask_are_rejected_for_the_mask(tmp_pat
 
 @pytest.mark.parametrize("option", [{"mask_dtype": "float32"}, {"dtype": "complex64"}])
 def test_dtypes_that_cannot_be_stored_are_refused(tmp_path: Path, option: Any) -> None:
-    with pytest.raises(SchemaError, match=r"whole numbers|cannot be stored"):
+    with pytest.raises(SchemaError):
         plan_arrays(save(tmp_path / "src", {"a": [1.0]}), **option)
 
 
@@ -622,7 +623,7 @@ def test_an_array_that_changes_after_listing_is_an_error(tmp_path: Path) -> None
     ((_, recipe),) = array_recipes(src)
     save(src, {"a": numbers((3, 5))})
 
-    with pytest.raises(SourceError, match=r"a\.npy: the field holds arrays of shape \(3, 4\)"):
+    with pytest.raises(SourceError, check=At("a.npy")):
         list(map(recipe.encode, recipe.items()))
 
 

@@ -168,7 +168,7 @@ def test_wrong_usage_is_2_and_makes_nothing(
 
 
 def test_a_command_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, check=At(code=2)):
         run("image", "photos", "packed")
 
     out, err = capsys.readouterr()

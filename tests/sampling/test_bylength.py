@@ -121,12 +121,6 @@ def test_arguments_out_of_range_are_refused(arguments: Any, fault: str) -> None:
         ByLength(*arguments)
 
 
-@pytest.mark.parametrize("num", [63, 65])
-def test_lengths_of_another_dataset_are_refused(num: int) -> None:
-    with pytest.raises(ValueError, match=rf"sampler is for {num} samples, the dataset has 64"):
-        loader(sampler=ByLength(LENGTHS[:num], 8))
-
-
 # -- batches of so many tokens ------------------------------------------------------------------------
 
 

