@@ -28,8 +28,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+gc.disable()  # until all tests are collected: nothing of them is garbage
+
+
 def pytest_collection_finish() -> None:
     """Look at what torch and thousands of collected tests left no more: it took most of each full collection's time."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -25,7 +25,7 @@ def facts_of(dataset: Any, **stages: Any) -> Facts:
     run = time_loader(
         make_loader(dataset, CONFIG), seconds=0.2, round_size=round_size(dataset, CONFIG)
     )
-    return analyse(dataset, CONFIG, run.samples_per_s, seconds=1.2, **stages).facts
+    return analyse(dataset, CONFIG, run.samples_per_s, seconds=0.6, **stages).facts
 
 
 def verdict_on(dataset: Any, **stages: Any) -> Verdict:
@@ -124,7 +124,7 @@ def test_a_real_run_counts_what_the_step_waits_for_but_not_its_first_batch() -> 
 
     def step(batch: Any) -> None:
         steps.append(len(batch))
-        time.sleep(0.024 if len(steps) > 1 else 1.0)
+        time.sleep(0.024 if len(steps) > 1 else 0.4)
 
     found = real_steps(constructed.Sleeps(), Config(0, 4, "process"), step, seconds=0.4)
 

@@ -88,7 +88,7 @@ def test_pixels_in_memory_and_packing_at_the_size_of_the_crops_are_tried(tmp_pat
     said: list[str] = []
 
     found = tried(
-        load(str(tmp_path / "d"), size=64), Config(0, 4, "thread"), seconds=0.5, told=said.append
+        load(str(tmp_path / "d"), size=64), Config(0, 4, "thread"), seconds=0.1, told=said.append
     )
 
     assert [change.what for change in found] == [

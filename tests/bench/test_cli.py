@@ -80,7 +80,7 @@ def test_json_has_every_figure_and_repeat_and_the_verdict(
 ) -> None:
     options = ["--workers", "0", "1", "--size", "32", "--no-trials", "--json"]
 
-    assert main(["sweep", str(packed), "--seconds", "0.5", *options]) == 0
+    assert main(["sweep", str(packed), "--seconds", "0.1", *options]) == 0
 
     done = capsys.readouterr()
     found = json.loads(done.out)
@@ -155,7 +155,7 @@ def test_a_training_step_is_run_on_real_batches(
     step = "tests.bench.constructed:slow_step_of_batch"
     options = ["--workers", "1", "--batch-size", "4", "--size", "32", "--step", step]
 
-    assert main([str(packed), *options, "--seconds", "2", "--repeats", "1"]) == 0
+    assert main([str(packed), *options, "--seconds", "0.6", "--repeats", "1"]) == 0
 
     done = capsys.readouterr()
     assert "The training step is the limit" in done.out
@@ -314,7 +314,7 @@ def test_what_is_recommended_is_kept_on_a_quiet_machine_only(
     ],
 )
 def test_the_dataset_that_a_count_is_kept_for_is_told_as_it_is_made(
-    packed: Path, capsys: pytest.CaptureFixture[str], size: str, ops: str
+    packed: Path, judged: None, capsys: pytest.CaptureFixture[str], size: str, ops: str
 ) -> None:
     """Of other fields or another augmentation samples cost something else."""
     assert main(["recommend", str(packed), *QUICK, "--size", size, "--keep"]) == 0
@@ -331,7 +331,7 @@ def test_the_dataset_that_a_count_is_kept_for_is_told_as_it_is_made(
 
 
 def test_the_windows_that_a_count_is_kept_for_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, judged: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     np.save(tmp_path / "ids.npy", np.zeros(20_000, np.uint16))
@@ -346,7 +346,7 @@ def test_the_windows_that_a_count_is_kept_for_are_told(
 
 
 def test_an_object_that_a_count_is_kept_for_is_named(
-    packed: Path, capsys: pytest.CaptureFixture[str]
+    packed: Path, judged: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "tests.bench.constructed:small_rows"
 
@@ -356,7 +356,7 @@ def test_an_object_that_a_count_is_kept_for_is_named(
 
 
 def test_what_cannot_be_kept_is_recommended_all_the_same(
-    packed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    packed: Path, judged: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a home that is read-only; the end says why."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(packed / "manifest.json"))
@@ -379,6 +379,7 @@ def test_what_cannot_be_kept_is_recommended_all_the_same(
 )
 def test_what_was_measured_stands_where_there_is_no_verdict(
     packed: Path,
+    swept: None,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     command: str,
@@ -408,7 +409,7 @@ def test_what_was_measured_stands_where_there_is_no_verdict(
 
 
 def test_a_dataset_without_a_fingerprint_has_nothing_to_be_kept_by(
-    capsys: pytest.CaptureFixture[str],
+    judged: None, capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ["--batch-size", "64", "--keep"]
 

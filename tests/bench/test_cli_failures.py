@@ -65,7 +65,7 @@ def lines_of(text: str, first: str) -> list[str]:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_step_that_raises_costs_the_verdict_and_not_the_figures(
-    capsys: pytest.CaptureFixture[str], as_json: bool
+    swept: None, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
     """The traceback begins with the user's own code; one line says what it was."""
     options = ["--step", f"{HERE}:bad_step", *["--json"] * as_json]
@@ -85,7 +85,7 @@ def test_a_step_that_raises_costs_the_verdict_and_not_the_figures(
 
 
 def test_a_step_that_raises_leaves_the_recommended_line(
-    capsys: pytest.CaptureFixture[str],
+    swept: None, capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ["--batch-size", "64", *QUICK, "--step", f"{HERE}:bad_step"]
 
@@ -109,7 +109,7 @@ def test_a_factory_that_raises_is_shown_from_its_own_line_on(
 
 
 def test_a_picture_that_cannot_be_written_costs_no_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, swept: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "a.png").mkdir()
@@ -157,8 +157,11 @@ def test_where_every_setting_failed_in_some_run_the_status_tells(
 
 @pytest.mark.parametrize("command", ["sweep", "plan", "recommend"])
 def test_a_stream_with_a_length_is_a_stream(
-    capsys: pytest.CaptureFixture[str], command: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
+    monkeypatch.setattr(
+        "loaders.bench.sweep.time_target", lambda _, config, **more: a_result(config, 1).runs[0]
+    )
     options = [
         "--batch-size",
         "16",
@@ -239,7 +242,7 @@ def test_workers_are_advised_where_they_were_not_measured_and_repeat_nothing(
     assert [facts.may_add_workers for facts in judged] == [may_add]
 
 
-@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize("cold", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_is_tried_beside_a_cold_sweep_is_cold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
 ) -> None:

@@ -311,6 +311,7 @@ def test_figures_agree_with_a_loop_by_hand_on_a_fake_clock() -> None:
     assert ours.samples_per_s == by_hand(batches(other, waits), 35.0, other) == 20.0
 
 
+@pytest.mark.slow
 def test_figures_agree_with_a_loop_by_hand_where_time_is_fixed() -> None:
     """Samples that sleep: the best of runs in turns, as others on the machine can only make them slower."""
     loader = make_loader(Sleeps(), Config(2, 4, "thread"))
