@@ -210,7 +210,7 @@ def cuts(draw: st.DrawFn) -> tuple[Array, list[int], list[bool]]:
     return array, corner + lengths, draw(st.lists(st.booleans(), min_size=num, max_size=num))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(cuts())
 def test_cut_equals_looking_each_place_up(case: tuple[Array, list[int], list[bool]]) -> None:
     """Inside, across an edge and wholly outside; mirrored or not; into memory that was used before."""

@@ -389,7 +389,11 @@ def test_edits_do_not_depend_on_the_batch() -> None:
         np.testing.assert_array_equal(alone.values[0], whole.values[i])
 
 
-@pytest.mark.parametrize("name", ["colours", "RandAugment", "TrivialAugmentWide", "erasing"])
+@pytest.mark.parametrize(
+    "name",
+    ["erasing", *(pytest.param(n, marks=pytest.mark.slow)
+                  for n in ("colours", "RandAugment", "TrivialAugmentWide"))],
+)  # fmt: skip
 def test_recipes_are_as_bright_and_as_varied_as_torchvisions(name: str) -> None:
     """Mean and spread of a picture's mean and deviation, over many draws of both."""
     v2 = torchvision_v2()

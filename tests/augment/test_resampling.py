@@ -71,7 +71,7 @@ def test_evaluation_of_photos_is_what_pillow_gives(interpolation: Any, tmp_path:
         assert psnr(found, want) >= 45
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     shape=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     size=st.tuples(st.integers(1, 30), st.integers(1, 30)),

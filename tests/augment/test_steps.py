@@ -61,7 +61,7 @@ def test_a_step_gives_the_pixels_of_apply(ops: list[Any], channels: int, reducti
     assert num_inside > 10
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     box=st.tuples(*[st.integers(-3, 30)] * 2, *[st.integers(1, 40)] * 2),

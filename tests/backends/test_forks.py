@@ -71,13 +71,8 @@ while True:
 """
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        signal.SIGKILL,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGTERM)),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_the_child_ends_with_its_parent(folder: Path, end: signal.Signals) -> None:
     """Whatever ends the parent; Ctrl-C reaches both, and only the parent tells of it."""
     parent = subprocess.Popen(

@@ -73,18 +73,10 @@ def test_batches_are_the_same_where_python_skips_asserts() -> None:
 
 
 def test_a_script_needs_no_guard_and_the_child_finds_what_lies_beside_it(tmp_path: Path) -> None:
-    """Its main module is not imported again."""
-    script = tmp_path / "train.py"
-    script.write_text(UNGUARDED)
-    (tmp_path / "beside.py").write_text(BESIDE)
+    """Its main module is not imported again, and what lies in the working folder is not taken for Python's own.
 
-    done = run(str(script))
-
-    assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
-
-
-def test_what_lies_in_the_working_folder_is_not_taken_for_pythons_own(tmp_path: Path) -> None:
-    """Trainers run in folders where anything may lie; what the child needs before it has the path is Python's."""
+    Trainers run in folders where anything may lie; what the child needs before it has the path is Python's.
+    """
     (tmp_path / "scripts").mkdir()
     script = tmp_path / "scripts" / "train.py"
     script.write_text(UNGUARDED)

@@ -331,7 +331,10 @@ def test_the_dataset_that_a_count_is_kept_for_is_told_as_it_is_made(
 
 
 def test_the_windows_that_a_count_is_kept_for_are_told(
-    tmp_path: Path, judged: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    judged: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     np.save(tmp_path / "ids.npy", np.zeros(20_000, np.uint16))
@@ -409,7 +412,8 @@ def test_what_was_measured_stands_where_there_is_no_verdict(
 
 
 def test_a_dataset_without_a_fingerprint_has_nothing_to_be_kept_by(
-    judged: None, capsys: pytest.CaptureFixture[str],
+    judged: None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ["--batch-size", "64", "--keep"]
 

@@ -85,7 +85,8 @@ def test_a_step_that_raises_costs_the_verdict_and_not_the_figures(
 
 
 def test_a_step_that_raises_leaves_the_recommended_line(
-    swept: None, capsys: pytest.CaptureFixture[str],
+    swept: None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ["--batch-size", "64", *QUICK, "--step", f"{HERE}:bad_step"]
 

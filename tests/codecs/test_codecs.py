@@ -151,7 +151,7 @@ def test_quality_is_the_callers() -> None:
         assert sizes == sorted(set(sizes))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     dtype=st.sampled_from(["bool", "int8", "uint16", "float32", "int64"]),
     dims=st.lists(st.none() | st.integers(1, 4), max_size=4),
@@ -202,6 +202,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 )  # fmt: skip
 
 
+@settings(max_examples=50)
 @given(json_values)
 def test_any_json_comes_back_and_is_json_to_others(value: Any) -> None:
     codec = codec_for(Json())
@@ -297,6 +298,7 @@ def test_a_value_that_the_field_cannot_hold_is_refused(field: Field, value: Any)
         codec_for(field).encode(value)
 
 
+@pytest.mark.slow
 def test_a_picture_that_could_not_be_read_again_is_not_written() -> None:
     image = np.broadcast_to(np.uint8(0), (1 << 15, (1 << 15) + 1))
     with pytest.raises(CodecError):
@@ -478,7 +480,7 @@ def test_a_damaged_record_is_a_codec_error(field: Field, data: bytes) -> None:
         codec_for(field).decode(record(data))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_value_or_a_codec_error(data: bytes) -> None:
     """A value is one that the field may have, whatever the bytes were."""

@@ -92,7 +92,7 @@ def test_the_first_rows_are_those_of_the_whole(
     assert not cut[-1]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     height=st.integers(1, 200),
     width=st.integers(1, 70),
@@ -319,7 +319,7 @@ def test_every_crop_edge_keeps_its_pixels() -> None:
             assert_same(data, (20, 20, 20 + offset, 20 + offset), reduction)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     sides=st.tuples(st.integers(1, 300), st.integers(1, 300)),
     interval=st.integers(1, 80),
@@ -556,7 +556,7 @@ def test_an_index_that_goes_backwards_is_not_believed() -> None:
             assert decode(found, PictureCodec(Image())).shape == (found.height, found.width, 3)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_damaged_headers_are_pictures_or_codec_errors(data: st.DataObject) -> None:
     """Nothing but a CodecError, whatever a header says."""

@@ -407,7 +407,7 @@ def all_paths(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path] * bool(path) + [p for key, v in items for p in all_paths(v, (*path, key))]
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(all_paths(MANIFEST.to_json())), value=leaves)
 def test_any_value_anywhere_gives_a_manifest_that_makes_sense_or_an_error(
     path: tuple[Any, ...], value: Any, tmp_path: Path

@@ -590,7 +590,7 @@ def test_documents_are_packed_without_losing_or_repeating_a_token(
     assert windows.padding_share == pytest.approx(share)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 50), min_size=1, max_size=30),
     length=st.integers(1, 40),
@@ -652,7 +652,7 @@ def slow_fit(lengths: list[int], size: int, best: bool) -> list[int]:
     return bins
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     lengths=st.lists(st.integers(1, 12), max_size=40), extra=st.integers(0, 12), best=st.booleans()
 )

@@ -91,7 +91,12 @@ def test_a_plan_that_was_sent_packs_the_same(
     assert contents(tmp_path / "sent") == contents(tmp_path / "packed")
 
 
-def test_options_of_ray_are_refused_without_it(photos: Path) -> None:
+def test_options_of_ray_are_refused_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    cv2.imwrite("photos/a.png", np.zeros((8, 8, 3), np.uint8))
     for words in (["--parts", "3"], ["--address", "auto"], ["--engine", "ray", "--part", "0/1"]):
         with pytest.raises(SystemExit) as ended:
             main(["images", "photos", "dst", *words])

@@ -201,7 +201,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tokens ids DST",
     ],
 )
-@pytest.mark.parametrize("of", [1, 3, 7])
+@pytest.mark.parametrize("of", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7))])
 def test_what_all_rows_teach_is_learned_in_shares(
     tables: Path,
     tmp_path: Path,

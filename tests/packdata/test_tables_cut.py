@@ -74,7 +74,7 @@ def _num_rows(text: bytes) -> bool:
     return len(more) == len(rows) + 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     st.lists(st.tuples(st.integers(-99, 99), TEXT), min_size=1, max_size=12),
     st.integers(1, 40),
@@ -127,7 +127,7 @@ def test_a_row_without_end_is_not_read_into_memory(
 NUMBERS = st.from_regex(r"\A ?[+-]?[0-9]{1,3}(\.[0-9]{1,2})?(e-?[0-9]{1,2})?\Z")
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=9),
     st.sampled_from([",", "\t", ";", "|"]),
@@ -160,7 +160,7 @@ def test_numbers_are_numbers_unless_one_of_the_column_begins_with_zeros(
             assert reader.column("features").tolist() == [[float(a), float(b)] for a, b in rows]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(-99, 99), TEXT), min_size=1, max_size=30),
     st.integers(1, 60),

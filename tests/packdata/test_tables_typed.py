@@ -60,7 +60,7 @@ def outcome(source: Path, folder: Path, options: dict[str, Any]) -> Any:
     return fields, notes, {name: reader.column(name).tobytes() for name in fields}
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=20)
 @given(
     st.sampled_from(sorted(KINDS)),
     st.lists(st.tuples(st.sampled_from(ODD), st.booleans()), min_size=1, max_size=3),

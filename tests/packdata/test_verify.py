@@ -61,7 +61,7 @@ def test_a_whole_dataset_has_no_fault(tmp_path: Path, format: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_flipped_byte_anywhere_is_found(tmp_path: Path, format: str) -> None:
     """One flip in each of many shards, spread over the whole file: one run finds them all."""
-    num = 48
+    num = 24
     folder = pack_samples(tmp_path / "a", 2 * num, format=format, fields=FIELDS, per_shard=2)
     shards = read_manifest(folder).shards
     for k, shard in enumerate(shards[:-1]):
@@ -585,7 +585,7 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return pack_samples(folder, 4, format=request.param, per_shard=2)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_manifests_raise_only_manifest_errors(packed: Path, data: st.DataObject) -> None:
     """And what is accepted names no file outside, and maps no byte that is not there."""
@@ -612,7 +612,7 @@ def test_mutated_manifests_raise_only_manifest_errors(packed: Path, data: st.Dat
                 pass
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flips=st.lists(
         st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=8

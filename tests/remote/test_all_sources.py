@@ -231,7 +231,12 @@ def pack(case: str, above: Path | str, dst: Path | str, **settings: Any) -> Any:
     return CASES[case][0](src, dst, shard_bytes=2_000, **given, **settings)
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("masks", "coco", "list", "tars", "arrays", "csv", "parquet", "texts by a pattern", "chat")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=[] if c in QUICK else pytest.mark.slow) for c in CASES]
+)
 def test_of_every_source_a_url_gets_what_a_folder_gets(
     case: str, files: Path, raw: Path, store: Store, tmp_path: Path
 ) -> None:
@@ -617,7 +622,14 @@ def test_a_pattern_means_at_a_url_what_it_means_of_files(
     assert {*local} == {str(tmp_path / name) for name in named}
 
 
-@pytest.mark.parametrize("case", ["masks", "list", "two tars", "arrays", "csv"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "masks",
+        "arrays",
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ("list", "two tars", "csv")),
+    ],
+)
 def test_a_plan_that_is_sent_to_another_process_reads_what_was_listed(
     case: str,
     files: Path,

@@ -127,7 +127,14 @@ def test_few_shards_are_made_of_many_and_a_target_of_merge_alone_is_replaced(
     assert read_manifest(store.root / "out" / "a").num_samples == 40
 
 
-@pytest.mark.parametrize("command", ["merge", "copy", "write", "write whole shards"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "copy",
+        "write",
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ("merge", "write whole shards")),
+    ],
+)
 def test_what_is_written_anew_is_sent_shard_by_shard(
     three: list[Path], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

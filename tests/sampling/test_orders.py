@@ -261,6 +261,7 @@ def test_samples_of_a_block_stay_within_a_window_of_each_other() -> None:
     assert reach.mean() > 700  # and they are spread over it
 
 
+@pytest.mark.slow
 def test_every_sample_of_blocks_is_equally_likely_everywhere() -> None:
     """Also where the last window has fewer blocks."""
     counts = position_counts(BlockShuffled(25, seed=0, block_size=5, window=2), num_epochs=6000)
@@ -376,6 +377,7 @@ def test_all_weights_above_zero_can_be_taken() -> None:
     assert sorted(whole(order).tolist()) == np.flatnonzero(WEIGHTS).tolist()
 
 
+@pytest.mark.slow
 def test_without_replacement_pairs_are_as_likely_as_drawn_one_after_the_other() -> None:
     weights = np.array([1.0, 2.0, 3.0, 4.0])
     shares = weights / 10
