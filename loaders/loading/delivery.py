@@ -103,7 +103,7 @@ class Delivery(Generic[BatchT]):
 
     def _take_from(self, current: Cursor | None, batches: OrderedBatches | TorchBatches) -> None:
         self._pass, self._batches = current, batches
-        self._num_failed = 0
+        self._num_failed = self._num_counted = 0
         self._is_told = False  # an error said why batches are missing, if any are
         accelerator = self._accelerator
         pin = accelerator is not None and accelerator.is_ahead
@@ -138,26 +138,29 @@ class Delivery(Generic[BatchT]):
         if self._pass is not None and self._pass.is_moved:
             self._close_source()
             self._take_from(*self._again())
-        num_out = self._num_out
         try:
             batch: BatchT = self._next()
             self._count()
-        except StopIteration:
-            self._end()
-            raise
-        except TimedOut:
-            raise
-        except Interrupted:
-            self._broken = StopIteration()
-            raise
-        except Exception:  # a signal's handler, too, may raise one: that stands for no batch
-            self._num_failed += self._num_out - num_out
-            self._is_told = True
-            raise
-        except BaseException:
-            self._lose(self._num_out - num_out)
+        except BaseException as error:
+            self._note(error)
             raise
         return batch
+
+    def _note(self, error: BaseException) -> None:
+        """Note what an error stands for: the end, a batch that failed, or an interrupt that may have lost one."""
+        num_out = self._batches.num_taken - self._source.num_waiting  # do not wait to be handed over
+        num_lost, self._num_counted = num_out - self._num_counted, num_out
+        if isinstance(error, StopIteration):
+            self._end()
+        elif isinstance(error, Interrupted):
+            self._broken = StopIteration()
+        elif isinstance(error, TimedOut):
+            pass
+        elif isinstance(error, Exception):  # a signal's handler, too, may raise one: that stands for no batch
+            self._num_failed += num_lost
+            self._is_told = True
+        else:
+            self._lose(num_lost)
 
     def _next(self) -> Any:
         if torch.is_inference_mode_enabled():  # batches are made ahead, for steps in other modes
@@ -171,11 +174,6 @@ class Delivery(Generic[BatchT]):
         finally:
             self._waiting_since = None
             self._stats.wait_s += time.monotonic() - began
-
-    @property
-    def _num_out(self) -> int:
-        """Batches that were taken, and do not wait to be handed over."""
-        return self._batches.num_taken - self._source.num_waiting
 
     def _lose(self, num: int) -> None:
         """Count what was under way at an interrupt as failed, if its place is known: copies ahead may be behind it."""
@@ -218,6 +216,7 @@ class Delivery(Generic[BatchT]):
         elif self._others is not None:
             self._others.count(1 + self._num_failed)
         self._num_failed = 0  # nothing that Ctrl-C could come into stands behind what counts
+        self._num_counted += 1
 
     def describe(self) -> str:
         """Say what is served, how far it came, and what each worker is doing; safe in a signal handler."""

@@ -28,7 +28,6 @@ from loaders.checks import shown
 from loaders.datasets.base import BatchDataset, reads_batches
 from loaders.datasets.reading.samples import collate, collate_dict
 from loaders.device.accelerator import accelerator_for, pins, shared_device
-from loaders.device.modes import without_autocast
 from loaders.device.pinned import pinned_buffer
 from loaders.live import register
 from loaders.loading.delivery import BatchT, Delivery, LoaderStats
@@ -522,8 +521,7 @@ class DataLoader(OrderedLoader[BatchT]):
     def _finish(self, batch: Any) -> Any:
         """Bring a batch into the form that was asked for."""
         if self._finisher is not None:
-            with without_autocast():
-                batch = self._finisher(batch)
+            batch = self._finisher(batch)
         return batch._asdict() if self.as_dict and hasattr(batch, "_asdict") else batch
 
     def check_worker_number_rationality(self) -> None:

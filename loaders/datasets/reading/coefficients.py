@@ -27,6 +27,7 @@ from loaders.datasets.reading.request import ReaderAround
 from loaders.device.augment import BatchAugment, Moves, draw_moves
 from loaders.device.blocks import Cut, cut_around
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of, unit_of
+from loaders.device.modes import without_autocast
 from loaders.errors import SchemaError
 from loaders.schema import Boxes, Field, Image, Keypoints, Mask
 
@@ -278,7 +279,8 @@ class Finisher:
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch, a named tuple on the device, with images in place of their host half."""
-        finished = {name: self._images(name, getattr(batch, name)) for name in self.modules}
+        with without_autocast():
+            finished = {name: self._images(name, getattr(batch, name)) for name in self.modules}
         return batch._replace(**finished)
 
     def _images(self, name: str, value: Any) -> Any:

@@ -134,13 +134,13 @@ class Widen:
         """Return ``tokens`` and ``targets``, ``(N, length)`` each, on the device of the windows."""
         windows: torch.Tensor = batch.windows
         if windows.is_cpu:  # numpy: torch would start threads for so little
-            both = self._widen(windows)
-            return self._kind(torch.from_numpy(both[0]), torch.from_numpy(both[1]))
+            tokens, targets = self._widen(windows.numpy())
+            return self._kind(torch.from_numpy(tokens), torch.from_numpy(targets))
         dtype = getattr(torch, self._dtype)
         return self._kind(windows[:, :-1].to(dtype), windows[:, 1:].to(dtype))
 
-    def _widen(self, windows: torch.Tensor) -> npt.NDArray[Any]:
+    def _widen(self, windows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Cast both in one call: each would wait for the GIL anew."""
-        (num, length), (row, step) = windows.shape, windows.stride()
-        both = windows.as_strided((2, num, length - 1), (step, row, step))
-        return both.numpy().astype(self._wide, "C")
+        (num, length), (row, step) = windows.shape, windows.strides
+        shape, strides = (2, num, length - 1), (step, row, step)
+        return np.ndarray(shape, windows.dtype, windows, 0, strides).astype(self._wide, "C")
