@@ -148,9 +148,8 @@ class Delivery(Generic[BatchT]):
 
     def _note(self, error: BaseException) -> None:
         """Note what an error stands for: the end, a batch that failed, or an interrupt that may have lost one."""
-        num_out = (
-            self._batches.num_taken - self._source.num_waiting
-        )  # do not wait to be handed over
+        # Taken, and not waiting to be handed over.
+        num_out = self._batches.num_taken - self._source.num_waiting
         num_lost, self._num_counted = num_out - self._num_counted, num_out
         if isinstance(error, StopIteration):
             self._end()
@@ -158,10 +157,8 @@ class Delivery(Generic[BatchT]):
             self._broken = StopIteration()
         elif isinstance(error, TimedOut):
             pass
-        elif isinstance(
-            error, Exception
-        ):  # a signal's handler, too, may raise one: that stands for no batch
-            self._num_failed += num_lost
+        elif isinstance(error, Exception):
+            self._num_failed += num_lost  # none, where a signal's handler raised it
             self._is_told = True
         else:
             self._lose(num_lost)
