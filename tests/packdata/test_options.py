@@ -173,9 +173,8 @@ PARTS = {  # in test_parts.py
     *(
         (command, option)
         for command in ("images", "tokens", "tables", "arrays")
-        for option in ("--part", "--engine", "--address", "--parts")
+        for option in ("--part", "--engine", "--address", "--parts", "--shuffle")
     ),
-    *((command, "--shuffle") for command in ("images", "arrays")),
     *((command, "--plan") for command in ("tokens", "tables")),
     *(("finish", option) for option in ("--json", "--overwrite", "--delete-old")),
     *(("plan", option) for option in ("--json", "--overwrite")),

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders.data.manifest import MANIFEST_NAME
-from loaders.errors import PackError, SchemaError, SourceError
+from loaders.errors import PackError, SourceError
 from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.packing import publish
@@ -34,7 +34,6 @@ from packdata.parts.local import finish
 from packdata.parts.part import Part, PartRecipe
 from packdata.tables.scan import ColumnScan, Scan
 from packdata.tables.shares import joined_scan, scan_to_json
-from packdata.tokens.plan import pack_tokens
 from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
@@ -342,9 +341,6 @@ def test_shuffled_by_a_seed_parts_hold_the_order_of_the_whole(
     assert len({tuple(keys(dst)) for dst in ("plain", "a", "b")}) == 3
     assert keys("three") == keys("a")
     assert contents(tmp_path / "one") == contents(tmp_path / "a")
-    (tmp_path / "a.txt").write_text("to be")
-    with pytest.raises(SchemaError):
-        pack_tokens(tmp_path / "a.txt", tmp_path / "tokens", shuffle=1)
 
 
 def test_more_parts_than_items_leave_some_empty(photos: Path, tmp_path: Path) -> None:

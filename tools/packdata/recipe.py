@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from loaders.data.columns import Column
     from loaders.errors import SourceError
     from loaders.schema import Schema
 
 Records = Mapping[str, bytes]  # the record of every field of one sample
+Draw = Callable[[int], "npt.NDArray[np.int64]"]  # an order of so many, drawn at random
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class Recipe(Protocol):
             host names.
         is_of_blocks: Items are blocks of samples, instead of one sample each.
         num_samples: Of blocks, how many samples there will be; None if not known yet.
+        runs: Of each item, the number of the one from which it is read on, where that takes reading what is between
+            them; None where each is read alone.
         divides: Each sample goes to one of the targets, instead of to all.
         tally: Where ``encode`` counts what the summary tells.
     """
@@ -115,6 +121,7 @@ class Recipe(Protocol):
     provenance: Mapping[str, Any]
     is_of_blocks: bool = False
     num_samples: int | None = None
+    runs: Sequence[int] | None = None
     divides: bool = False
     tally: Tally = Tally()  # of recipes that count nothing
 
@@ -136,7 +143,7 @@ class Recipe(Protocol):
         """Return the records of an item, one mapping or block per target; runs on worker threads.
 
         The same item gives the same block each time: a packing that was killed inside it skips
-        the rows that it has.
+        the rows that it has. Of blocks it takes as ``draw`` what orders what is in one at random.
 
         Raises:
             SourceError: The item cannot be packed; the message says why.

@@ -48,6 +48,7 @@ ARRAYS = packing_command(
     src="folder of .npy and .npz files, or a list, or the URL of one; several become one dataset, in order",
     takes={"arrays": _ARRAYS, "source": source_options("array", "array")},
     item="file",
+    shuffles="the arrays of folders and lists",
     usual="lmdb for arrays of 1 MB and more, else parquet",
     run=run,
     details=f"""\

@@ -14,6 +14,7 @@ from packdata.commands.packing import (
     OF_SOURCE,
     SOURCE_OPTIONS,
     packing_command,
+    parse_shuffle,
     run_packing,
     source_options,
 )
@@ -65,7 +66,6 @@ _PICTURES = f"""
 --keep-depth
   keep 16 bits per channel (default: 8)
 """
-_ORDER = "source order; to a URL a random one"
 _SOURCE = """\
 --palette FILE|voc|cityscapes|ade20k
   colours of masks, one per line, in the order of the classes: R G B or #RRGGBB
@@ -100,8 +100,10 @@ IMAGES = packing_command(
     "images",
     "pack pictures with their labels and masks",
     src="folder, list, tar, Parquet or IDX file, or its URL, or a pattern; several become one dataset, in order",
-    takes={"pictures": _PICTURES, "source": source_options("image", "picture", _ORDER) + _SOURCE},
+    takes={"pictures": _PICTURES, "source": source_options("image", "picture") + _SOURCE},
     item="file",
+    shuffles="the pictures of folders and lists",
+    order="source order; to a URL a random one",
     usual="lmdb for files, else parquet",
     run=run,
     details=f"""\
@@ -122,6 +124,6 @@ differently.
         "palette": TARGET,
         "label-map": TARGET,
         **OF_SOURCE,
-        "shuffle": OF_SOURCE["shuffle"] | {"default": AT_URLS},
+        "shuffle": {"type": parse_shuffle, "default": AT_URLS},
     },
 )

@@ -45,6 +45,8 @@ def packing_command(
     item: str,  # what may be bad: ``file``, ``row``, ...
     format: str = "",  # the default; "" where it depends on what is packed
     usual: str = "",  # then says on what
+    shuffles: str,  # what --shuffle brings into another order
+    order: str = "source order",  # without it
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     has_first_pass: bool = False,  # something may have to be learned of all of the source first
     how: Mapping[str, Mapping[str, Any]],
@@ -52,7 +54,7 @@ def packing_command(
 ) -> Command:
     """Return a command that packs SRC... to DST."""
     places = {"": f"SRC...\n  {src}\nDST\n  folder or URL to pack into: new or empty"}
-    shared = _packing_options(item, usual or format, shard_bytes, has_first_pass)
+    shared = _packing_options(item, usual or format, shard_bytes, shuffles, order, has_first_pass)
     own: Mapping[str, Mapping[str, Any]] = {
         "src": TARGET,
         "dst": TARGET,
@@ -60,6 +62,7 @@ def packing_command(
         "shard-size": {"default": shard_bytes},
         "on-error": {"default": "fail"},
         "part": {"type": _parse_part},
+        "shuffle": {"type": parse_shuffle},
         "plan": TARGET | REPEATED,
     }
     return Command(
@@ -73,7 +76,9 @@ def packing_command(
     )
 
 
-def _packing_options(item: str, usual: str, shard_bytes: int, has_first_pass: bool) -> str:
+def _packing_options(
+    item: str, usual: str, shard_bytes: int, shuffles: str, order: str, has_first_pass: bool
+) -> str:
     names = "; a file name that is not UTF-8 always stops the command" if item == "file" else ""
     return f"""
 --format {{{",".join(FORMATS)}}}
@@ -85,6 +90,8 @@ def _packing_options(item: str, usual: str, shard_bytes: int, has_first_pass: bo
 --on-error {{fail,skip}}
   at a {item} that cannot be packed: stop (default), or leave it out, list it in rejected.jsonl, and exit with
   status 3{names}
+--shuffle SEED|none
+  pack {shuffles} in a random order drawn from this seed (default: {order})
 --part I/N
   pack only part I of N (I counts from 0), on any machine; 'packdata finish DST' joins the parts
 --engine {{ray}}
@@ -129,11 +136,9 @@ def share_of(args: argparse.Namespace) -> tuple[int, int] | None:
     return int(number), int(of)
 
 
-def source_options(kind: str, files: str, order: str = "source order") -> str:
+def source_options(kind: str, files: str) -> str:
     """Return the options of commands whose items are files: of ``image`` or ``array``, called ``files``."""
     return f"""
---shuffle SEED|none
-  pack the {files}s of folders and lists in a random order drawn from this seed (default: {order})
 --masks FOLDER
   folder with a mask for each {files}, under the same relative name, with any suffix
 --mask-suffix SUFFIX|OLD=NEW
@@ -151,7 +156,8 @@ def source_options(kind: str, files: str, order: str = "source order") -> str:
 """
 
 
-def _parse_shuffle(text: str) -> int | None:
+def parse_shuffle(text: str) -> int | None:
+    """Read a seed, or that there is none."""
     try:
         return None if text == "none" else int(text)
     except ValueError as error:
@@ -160,7 +166,6 @@ def _parse_shuffle(text: str) -> int | None:
 
 SOURCE_OPTIONS = ("masks", "mask_suffix", "classes", "mask_column", "label_column")
 OF_SOURCE: dict[str, dict[str, Any]] = {
-    "shuffle": {"type": _parse_shuffle},
     "masks": TARGET,
     "classes": TARGET,
     "mask-suffix": {"default": ""},
@@ -217,7 +222,7 @@ def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:
     from packdata.parts.part import can_shuffle
     from packdata.plan import pack_plan
 
-    shuffle, is_drawn = getattr(args, "shuffle", None), False
+    shuffle, is_drawn = args.shuffle, False
     if shuffle is AT_URLS:
         is_drawn = is_url(args.dst) and all(can_shuffle(recipe) for _, recipe in plan.parts)
         shuffle = _USUAL_SEED if is_drawn else None

@@ -92,6 +92,7 @@ TABLES = packing_command(
         ".csv, .tsv and .txt": _CSV,
     },
     item="row",
+    shuffles="pieces of about 4 MB (of Parquet and Arrow: groups of rows), and the rows in each,",
     format="parquet",
     shard_bytes=TABLE_SHARD_BYTES,
     has_first_pass=True,

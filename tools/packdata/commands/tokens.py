@@ -79,6 +79,7 @@ def _plan(args: argparse.Namespace) -> TokensPlan:
         TokenOptions(**options),
         format=args.format,
         on_error=args.on_error,
+        shuffle=args.shuffle,
         first_pass=FirstPass(args.plan, is_part=args.part is not None, share=share_of(args)),
     )
 
@@ -89,6 +90,7 @@ TOKENS = packing_command(
     src="files, folders, or URLs of such, or patterns",
     takes={"text": _TEXT, "tokens": _TOKENS},
     item="text",
+    shuffles="pieces of about 4 MB, and the texts in each,",
     format="parquet",
     has_first_pass=True,
     run=run,

@@ -28,7 +28,7 @@ class PackSettings(TypedDict, total=False):
         overwrite: Replace the datasets that are there.
         progress: Called for every sample.
         part: Pack this part of the items alone, ``"I/N"``; ``packdata.parts.local.finish`` joins them all.
-        shuffle: A seed: pack pictures or arrays that are files in an order drawn by it; None keeps theirs.
+        shuffle: A seed: pack in an order drawn by it, as ``--shuffle`` of the command does; None keeps the source's.
     """
 
     shard_bytes: int

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -122,11 +122,15 @@ class PartRecipe(Recipe):
 
 
 class ShuffledRecipe(PartRecipe):
-    """The items of a recipe in an order drawn by a seed."""
+    """The items of a recipe in an order drawn by a seed.
+
+    Of blocks, so are the samples in each. Those of a run (``Recipe.runs``) stay behind one another: to read any of
+    them takes reading those before it.
+    """
 
     def __init__(self, recipe: Recipe, seed: int) -> None:
         if not can_shuffle(recipe):
-            what = "--shuffle is for pictures and arrays that are files of their own, in folders or a list"
+            what = "--shuffle takes pictures and arrays that are files of their own, in folders or a list"
             raise SchemaError(what)
         super().__init__(recipe, 0, len(recipe))
         self.identity = {**recipe.identity, "shuffle": seed}
@@ -135,21 +139,58 @@ class ShuffledRecipe(PartRecipe):
 
     @cached_property
     def _order(self) -> npt.NDArray[np.int64]:
-        return np.argsort(hash64(key64(self._seed, _SHUFFLE), np.arange(len(self))), kind="stable")
+        return _drawn(key64(self._seed, _SHUFFLE), self._recipe.runs or len(self))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_order"}
 
     def items(self, start: int) -> Iterator[Any]:
-        """Yield its items."""
-        for number in self._order[start:].tolist():
-            yield from islice(self._recipe.items(number), 1)
+        """Yield its items; of blocks with their numbers."""
+        order = self._order[start:]
+        ends = np.flatnonzero(np.diff(order, append=-1) != 1) + 1  # of what is asked for at once
+        nums = np.diff(ends, prepend=0)
+        for first, num in zip(order[ends - nums].tolist(), nums.tolist(), strict=True):
+            items = islice(self._recipe.items(first), num)
+            yield from map(_Numbered, count(first), items) if self.is_of_blocks else items
+
+    def name(self, item: Any) -> str:
+        """Return the place of an item."""
+        return self._recipe.name(item.item if self.is_of_blocks else item)
+
+    def encode(self, item: Any) -> Sequence[Records | Block]:
+        """Return the records of an item."""
+        if not self.is_of_blocks:
+            return self._recipe.encode(item)
+        recipe: Any = self._recipe
+        blocks: Sequence[Block] = recipe.encode(
+            item.item, partial(_drawn, key64(self._seed, _SHUFFLE, item.number))
+        )
+        return blocks
+
+
+def _drawn(key: int, of: int | Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return an order of so many, or of those of these numbers; equal ones stay behind one another."""
+    numbers = np.arange(of) if isinstance(of, int) else np.array(of)
+    return np.argsort(hash64(key, numbers), kind="stable")
+
+
+class _Numbered(NamedTuple):
+    """An item, and its number in the source."""
+
+    number: int
+    item: Any
+
+    @property
+    def reads(self) -> Sequence[Any]:
+        """What of it is fetched ahead."""
+        return getattr(self.item, "reads", ())
 
 
 def can_shuffle(recipe: Recipe) -> bool:
-    """Tell whether any item can be asked for without reading others."""
+    """Tell whether items can be asked for in another order than that of the source."""
     source = getattr(recipe, "source", None)
-    return {*str(getattr(source, "kind", "")).split(", ")} <= _BY_NUMBER
+    kinds = {*str(getattr(source, "kind", "")).split(", ")}
+    return recipe.is_of_blocks or kinds <= _BY_NUMBER
 
 
 def in_order(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ from packdata.tables.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from packdata.recipe import Draw
     from packdata.tables.chosen import ColumnPlan, TargetColumn
     from packdata.tables.kept import TableReader
     from packdata.tables.parts import FilePart, Kind, TableFile, Why
@@ -98,13 +100,13 @@ class TablesRecipe(Recipe):
 
     def items(self, start: int) -> Iterator[FilePart]:
         """Yield the parts."""
-        yield from self.parts[start:]
+        yield from map(self.parts.__getitem__, range(start, len(self)))
 
     def name(self, item: FilePart) -> str:
         """Return where a part begins."""
         return place(self.reader.files[item.file], item.line)
 
-    def encode(self, item: FilePart) -> list[Block]:
+    def encode(self, item: FilePart, draw: Draw | None = None) -> list[Block]:
         """Return the rows of a part."""
         file, kinds = self.reader.files[item.file], self.columns.kinds
         pieces: list[dict[str, Matrix]] = [
@@ -122,7 +124,12 @@ class TablesRecipe(Recipe):
                 self.tally.add(what, int(flags.sum()))
             rejects += [*rows.bad, *_placed(rows, wrong)]
         columns = {name: _column([piece[name] for piece in pieces]) for name in self.schema.fields}
-        return [Block(columns, tuple(self._rejects(file, rejects)))]
+        block = Block(columns, tuple(self._rejects(file, rejects)))
+        if draw is not None:
+            order = draw(len(block))
+            drawn = {name: FixedColumn(column.data[order]) for name, column in columns.items()}
+            block = replace(block, columns=drawn)
+        return [block]
 
     def judge(self, file: TableFile, rows: TableRows) -> TableRows:
         """Return the rows that can be packed; the others are bad."""

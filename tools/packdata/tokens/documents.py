@@ -54,6 +54,13 @@ class Documents:
         labels = None if self.labels is None else self.labels[: len(keep)][keep]
         return replace(self, data=data, ends=np.cumsum(lengths[chosen]), labels=labels)
 
+    def in_order(self, order: npt.NDArray[np.int64]) -> Documents:
+        """Return the documents in another order; all of them must end here."""
+        labels, starts = self.labels, self.starts[order].tolist()
+        bounds = [*zip(starts, self.ends[order].tolist(), strict=True)]
+        documents = [(self.data[a:b], None if labels is None else labels[a:b]) for a, b in bounds]
+        return join_documents(documents, lambda i: self.place(starts[i]), self.rejects)
+
     def only_utf8(self) -> Documents:
         """Leave out documents that are not UTF-8; all of them must end here."""
         data = self.data.tobytes()
@@ -128,6 +135,7 @@ class TokenSource(ABC):
 
     kind: str  # ``text``, ``chat``, ``lists`` (of ids, by document), or ``ids`` (files of them)
     has_labels = False
+    runs: Sequence[int] | None = None  # as of a recipe
     empty_files: list[str]  # names of files that hold nothing
     # Names of files in which lines, and so those of the separator, end in ``\r\n``.
     windows_files: Sequence[str] = ()

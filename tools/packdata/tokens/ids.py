@@ -295,4 +295,4 @@ class IdsSource(TokenSource):
         return max(ids.ids.dtype.itemsize for ids in self._opened)
 
     def pieces(self, start: int = 0) -> Iterator[Piece]:
-        yield from self._plan[start:]
+        yield from map(self._plan.__getitem__, range(start, len(self)))

@@ -190,12 +190,13 @@ def plan_tokens(
     *,
     format: Format | None = None,
     on_error: OnError = "fail",
+    shuffle: int | None = None,
     first_pass: FirstPass | None = None,
 ) -> TokensPlan:
     """List sources and say what would become of them; trains the tokenizer, if that is asked for.
 
-    With ``on_error="skip"`` no document is cut into pieces, so that each can be left out by itself. What is learned
-    of the corpus may come from another plan by ``first_pass``.
+    With ``on_error="skip"`` no document is cut into pieces, so that each can be left out by itself, nor with
+    ``shuffle``. What is learned of the corpus may come from another plan by ``first_pass``.
 
     Raises:
         SourceError: A source cannot be listed or recognized, or holds nothing.
@@ -213,7 +214,7 @@ def plan_tokens(
     _check_used(options, {file.kind for file in listing.files})
     make = _files_recipe if "ids" in kinds else _text_recipe
     first_pass = FirstPass() if first_pass is None else first_pass
-    may_cut = on_error == "fail" and not options.val_share
+    may_cut = on_error == "fail" and not options.val_share and shuffle is None
     recipe = make(listing, options, first_pass, may_cut=may_cut)
     first_pass.check(recipe.identity)
     if not len(recipe):
@@ -412,7 +413,7 @@ def pack_tokens(
         options: What becomes of them.
         format: ``"parquet"`` (default) or ``"lmdb"``.
         plan: Of a part, where a tokenizer is trained or ids are looked at: what ``--dry-run --json`` printed.
-        settings: As of ``pack_recipes``. With ``on_error="skip"`` each document must fit into memory.
+        settings: As of ``pack_recipes``. With ``on_error="skip"``, or ``shuffle``, each document must fit into memory.
 
     Raises:
         SourceError: A source, or something in it, cannot be packed.
@@ -422,9 +423,12 @@ def pack_tokens(
     if given := [name for name in settings if name in TokenOptions.__annotations__]:
         raise TypeError(f"{given[0]} is one of options=: give TokenOptions({given[0]}=...)")
     check_options(settings, PackSettings)
-    on_error = settings.get("on_error", "fail")
-    first_pass = FirstPass(plan, is_part=settings.get("part") is not None)
     planned = plan_tokens(
-        sources, options, format=format, on_error=on_error, first_pass=first_pass
+        sources,
+        options,
+        format=format,
+        on_error=settings.get("on_error", "fail"),
+        shuffle=settings.get("shuffle"),
+        first_pass=FirstPass(plan, is_part=settings.get("part") is not None),
     )
     return pack_plan(planned, dst, **settings)

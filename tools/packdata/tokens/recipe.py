@@ -24,6 +24,7 @@ from packdata.tokens.rows import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from packdata.recipe import Draw
     from packdata.tokens.documents import Documents, Piece, Reject, TokenSource
     from packdata.tokens.options import TokenOptions
     from packdata.tokens.tokenizer import Tokenizer, Vocabulary
@@ -62,6 +63,7 @@ class TokensRecipe(Recipe):
             files[tokenizer.name] = tokenizer.file
         folders = ("train", "val") if self.val_share else ("",)
         self.targets: Sequence[Target] = [Target(f, schema, files) for f in folders]
+        self.runs = source.runs
         self.divides = len(folders) > 1
 
     def _schema(self) -> Schema:
@@ -102,19 +104,20 @@ class TokensRecipe(Recipe):
     def name(self, item: Piece) -> str:
         return item.where
 
-    def encode(self, item: Piece) -> list[Block]:
+    def encode(self, item: Piece, draw: Draw | None = None) -> list[Block]:
         """Return the rows of a piece for each target, and the documents that are left out.
 
         Raises:
             SourceError: A part of a document is not UTF-8, or an id does not fit; with the place.
         """
         documents = item.read().without_empty()
+        is_cut = len(documents.data) > (documents.ends[-1] if len(documents) else 0)
+        if is_cut and (self.val_share or draw is not None):
+            raise SourceError("a document goes on behind it", item.where, "Do not cut documents")
+        if draw is not None:
+            documents = documents.in_order(draw(len(documents)))
         if not self.val_share:
             return [self._block(documents, documents.rejects)]
-        if len(documents.data) and (
-            not len(documents) or documents.ends[-1] < len(documents.data)
-        ):
-            raise SourceError("a document goes on behind it", item.where, "Do not cut documents")
         is_val = documents.hashes(self.seed) * 2.0**-64 < self.val_share
         train, val = documents.select(~is_val), documents.select(is_val)
         return [self._block(train, documents.rejects), self._block(val)]

@@ -30,6 +30,11 @@ class RowsPart:
     table: pa.Table = None
 
     @property
+    def run(self) -> object:
+        """Of which parts follow one another: they are read at once."""
+        return self.rows.file.path, self.group
+
+    @property
     def where(self) -> str:
         start = self.rows.firsts[self.group]
         return f"{self.rows.file.name}, rows {start + self.first} to {start + self.last - 1}"

@@ -70,6 +70,11 @@ class TextPart:
         return self
 
     @property
+    def run(self) -> object:
+        """Of which parts follow one another, where they are read so."""
+        return None if self.file.compression is None else self.file.path
+
+    @property
     def where(self) -> str:
         """The file, and where in it unless that is all of it."""
         if self.start == 0 and self.is_last:
@@ -298,6 +303,7 @@ class TextSource(TokenSource):
         self.empty_files: list[str] = []
         self.windows_files: list[str] = []
         self._plan = self._group(part for file in files for part in self._parts(file))
+        self.runs = [*self._runs()]
 
     def __len__(self) -> int:
         return len(self._plan)
@@ -322,6 +328,14 @@ class TextSource(TokenSource):
             return
         for start, end in pairwise([0, *ends]):
             yield TextPart(file, start, end, end == ends[-1], self.options, mark), end - start
+
+    def _runs(self) -> Iterator[int]:
+        """Yield of each piece the number of the first that begins in the same compressed file, or group of rows."""
+        first, last = 0, None
+        for number, (part, *_) in enumerate(self._plan):
+            first = first if last is not None and part.run == last else number
+            last = part.run
+            yield first
 
     def _ends(self, file: SourceFile) -> tuple[list[int], bytes | None]:
         """Return where the parts of a file end, and behind what; those of a compressed one take reading it."""
@@ -372,7 +386,7 @@ class TextSource(TokenSource):
 
     def pieces(self, start: int = 0) -> Iterator[Piece]:
         with closing(_Streams()) as streams:
-            for parts in self._plan[start:]:
+            for parts in map(self._plan.__getitem__, range(start, len(self))):
                 yield TextPiece(
                     tuple(
                         part.loaded() if isinstance(part, RowsPart) else part.loaded(streams)
