@@ -72,11 +72,11 @@ class ServedURL:
             self._renewed = time.monotonic()
             self.objects = self._open()
 
-    async def end_uploads(self) -> int:
-        """Abort unfinished uploads; return how many."""
+    async def end_uploads(self, names: list[str] | None) -> int:
+        """Abort unfinished uploads, or those of some objects; return how many."""
+        about = self.url, self._storage, self._environment, names
         try:
-            work = asyncio.to_thread(end_uploads, self.url, self._storage, self._environment)
-            return await asyncio.wait_for(work, _UPLOADS_S)
+            return await asyncio.wait_for(asyncio.to_thread(end_uploads, *about), _UPLOADS_S)
         except (StoreFault, TimeoutError) as fault:
             text = fault.text if isinstance(fault, StoreFault) else "no answer in time"
             what = f"unfinished uploads cannot be ended ({self.public(text)})"

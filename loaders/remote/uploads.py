@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from loaders.remote.credentials import ProfileCredentials, from_environment
@@ -9,13 +10,24 @@ from loaders.remote.faults import StoreFault
 from loaders.remote.url import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from loaders.remote.url import URL
 
 
-def end_uploads(url: URL, storage: Mapping[str, Any], environment: Mapping[str, str]) -> int:
+def end_uploads(
+    url: URL,
+    storage: Mapping[str, Any],
+    environment: Mapping[str, str],
+    names: Iterable[str] | None = None,
+) -> int:
     """Abort the unfinished uploads below a URL of S3; return how many. Other stores drop them by a rule.
+
+    Args:
+        url: The URL.
+        storage: How the store is reached.
+        environment: The variables of who asks.
+        names: Only those of these objects below the URL.
 
     Raises:
         StoreFault: The store refuses, or does not answer.
@@ -24,16 +36,18 @@ def end_uploads(url: URL, storage: Mapping[str, Any], environment: Mapping[str, 
         return 0
     bucket, _, folder = str(url).partition("://")[2].partition("/")
     prefix = f"{folder}/".lstrip("/")
+    only = None if names is None else {prefix + name for name in names}
     try:
         client, ended = _client(dict(storage), environment), 0
         for page in client.get_paginator("list_multipart_uploads").paginate(
             Bucket=bucket, Prefix=prefix
         ):
             uploads = page.get("Uploads", ())  # some stores give all, whatever prefix is asked for
-            for each in (each for each in uploads if each["Key"].startswith(prefix)):
-                about = {"Key": each["Key"], "UploadId": each["UploadId"]}
-                client.abort_multipart_upload(Bucket=bucket, **about)
-                ended += 1
+            for key, number in ((each["Key"], each["UploadId"]) for each in uploads):
+                if key.startswith(prefix) if only is None else key in only:
+                    with suppress(client.exceptions.NoSuchUpload):  # it was finished, meanwhile
+                        client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=number)
+                        ended += 1
     except StoreFault:
         raise
     except Exception as error:  # of boto3, which need not be there, or of the store

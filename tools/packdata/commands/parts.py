@@ -73,15 +73,16 @@ DST
 --overwrite
   replace a dataset in DST
 --delete-old
-  at a URL, delete shards beside the dataset that it does not have, and end uploads that were not
-  finished; nobody may read an earlier one, or pack another, meanwhile
+  at a URL, delete shards beside the dataset that it does not have, and end all unfinished uploads;
+  nobody may read an earlier one, or pack another, meanwhile
 {JSON}"""
     },
     run=_finish,
     details="""\
 The parts are those that --part has packed into DST, on one machine or on many. Nothing is read of
 what they hold: their shards are linked, in their order. Parts of other sources, options or versions
-are refused, and those that are missing are named. Killed, the same command finishes.""",
+are refused, and those that are missing are named. Killed, the same command finishes. At a URL,
+uploads of their shards that were killed, and finished by another, are ended.""",
     example="packdata finish packed",
     how={"dst": TARGET},
     has_remote=True,

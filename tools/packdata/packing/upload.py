@@ -23,7 +23,7 @@ from loaders.errors import PackError, RemoteError
 from packdata.packing.settings import OVERWRITE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from loaders.data.manifest import ShardInfo
     from loaders.remote.origin import Origin
@@ -137,6 +137,21 @@ def lost_at(origin: Origin, below: str, shards: Iterable[ShardInfo]) -> list[str
     """Return which of these shards are missing in a folder of a target."""
     sizes = {entry.name: entry.size for entry in origin.in_folder(below)[0]}
     return [s.file for s in shards if sizes.get(name_at(below, s.file)) != s.size_bytes]
+
+
+def end_uploads(origin: Origin, datasets: Mapping[str, Manifest]) -> None:
+    """End uploads of shards that are there, by those who were killed; who still sends one finds it there."""
+    from loaders.remote.stores import PUT_BYTES
+
+    sent_in_parts = [
+        name_at(below, shard.file)
+        for below, manifest in datasets.items()
+        for shard in manifest.shards
+        if shard.size_bytes >= PUT_BYTES
+    ]
+    with suppress(RemoteError):  # not every store tells which there are, nor tells everybody
+        if sent_in_parts:
+            origin.end_uploads(sent_in_parts)
 
 
 def manifest_at(origin: Origin, below: str) -> Manifest | None:

@@ -307,8 +307,8 @@ def finish(
     Args:
         dst: Where the parts were packed.
         overwrite: Replace the datasets that are there.
-        delete_old: At a URL, delete what lies beside the datasets of earlier ones, and end uploads that
-            were not finished.
+        delete_old: At a URL, delete what lies beside the datasets of earlier ones, and end all uploads that
+            were not finished; else only those of shards that are there.
         digest: Of the plan that all parts are to be of: where it made what is there, all is done.
 
     Raises:

@@ -9,6 +9,8 @@
    condition. Then it deletes the journals. Killed, the same command finishes: where manifests are there that say
    that the same plan made them, deleting is all that is left.
 4. Nothing that a manifest may have named is deleted but by ``delete_old``.
+5. Unfinished uploads of the shards that it publishes are ended: they are there, so whoever still sends one is done.
+   Others may be of another packing: ``delete_old`` ends them.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from packdata.packing.target import (
 from packdata.packing.upload import (
     ShardSender,
     as_file,
+    end_uploads,
     lost_at,
     manifest_at,
     name_at,
@@ -310,6 +313,7 @@ def _join(origin: Origin, parts: Sequence[Complete], began: float, *, overwrite:
             origin.put(REJECTED_NAME, path)
     elif origin.read(REJECTED_NAME)[0] is not None:  # of what was replaced
         origin.delete(REJECTED_NAME)
+    end_uploads(origin, joined.datasets)
     _clear(origin)
     firsts = first_folders([*joined.datasets], parts[0].header.plan)
     return summarize(joined, firsts, time.monotonic() - began, 0, notes)
