@@ -403,6 +403,17 @@ def test_what_holds_nothing_or_is_object_and_folder_is_refused(store: Store) -> 
     assert [*map(len, marked.inside("")[1:])] == [0, 1]
 
 
+def test_a_name_with_a_line_break_is_refused_at_once(store: Store) -> None:
+    (store.root / "raw").mkdir()
+    (store.root / "raw" / "a\nb.png").write_bytes(b"")
+
+    with pytest.raises(RemoteError) as caught:
+        plan_images("s3://raw")
+
+    assert r"a\nb.png" in repr(str(caught.value))
+    assert len(store.proxy.requests()) <= 2
+
+
 def test_an_object_of_a_large_folder_is_found_at_once_in_whatever_order_they_were_listed() -> None:
     """Texts are looked at one by one: a search through all names for each took hours."""
     numbers = np.random.default_rng(0).permutation(2_000).tolist()
