@@ -359,6 +359,9 @@ def test_missing_parts_are_named(photos: Path, tmp_path: Path) -> None:
 
     assert raised.value.path == tmp_path / "dst"
     assert len(list((tmp_path / "dst" / PARTS_NAME).iterdir())) == 3
+    pack_images(photos, tmp_path / "many", part="7/100000000000")
+    with pytest.raises(PackError, match="8, 9, 10"):  # at once, and in no memory
+        finish(tmp_path / "many")
 
 
 def test_parts_of_different_lists_options_and_versions_are_refused(

@@ -251,6 +251,11 @@ def test_a_tokenizer_and_rejects_come_with_the_manifest(
     assert shards_at(there) == shards_at(at)
     rejected = (store.root / "out" / "packed" / "rejected.jsonl").read_bytes()
     assert rejected == (tmp_path / "local" / "rejected.jsonl").read_bytes()
+    for _ in range(2):  # packed, and then it is there
+        part = pack(tmp_path / "bad", "s3://out/parts", on_error="skip", part="0/1")
+        assert part.rejected
+        assert "rejected.jsonl" not in str(part)  # which is written when parts are joined
+    assert "rejected.jsonl" in str(finish("s3://out/parts"))
 
 
 def test_parts_that_are_missing_or_of_another_packing_are_refused(

@@ -40,7 +40,7 @@ from packdata.packing.shards import (
     check_shard_options,
     records_nbytes,
 )
-from packdata.packing.target import REJECTED_NAME
+from packdata.packing.target import PARTS_NAME, REJECTED_NAME
 from packdata.recipe import Block
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ class Summary:
         if self.rejected:
             listed = place_of(self.dst) / REJECTED_NAME
             is_listed = is_url(self.dst) or listed.exists()
+            is_listed &= PARTS_NAME not in listed.parts  # those are listed once they are joined
             where = f", listed in {printable(str(listed))}" if is_listed else ""
             yield f"rejected {len(self.rejected):,}{where}:"
         for item, error in self.rejected[:_SHOWN_REJECTS]:

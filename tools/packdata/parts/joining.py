@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -20,7 +21,7 @@ from packdata.packing.lock import LOCK_NAME, lock_owner
 from packdata.packing.provenance import PLAN
 from packdata.packing.publish import Reached
 from packdata.packing.settings import OVERWRITE
-from packdata.packing.target import PACKING_NAME, digest_of
+from packdata.packing.target import PACKING_NAME, PARTS_NAME, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -128,8 +129,8 @@ class PartPlace(ABC, Generic[_P]):
         """Return the summary of a part that is packed, with what that left out."""
         found = self.found()
         rejects = [] if found is None else found.state.all_rejects
-        why = f"part {self.part} {why}"
-        return nothing_done(self.dst, why, [(r.item, r.error) for r in rejects])
+        why, place = f"part {self.part} {why}", self.dst / PARTS_NAME / self.part.name
+        return nothing_done(place, why, [(r.item, r.error) for r in rejects])
 
     def check_others(self, others: Sequence[Path]) -> list[str]:
         """Return how the part that is there differs; PackError for it, and for ``others``, that may not be dropped."""
@@ -151,14 +152,14 @@ def all_parts(
     if len(counts) > 1:
         what = f"there are parts of {' and of '.join(map(str, counts))}"
         raise PackError(what, dst, f"Remove those that are not meant from {found[0].path.parent}")
-    parts = [complete.get(i) for i in range(counts[0])]
-    missing = [i for i, part in enumerate(parts) if part is None]
-    if missing:
-        shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
-        are = "part is" if len(missing) == 1 else "parts are"
-        what = f"{len(missing):,} of {counts[0]:,} {are} missing: {shown}"
-        raise PackError(what, dst, "Run the command that packs each again, then this one")
-    return [part for part in parts if part is not None]
+    there = {number: part for number, part in complete.items() if part is not None}
+    if num := counts[0] - len(there):
+        missing = islice((i for i in range(counts[0]) if i not in there), _SHOWN)
+        shown = ", ".join(map(str, missing)) + (", ..." if num > _SHOWN else "")
+        what = f"{num:,} of {counted(counts[0], 'part')} {'is' if num == 1 else 'are'} missing"
+        hint = "Run the command that packs each again, then this one"
+        raise PackError(f"{what}: {shown}", dst, hint)
+    return [there[number] for number in range(counts[0])]
 
 
 def check_alike(dst: Path, parts: Sequence[Complete], digest: str = "") -> None:

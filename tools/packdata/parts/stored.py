@@ -316,7 +316,8 @@ def _join(origin: Origin, parts: Sequence[Complete], began: float, *, overwrite:
     end_uploads(origin, joined.datasets)
     _clear(origin)
     firsts = first_folders([*joined.datasets], parts[0].header.plan)
-    return summarize(joined, firsts, time.monotonic() - began, 0, notes)
+    summary = summarize(joined, firsts, time.monotonic() - began, 0, notes)
+    return replace(summary, amount=counted(len(parts), "part"))
 
 
 def _joined(dst: URL, parts: Sequence[Complete]) -> _Joined:
