@@ -304,7 +304,7 @@ def test_threads_take_and_drop_without_ever_sharing() -> None:
 
     def work(number: int) -> int:
         rng = np.random.default_rng(number)
-        barrier.wait(10)
+        barrier.wait(60)
         wrong = 0
         for i in range(300):
             nbytes = int(rng.integers(1, 5000))
@@ -383,13 +383,13 @@ def test_a_fork_finds_the_pool_open_whoever_was_allocating() -> None:
 
     def slow(nbytes: int) -> Any:
         is_inside.set()
-        go_on.wait(20)
+        go_on.wait(60)
         return np.empty(nbytes, np.uint8)
 
     slots = Slots(slow)
     taking = threading.Thread(target=slots.take, args=("image", NBYTES))
     taking.start()
-    assert is_inside.wait(10)
+    assert is_inside.wait(60)
     pid = os.fork()
     if pid == 0:
         signal.alarm(10)

@@ -20,7 +20,7 @@ class Numbers:
     def numbers(self) -> list[int]:
         """Three of them."""
         self.begun.set()
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         self.num_computed += 1
         return [1, 2, 3]
 
@@ -41,7 +41,7 @@ def test_a_process_that_is_forked_while_a_thread_computes_it_can_compute_its_own
     slow.go.clear()
     thread = threading.Thread(target=lambda: slow.numbers)
     thread.start()
-    assert slow.begun.wait(20)
+    assert slow.begun.wait(60)
 
     pid = os.fork()
     if pid == 0:

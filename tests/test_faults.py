@@ -168,7 +168,7 @@ def test_a_batch_that_is_late_is_not_counted_as_lost(folder: Path) -> None:
     go = threading.Event()
 
     def transform(sample: Any) -> Any:
-        assert go.wait(30)
+        assert go.wait(60)
         return sample
 
     dataset = ShardDataset(folder, fields=["sample_id"], transform=transform)
@@ -291,7 +291,7 @@ def test_stages_are_told_apart(folder: Path) -> None:
 
     def collate_fn(samples: Any) -> Any:
         in_collate.set()
-        assert go.wait(30)
+        assert go.wait(60)
         return samples
 
     loader = DataLoader(ShardDataset(folder), 4, num_workers=1, collate_fn=collate_fn)
@@ -324,7 +324,7 @@ def test_a_report_of_a_stalled_disk_does_not_stall(
 ) -> None:
     dataset = ShardDataset(folder)
     go = threading.Event()
-    monkeypatch.setattr(type(dataset.view), "key", lambda self, index: str(go.wait(30)))
+    monkeypatch.setattr(type(dataset.view), "key", lambda self, index: str(go.wait(60)))
 
     began = time.monotonic()
     text = dataset.job([3, 4], loaders.buffers.FreshMemory()).describe(0)
@@ -386,7 +386,7 @@ def test_a_signal_makes_a_hanging_run_say_where(
         assert child.poll() is None
     finally:
         os.killpg(child.pid, signal.SIGKILL)
-        child.communicate(timeout=20)
+        child.communicate(timeout=100)
 
     text = "".join(lines)
     assert f"loaders: 1 being iterated in process {child.pid}" in text
@@ -526,7 +526,7 @@ def test_an_open_dataset_works_in_a_child(opened: Any, method: str) -> None:
     process, queue = start(multiprocessing.get_context(method), opened)
 
     assert queue.get() == expected
-    process.join(20)
+    process.join(60)
     assert process.exitcode == 0
     assert [b.label.tolist() for b in iterator] == [expected[i : i + 4] for i in range(4, NUM, 4)]
 
@@ -537,7 +537,7 @@ def test_a_child_forked_by_a_thread_can_read(opened: Any) -> None:
     def fork() -> None:
         process, queue = start(multiprocessing.get_context("fork"), opened)
         results.append(queue.get())
-        process.join(20)
+        process.join(60)
 
     thread = threading.Thread(target=fork)
     thread.start()
@@ -567,7 +567,7 @@ def test_an_iterator_is_refused_in_a_forked_child(folder: Path) -> None:
     process.start()
 
     assert "threads of the parent of this forked process" in queue.get()
-    process.join(20)
+    process.join(60)
     assert process.exitcode == 0
 
 
@@ -583,7 +583,7 @@ def test_a_loader_works_anew_in_a_forked_child(folder: Path) -> None:
     process.start()
 
     assert list(chain.from_iterable(queue.get())) == [i % 3 for i in range(NUM)]
-    process.join(20)
+    process.join(60)
 
 
 def test_twice_opened_and_pickled_datasets_are_alike(opened: Any, folder: Path) -> None:

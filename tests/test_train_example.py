@@ -142,7 +142,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
         wait_for_lines(out / "rank0.jsonl", 8, process)
     finally:
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=100)
     killed = steps_of(out)
 
     resumed = run(train, packed, out, *options)

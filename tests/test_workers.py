@@ -909,7 +909,7 @@ def test_control_c_interrupts_the_wait_and_the_pool_goes_on() -> None:
 gate = threading.Event()
 def wait():
     entered.set()
-    gate.wait(20)
+    gate.wait(60)
 pool.put(Job(wait))
 entered.wait(5)
 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -1126,7 +1126,7 @@ def test_a_pool_that_ends_on_one_of_its_own_threads_waits_for_no_other() -> None
 
     began = time.monotonic()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
 
     assert not any(thread.is_alive() for thread in threads)
     assert time.monotonic() - began < 10

@@ -86,7 +86,7 @@ def test_the_child_ends_with_its_parent(folder: Path, end: signal.Signals) -> No
         os.killpg(parent.pid, end)
     else:
         parent.send_signal(end)
-    output, errors = parent.communicate(timeout=20)
+    output, errors = parent.communicate(timeout=100)
     pids = {pid, *(int(line) for line in output.split("\n")[:-1] if line.isdigit())}
 
     wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in pids))
@@ -165,7 +165,7 @@ def test_a_forked_child_says_that_the_iterator_is_not_its_own(folder: Path) -> N
 
     process = context.Process(target=use)
     process.start()
-    process.join(20)
+    process.join(60)
 
     assert process.exitcode == 0
     assert "parent of this forked process" in queue.get()

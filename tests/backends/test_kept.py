@@ -184,10 +184,10 @@ def test_threads_that_begin_at_once_do_not_share_a_child() -> None:
     results: list[Any] = []
 
     def go(together: threading.Barrier) -> None:
-        together.wait(20)
+        together.wait(60)
         iterator: Any = iter(loader)
         child = iterator._batches._pool._child
-        together.wait(20)
+        together.wait(60)
         results.append((child, [batch.tolist() for batch in iterator]))
 
     try:

@@ -59,7 +59,7 @@ class Alone(Dataset[int]):
         if index == 2:
             self.begun.set()
         if index == 1:
-            assert self.begun.wait(30)
+            assert self.begun.wait(60)
         return index
 
 
@@ -128,7 +128,7 @@ class Gated(RAMDataset):
     gate: threading.Event
 
     def read_group(self, batches: Any, memory: Any) -> SplitBatches | None:
-        assert max(map(max, batches)) < 4 or self.gate.wait(30)
+        assert max(map(max, batches)) < 4 or self.gate.wait(60)
         return super().read_group(batches, memory)
 
 

@@ -117,7 +117,7 @@ def test_slots_are_never_two_batches_at_once_whoever_takes_and_frees_them() -> N
     barrier, lock = threading.Barrier(4), threading.Lock()
 
     def work(number: int) -> int:
-        barrier.wait(10)
+        barrier.wait(60)
         wrong, kept = 0, deque[tuple[int, torch.Tensor]]()
         for i in range(200):
             value = (4 * i + number) % 251

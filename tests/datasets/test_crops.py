@@ -584,7 +584,7 @@ def test_a_cold_volume_is_not_read_for_a_crop(tmp_path: Path, check: Any) -> Non
     value = np.random.default_rng(0).integers(0, 256, (128, 512, 512), np.uint8)
     folder = pack(tmp_path / "a", fields, [{"array": value}])
     with open(folder / read_manifest(folder).shards[0].file, "rb") as file:
-        os.fsync(file.fileno())
+        os.fdatasync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     before = bytes_read()
     dataset = ShardDataset(folder, augment=[CenterCrop(1)], check=check)

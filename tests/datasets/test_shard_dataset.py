@@ -477,7 +477,7 @@ def test_threads_call_one_transform_at_the_same_time(folder: Path) -> None:
     at_once = threading.Barrier(2)
 
     def meet(label: int) -> int:
-        at_once.wait(timeout=20)  # BrokenBarrierError if nobody else ever comes
+        at_once.wait(timeout=60)  # BrokenBarrierError if nobody else ever comes
         return label
 
     dataset = ShardDataset(folder, fields=["label"], transform={"label": meet})

@@ -68,7 +68,7 @@ def packed(
 
 
 def _until(condition: Any) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -314,7 +314,7 @@ def test_what_is_no_sealed_copy_of_this_dataset_is_refused(
     with pytest.raises(LoadersError, match=fault):
         RAMDataset(folder, shared=True, progress=False)
 
-    impostor.join(30)
+    impostor.join(60)
     os.close(fd)
 
 
@@ -328,7 +328,7 @@ def test_arrays_that_lie_outside_the_copy_are_refused(folder: Path) -> None:
     with pytest.raises(LoadersError, match="column 'label' lies outside"):
         RAMDataset(folder, shared=True, progress=False)
 
-    impostor.join(30)
+    impostor.join(60)
     os.close(fd)
 
 
@@ -412,7 +412,7 @@ def test_silence_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(LoadersError):
         RAMDataset(folder, shared=True, progress=False)
 
-    impostor.join(30)
+    impostor.join(60)
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_a_copy_that_is_ready_and_does_not_come_is_an_error(folder: Path) -> Non
     with pytest.raises(LoadersError):
         RAMDataset(folder, shared=True, progress=False)
 
-    impostor.join(30)
+    impostor.join(60)
 
 
 @pytest.mark.parametrize("why", ["plain", "ü" * 4000, "\x01" * 9000, "\udcff" * 4000, "漢" * 9000])
@@ -498,7 +498,7 @@ def test_one_who_hangs_up_without_a_word_is_an_error_in_the_end(
         RAMDataset(folder, shared=True, progress=False)
 
     done.set()
-    impostor.join(30)
+    impostor.join(60)
     assert 1 <= hung_up <= 40
 
 

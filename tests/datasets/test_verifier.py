@@ -223,7 +223,7 @@ def test_many_threads_leave_nothing_unverified() -> None:
     verifier, barrier = shards.verifier(), threading.Barrier(4)
 
     def work(number: int) -> int:
-        barrier.wait(10)
+        barrier.wait(60)
         failed = 0
         for row in np.random.default_rng(number).permutation(180).tolist():
             try:

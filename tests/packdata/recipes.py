@@ -173,6 +173,7 @@ def _context() -> Any:
 
 
 def _child(job: Job) -> None:
+    os.fsync = os.fstat  # type: ignore[assignment]  # as in the tests themselves
     if job.kill is not None:
         _patch(*job.kill)
     try:

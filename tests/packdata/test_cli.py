@@ -508,7 +508,7 @@ def test_ctrl_c_is_130_and_the_same_command_continues(tmp_path: Path) -> None:
         time.sleep(0.002)
 
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=100)
 
     assert child.returncode == 130
     assert err == "packdata: interrupted, the same command continues\n"

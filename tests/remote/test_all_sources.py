@@ -459,7 +459,7 @@ def test_what_comes_ahead_in_many_ranges_ends_with_the_packing(
 
     closing = threading.Thread(target=drop_copies, daemon=True)
     closing.start()
-    closing.join(10)
+    closing.join(60)
 
     assert not closing.is_alive()
 

@@ -433,7 +433,7 @@ for step, batch in enumerate(DataLoader(dataset, 16, shuffle=True, num_workers=2
     local = ShardDataset(packed / "bucket" / "packed")
     sums = [int(b.values.long().sum()) for b in DataLoader(local, 16, shuffle=True)]
     assert [int(line.split()[1]) for line in output.splitlines()] == sums
-    wait_until(lambda: not fetcher_of(cache), 20)
+    wait_until(lambda: not fetcher_of(cache), 60)
     assert not list((cache / "v1" / "parts").iterdir())
     assert not is_alive(first)
 

@@ -182,7 +182,7 @@ print(pid, os.readlink(f"/proc/{{pid}}/fd/1"), os.getsid(int(pid)) == os.getsid(
     pid, output, is_of_session = done.stdout.decode().split()
 
     assert (output, is_of_session) == ("/dev/null", "False")
-    wait_until(lambda: not is_alive(int(pid)), 8)
+    wait_until(lambda: not is_alive(int(pid)), 30)
     assert not list((cache / "v1" / "parts").iterdir())
 
 
