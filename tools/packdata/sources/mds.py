@@ -20,8 +20,7 @@ import pyarrow as pa
 import zstandard
 
 from loaders.errors import SourceError
-from packdata.sources.base import read_file
-from packdata.sources.regular import check_regular
+from packdata.sources.base import open_file, read_file
 from packdata.sources.rowfile import MappedRows
 
 if TYPE_CHECKING:
@@ -101,7 +100,6 @@ class MdsRows(MappedRows):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        check_regular(path, path)
         self._data = _mapped(path)
         self._offsets, config = self._read_head()
         columns = zip(
@@ -203,7 +201,7 @@ def _mapped(path: Path) -> memoryview | bytes:
     """Return the bytes of a shard, decompressed."""
     try:
         if path.name.endswith(SUFFIX):
-            with open(path, "rb") as file:
+            with open_file(path, str(path)) as file:
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         data = read_file(path, str(path))
         if path.name.endswith(".gz"):

@@ -46,7 +46,7 @@ from packdata.sources.base import (
 )
 from packdata.sources.folders import no_files
 from packdata.sources.readers import parse_json
-from packdata.sources.regular import check_name
+from packdata.sources.regular import check_name, check_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -214,6 +214,7 @@ class TarSource(Source):
 
 def open_tar(path: Path) -> IO[bytes]:
     """Open a tar file, decompressed; SourceError if that fails."""
+    check_regular(path, path)  # not by an opener: gzip takes a name, or leaves the file open
     try:
         if _is_gzip(path):
             return cast("IO[bytes]", gzip.open(path, "rb"))

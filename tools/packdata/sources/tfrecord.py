@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.sources.regular import check_regular
+from packdata.sources.base import open_file
 from packdata.sources.rowfile import MappedRows
 
 if TYPE_CHECKING:
@@ -57,9 +57,8 @@ class TfrecordRows(MappedRows):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        check_regular(path, path)
         try:
-            with open(path, "rb") as file:
+            with open_file(path, str(path)) as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise SourceError(f"it cannot be read ({error})", path) from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.sources.base import FFCV_HINT, is_hidden
+from packdata.sources.base import FFCV_HINT, is_hidden, open_file
 from packdata.sources.folders import LINK_ABOVE, files_below
 from packdata.sources.listed import (
     ListedURL,
@@ -64,10 +64,7 @@ class SourceFile:
 
     def open(self) -> BinaryIO:
         """Open it, decompressed; SourceError if that fails."""
-        try:
-            file = open(self.path, "rb") if self.stored is None else self.stored.open()  # noqa: SIM115
-        except OSError as error:
-            raise SourceError(f"it cannot be read ({error.strerror})", self.path) from error
+        file = open_file(self.path, str(self.path)) if self.stored is None else self.stored.open()
         if self.compression is None:
             return file
         stream: Any = pa.CompressedInputStream(pa.PythonFile(file, "r"), self.compression)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.errors import SourceError
+from packdata.sources.base import open_file
 from packdata.sources.tfrecord import masked_crc32c
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ _STL_NAME = re.compile(r"(train|test|unlabeled)_X\.bin")
 
 def check_header(path: Path, size: int) -> None:
     """Raise SourceError for a file of known kind and of this size, which is no plain row of ids."""
-    with open(path, "rb") as file:
+    with open_file(path, str(path)) as file:
         head = file.read(_HEAD_BYTES)
         known = recognize(head) or _recognize_whole(file, head, size)
         known = known or _recognize_pixels(file, path.name, size)
@@ -202,7 +203,7 @@ def _is_pickle(file: BinaryIO, head: bytes) -> bool:
 
 def check_no_text(path: Path) -> None:
     """Raise SourceError for a file that begins as text, whose bytes are about to be read as wider ids."""
-    with open(path, "rb") as file:
+    with open_file(path, str(path)) as file:
         head = file.read(_HEAD_BYTES)
     text = head.decode("utf-8", "ignore")
     is_whole = len(text.encode()) > len(head) - 4  # but for a character that the cut goes through

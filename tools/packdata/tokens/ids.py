@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from loaders.errors import SourceError
 from loaders.system.regular import read_regular
-from packdata.sources.regular import check_regular
+from packdata.sources.base import read_file
 from packdata.tokens.documents import Documents, Piece, TokenSource
 from packdata.tokens.headers import LLMC, LLMC_BYTES, check_header, check_no_text, check_width
 
@@ -195,8 +195,7 @@ def _open_pair(file: SourceFile, index: Path) -> IdsFile:
 
 def _read_index(path: Path) -> tuple[Any, Any, Any, Any]:
     """Return the type of the ids, the sequences' lengths and offsets, and the documents' bounds."""
-    check_regular(path, path)
-    data = path.read_bytes()
+    data = read_file(path, str(path))
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
         raise SourceError("it does not begin as an index of Megatron-LM (MMIDIDX)", path)
     _, version, code, num_sequences, num_bounds = _HEADER.unpack_from(data)
