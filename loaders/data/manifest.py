@@ -12,13 +12,13 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import xxhash
 
 from loaders.cached import cached_property
@@ -28,11 +28,14 @@ from loaders.schema import Schema
 from loaders.system.regular import read_regular
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from loaders.remote.origin import Origin
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 _MAX_MANIFEST_BYTES = 1 << 30
+_AT_ONCE = 1_000  # shards
 _MAX_DATASET_BYTES = (1 << 63) - 1  # offsets are int64
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _FILE_HASH = re.compile(r"[0-9a-f]{32}")
@@ -40,8 +43,7 @@ _FILE_HASH = re.compile(r"[0-9a-f]{32}")
 _DTYPE = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where the rows of one column lie in a shard; offsets and sizes in bytes.
 
     One of three: rows of ``row_nbytes`` (at least 1) each from ``offset`` on; or, with ``lengths``
@@ -58,14 +60,13 @@ class Place:
 
     def to_json(self) -> dict[str, int]:
         """Return the attributes that are set."""
-        options = {name: getattr(self, name) for name in self.__slots__}
+        options = self._asdict()
         if not self.gap:
             del options["gap"]
         return {name: value for name, value in options.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class ShardInfo:
+class ShardInfo(NamedTuple):
     """One shard as the manifest knows it."""
 
     file: str  # its name inside the dataset's folder; the suffix names the format
@@ -75,24 +76,18 @@ class ShardInfo:
     places: Mapping[str, Place]  # where each field's column lies
     checksums: tuple[int, int]  # offset and size of the JSON text that holds the row checksums
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "places", MappingProxyType(dict(self.places)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        numbers = (self.num_samples, self.size_bytes)
-        args = (self.file, *numbers, self.xxh3_128, dict(self.places), self.checksums)
-        return ShardInfo, args
-
     def to_json(self) -> dict[str, Any]:
         """Return the shard as JSON types."""
-        return {
-            "file": self.file,
-            "num_samples": self.num_samples,
-            "size_bytes": self.size_bytes,
-            "xxh3_128": self.xxh3_128,
-            "places": {name: place.to_json() for name, place in self.places.items()},
-            "checksums": list(self.checksums),
-        }
+        places = {name: place.to_json() for name, place in self.places.items()}
+        return self._asdict() | {"places": places, "checksums": list(self.checksums)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ShardInfo:
+        """Return the shard that ``to_json`` described; nothing of it is checked."""
+        places = {name: Place(**place) for name, place in data["places"].items()}
+        offset, nbytes = data["checksums"]
+        numbers = data["num_samples"], data["size_bytes"]
+        return cls(data["file"], *numbers, data["xxh3_128"], places, (offset, nbytes))
 
 
 @dataclass(frozen=True)
@@ -117,8 +112,9 @@ class Manifest:
     @cached_property
     def fingerprint(self) -> str:
         """Identify the content: 32 hex digits, a hash of the schema and the shards' checksums."""
-        shards = [[shard.num_samples, shard.xxh3_128] for shard in self.shards]
-        text = json.dumps([FORMAT_VERSION, self.schema.to_json(), shards], sort_keys=True)
+        schema = json.dumps(self.schema.to_json(), sort_keys=True)
+        shards = ", ".join([f'[{each.num_samples}, "{each.xxh3_128}"]' for each in self.shards])
+        text = f"[{FORMAT_VERSION}, {schema}, [{shards}]]"
         return xxhash.xxh3_128_hexdigest(text.encode())
 
     def to_json(self) -> dict[str, Any]:
@@ -135,10 +131,19 @@ class Manifest:
         return data | {"checksum": _checksum(json.loads(json.dumps(data)))}
 
 
-def _checksum(data: Mapping[str, Any]) -> str:
-    """Hash what a manifest says, as JSON reads it: also what the fingerprint leaves out."""
+def _checksum(data: Mapping[str, Any], shards: Sequence[str] | None = None) -> str:
+    """Hash what a manifest says, as JSON reads it: also what the fingerprint leaves out.
+
+    ``shards``: the texts of its shards, where they are known; else they are made.
+    """
     rest = {name: value for name, value in data.items() if name != "checksum"}
-    return xxhash.xxh3_64_hexdigest(json.dumps(rest, sort_keys=True).encode())
+    if shards is None:
+        text = json.dumps(rest, sort_keys=True)
+    else:  # behind "format" and before "version"
+        before = json.dumps({n: v for n, v in rest.items() if n < "shards"}, sort_keys=True)
+        after = json.dumps({n: v for n, v in rest.items() if n > "shards"}, sort_keys=True)
+        text = f'{before[:-1]}, "shards": [{", ".join(shards)}], {after[1:]}'
+    return xxhash.xxh3_64_hexdigest(text.encode())
 
 
 def publish_manifest(folder: Path, manifest: Manifest) -> None:
@@ -251,7 +256,7 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
     """
     data = _json_of(text, path)
     try:
-        return _parse(data)
+        return _parse(data, text)
     except ManifestError as error:
         raise ManifestError(error.what, path, error.hint) from error.__cause__
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -300,7 +305,7 @@ def _datasets_in(folder: Path) -> list[str]:
     return sorted(str(path) for path in found if path not in hidden)
 
 
-def _parse(data: Mapping[str, Any]) -> Manifest:
+def _parse(data: Mapping[str, Any], text: bytes) -> Manifest:
     version = data["version"]
     if type(version) is not int or version != FORMAT_VERSION:
         what = f"its format version is {version}, this release reads version {FORMAT_VERSION}"
@@ -313,13 +318,13 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
     except SchemaError as error:
         raise ManifestError(str(error), "", "Restore it from a copy, or update loaders") from error
     sizes = {name: each.record_nbytes for name, each in schema.fields.items()}
-    shards = tuple(_parse_shard(shard, sizes) for shard in data["shards"])
-    _check_together(shards)
+    shards, texts = _take_shards(data["shards"], sizes)
     if not isinstance(data["provenance"], Mapping):
         raise ValueError(f"the provenance is {data['provenance']!r}")
-    manifest = Manifest(schema, shards, data["provenance"])
+    manifest = Manifest(schema, tuple(shards), data["provenance"])
     _check_sum("fingerprint", data, manifest.fingerprint)
-    _check_sum("checksum", data, _checksum(data))
+    if data["checksum"] != _checksum(data, texts):  # what is read of shards may not be all
+        _check_sum("checksum", data, _checksum(json.loads(text)))
     if data["num_samples"] != manifest.num_samples:
         what = f"num_samples is {data['num_samples']}, the shards have {manifest.num_samples}"
         raise ValueError(what)
@@ -332,16 +337,6 @@ def _check_sum(name: str, data: Mapping[str, Any], expected: str) -> None:
         raise ManifestError(what, "", "It was edited or damaged: restore it from a copy")
 
 
-def _check_together(shards: Sequence[ShardInfo]) -> None:
-    files = [shard.file for shard in shards]
-    if len(set(files)) != len(files):
-        twice = sorted(file for file, count in Counter(files).items() if count > 1)
-        raise ValueError(f"shards {twice[:5]} are listed more than once")
-    total = sum(shard.size_bytes for shard in shards)
-    if total > _MAX_DATASET_BYTES:  # then samples, of a byte each at least, fit int64 as well
-        raise ValueError(f"the shards have {total} bytes together")
-
-
 def _check_dtypes(described: Mapping[str, Mapping[str, Any]]) -> None:
     for name, options in described.items():
         dtype = options.get("dtype", "uint8")
@@ -349,77 +344,126 @@ def _check_dtypes(described: Mapping[str, Mapping[str, Any]]) -> None:
             raise SchemaError(f"field {name!r} has dtype {dtype!r}, which is not a number's")
 
 
-def _parse_shard(data: Mapping[str, Any], sizes: Mapping[str, int | None]) -> ShardInfo:
-    """Read a shard, given the size of the records of each field, where all have one."""
-    for name in ("file", "xxh3_128"):
-        if not isinstance(data[name], str):
-            raise ManifestError(f"a shard's {name} is {data[name]!r}, not a string", "")
-    places = {name: Place(**place) for name, place in data["places"].items()}
-    offset, nbytes = data["checksums"]
-    shard = ShardInfo(
-        file=data["file"],
-        num_samples=data["num_samples"],
-        size_bytes=data["size_bytes"],
-        xxh3_128=data["xxh3_128"],
-        places=places,
-        checksums=(offset, nbytes),
-    )
-    _check_shard(shard, sizes)
-    return shard
+def _take_shards(
+    data: list[Any], sizes: Mapping[str, int | None]
+) -> tuple[list[ShardInfo], list[str]]:
+    """Read and check shards, given the size of the records of each field, where all have one; return their texts, too.
+
+    Some at a time, while they are in the CPU's cache; of ``data`` nothing is left.
+    """
+    shards, texts = list[ShardInfo](), list[str]()
+    for start in range(0, len(data), _AT_ONCE):
+        some = [ShardInfo.from_json(each) for each in data[start : start + _AT_ONCE]]
+        data[start : start + len(some)] = [None] * len(some)
+        _Table(some).check(sizes)
+        shards += some
+        texts += _texts(some, sizes)
+    files = [shard.file for shard in shards]
+    if len(set(files)) != len(files):
+        twice = sorted(file for file, count in Counter(files).items() if count > 1)
+        raise ValueError(f"shards {twice[:5]} are listed more than once")
+    total = sum(shard.size_bytes for shard in shards)
+    if total > _MAX_DATASET_BYTES:  # then samples, of a byte each at least, fit int64 as well
+        raise ValueError(f"the shards have {total} bytes together")
+    return shards, texts
 
 
-def _check_shard(shard: ShardInfo, sizes: Mapping[str, int | None]) -> None:
-    if not _FILE_NAME.fullmatch(shard.file):
-        what = f"shard file {shard.file!r} is not a plain name inside the folder"
-        raise ManifestError(what, "")
-    if shard.places.keys() != sizes.keys():
-        what = f"columns {sorted(shard.places)}, the schema {sorted(sizes)}"
-        raise ValueError(f"{shard.file} has {what}")
-    if not _FILE_HASH.fullmatch(shard.xxh3_128):
-        what = f"the hash of the file is {shard.xxh3_128!r}, not 32 hexadecimal digits"
-        raise ValueError(f"{shard.file}: {what}")
-    # Every sample needs a byte: that bounds what readers allocate.
-    _check_span(0, shard.num_samples, shard.file, shard)
-    if shard.num_samples == 0:
-        raise ValueError(f"{shard.file}: a shard has at least one sample")
-    for name, place in shard.places.items():
-        _check_place(place, f"{shard.file}, {name}", shard, sizes[name])
-    _check_span(*shard.checksums, f"{shard.file}, checksums", shard)
+class _Table:
+    """Some shards as columns: each rule is checked for all at once."""
+
+    def __init__(self, shards: Sequence[ShardInfo]) -> None:
+        columns = zip(*shards, strict=True)
+        self._files, self._n, self._nbytes, self._hashes, self._places, self._checksums = columns
+        self._num, self._size = self._numbers(self._n), self._numbers(self._nbytes)
+
+    def _refuse(self, is_wrong: Any, what: str, got: Sequence[Any], of: str = "") -> None:
+        """Raise ValueError if something is wrong with one of the shards."""
+        if np.any(is_wrong):
+            i = int(np.argmax(is_wrong))
+            found = f"{got[i]!r} where {self._n[i]!r} samples take {self._nbytes[i]!r} bytes"
+            raise ValueError(f"{self._files[i]!r}{of}: {what}, it has {found}")
+
+    def _numbers(self, values: Sequence[Any], of: str = "") -> npt.NDArray[np.int64]:
+        """Return whole numbers that can be of bytes; -1 for None."""
+        most = _MAX_DATASET_BYTES
+        given = [value for value in values if value is not None]
+        if (
+            {*map(type, given)} - {int}
+            or min(given, default=0) < 0
+            or max(given, default=0) > most
+        ):
+            is_right = [v is None or (type(v) is int and 0 <= v <= most) for v in values]
+            self._refuse(~np.array(is_right), "offsets and sizes are whole numbers", values, of)
+        if len(given) < len(values):
+            given = [-1 if value is None else value for value in values]
+        return np.array(given, np.int64)
+
+    def check(self, sizes: Mapping[str, int | None]) -> None:
+        """Raise ValueError of the first rule that one of them breaks, and of the first that does."""
+        for pattern, column, what in (
+            (_FILE_NAME, self._files, "it is not a plain name inside the folder"),
+            (_FILE_HASH, self._hashes, "the hash of a file has 32 hexadecimal digits"),
+        ):
+            is_wrong = [type(v) is not str or not pattern.fullmatch(v) for v in column]
+            self._refuse(is_wrong, what, column)
+        is_wrong = [each.keys() != sizes.keys() for each in self._places]
+        self._refuse(is_wrong, f"the schema has {sorted(sizes)}", [*map(sorted, self._places)])
+        # Every sample needs a byte: that bounds what readers allocate.
+        self._refuse(
+            (self._num < 1) | (self._num > self._size), "a sample has a byte at least", self._n
+        )
+        starts, nbytes = map(self._numbers, zip(*self._checksums, strict=True))
+        is_outside = (
+            (starts < 0) | (nbytes < 0) | (starts > self._size) | (nbytes > self._size - starts)
+        )
+        self._refuse(is_outside, "they end behind the file", self._checksums, ", checksums")
+        for name, record_nbytes in sizes.items():
+            self._check_places(name, record_nbytes)
+
+    def _check_places(self, name: str, record_nbytes: int | None) -> None:
+        """Check where a column lies, given the size of its records where all have one."""
+        places, of, n, size = (
+            [each[name] for each in self._places],
+            f", {name}",
+            self._num,
+            self._size,
+        )
+        columns = (self._numbers(each, of) for each in zip(*places, strict=True))
+        offset, row, lengths, starts, gap = columns
+        is_fixed, has_starts = row >= 0, starts >= 0
+        is_odd = has_starts & (is_fixed | (offset != 0) | (gap != 0)) | is_fixed & (gap != 0)
+        # Divided, as products could be too large.
+        is_outside = (offset < 0) | (gap < 0) | (np.maximum(row, gap) > (size - offset) // n)
+        is_outside |= ~is_fixed & ((size - lengths) // n < 4)
+        is_outside |= has_starts & ((size - starts) // n < 8)
+        for is_wrong, what in (
+            (is_fixed == (lengths >= 0), "a column has either row_nbytes or lengths"),
+            (is_odd, "row_nbytes goes with an offset alone, starts with lengths alone"),
+            (row == 0, "row_nbytes is at least 1"),
+            (
+                is_fixed & (row != (record_nbytes or row)),
+                f"rows have {record_nbytes} bytes by the schema",
+            ),
+            (is_outside, "it ends behind the file"),
+        ):
+            self._refuse(is_wrong, what, places, of)
 
 
-def _check_place(place: Place, where: str, shard: ShardInfo, record_nbytes: int | None) -> None:
-    n = shard.num_samples
-    _check_span(place.offset, 0, where, shard)
-    _check_span(place.gap, 0, where, shard)
-    if place.row_nbytes is not None:
-        _check_rows(place, where, shard, record_nbytes)
-    elif place.lengths is None:
-        raise ValueError(f"{where}: neither row_nbytes nor lengths")
-    else:
-        _check_span(place.lengths, 4 * n, where, shard)
-        _check_span(place.offset, n * place.gap, where, shard)
-    if place.starts is not None:
-        if place.row_nbytes is not None or place.offset or place.gap:
-            raise ValueError(f"{where}: starts go with lengths alone")
-        _check_span(place.starts, 8 * n, where, shard)
+def _texts(shards: Iterable[ShardInfo], fields: Iterable[str]) -> Iterator[str]:
+    """Yield the JSON texts of checked shards, keys sorted, in a quarter of the time that ``json`` takes."""
+    names = [(name, json.dumps(name)) for name in sorted(fields)]
+    for file, num, nbytes, digest, places, (start, size) in shards:
+        here = ", ".join([f"{text}: {_place_text(*places[name])}" for name, text in names])
+        head = f'"checksums": [{start}, {size}], "file": "{file}", "num_samples": {num}'
+        yield f'{{{head}, "places": {{{here}}}, "size_bytes": {nbytes}, "xxh3_128": "{digest}"}}'
 
 
-def _check_rows(place: Place, where: str, shard: ShardInfo, record_nbytes: int | None) -> None:
-    row_nbytes = place.row_nbytes
-    if type(row_nbytes) is not int or row_nbytes < 1:
-        raise ValueError(f"{where}: row_nbytes must be at least 1, got {row_nbytes!r}")
-    if record_nbytes is not None and row_nbytes != record_nbytes:
-        raise ValueError(f"{where}: rows of {row_nbytes} bytes, the schema needs {record_nbytes}")
-    if place.lengths is not None or place.gap:
-        raise ValueError(f"{where}: row_nbytes goes with an offset alone")
-    _check_span(place.offset, shard.num_samples * row_nbytes, where, shard)
-
-
-def _check_span(offset: int, nbytes: int, where: str, shard: ShardInfo) -> None:
-    size = shard.size_bytes
-    if not (type(offset) is type(nbytes) is type(size) is int and min(offset, nbytes, size) >= 0):
-        numbers = (offset, nbytes, shard.num_samples, size)
-        raise ValueError(f"{where}: offsets and sizes must be whole numbers, got {numbers}")
-    if offset + nbytes > size:
-        end = offset + nbytes
-        raise ValueError(f"{where}: ends at byte {end}, the file at {shard.size_bytes}")
+def _place_text(
+    offset: int, row_nbytes: int | None, lengths: int | None, starts: int | None, gap: int
+) -> str:
+    if row_nbytes is not None:
+        return f'{{"offset": {offset}, "row_nbytes": {row_nbytes}}}'
+    if starts is not None:
+        return f'{{"lengths": {lengths}, "offset": {offset}, "starts": {starts}}}'
+    between = f'"gap": {gap}, ' if gap else ""
+    return f'{{{between}"lengths": {lengths}, "offset": {offset}}}'

@@ -67,8 +67,7 @@ class OpenShard:
         return ChecksumError(what, self.path, row, name, remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class FileShard:
+class FileShard(NamedTuple):
     """A shard that is mapped when it is first touched, and fetched before where it lies at a URL."""
 
     folder: Path  # where it lies, or the dataset's URL

@@ -97,11 +97,12 @@ class Store:
         self.check: Check = check
         self.take = take
         self.max_open = most_maps(len(self.shards)) if max_open is None else max_open
-        self.ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
-        self.starts = self.ends - np.array([shard.num_samples for shard in self.shards], np.int64)
+        sizes = np.array([shard.num_samples for shard in self.shards], np.int64)
+        self.ends = np.cumsum(sizes)
+        self.starts = self.ends - sizes
         self._num_samples = int(self.ends[-1]) if len(self.ends) else 0
         if self.shards:
-            largest = max(self.shards, key=lambda shard: shard.num_samples)
+            largest = self.shards[int(sizes.argmax())]
             check_memory(_ROW_BYTES * self._num_samples, largest.path, self._num_samples)
         self._find = ShardFinder(self.ends)
         self._given_runs = runs

@@ -10,7 +10,6 @@ import shutil
 import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -708,7 +707,7 @@ def test_an_offset_outside_of_the_file_is_named(start: int, tmp_path: Path) -> N
 )
 def test_a_place_that_no_manifest_would_have_is_a_shard_error(place: Place, path: Path) -> None:
     info = write_shard(path, *damaged_columns())
-    wrong = replace(info, places=dict(info.places) | {"label": place})
+    wrong = info._replace(places=dict(info.places) | {"label": place})
 
     with pytest.raises(ShardError) as caught:
         open_columns(path, wrong)
@@ -730,7 +729,7 @@ def test_checksums_that_cannot_be_read_are_a_shard_error(path: Path) -> None:
         open_checksums(path, info)
     path.write_bytes(good[: at + nbytes - 1])
     with pytest.raises(ShardError):
-        open_checksums(path, replace(info, checksums=(at, 1 << 60)))
+        open_checksums(path, info._replace(checksums=(at, 1 << 60)))
 
 
 def test_any_flipped_bit_of_a_record_is_found(path: Path) -> None:
@@ -980,7 +979,7 @@ def test_a_wrong_place_is_found_before_the_shard_is_used(
 
         def wrong(*args: Any, _write: Any = write) -> Any:
             places, checksums = _write(*args)
-            return {n: replace(p, offset=p.offset + off_by) for n, p in places.items()}, checksums
+            return {n: p._replace(offset=p.offset + off_by) for n, p in places.items()}, checksums
 
         monkeypatch.setattr(module, "write", wrong)
 

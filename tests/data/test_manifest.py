@@ -18,6 +18,7 @@ from loaders.data.manifest import (
     Manifest,
     Place,
     ShardInfo,
+    _texts,
     publish_bytes,
     publish_manifest,
     read_manifest,
@@ -86,8 +87,6 @@ def test_a_manifest_pickles() -> None:
 
     assert found == MANIFEST
     assert found.fingerprint == MANIFEST.fingerprint
-    with pytest.raises(TypeError):
-        found.shards[0].places["label"] = Place(0, 1)
 
 
 def test_the_bytes_of_a_manifest_are_golden(tmp_path: Path) -> None:
@@ -516,6 +515,48 @@ def test_another_version_says_what_to_do(version: int, hint: str, tmp_path: Path
 def test_a_place_tells_what_is_set(place: Place, expected: Json) -> None:
     assert place.to_json() == expected
     assert Place(**expected) == place
+
+
+def test_texts_of_shards_are_those_that_json_makes() -> None:
+    places = {"größe": Place(5, lengths=9), "a": Place(0, 1), "b": Place(lengths=0, starts=3)}
+    shards = [*MANIFEST.shards, a_shard(7, places=places | {"c": Place(1, lengths=2, gap=3)})]
+    for shard in shards:
+        wanted = json.dumps(shard.to_json(), sort_keys=True)
+
+        assert [*_texts([shard], shard.places)] == [wanted]
+
+
+def test_what_a_later_release_says_more_of_a_shard_is_passed_over(tmp_path: Path) -> None:
+    data = MANIFEST.to_json()
+    data["shards"][1]["later"] = {"a": [None]}
+    write_json(tmp_path, sign(data))
+
+    assert read_manifest(tmp_path) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        change("shards.3.size_bytes", 10**30),
+        change("shards.3.checksums.1", 4000),
+        change("shards.3.xxh3_128", "x" * 32),
+        change("shards.3.places.label.offset", 4090),
+        change("shards.3.places.label.row_nbytes", None),
+        change("shards.3.places.text.lengths", None),
+    ],
+    ids=lambda damage: damage.__name__,
+)
+def test_of_many_shards_the_one_at_fault_is_named(
+    damage: Callable[[Json], None], tmp_path: Path
+) -> None:
+    data = Manifest(SCHEMA, tuple(a_shard(number) for number in range(5))).to_json()
+    damage(data)
+    write_json(tmp_path, sign(data))
+
+    with pytest.raises(ManifestError, check=At("manifest.json")) as caught:
+        read_manifest(tmp_path)
+
+    assert "shard-00003.lmdb" in caught.value.what
 
 
 def test_rows_that_do_not_fit_the_schema_are_refused(tmp_path: Path) -> None:

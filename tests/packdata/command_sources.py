@@ -148,7 +148,7 @@ def _make_flipped(folder: Path) -> None:
     data = bytearray(path.read_bytes())
     data[data.find(sample(1)["pixels"].tobytes()) + 7] ^= 1
     path.write_bytes(data)
-    shard = replace(manifest.shards[0], xxh3_128=hash_file(path))
+    shard = manifest.shards[0]._replace(xxh3_128=hash_file(path))
     publish_manifest(folder, replace(manifest, shards=(shard,)))
 
 

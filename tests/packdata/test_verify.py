@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -685,7 +684,7 @@ def test_checksums_nested_too_deep_are_a_shard_error(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 2, fields=["pixels"])
     shard = read_manifest(folder).shards[0]
     (folder / shard.file).write_bytes(b"[" * shard.size_bytes)
-    wide = replace(shard, checksums=(0, shard.size_bytes))
+    wide = shard._replace(checksums=(0, shard.size_bytes))
 
     with pytest.raises(ShardError, check=At("a/shard-00000.lmdb")):
         open_checksums(folder / shard.file, wide)

@@ -13,7 +13,6 @@ import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -68,7 +67,7 @@ def write_shard(
         raise ShardError(
             f"reading it back, {difference}", path, hint="This is a defect of loaders: report it"
         )
-    return replace(info, xxh3_128=digest.result())
+    return info._replace(xxh3_128=digest.result())
 
 
 def _sync(path: Path) -> None:

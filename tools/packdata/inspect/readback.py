@@ -19,18 +19,15 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from loaders.data.formats import open_columns, read_back
+from loaders.data.manifest import ShardInfo
 from loaders.errors import PackError
-from packdata.packing.journal import shard_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from loaders.data.manifest import ShardInfo
 
 _START_S = 120.0
 _SLOWEST_BYTES_PER_S = 5e6
@@ -61,7 +58,7 @@ class ReadBack:
     ) -> str | None:
         """Return how some fields of a shard differ, as its library reads it, from its mapped columns, or None."""
         if fields is not None:
-            info = replace(info, places={name: info.places[name] for name in fields})
+            info = info._replace(places={name: info.places[name] for name in fields})
         if self._child is None:
             self._start()
         timeout_s = self.timeout_s or 60 + info.size_bytes / _SLOWEST_BYTES_PER_S
@@ -160,7 +157,7 @@ def serve() -> None:
 
 
 def _compare(path: Path, described: dict[str, Any]) -> str | None:
-    info = shard_from_json(described)
+    info = ShardInfo.from_json(described)
     _limit_memory(_SPARE_BYTES + 6 * info.size_bytes)
     try:
         return read_back(path, open_columns(path, info))

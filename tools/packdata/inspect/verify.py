@@ -230,7 +230,7 @@ def _open_each(path: Path, info: ShardInfo, found: _Findings) -> Iterator[tuple[
     """Yield the columns that can be opened, one by one: a damaged one does not hide the others."""
     for name, place in info.places.items():
         try:
-            column = open_columns(path, replace(info, places={name: place}))[name]
+            column = open_columns(path, info._replace(places={name: place}))[name]
         except ShardError as error:
             found.add(error.what, name, None if error.row is None else (error.row, error.row))
             continue
@@ -329,7 +329,7 @@ def _duplicate_keys(
         info, row = manifest.shards[shard_of[i]], int(row_of[i])
         first = int(order[np.searchsorted(in_order, every[i])])
         other = manifest.shards[shard_of[first]]
-        keys_only = replace(info, places={KEY_FIELD: info.places[KEY_FIELD]})
+        keys_only = info._replace(places={KEY_FIELD: info.places[KEY_FIELD]})
         key = _key(open_columns(folder / info.file, keys_only)[KEY_FIELD], row)
         what = f"{other.file}, row {row_of[first]} has the same key"
         yield Fault(info.file, what, KEY_FIELD, (row, row), (key,))

@@ -181,7 +181,7 @@ class Sending:
         shards = [shard.info for view in self.views for shard in view.whole_shards or ()]
         names = (shard_name(i, shard_format(each.file)) for i, each in enumerate(shards, first))
         return [
-            stored_info(replace(each, file=name)) for each, name in zip(shards, names, strict=True)
+            stored_info(each._replace(file=name)) for each, name in zip(shards, names, strict=True)
         ]
 
     def _send(self, infos: Sequence[ShardInfo]) -> None:

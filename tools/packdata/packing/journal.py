@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import xxhash
 
-from loaders.data.manifest import Place, ShardInfo, publish_bytes
+from loaders.data.manifest import ShardInfo, publish_bytes
 from loaders.errors import PackError
 from loaders.system.regular import read_regular
 from packdata.packing.lock import CLOEXEC
@@ -134,7 +134,7 @@ class State:
     def apply(self, line: Mapping[str, Any]) -> None:
         """Take one line of the journal in."""
         if "shard" in line:
-            self.shards.setdefault(line["target"], []).append(shard_from_json(line["shard"]))
+            self.shards.setdefault(line["target"], []).append(ShardInfo.from_json(line["shard"]))
             self.items[line["target"]] = line["items"]
             self.rows[line["target"]] = line.get("rows", 0)
             self.counts[line["target"]] = line.get("counts", {})
@@ -149,20 +149,6 @@ class State:
             self.ended_counts[line["part"]] = line.get("counts", {})
         if "done" in line:
             self.done = line["done"]
-
-
-def shard_from_json(data: Mapping[str, Any]) -> ShardInfo:
-    """Return the shard that ``ShardInfo.to_json`` described."""
-    places = {name: Place(**place) for name, place in data["places"].items()}
-    offset, nbytes = data["checksums"]
-    return ShardInfo(
-        data["file"],
-        data["num_samples"],
-        data["size_bytes"],
-        data["xxh3_128"],
-        places,
-        (offset, nbytes),
-    )
 
 
 def flatten_plan(value: Any, name: str = "") -> dict[str, str]:
@@ -290,6 +276,6 @@ def _parse_header(raw: bytes, path: Path) -> JournalHeader | None:
 
 def _applies(line: Mapping[str, Any], exists: Callable[[str, ShardInfo], bool]) -> bool:
     try:
-        return "shard" not in line or exists(line["target"], shard_from_json(line["shard"]))
+        return "shard" not in line or exists(line["target"], ShardInfo.from_json(line["shard"]))
     except (KeyError, TypeError, ValueError):
         return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loaders.data.formats import hash_file
@@ -46,7 +45,7 @@ def stage_whole(
     staged: list[ShardInfo] = []
     for shard in shards:
         name = shard_name(first + len(staged), shard_format(shard.path.name))
-        new = replace(shard.info, file=name)
+        new = shard.info._replace(file=name)
         (folder / name).unlink(missing_ok=True)  # of a run that was killed
         may_link = link and shard.origin is None  # what a cache holds is the cache's
         if _link_or_copy(shard.fetch(), folder / new.file, shard.info, link=may_link):

@@ -14,7 +14,6 @@ import tempfile
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -125,7 +124,7 @@ def _sent_mark(path: Path) -> Path:
 def stored_info(shard: ShardInfo) -> ShardInfo:
     """Return a shard under its name in a store, which holds its hash: ``shard-00000-HASH.lmdb``."""
     path = Path(shard.file)
-    return replace(shard, file=f"{_HASH.sub('', path.stem)}-{shard.xxh3_128}{path.suffix}")
+    return shard._replace(file=f"{_HASH.sub('', path.stem)}-{shard.xxh3_128}{path.suffix}")
 
 
 def name_at(below: str, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count, islice
@@ -81,7 +81,7 @@ class Part:
         """Return one of its shards under its name in a store, of several parts with its number in front."""
         named = stored_info(shard)
         number = f"shard-{self.number:05d}-" if self.of > 1 else "shard-"
-        return replace(named, file=named.file.replace("shard-", number, 1))
+        return named._replace(file=named.file.replace("shard-", number, 1))
 
     def cut(self, parts: Sequence[tuple[str, Recipe]]) -> list[tuple[str, Recipe]]:
         """Return what is this part's of the recipe of each split."""
