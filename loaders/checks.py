@@ -14,8 +14,6 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -100,6 +98,8 @@ def one_of(name: str, value: Any, choices: Sequence[Any]) -> Any:
         Traceback (most recent call last):
         ValueError: backend must be 'auto' or 'threads', got 'treads': did you mean 'threads'?
     """
+    import numpy as np  # late: the fetcher does without
+
     plain = value.item() if isinstance(value, np.generic) else value
     if any(type(plain) is type(choice) and plain == choice for choice in choices):
         return plain

@@ -44,6 +44,7 @@ def modules_after(statement: str) -> set[str]:
         ),
         ("import loaders.data.formats.lmdb, loaders.data.formats.parquet", {"torch", "cv2"}),
         ("import loaders; loaders.ShardDataset", {"pyarrow", "lmdb"}),
+        ("import loaders.remote.fetcher, obstore", {"torch", "numpy", "http.client"}),
         (
             "import packdata.cli",
             {"pyarrow", "lmdb", "loaders.augment", "loaders.data.view", "packdata.packed"},

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from loaders.data.shards import FileShard
 from loaders.remote.ahead import Ahead
-from loaders.remote.needs import File, Needs
+from loaders.remote.needs import Needs
+from loaders.remote.wire import File
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

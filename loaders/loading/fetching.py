@@ -15,7 +15,7 @@ from loaders.data.sparse import GAP_BYTES
 from loaders.datasets.packed import PackedDataset
 from loaders.errors import CacheError
 from loaders.remote.ahead import Ahead
-from loaders.remote.needs import File, Needs
+from loaders.remote.needs import Needs
 from loaders.sampling.batch import evaluate
 from loaders.sampling.lanes import Lanes
 from loaders.text import describe_size
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from loaders.datasets.base import BatchDataset
     from loaders.remote.origin import Origin
+    from loaders.remote.wire import File
     from loaders.sampling.cursor import Cursor
     from loaders.sampling.order import Order
     from loaders.sampling.plan import Plan

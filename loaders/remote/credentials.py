@@ -10,7 +10,6 @@ import os
 import re
 import threading
 from datetime import UTC
-from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any
 
 from loaders.remote.faults import StoreFault
@@ -79,6 +78,8 @@ def has_credentials(kind: str, options: Mapping[str, Any]) -> bool:
 
 def check_metadata_service(kind: str) -> None:
     """Raise StoreFault if there is no metadata service, which obstore would wait for."""
+    from http.client import HTTPConnection, HTTPException  # late: most have keys
+
     connection = HTTPConnection("169.254.169.254", timeout=_METADATA_S)
     try:
         connection.request("GET", "/")

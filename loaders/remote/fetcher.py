@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
 from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.folder import default_size, manifest_folder, shard_path
-from loaders.remote.needs import File, Needs
 from loaders.remote.objects import listing, probe, read_objects, read_ranges
 from loaders.remote.source import ServedURL, say_to_who_waits
 from loaders.remote.stored import MAP_S, CacheFolder, publish, sweep
@@ -43,6 +42,7 @@ from loaders.remote.wire import (
     MAX_LINE_BYTES,
     PROTOCOL,
     SOCKET_NAME,
+    File,
     encoded,
     error_message,
     peer_uid,
@@ -52,6 +52,8 @@ from loaders.system.regular import hash_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+    from loaders.remote.needs import Needs
 
 logger = logging.getLogger("loaders.remote.fetcher")
 IDLE_S = 3.0
@@ -245,6 +247,8 @@ class Fetcher:
                         self._stored.promised[writer] = file.hash, time.monotonic() + MAP_S
                 return {}
             case "needs":
+                from loaders.remote.needs import Needs  # late: packing needs none, nor numpy
+
                 for left in self._wants.readers.keys() - self._clients.keys():
                     if self._wants.readers[left].source is source:
                         self._wants.forget(left)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from loaders.remote.wire import File
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,20 +20,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Int64s = npt.NDArray[np.int64]
-
-
-class File(NamedTuple):
-    """A shard at a URL.
-
-    Attributes:
-        file: Its name there.
-        size: In bytes.
-        hash: Its xxh3-128, hexadecimal.
-    """
-
-    file: str
-    size: int
-    hash: str
 
 
 @dataclass(slots=True)

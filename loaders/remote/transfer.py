@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import statistics
 import time
 from collections import deque
 from contextlib import suppress
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-    from loaders.remote.needs import File
     from loaders.remote.source import ServedURL
     from loaders.remote.stores import Got
+    from loaders.remote.wire import File
 
 MAX_CONNECTIONS = 16  # 10 Gbit/s of a store that gives 80 MB/s on each
 PART_BYTES = 8 << 20
@@ -52,8 +51,8 @@ class Pace:
         """After how long a part is asked for again."""
         if len(self._parts) < 4:
             return _FIRST_PATIENCE_S
-        median = statistics.median(ended - began for began, ended, _ in self._parts)
-        return max(_LEAST_PATIENCE_S, 4 * median)
+        times = sorted(ended - began for began, ended, _ in self._parts)
+        return max(_LEAST_PATIENCE_S, 4 * times[len(times) // 2])
 
     @property
     def bytes_per_s(self) -> float:

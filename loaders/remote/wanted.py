@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-    from loaders.remote.needs import File, Needs
+    from loaders.remote.needs import Needs
     from loaders.remote.source import ServedURL
+    from loaders.remote.wire import File
 
 NO_NEED = 1e18  # samples: further than any file that a loader is known to need
 _WINDOW_SHARE, _WINDOW_BYTES = 32, 2 << 30

@@ -24,6 +24,7 @@ BEAT_S = 1.0  # between two lines of a request that is being worked on
 SILENCE_S = 20.0
 MAX_LINE_BYTES = 256 << 20
 SOCKET_NAME = "socket"
+_GONE = "the fetcher has gone"
 Failure = RemoteError | CacheError | ChecksumError | ManifestError
 _ERRORS = {kind.__name__: kind for kind in (RemoteError, CacheError, ChecksumError, ManifestError)}
 
@@ -40,6 +41,20 @@ class Entry(NamedTuple):
     name: str
     size: int
     mark: int
+
+
+class File(NamedTuple):
+    """A shard at a URL.
+
+    Attributes:
+        file: Its name there.
+        size: In bytes.
+        hash: Its xxh3-128, hexadecimal.
+    """
+
+    file: str
+    size: int
+    hash: str
 
 
 def encoded(message: dict[str, Any]) -> bytes:
@@ -106,12 +121,17 @@ class Connection:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def receive_bytes(self, nbytes: int) -> bytes:
+    def receive_bytes(self, nbytes: int) -> bytearray:
         """Return the bytes that follow a message."""
-        while len(self._rest) < nbytes:
-            self._rest += self._more()
-        data = bytes(self._rest[:nbytes])
-        del self._rest[:nbytes]
+        data, at = bytearray(nbytes), min(nbytes, len(self._rest))
+        data[:at] = self._rest[:at]
+        del self._rest[:at]
+        with memoryview(data) as view:
+            while at < nbytes:
+                got = self._socket.recv_into(view[at:])
+                if not got:
+                    raise ConnectionResetError(_GONE)
+                at += got
         return data
 
     def check(self) -> None:
@@ -127,7 +147,7 @@ class Connection:
     def _more(self) -> bytes:
         data = self._socket.recv(1 << 18)
         if not data:
-            raise ConnectionResetError("the fetcher has gone")
+            raise ConnectionResetError(_GONE)
         return data
 
     def close(self) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 
 from loaders.errors import ChecksumError
 from loaders.remote import transfer
-from loaders.remote.needs import File
 from loaders.remote.source import ServedURL
 from loaders.remote.url import URL
+from loaders.remote.wire import File
 from loaders.system.regular import hash_file
 from tests.remote.conftest import storage
 from tests.remote.servers import Proxy

@@ -27,11 +27,12 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import CacheError, SampleError
 from loaders.remote import fetcher
 from loaders.remote.folder import Cache, prepare
-from loaders.remote.needs import File, Needs, downloads
+from loaders.remote.needs import Needs, downloads
 from loaders.remote.source import ServedURL
 from loaders.remote.stored import CacheFolder
 from loaders.remote.url import URL
 from loaders.remote.wanted import NO_NEED
+from loaders.remote.wire import File
 from loaders.schema import Array
 from tests.remote import servers
 from tests.remote.conftest import ended, fetcher_of, is_alive, storage, wait_until

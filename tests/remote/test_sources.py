@@ -18,7 +18,7 @@ import pytest
 from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
 from loaders.errors import LoadersError, PackError, RemoteError, SourceError
-from loaders.remote.origin import origin_of
+from loaders.remote.origin import Origin, origin_of
 from loaders.remote.url import URL
 from loaders.remote.wire import Entry
 from packdata.arrays.plan import plan_arrays
@@ -34,7 +34,7 @@ from packdata.sources.objects import fetched_ahead
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.remote.conftest import Store
@@ -231,6 +231,28 @@ def test_objects_come_ahead_of_need_and_no_more_than_a_few(raw: Path) -> None:
     assert next(ahead).read()
     assert 32 < taken <= 8 * 32
     ahead.close()
+
+
+def test_the_first_objects_are_not_kept_waiting_by_those_behind_them(
+    raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is asked for shares the link, and the store."""
+    items, ask, asked = (
+        [*plan_images(RAW).recipes[0].source.items()] * 50,
+        Origin.objects,
+        list[int](),
+    )
+
+    def spy(origin: Origin, wanted: Sequence[Any]) -> list[memoryview | str]:
+        asked.append(len(wanted))
+        return ask(origin, wanted)
+
+    monkeypatch.setattr(Origin, "objects", spy)
+    for item in fetched_ahead(iter(items)):
+        assert item.read()
+
+    assert {4, 8, 16, 32} <= {*asked}
+    assert sum(asked) == len(items)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ASKS, _ASK_ITEMS, _ASK_BYTES = 8, 32, 4 << 20  # questions on their way, and how much each is for
+_FIRST_ITEMS = 4  # of the first question, twice as many of the next: who waits for it can soon begin
 _FIRST_BYTES, _MOST_BYTES = 256 << 10, 8 << 20  # of a file that is read in its order
 
 
@@ -128,12 +129,13 @@ def fetched_ahead(items: Iterator[T]) -> Generator[T]:
         return
     pool = ThreadPoolExecutor(_ASKS, "fetch-ahead")
     ahead: deque[list[T]] = deque()
+    most = _FIRST_ITEMS
     try:
         while True:
             while len(ahead) < _ASKS and sum(map(_nbytes, ahead)) < _ASKS * _ASK_BYTES:
-                if not (some := _some(first, items)):
+                if not (some := _some(first, items, most)):
                     break
-                first = []
+                first, most = [], min(2 * most, _ASK_ITEMS)
                 _expect(pool, some)
                 ahead.append(some)
             if not ahead:
@@ -143,13 +145,13 @@ def fetched_ahead(items: Iterator[T]) -> Generator[T]:
         pool.shutdown(cancel_futures=True)
 
 
-def _some(first: list[T], items: Iterator[T]) -> list[T]:
+def _some(first: list[T], items: Iterator[T], most: int) -> list[T]:
     """Return the next items that one question is for."""
     some, nbytes = [*first], 0
     for item in items:
         some.append(item)
         nbytes += _nbytes([item])
-        if len(some) >= _ASK_ITEMS or nbytes >= _ASK_BYTES:
+        if len(some) >= most or nbytes >= _ASK_BYTES:
             break
     return some
 
