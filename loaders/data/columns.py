@@ -80,6 +80,13 @@ def row_views(column: Column) -> Iterator[memoryview]:
         yield view[start : start + nbytes]
 
 
+def rows_between(column: Column, first: int, last: int) -> Column:
+    """Return some rows of a column, as views."""
+    if isinstance(column, FixedColumn):
+        return FixedColumn(column.data[first:last])
+    return VarColumn(column.buffer, column.starts[first:last], column.lengths[first:last])
+
+
 def as_rows(column: Column, nbytes: int) -> UInt8Array:
     """Return rows that all have ``nbytes`` bytes as ``(N, nbytes)`` uint8: as they lie if they do so, else copied."""
     if isinstance(column, FixedColumn):

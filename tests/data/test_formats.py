@@ -892,58 +892,35 @@ def test_a_column_beyond_the_limit_of_parquet_is_refused(
         write_shard(tmp_path / "a.parquet", {"a": var_column([bytes(999)])}, {"a": Bytes()})
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"data_page_size": 500, "write_batch_size": 10}, "one data page"),
-        ({"data_page_version": "2.0"}, "one data page"),
-        ({"use_dictionary": True}, "not plain"),
-        ({"compression": "snappy"}, "not plain"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("kind", ["fixed", "var", "list"])
-def test_a_layout_that_cannot_be_mapped_is_refused(
-    options: dict[str, Any],
-    what: str,
-    kind: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As when a new pyarrow splits pages, or someone else wrote the file."""
-    ours = parquet_format._options
-
-    def other(num_rows: int) -> dict[str, Any]:
-        made: dict[str, Any] = ours(num_rows) | options
-        return made
-
-    fixed = FixedColumn(np.zeros((1000, 8), np.uint8))
-    columns: dict[str, tuple[Column, Field]] = {
-        "fixed": (fixed, Label()),
-        "var": (var_column([b"abc"] * 1000), Bytes()),
-        "list": (fixed, Array(dims=(2,))),
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 9, 700])
+def test_parquet_is_written_as_arrow_writes_it(num_rows: int, tmp_path: Path) -> None:
+    """Byte for byte; of lists, which are written another way, with every period of their levels."""
+    rng, fields = np.random.default_rng(num_rows), dict[str, Field]()
+    for size in (*range(1, 34), 63, 64, 65, 100, 1000):
+        dtype = rng.choice(["float32", "float64", "int32", "uint32", "int64", "uint64"])
+        fields[f"list{size}"] = Array(dtype=str(dtype), dims=(size,))
+    fields |= {dtype: Array(dtype=dtype) for dtype in ("uint8", "int32", "uint64", "float64")}
+    columns: Columns = {
+        name: FixedColumn(some_bytes(num_rows, field.record_nbytes or 0))
+        for name, field in fields.items()
     }
-    column, field = columns[kind]
-    monkeypatch.setattr(parquet_format, "_options", other)
+    for name, other in {"text": Text(), "json": Json(), "bytes": Bytes()}.items():
+        fields[name] = other
+        columns[name] = var_column([b"x" * n for n in rng.integers(0, 50, num_rows)])
+    path, theirs = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    write_shard(path, columns, fields)
+    table = pq.read_table(path)
+    options: dict[str, Any] = {"use_dictionary": False, "compression": "none"}
+    options |= {"data_page_size": 2**31 - 1, "write_page_checksum": True}
+    if int(pa.__version__.split(".")[0]) >= 22:
+        options["max_rows_per_page"] = num_rows
 
-    with pytest.raises(ShardError, match=what):
-        write_shard(tmp_path / "a.parquet", {"a": column}, {"a": field})
+    schema = table.schema.remove_metadata()
+    with pq.ParquetWriter(theirs, schema, write_statistics=False, **options) as writer:
+        writer.write_table(table.cast(schema))
+        writer.add_key_value_metadata({b"loaders.checksums": dump_checksums(columns)})
 
-
-def test_several_row_groups_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"a": [1, 2, 3]}), path, row_group_size=1)
-
-    with pytest.raises(ShardError, match="3 row groups"):
-        parquet_format.find_columns(path, {"a": FixedColumn(np.zeros((3, 8), np.uint8))})
-
-
-def test_fewer_bytes_than_rows_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    write_shard(path, {"a": FixedColumn(np.zeros((3, 8), np.uint8))}, {"a": Label()})
-
-    with pytest.raises(ShardError, match="fewer bytes"):
-        parquet_format.find_columns(path, {"a": FixedColumn(np.zeros((99, 8), np.uint8))})
+    assert path.read_bytes() == theirs.read_bytes()
 
 
 # -- reading back ------------------------------------------------------------------------------

@@ -6,6 +6,9 @@ FIXED_LEN_BYTE_ARRAY (Parquet itself would store it in 4 bytes), 32- and 64-bit 
 own types, rows of varying size are BYTE_ARRAY beside an int32 column ``<field>__nbytes`` from which
 their offsets follow.
 
+The bytes are those that Arrow writes, which would take five times as long and four times a column's memory for it:
+where lists begin (``levels.py``) is told of every one of their numbers. Arrow reads back what was written.
+
 Source:
     https://parquet.apache.org/docs/file-format/: PLAIN encoding, data pages, page headers (Thrift's
     compact protocol), column chunk metadata.
@@ -13,23 +16,27 @@ Source:
 
 from __future__ import annotations
 
-import os
+import base64
+import zlib
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from loaders.data.columns import Column, FixedColumn, VarColumn, row_views
+from loaders.data.columns import Column, FixedColumn, VarColumn, row_views, rows_between
+from loaders.data.formats.levels import list_levels
+from loaders.data.formats.thrift import BINARY, I32, I64, STRUCT, packed
 from loaders.data.manifest import Place
-from loaders.errors import ShardError
 from loaders.schema import Array, Categories, Field, Label
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 SUFFIX = ".parquet"
@@ -37,73 +44,60 @@ CHECKSUMS_KEY = b"loaders.checksums"
 # Pages are counted in int32, and other tools load a whole page for one row.
 MAX_COLUMN_BYTES = 1 << 30
 _PIECE = 1 << 20
+_MAGIC = b"PAR1"
+_DATA_PAGE, _PLAIN, _RLE, _UNCOMPRESSED, _REQUIRED, _REPEATED = 0, 0, 3, 0, 0, 2
+_UTF8, _LIST, _UINT = 0, 3, {32: 13, 64: 14}  # what values are taken as
+_BYTES, _FIXED_BYTES = 6, 7
+_PHYSICAL = {"int32": 1, "uint32": 1, "int64": 2, "uint64": 2, "float": 4, "double": 5}
 _PREFIX = 4  # bytes before each BYTE_ARRAY value: its length
 
 
 def write(
     path: Path, columns: Mapping[str, Column], checksums: bytes, fields: Mapping[str, Field]
 ) -> tuple[dict[str, Place], tuple[int, int]]:
-    """Write columns as a Parquet file; fsync is the caller's.
+    """Write columns as a Parquet file, as Arrow would, but for its time and memory; fsync is the caller's.
 
-    Return the place of each column, and of the checksums' text. ShardError if this pyarrow lays the file out so that
-    it cannot be mapped, ValueError if a column has more than 1 GiB.
+    Return the place of each column, and of the checksums' text. ValueError if a column has more than 1 GiB.
     """
-    table = _table(columns, fields)
-    with (
-        _for_arrow(path, "wb") as file,
-        pq.ParquetWriter(file, table.schema, **_options(table.num_rows)) as writer,
-    ):
-        writer.write_table(table, row_group_size=table.num_rows)
-        writer.add_key_value_metadata({CHECKSUMS_KEY: checksums})
-    places = find_columns(path, columns)
-    return places, _find_checksums(path, checksums)
+    num_rows, parts = len(next(iter(columns.values()))), [*_parts(columns, fields)]
+    offsets, chunks = {}, []
+    with open(path, "wb") as file:
+        file.write(_MAGIC)
+        for part, data in parts:
+            begin, size = file.tell(), _size(part.type)
+            levels = b"" if size is None else list_levels(num_rows, size)
+            file.write(_page_header(num_rows * (size or 1), levels, data) + levels)
+            offsets[part.name] = file.tell()
+            file.write(data.data)
+            chunks.append(_chunk(part, num_rows, len(data), begin, file.tell() - begin))
+        footer = _footer([part for part, _ in parts], num_rows, chunks, checksums)
+        checksums_at = file.tell() + footer.index(checksums)
+        file.write(footer + len(footer).to_bytes(4, "little") + _MAGIC)
+    places = {}
+    for name, column in columns.items():
+        if isinstance(column, FixedColumn):
+            places[name] = Place(offsets[name], column.data.shape[1])
+        else:
+            places[name] = Place(offsets[name], lengths=offsets[f"{name}__nbytes"], gap=_PREFIX)
+    return places, (checksums_at, len(checksums))
 
 
-@contextmanager
-def _for_arrow(path: Path, mode: str) -> Iterator[Any]:
-    """Give pyarrow the path, or the open file where the path is not UTF-8: it takes no other.
-
-    Not always the file: pyarrow would copy each column once more to write it to Python's.
-    """
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        with open(path, mode) as file:
-            yield file
-    else:
-        yield path
-
-
-def _options(num_rows: int) -> dict[str, Any]:
-    """Return the writer's options for one page of plain values in each column."""
-    options: dict[str, Any] = {
-        "use_dictionary": False,
-        "compression": "none",
-        "data_page_size": 2**31 - 1,
-        "data_page_version": "1.0",
-        "write_batch_size": num_rows,
-        "write_page_checksum": True,
-        "write_statistics": False,
-    }
-    if int(pa.__version__.split(".")[0]) >= 22:  # since then pages are limited by rows too
-        options["max_rows_per_page"] = num_rows
-    return options
-
-
-def _table(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> Any:
-    arrays: dict[str, Any] = {}
+def _parts(
+    columns: Mapping[str, Column], fields: Mapping[str, Field]
+) -> Iterator[tuple[Any, npt.NDArray[np.uint8]]]:
+    """Yield Parquet's columns: the field under which other tools read each, and its values."""
     for name, column in columns.items():
         if column.nbytes + _PREFIX * len(column) > MAX_COLUMN_BYTES:
             what = f"column {name!r} has {column.nbytes} bytes"
             raise ValueError(f"{what}; a Parquet shard holds 1 GiB per column")
         if isinstance(column, FixedColumn):
-            arrays[name] = _fixed_array(column, _fixed_type(fields[name], column.data.shape[1]))
+            kind = _fixed_type(fields[name], column.data.shape[1])
+            yield pa.field(name, kind, False), np.ascontiguousarray(column.data).reshape(-1)
         else:
             is_text = fields[name].codec in ("text", "json")
-            arrays[name] = _var_array(column, pa.string() if is_text else pa.binary())
-            arrays[f"{name}__nbytes"] = pa.array(column.lengths.astype(np.int32))
-    schema = [pa.field(name, array.type, nullable=False) for name, array in arrays.items()]
-    return pa.Table.from_arrays(list(arrays.values()), schema=pa.schema(schema))
+            lengths = column.lengths.astype("<i4")
+            yield pa.field(name, pa.string() if is_text else pa.binary(), False), _prefixed(column)
+            yield pa.field(f"{name}__nbytes", pa.int32(), False), lengths.view(np.uint8)
 
 
 def _fixed_type(field: Field, nbytes: int) -> Any:
@@ -118,20 +112,16 @@ def _fixed_type(field: Field, nbytes: int) -> Any:
     return pa.list_(pa.field("element", number, nullable=False), nbytes // dtype.itemsize)
 
 
-def _fixed_array(column: FixedColumn, kind: Any) -> Any:
-    rows = np.ascontiguousarray(column.data)
-    data = pa.py_buffer(rows.copy() if rows.ctypes.data % 8 else rows)  # Arrow wants it aligned
-    if pa.types.is_fixed_size_list(kind):
-        values = pa.Array.from_buffers(kind.value_type, len(column) * kind.list_size, [None, data])
-        return pa.FixedSizeListArray.from_arrays(values, type=kind)
-    return pa.Array.from_buffers(kind, len(column), [None, data])
-
-
-def _var_array(column: VarColumn, kind: Any) -> Any:
+def _prefixed(column: VarColumn) -> npt.NDArray[np.uint8]:
+    """Return the rows end to end, each behind its length."""
     offsets = np.zeros(len(column) + 1, np.int32)
     np.cumsum(column.lengths, out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(_end_to_end(column))]
-    return pa.Array.from_buffers(kind, len(column), buffers)
+    rows = pa.Array.from_buffers(pa.binary(), len(column), buffers)
+    sizes = pa.py_buffer(column.lengths.astype("<i4"))
+    prefixes = pa.Array.from_buffers(pa.binary(_PREFIX), len(column), [None, sizes])
+    joined = pc.binary_join_element_wise(prefixes.cast(pa.binary()), rows, pa.scalar(b""))
+    return np.frombuffer(joined.buffers()[2], np.uint8, int(offsets[-1]) + _PREFIX * len(column))
 
 
 def _end_to_end(column: VarColumn) -> Any:
@@ -142,91 +132,136 @@ def _end_to_end(column: VarColumn) -> Any:
     return b"".join(row_views(column))
 
 
-def find_columns(path: Path, columns: Mapping[str, Column]) -> dict[str, Place]:
-    """Return where each column's values lie in the file.
-
-    Raises:
-        ShardError: The file is not of the shape that can be mapped.
-    """
-    chunks = _chunks(path)
-    places = {}
-    for name, column in columns.items():
-        if isinstance(column, FixedColumn):
-            places[name] = Place(_values(path, chunks[name], column.nbytes), column.data.shape[1])
-        else:
-            n = len(column)
-            first = _values(path, chunks[name], column.nbytes + _PREFIX * n)
-            lengths = _values(path, chunks[f"{name}__nbytes"], 4 * n)
-            places[name] = Place(first, lengths=lengths, gap=_PREFIX)
-    return places
+def _size(kind: Any) -> int | None:
+    """Return how many items the lists of a column have, None where it has numbers or bytes."""
+    return int(kind.list_size) if pa.types.is_fixed_size_list(kind) else None
 
 
-def _chunks(path: Path) -> dict[str, Any]:
-    with _for_arrow(path, "rb") as file:
-        metadata = pq.read_metadata(file)
-    if metadata.num_row_groups != 1:
-        raise ShardError(f"it has {metadata.num_row_groups} row groups, a shard has one", path)
-    group = metadata.row_group(0)
-    chunks = [group.column(i) for i in range(group.num_columns)]
-    return {chunk.path_in_schema.split(".")[0]: chunk for chunk in chunks}
+def _page_header(num_values: int, levels: bytes, data: npt.NDArray[np.uint8]) -> bytes:
+    nbytes = len(levels) + len(data)
+    crc = np.uint32(zlib.crc32(data.data, zlib.crc32(levels))).astype(np.int32)
+    page = {1: num_values, 2: _PLAIN, 3: _RLE, 4: _RLE, 5: {}}
+    return packed({1: _DATA_PAGE, 2: nbytes, 3: nbytes, 4: int(crc), 5: page})
 
 
-def _values(path: Path, chunk: Any, nbytes: int) -> int:
-    """Return the offset of a chunk's values: the last ``nbytes`` of its only page."""
-    name, encodings = chunk.path_in_schema, set(chunk.encodings)
-    if (
-        chunk.compression != "UNCOMPRESSED"
-        or chunk.has_dictionary_page
-        or encodings - {"PLAIN", "RLE"}
-    ):
-        raise ShardError(f"column {name} is not plain and uncompressed", path)
-    end = chunk.data_page_offset + chunk.total_compressed_size
-    if nbytes > chunk.total_compressed_size:
-        raise ShardError(f"column {name} has fewer bytes than its rows need", path)
-    if _page_nbytes(path, chunk.data_page_offset) < nbytes:
-        raise ShardError(f"column {name} is not one data page of version 1", path)
-    return int(end - nbytes)
+def _chunk(part: Any, num_rows: int, data_nbytes: int, offset: int, nbytes: int) -> dict[int, Any]:
+    """Return what the footer says of a column: its place, and how many values and levels it has."""
+    size, names = _size(part.type), [part.name]
+    num_values, levels = num_rows * (size or 1), dict[int, Any]()
+    if size is not None:
+        names += ["list", "element"]
+        repeated = (np.int64(num_rows), np.int64(num_values - num_rows))
+        levels = {2: (I64, repeated), 3: (I64, (np.int64(0), np.int64(num_values)))}
+    elif _physical(part.type) == _BYTES:
+        levels = {1: np.int64(data_nbytes - _PREFIX * num_rows), 2: (I64, ()), 3: (I64, ())}
+    column = {
+        1: _physical(part.type),
+        2: (I32, (_RLE, _PLAIN)),
+        3: (BINARY, [name.encode() for name in names]),
+        4: _UNCOMPRESSED,
+        5: np.int64(num_values),
+        6: np.int64(nbytes),
+        7: np.int64(nbytes),
+        9: np.int64(offset),
+        13: (STRUCT, [{1: _DATA_PAGE, 2: _PLAIN, 3: 1}]),
+        16: levels or None,
+    }
+    return {2: np.int64(0), 3: column}
 
 
-def _page_nbytes(path: Path, offset: int) -> int:
-    """Return the size of a v1 data page without its header; 0 if it is none."""
-    with open(path, "rb") as file:
-        file.seek(offset)
-        header = file.read(16)
-    if header[:3] != b"\x15\x00\x15":  # an int32, type: data page; an int32, size:
-        return 0
-    number = 0
-    for i, byte in enumerate(header[3:]):
-        number |= (byte & 127) << (7 * i)
-        if byte < 128:
-            break
-    return number >> 1  # zigzag: the lowest bit is the sign
+def _footer(
+    parts: Sequence[Any], num_rows: int, chunks: Sequence[dict[int, Any]], checksums: bytes
+) -> bytes:
+    """Return the metadata of a file."""
+    elements = [{3: _REQUIRED, 4: b"schema", 5: len(parts)}, *chain(*map(_elements, parts))]
+    nbytes = np.int64(sum(chunk[3][6] for chunk in chunks))
+    group = {
+        1: (STRUCT, chunks),
+        2: nbytes,
+        3: np.int64(num_rows),
+        5: np.int64(len(_MAGIC)),
+        6: nbytes,
+    }
+    schema = base64.b64encode(pa.schema(parts).serialize())
+    about = [{1: CHECKSUMS_KEY, 2: checksums}, {1: b"ARROW:schema", 2: schema}]
+    writer = f"parquet-cpp-arrow version {pa.cpp_version}"  # what is true of its files is of these
+    return packed(
+        {
+            1: 2,
+            2: (STRUCT, elements),
+            3: np.int64(num_rows),
+            4: (STRUCT, [group]),
+            5: (STRUCT, about),
+            6: writer.encode(),
+            7: (STRUCT, [{1: {}}] * len(parts)),
+        }
+    )
 
 
-def _find_checksums(path: Path, checksums: bytes) -> tuple[int, int]:
-    with open(path, "rb") as file:
-        file.seek(-8, os.SEEK_END)
-        footer = int.from_bytes(file.read(4), "little") + 8
-        file.seek(-footer, os.SEEK_END)
-        offset = file.read().find(checksums)
-    if offset < 0:
-        raise ShardError("its footer does not hold the checksums that were written", path)
-    return path.stat().st_size - footer + offset, len(checksums)
+def _elements(part: Any) -> list[dict[int, Any]]:
+    """Return a column as the schema of a file has it."""
+    kind, name = part.type, part.name.encode()
+    if _size(kind) is None:
+        return [_element(kind, name)]
+    of_lists = {3: _REQUIRED, 4: name, 5: 1, 6: _LIST, 10: {3: {}}}
+    return [of_lists, {3: _REPEATED, 4: b"list", 5: 1}, _element(kind.value_type, b"element")]
+
+
+def _element(kind: Any, name: bytes) -> dict[int, Any]:
+    width = kind.byte_width if pa.types.is_fixed_size_binary(kind) else None
+    about: dict[int, Any] = {}
+    if pa.types.is_unsigned_integer(kind):
+        about = {6: _UINT[kind.bit_width], 10: {10: {1: np.int8(kind.bit_width), 2: False}}}
+    elif pa.types.is_string(kind):
+        about = {6: _UTF8, 10: {1: {}}}
+    return {1: _physical(kind), 2: width, 3: _REQUIRED, 4: name, **about}
+
+
+def _physical(kind: Any) -> int:
+    """Return as what Parquet stores values."""
+    kind = kind.value_type if _size(kind) is not None else kind
+    if pa.types.is_fixed_size_binary(kind):
+        return _FIXED_BYTES
+    return _PHYSICAL.get(str(kind), _BYTES)
+
+
+@contextmanager
+def _for_arrow(path: Path) -> Iterator[Any]:
+    """Give pyarrow the path, or the open file where the path is not UTF-8: it takes no other."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with open(path, "rb") as file:
+            yield file
+    else:
+        yield path
 
 
 def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
     """Compare the file, as pyarrow sees it, with columns; return the first difference in words, or None."""
+    nbytes = sum(column.nbytes for column in columns.values())
     with (
-        _for_arrow(path, "rb") as source,
-        pq.ParquetFile(source, memory_map=False, page_checksum_verification=True) as file,
+        _for_arrow(path) as source,
+        pq.ParquetFile(source, memory_map=True, page_checksum_verification=True) as file,
     ):
-        table = file.read()
-    for name, column in columns.items():
-        array = table[name].combine_chunks()
-        if not _equal(_bytes_of(array), column):
-            return f"column {name!r} differs"
-        if isinstance(column, VarColumn) and not np.array_equal(_lengths(array), column.lengths):
-            return f"the sizes of column {name!r} differ"
+        num_rows, first = file.metadata.num_rows, 0
+        if any(len(column) != num_rows for column in columns.values()):
+            return f"it has {num_rows} rows"
+        at_once = max(1, num_rows * _PIECE // max(nbytes, 1))  # which the cache holds
+        for batch in file.iter_batches(at_once, use_threads=False):
+            for name, column in columns.items():
+                what = _difference(batch[name], rows_between(column, first, first + len(batch)))
+                if what is not None:
+                    return f"{what} column {name!r} differ"
+            first += len(batch)
+    return None
+
+
+def _difference(array: Any, column: Column) -> str | None:
+    if not _equal(_bytes_of(array), column):
+        return "values of"
+    if isinstance(column, VarColumn) and not np.array_equal(_lengths(array), column.lengths):
+        return "the sizes of"
     return None
 
 
