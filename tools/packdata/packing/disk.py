@@ -24,16 +24,27 @@ GO_ON = f"{ANEW}: it continues"
 
 
 def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> ShardInfo:
-    """Write a shard that is not published yet; OSError, which tells why, also where LMDB does not."""
+    """Write a shard that is not published yet, or nothing; OSError, which tells why, also where LMDB does not."""
     import lmdb
 
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # half of it may be left from a run that was killed
     try:
         return write_shard(path, columns, schema.fields)
     except lmdb.Error as error:  # of a write that ended early it says EIO, whatever the reason
         code = _lack_of_room(path, sum(column.nbytes for column in columns.values()))
+        _remove(path)
         if code is None:
             raise
         raise OSError(code, os.strerror(code)) from error
+    except BaseException:
+        _remove(path)
+        raise
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _lack_of_room(path: Path, nbytes: int) -> int | None:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from loaders.data.manifest import (
@@ -35,7 +38,7 @@ from packdata.packing.links import file_beside, file_fault, stage_whole
 from packdata.packing.lock import LOCK_NAME, TargetLock, lock_owner
 from packdata.packing.provenance import PLAN
 from packdata.packing.settings import OVERWRITE
-from packdata.packing.shards import Format, shard_name
+from packdata.packing.shards import SHARDS_AT_ONCE, Format, shard_name
 from packdata.packing.target import (
     PACKING_NAME,
     PARTS_NAME,
@@ -50,17 +53,17 @@ from packdata.packing.target import (
     is_made,
     is_there,
     is_unfinished,
-    leftovers,
     make_folder,
     missing_folders,
     rejects_at,
     rejects_bytes,
+    remove_leftovers,
     size_of,
     sync_made,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from loaders.data.columns import Column
@@ -112,7 +115,7 @@ class Sender(Protocol):
 
 
 class Packing:
-    """The making of datasets in one folder: its lock, its journal, and a thread that writes shards.
+    """The making of datasets in one folder: its lock, its journal, and threads that write shards.
 
     Args:
         dst: The destination.
@@ -150,8 +153,9 @@ class Packing:
         self._plan = dict(plan)
         self._journal: Journal | None = None
         self._lock: TargetLock | None = None
-        self._writer = ThreadPoolExecutor(1, "packdata-shard")
-        self._written: Future[None] | None = None
+        self._writers = ThreadPoolExecutor(SHARDS_AT_ONCE, "packdata-shard")
+        self._under_way: deque[Future[None]] = deque()
+        self._numbers: dict[str, Iterator[int]] = {}  # of the shards to come
         self._is_closed = False
         with self._explained(dst, "it cannot be packed into"):
             self._place = dst.absolute()  # the working folder may change before all is published
@@ -179,7 +183,7 @@ class Packing:
             if self._has_parts():
                 shutil.rmtree(self._place / PARTS_NAME)
             for folder in filter(None, self.folders):
-                _remove(leftovers(self._place / folder))
+                remove_leftovers(self._place / folder)
             self._journal = self._open_journal()
         except BaseException:
             if not (self._work / JOURNAL_NAME).exists():
@@ -260,7 +264,7 @@ class Packing:
         was, state = journal.header, journal.state
         is_same = was.kind == self._kind != "writer" and not was.differences(self._plan)
         if was.kind == "command" and not is_same:
-            _remove(leftovers(self._place))
+            remove_leftovers(self._place)
             return False
         if state.done is not None and was.kind != "part":
             self._journal = journal
@@ -269,7 +273,7 @@ class Packing:
             except PackError:
                 if not self._overwrite and self._kind != "command":
                     raise
-                _remove(leftovers(self._place))
+                remove_leftovers(self._place)
                 return False
             self._publish()  # the last run died while publishing: finish that, whatever comes next
             self._is_published = is_same
@@ -346,7 +350,7 @@ class Packing:
         format: Format,
         reached: Reached,
     ) -> None:
-        """Write the next shard of a target on a thread; one at a time, which bounds memory.
+        """Write the next shard of a target on a thread; ``SHARDS_AT_ONCE``, which bounds memory.
 
         Args:
             folder: The target.
@@ -356,25 +360,24 @@ class Packing:
             reached: How far the source has come with it.
 
         Raises:
-            PackError: This shard's predecessor could not be written.
+            PackError: One before it could not be written.
         """
-        self.wait()
-        path = self._staged(folder) / shard_name(self._next_number(folder), format)
+        self.wait(SHARDS_AT_ONCE - 1)
+        numbers = self._numbers.setdefault(folder, count(self._next_number(folder)))
+        path = self._staged(folder) / shard_name(next(numbers), format)
         line = {**reached.to_json(), "target": folder}
-        self._written = self._writer.submit(self._write, path, columns, schema, line)
+        shard = partial(write_staged, path, columns, schema)
+        self._under_way.append(
+            self._writers.submit(self._write, path, shard, line, [*self._under_way])
+        )
 
     def _write(
-        self, path: Path, columns: Mapping[str, Column], schema: Schema, line: dict[str, Any]
+        self, path: Path, shard: Callable[[], ShardInfo], line: Any, before: list[Future[None]]
     ) -> None:
         with self._explained(self._shown(path), "the shard cannot be written"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)  # half of it may be left from a run that was killed
-            try:
-                info = write_staged(path, columns, schema)
-            except BaseException:
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
-                raise
+            info = shard()
+            for earlier in before:  # the journal has shards in their order
+                earlier.result()
             sync_folder(path.parent)
             self.journal.append(line | {"shard": info.to_json()})
         if self._sender is not None:
@@ -426,11 +429,10 @@ class Packing:
                 raise PackError(f"its file {name} cannot be copied: {what}", source or self.dst)
             self.stage_files(folder, {name: read_regular(file)})
 
-    def wait(self) -> None:
-        """Return once the shard under way is on disk; PackError if it cannot be written."""
-        if self._written is not None:
-            written, self._written = self._written, None
-            written.result()
+    def wait(self, num: int = 0) -> None:
+        """Return once no more than so many shards are under way; PackError if one cannot be written."""
+        while len(self._under_way) > num:
+            self._under_way.popleft().result()
 
     def end_part(self, reached: Reached) -> None:
         """Note that a part of the source is packed to its end."""
@@ -548,11 +550,11 @@ class Packing:
         return self._work / _DONE
 
     def close(self) -> None:
-        """Wait for the shard under way, and leave what it takes to go on; may be called twice."""
+        """Wait for the shards under way, and leave what it takes to go on; may be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._writer.shutdown(wait=True, cancel_futures=True)
+        self._writers.shutdown(wait=True, cancel_futures=True)
         if self._journal is None or self._lock is None:
             return
         self._journal.close()
@@ -572,7 +574,7 @@ class Packing:
 
     def _clean_up(self) -> None:
         if self._kind == "command":
-            _remove(leftovers(self._place))
+            remove_leftovers(self._place)
         self._clear()
         (self._work / LOCK_NAME).unlink(missing_ok=True)
         if self._is_published:
@@ -590,8 +592,3 @@ class Packing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _remove(paths: Sequence[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)

@@ -26,8 +26,10 @@ Format = Literal["lmdb", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 # Writing 64 MiB at a time takes half as long per byte as 128 MiB, and half the memory.
 DEFAULT_SHARD_BYTES = 64 << 20
-# Parquet takes five times the bytes of a shard of rows of numbers while it writes them.
+# Of rows of numbers, of which other tools take several times the bytes while they read a shard.
 TABLE_SHARD_BYTES = 32 << 20
+# Written side by side, as writing takes one core.
+SHARDS_AT_ONCE = 2
 # Parquet: other tools load a whole page, here a column of a shard, for one row.
 MAX_SHARD_BYTES: dict[Format, int] = {"lmdb": 64 << 30, "parquet": 256 << 20}
 # What a shard may exceed that by is its last sample. LMDB: sizes are int32. Parquet: 1 GiB per
@@ -50,7 +52,7 @@ def check_shard_options(format: str, shard_bytes: int) -> None:
 
 
 class _FieldRecords:
-    """Records of one field, one after the other, in memory that the next shard but one uses again.
+    """Records of one field, one after the other, in memory that a later shard uses again.
 
     Fresh memory costs more in page faults than the copy that fills it.
     """
@@ -132,12 +134,12 @@ class ShardBuilder:
 
     def __init__(self, schema: Schema, format: Format, shard_bytes: int) -> None:
         self.schema, self.format, self.shard_bytes = schema, format, shard_bytes
-        self._rows, self._spare = (
+        self._rows, *self._spare = (
             {
                 n: _FieldRecords(field.record_nbytes, shard_bytes)
                 for n, field in schema.fields.items()
             }
-            for _ in range(2)
+            for _ in range(1 + SHARDS_AT_ONCE)
         )
         self.num_samples = self.nbytes = 0
 
@@ -177,11 +179,12 @@ class ShardBuilder:
     def take(self) -> dict[str, Column]:
         """Return what was collected as columns, and begin the next shard.
 
-        The columns are views: they must be written before a sample is added behind the next
-        ``take``, which fills the same memory again.
+        The columns are views: they must be written before a sample is added when ``take`` was
+        called ``SHARDS_AT_ONCE`` times more, which fills the same memory again.
         """
         columns = {name: rows.column(self.num_samples) for name, rows in self._rows.items()}
-        self._rows, self._spare = self._spare, self._rows
+        self._spare.append(self._rows)
+        self._rows = self._spare.pop(0)
         for rows in self._rows.values():
             rows.clear()
         self.num_samples = self.nbytes = 0

@@ -228,6 +228,12 @@ def leftovers(place: Path) -> list[Path]:
     return left
 
 
+def remove_leftovers(place: Path) -> None:
+    """Delete what ``leftovers`` names."""
+    for path in leftovers(place):
+        path.unlink(missing_ok=True)
+
+
 def digest_of(plan: Mapping[str, str]) -> str:
     """Return the hash by which a dataset knows the plan that made it."""
     return xxhash.xxh3_128_hexdigest(json.dumps(plan, sort_keys=True).encode())
