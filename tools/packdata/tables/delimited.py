@@ -422,7 +422,9 @@ def last_record_end(data: bytes, delimiter: int) -> int:
     end = data.rfind(b"\n")
     if end < 0 or data.find(b'"') < 0:
         return end + 1
-    quotes = np.flatnonzero(np.frombuffer(data, np.uint8) == _QUOTE)
+    text = np.frombuffer(data, np.uint8)
+    found = [np.flatnonzero(piece == _QUOTE) + first for first, piece in parts.pieces(text)]
+    quotes = np.concatenate(found)
     if not _alternate(data, quotes, delimiter):
         quotes = np.array([*_quoted(data, delimiter)], np.int64).reshape(-1)
     while end >= 0:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from loaders.errors import SourceError
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
 
     from packdata.tables.values import Codes
 
+    Bytes = npt.NDArray[np.uint8]
+
 Kind = Literal["number", "flag", "date", "time", "text"]  # what a column is read as
 PART_BYTES = 4 << 20  # of text: large enough for few calls, small enough for many workers
 MAX_ROW_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 17
 _LINE_END = 10
 Why = str | Callable[[], str]  # a reason in words, or what makes some
 
@@ -174,7 +178,8 @@ def cut(
             if length:
                 yield FilePart(number, start, start + length, line)
                 start += length
-                line += int(np.count_nonzero(np.frombuffer(data, np.uint8, length) == _LINE_END))
+                text = np.frombuffer(data, np.uint8, length)
+                line += sum(int(np.count_nonzero(p == _LINE_END)) for _, p in pieces(text))
             elif len(data) > MAX_ROW_BYTES:
                 what = f"the row has more than {MAX_ROW_BYTES >> 20} MiB"
                 raise SourceError(what, f"{path}, line {line}", hint)
@@ -183,6 +188,12 @@ def cut(
             if check_end is not None:
                 check_end(rest, line)
             yield FilePart(number, start, start + len(rest), line)
+
+
+def pieces(text: Bytes) -> Iterator[tuple[int, Bytes]]:
+    """Yield stretches that the cache holds, and where each begins: what is computed of them takes no fresh memory."""
+    for first in range(0, len(text), _PIECE_BYTES):
+        yield first, text[first : first + _PIECE_BYTES]
 
 
 def read_bytes(path: Path, start: int, stop: int) -> bytes:
