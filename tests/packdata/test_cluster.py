@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -22,23 +23,31 @@ from packdata.parts.part import versions
 from packdata.plan import SourcePlan, pack_plan
 from packdata.tables import plan_tables
 from packdata.tokens.plan import TokenOptions, plan_tokens
+from packdata.tokens.tokenizer import train_bpe
 from tests.packdata.command_sources import make_sources
 from tests.packdata.recipes import contents
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 NUM_PARTS = 12
-PACK = ["images", "photos", "DST", "--size", "700", "--codec", "png", "--shard-size", "2MB"]
+PACKS = {
+    "images": "images photos DST --size 700 --codec png --shard-size 2MB",
+    "tokens": "tokens texts DST --documents line --tokenizer bpe.json --shard-size 2MB",
+    "arrays": "arrays scans DST --shard-size 9MB",
+}
+LOCKS = "on-ray/.parts/part-*.*/.packing/lock"  # of parts that are being packed
 
 # Three nodes of one core, of which one is killed while all three pack.
 DRIVER = """
-import sys, threading, time
-from pathlib import Path
+import glob, os, sys, threading, time
 from ray.cluster_utils import Cluster
 
-def kill(cluster, node, parts):
+def kill(cluster, node):
     end = time.monotonic() + 120
     begun = 0
     while time.monotonic() < end and begun < 3:
-        begun = len(list(parts.glob("part-*.*/.packing/lock")))
+        begun = len(glob.glob(os.environ["LOCKS"]))
         time.sleep(0.005)
     print("begun:", begun, flush=True)
     cluster.remove_node(node, allow_graceful=False)
@@ -47,8 +56,7 @@ if __name__ == "__main__":
     from packdata.cli import main
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-    place = Path(sys.argv[3]) / ".parts"
-    threading.Thread(target=kill, args=(cluster, nodes[0], place), daemon=True).start()
+    threading.Thread(target=kill, args=(cluster, nodes[0]), daemon=True).start()
     code = main([*sys.argv[1:], "--engine", "ray", "--address", cluster.address])
     cluster.shutdown()
     sys.exit(code)
@@ -57,14 +65,46 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    rng = np.random.default_rng(3)
     monkeypatch.chdir(tmp_path)
+    make_source("images", tmp_path)
+    return tmp_path
+
+
+def make_source(kind: str, place: Path) -> None:
+    """Make what takes three cores some seconds to pack, in a folder."""
+    rng = np.random.default_rng(3)
+    if kind == "tokens":
+        words = [bytes(rng.integers(97, 123, n, np.uint8)).decode() for n in range(2, 12)] * 50
+        lines = [" ".join(rng.permutation(words)) + "\n" for _ in range(1_000)]
+        (place / "bpe.json").write_bytes(train_bpe(lines[:100], 300))
+        (place / "texts").mkdir()
+        for i in range(NUM_PARTS):
+            (place / "texts" / f"{i:02d}.txt").write_text("".join(lines[i:] + lines[:i]))
+        return
     for i in range(72):
-        folder = tmp_path / "photos" / f"c{i % 2}"
+        folder = place / ("photos" if kind == "images" else "scans") / f"c{i % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         pixels = rng.integers(0, 256, (800, 800, 3), np.uint8)
-        cv2.imwrite(str(folder / f"{i:02d}.png"), pixels)
-    return tmp_path
+        if kind == "images":
+            cv2.imwrite(str(folder / f"{i:02d}.png"), pixels)
+        else:
+            np.savez_compressed(folder / f"{i:02d}.npz", pixels & 7)
+
+
+def run_on_three(place: Path, script: str, words: Sequence[str], **given: str) -> Any:
+    """Run a driver in a folder, to its end."""
+    (place / "driver.py").write_text(script)
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), str(root / "tools"), os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path, "LOCKS": LOCKS} | given
+    return subprocess.run(
+        [sys.executable, str(place / "driver.py"), *words],
+        cwd=place,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
 
 
 @pytest.mark.parametrize("kind", ["images", "arrays", "tokens", "tables"])
@@ -91,12 +131,7 @@ def test_a_plan_that_was_sent_packs_the_same(
     assert contents(tmp_path / "sent") == contents(tmp_path / "packed")
 
 
-def test_options_of_ray_are_refused_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
-    cv2.imwrite("photos/a.png", np.zeros((8, 8, 3), np.uint8))
+def test_options_of_ray_are_refused_without_it(photos: Path) -> None:
     for words in (["--parts", "3"], ["--address", "auto"], ["--engine", "ray", "--part", "0/1"]):
         with pytest.raises(SystemExit) as ended:
             main(["images", "photos", "dst", *words])
@@ -128,52 +163,44 @@ def test_nothing_to_do_and_no_room_leave_no_folder(photos: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_costs_no_part(photos: Path) -> None:
+@pytest.mark.parametrize("kind", ["images", "tokens"])  # arrays: into a bucket
+def test_a_node_that_is_killed_costs_no_part(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray")
-    script = photos / "driver.py"
-    script.write_text(DRIVER)
-    words = [word.replace("DST", "on-ray") for word in PACK]
-    env = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
-    root = str(Path(__file__).parents[2])
-    env["PYTHONPATH"] = os.pathsep.join([root, f"{root}/tools"])
+    monkeypatch.chdir(tmp_path)
+    make_source(kind, tmp_path)
+    words = PACKS[kind].replace("DST", "on-ray").split()
 
-    done = subprocess.run(
-        [sys.executable, str(script), *words, "--parts", str(NUM_PARTS)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    done = run_on_three(tmp_path, DRIVER, [*words, "--parts", str(NUM_PARTS)])
 
     assert done.returncode == 0, done.stderr
     assert "begun: 3" in done.stdout
+    pack_calmly(PACKS[kind], "calm")
+    assert contents(tmp_path / "on-ray") == contents(tmp_path / "calm")
+
+
+def pack_calmly(command: str, dst: str) -> None:
+    """Pack the same parts one after the other, here."""
+    words = command.replace("DST", dst).split()
     for i in range(NUM_PARTS):
-        main([*(word.replace("DST", "calm") for word in PACK), "--part", f"{i}/{NUM_PARTS}"])
-    finish("calm")
-    assert contents(photos / "on-ray") == contents(photos / "calm")
+        assert main([*words, "--part", f"{i}/{NUM_PARTS}"]) == 0
+    finish(dst)
 
 
 @pytest.mark.slow
 def test_where_no_node_is_left_it_ends(photos: Path) -> None:
     """The one with room for a part is killed; another is waited for, and none comes."""
     pytest.importorskip("ray")
-    script = photos / "driver.py"
     two, one = "[cluster.add_node(num_cpus=1) for _ in range(2)]", "[cluster.add_node(num_cpus=3)]"
     lost = DRIVER.replace(two, one).replace("begun < 3", "begun < 1")
     short = "    from packdata import cluster as waits\n    waits._START_S = 30.0\n    code"
-    script.write_text(lost.replace("    code", short, 1))
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "tools"), os.environ.get("PYTHONPATH", "")])
-    words = [*(word.replace("DST", "dst") for word in PACK), "--parts", "12", "--workers", "3"]
+    words = PACKS["images"].replace("DST", "on-ray").split()
 
-    done = subprocess.run(
-        [sys.executable, str(script), *words],
-        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=200,
+    done = run_on_three(
+        photos, lost.replace("    code", short, 1), [*words, "--parts", "12", "--workers", "3"]
     )
 
     assert done.returncode == 1, done.stderr
     assert "begun: 1" in done.stdout
-    assert not (photos / "dst" / "manifest.json").exists()
+    assert not (photos / "on-ray" / "manifest.json").exists()

@@ -1,4 +1,4 @@
-"""``--engine ray`` from a bucket into a bucket: the driver is killed, and then two of them finish."""
+"""``--engine ray`` into a bucket: the driver is killed, and then two of them finish; a node is killed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 
 import cv2
@@ -14,6 +15,7 @@ import pytest
 
 from loaders.data.manifest import read_manifest
 from packdata.cli import main
+from tests.packdata import test_cluster
 from tests.packdata.recipes import contents
 from tests.remote.conftest import wait_until
 
@@ -22,37 +24,51 @@ if TYPE_CHECKING:
 
     from tests.remote.conftest import Store
 
-NUM_PARTS, NUM_PICTURES = 8, 64
+NUM_PARTS, NUM_FILES = 8, 64
+PACKS = {
+    "images": "images SRC DST --shard-size 32kB --shuffle 0",
+    "tokens": "tokens SRC DST --documents line --shard-size 1MB --shuffle 7",
+}
+
+
+def make_source(kind: str, place: Path) -> None:
+    rng = np.random.default_rng(0)
+    for i in range(NUM_FILES):
+        folder = place / f"c{i % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (60, 60, 3), np.uint8)
+        if kind == "images":
+            cv2.imwrite(str(folder / f"{i:02}.png"), pixels)
+        else:  # of eight a piece
+            line = pixels.tobytes().hex() + "\n"
+            (folder / f"{i:02}.txt").write_text(line * (600_000 // len(line)))
+
+
+def assert_same(there: Path, calm: Path) -> None:
+    """Assert that a dataset of a bucket is that of a folder, and that nothing else is there."""
+    one, other = read_manifest(there), read_manifest(calm)
+    assert one.fingerprint == other.fingerprint
+    assert [s.xxh3_128 for s in one.shards] == [s.xxh3_128 for s in other.shards]
+    assert {*contents(there)} == {"manifest.json", *(shard.file for shard in one.shards)}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", PACKS)
 def test_a_driver_that_is_killed_and_two_that_go_on_make_what_parts_make(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
-    rng = np.random.default_rng(0)
-    for i in range(NUM_PICTURES):
-        folder = store.root / "raw" / f"c{i % 2}"
-        folder.mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(folder / f"{i:02}.png"), rng.integers(0, 256, (60, 60, 3), np.uint8))
+    make_source(kind, store.root / "raw")
     shutil.copytree(store.root / "raw", tmp_path / "raw")
-    pack = ["images", "s3://raw", "s3://out/packed", "--shard-size", "32kB"]
-    command = [
-        sys.executable,
-        "-m",
-        "packdata",
-        *pack,
-        "--engine",
-        "ray",
-        "--parts",
-        f"{NUM_PARTS}",
-    ]
+    pack = PACKS[kind].replace("SRC", "s3://raw").replace("DST", "s3://out/packed").split()
+    ray = ["--engine", "ray", "--parts", f"{NUM_PARTS}", *store.options]
     given = {"RAY_USAGE_STATS_ENABLED": "0"}
     there = store.root / "out" / "packed"
 
     def start() -> subprocess.Popen[str]:
         env, pipe = os.environ | given, subprocess.PIPE
-        return subprocess.Popen([*command, *store.options], env=env, stderr=pipe, text=True)
+        command = [sys.executable, "-m", "packdata", *pack, *ray]
+        return subprocess.Popen(command, env=env, stderr=pipe, text=True)
 
     store.proxy.set(latency_s=0.05)
     killed = start()
@@ -67,15 +83,39 @@ def test_a_driver_that_is_killed_and_two_that_go_on_make_what_parts_make(
     errors = [process.communicate(timeout=200)[1] for process in both]
 
     assert [process.returncode for process in both] == [0, 0], errors
+    items = NUM_PARTS if kind == "tokens" else NUM_FILES
     told = f"in {NUM_PARTS} parts, on 1 node"
-    assert any(f"{NUM_PICTURES} items of " in error and told in error for error in errors)
+    assert any(f"{items} items of " in error and told in error for error in errors)
     store.proxy.set()
     monkeypatch.chdir(tmp_path)
-    calm = ["images", "raw", "calm", "--shard-size", "32kB", "--shuffle", "0"]
+    calm = PACKS[kind].replace("SRC", "raw").replace("DST", "calm").split()
     for i in range(NUM_PARTS):
         assert main([*calm, "--part", f"{i}/{NUM_PARTS}"]) == 0
     assert main(["finish", "calm"]) == 0
-    one, other = read_manifest(there), read_manifest("calm")
-    assert one.fingerprint == other.fingerprint
-    assert [s.xxh3_128 for s in one.shards] == [s.xxh3_128 for s in other.shards]
-    assert {*contents(there)} == {"manifest.json", *(shard.file for shard in one.shards)}
+    assert_same(there, tmp_path / "calm")
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_costs_no_part_of_a_bucket(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    test_cluster.make_source("arrays", tmp_path)
+    words = test_cluster.PACKS["arrays"].replace("DST", "s3://out/packed").split()
+    staging = tmp_path / "tmp" / f"packdata-{os.getuid()}"
+    staging.parent.mkdir()
+
+    done = test_cluster.run_on_three(
+        tmp_path,
+        test_cluster.DRIVER,
+        [*words, "--parts", f"{test_cluster.NUM_PARTS}", *store.options],
+        LOCKS=f"{staging}/*/made/.packing/lock",
+        TMPDIR=str(staging.parent),
+        RAY_TMPDIR=tempfile.gettempdir(),  # whose sockets take short names
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "begun: 3" in done.stdout
+    test_cluster.pack_calmly(test_cluster.PACKS["arrays"], "calm")
+    assert_same(store.root / "out" / "packed", tmp_path / "calm")
