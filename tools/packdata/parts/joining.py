@@ -155,7 +155,7 @@ def all_parts(
     there = {number: part for number, part in complete.items() if part is not None}
     if num := counts[0] - len(there):
         missing = islice((i for i in range(counts[0]) if i not in there), _SHOWN)
-        shown = ", ".join(map(str, missing)) + (", ..." if num > _SHOWN else "")
+        shown = ", ".join(map(str, missing)) + (" and more" if num > _SHOWN else "")
         what = f"{num:,} of {counted(counts[0], 'part')} {'is' if num == 1 else 'are'} missing"
         hint = "Run the command that packs each again, then this one"
         raise PackError(f"{what}: {shown}", dst, hint)

@@ -148,9 +148,9 @@ class ShuffledRecipe(PartRecipe):
         """Yield its items; of blocks with their numbers."""
         order = self._order[start:]
         ends = np.flatnonzero(np.diff(order, append=-1) != 1) + 1  # of what is asked for at once
-        nums = np.diff(ends, prepend=0)
-        for first, num in zip(order[ends - nums].tolist(), nums.tolist(), strict=True):
-            items = islice(self._recipe.items(first), num)
+        for end, num in zip(ends, np.diff(ends, prepend=0), strict=True):
+            first = int(order[end - num])
+            items = islice(self._recipe.items(first), int(num))
             yield from map(_Numbered, count(first), items) if self.is_of_blocks else items
 
     def name(self, item: Any) -> str:
