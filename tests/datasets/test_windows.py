@@ -200,6 +200,7 @@ def test_shards_that_a_store_closes_are_read_where_they_are_mapped_next(tmp_path
         assert (windows[i].tokens.numpy() == stream[i * 100 :][: len(windows[i].tokens)]).all()
 
 
+@pytest.mark.parametrize("folder", ["lmdb"], indirect=True)
 def test_a_child_process_serves_the_same_windows(folder: Path) -> None:
     both = [TokenWindows(folder, 20), TokenWindows(folder, 20, by="document")]
     windows: Any = Mixture(both, [1, 1])

@@ -86,6 +86,7 @@ def test_shares_have_the_beta_distribution(alpha: float) -> None:
     np.testing.assert_allclose(found, wanted, atol=0.01)
 
 
+@pytest.mark.slow
 def test_shares_of_many_batches_are_spread_as_they_should() -> None:
     images, labels = batch(4, 2)
     mix = MixUp(3)

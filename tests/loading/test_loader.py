@@ -4,11 +4,8 @@ import gc
 import json
 import logging
 import pickle
-import signal
-import subprocess
 import sys
 import threading
-import time
 import warnings
 from functools import partial
 from itertools import chain, islice
@@ -760,33 +757,6 @@ def test_a_stall_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
     assert batch.tolist() == [0, 1, 2, 3]
     assert "fetching 4 samples of Stuck" in caplog.text
-
-
-_ENDLESS = """
-import sys, time
-from loaders import DataLoader, ShardDataset
-loader = DataLoader(ShardDataset(sys.argv[1]).replace(transform=lambda s: time.sleep(0.2)),
-                    2, num_workers=2, collate_fn=list)
-while True:
-    for batch in loader:
-        print("running", flush=True)
-"""
-
-
-def test_ctrl_c_ends_the_program_promptly(one: Path) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", _ENDLESS, str(one)],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert child.stdout is not None
-    assert child.stdout.readline() == "running\n"
-
-    began = time.monotonic()
-    child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=100)
-
-    assert "KeyboardInterrupt" in errors
-    assert time.monotonic() - began < 10
 
 
 # -- what torch's DataLoader takes ----------------------------------------------------------------

@@ -67,7 +67,7 @@ def fingerprint(folder: Path) -> str:
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_column_is_its_rows(tmp_path: Path, name: str, format: Any) -> None:
     field, values = COLUMNS[name]
-    size = {"format": format, "shard_bytes": 500}
+    size = {"format": format, "shard_bytes": 2_000}
 
     packdata.pack(rows_of({"x": values}), tmp_path / "rows", {"x": field}, **size)
     packdata.pack({"x": values}, tmp_path / "columns", {"x": field}, **size)

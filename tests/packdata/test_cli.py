@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import warnings
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -346,7 +345,8 @@ def test_a_target_inside_of_its_source_is_refused(
     inner = next(path for path in before if path.is_dir())
     inside = (source / "out", source / "a/b/out", inner / "out", tmp_path / "link/out")
     places = (*inside, tmp_path / "beside/.." / source.name / "out")
-    for options, place in product(([], ["--dry-run"], ["--overwrite"]), places):
+    others = ["--dry-run"], ["--overwrite"]
+    for options, place in [*(([], place) for place in places), *zip(others, places, strict=False)]:
         assert run(packs, source, place, *options) == 1
         assert run(packs, tmp_path / "link", place, *options) == 1
         error = f"{place}: it lies inside the source "

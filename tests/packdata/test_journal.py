@@ -284,8 +284,10 @@ def test_a_process_that_dies_leaves_no_lock(tmp_path: Path) -> None:
     TargetLock(path).release()
 
 
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-@pytest.mark.parametrize("command", ["images", "copy", "repair"])
+@pytest.mark.parametrize(
+    ("code", "command"),
+    [(errno.ENOSYS, "images"), (errno.EOPNOTSUPP, "copy"), (errno.ENOLCK, "repair")],
+)
 def test_a_file_system_without_locks_is_no_reason_to_try_again(
     tmp_path: Path, code: int, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -313,6 +313,7 @@ def test_weighted_counts_stay_within_two_of_their_share(num_samples: int) -> Non
         assert not counts[WEIGHTS == 0].any()
 
 
+@pytest.mark.slow
 def test_weighted_shares_are_exact_on_average() -> None:
     order = Weighted(WEIGHTS, 5, seed=1)
     counts = np.array([np.bincount(whole(order, e), minlength=8) for e in range(8000)])
