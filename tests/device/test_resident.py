@@ -135,17 +135,10 @@ def test_files_are_loaded_part_by_part_and_stay_for_lookups(
 
 
 @pytest.mark.parametrize(
-    ("settings", "what"),
-    [
-        (
-            {"transform": lambda sample: sample},
-            "transforms and augment.Views work on the host; use RAMDataset without",
-        ),
-        ({"augment": [augment.Views(a=OPS)]}, "transforms and augment.Views work on the host"),
-    ],
+    "settings", [{"transform": lambda sample: sample}, {"augment": [augment.Views(a=OPS)]}]
 )
-def test_what_the_host_must_do_is_refused(settings: Any, what: str) -> None:
-    with pytest.raises(SchemaError, match=what):
+def test_what_the_host_must_do_is_refused(settings: Any) -> None:
+    with pytest.raises(SchemaError):
         RAMDataset(arrays(), device="cpu", **settings)
     with pytest.raises(SchemaError):
         RAMDataset(arrays(), device="cpu").replace(**settings)

