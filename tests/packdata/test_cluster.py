@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -147,13 +148,18 @@ def test_a_node_tells_what_it_does_not_see(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_to_do_and_no_room_leave_no_folder(photos: Path) -> None:
+def test_nothing_to_do_and_no_room_leave_no_folder(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("ray")
     (photos / "a.txt").write_text("to be\nor not\n")
     tokens = ["tokens", "a.txt", "packed", "--documents", "line"]
-    assert main([*tokens, "--part", "0/1"]) == main(["finish", "packed"]) == 0
+    ray = ["--engine", "ray", "--parts", "1"]
+    assert main([*tokens, *ray, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["samples_per_s"] * told["seconds"] == pytest.approx(1)
 
-    assert main([*tokens, "--engine", "ray", "--parts", "1"]) == 0
+    assert main([*tokens, *ray]) == 0
     assert {path.name for path in Path("packed").iterdir()} == {
         "manifest.json",
         "shard-00000.parquet",

@@ -94,6 +94,7 @@ def pack_on_ray(
         SourceError: An item cannot be packed.
     """
     check_outside(dst, plan.sources)
+    began = time.monotonic()
     of, place = parts or usual_parts(plan), place_of(dst).absolute()
     settings |= {"workers": workers or 1, "overwrite": overwrite}
     needed = [place / PARTS_NAME, Path.cwd(), *map(place_of, plan.sources)]
@@ -114,7 +115,8 @@ def pack_on_ray(
         job = ray.put(
             _Cluster(recipes, plan.format, str(place), os.getcwd(), get_defaults(), settings)
         )
-        _pack_all(ray, job, of, settings["workers"], Quiet() if progress is None else progress)
+        quiet = Quiet() if progress is None else progress
+        samples = _pack_all(ray, job, of, settings["workers"], quiet)
     if not plan.is_unchanged():
         raise changed(dst)
     shard_bytes = settings.get("shard_bytes", DEFAULT_SHARD_BYTES)
@@ -122,8 +124,14 @@ def pack_on_ray(
     summary = finish(dst, overwrite=overwrite, digest=digest)
     if not summary.datasets:  # all was there
         return summary
-    notes = (*summary.notes, *plan.notes(summary))
-    return replace(summary, notes=notes, amount=plan.amount(summary))
+    seconds = time.monotonic() - began
+    return replace(
+        summary,
+        notes=(*summary.notes, *plan.notes(summary)),
+        amount=plan.amount(summary),
+        seconds=seconds,
+        samples_per_s=samples / seconds,
+    )
 
 
 class _Cluster(NamedTuple):
@@ -249,12 +257,12 @@ def _no_room(ray: Any, cores: int) -> PackError:
     return PackError(what, "Ray", "Give fewer --workers, or add a node; the same command goes on")
 
 
-def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> None:
-    """Pack all parts, a few ahead of the cores there are."""
+def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> int:
+    """Pack all parts, a few ahead of the cores there are; return how many samples that made."""
     run = ray.remote(_pack_one).options(num_cpus=cores, max_retries=0)
     waiting, running = deque(Part(i, of) for i in range(of)), dict[Any, Part]()
     losses: Counter[Part] = Counter()
-    rejected, had_room = 0, time.monotonic()
+    packed, rejected, had_room = 0, 0, time.monotonic()
     progress.start(None, 0)
     try:
         while waiting or running:
@@ -279,12 +287,14 @@ def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> No
                         raise _lost(part, error) from error
                     waiting.append(part)
                     continue
+                packed += samples
                 rejected += rejects
                 progress.advance(rejected, samples)
     finally:
         for task in running:
             ray.cancel(task, force=True)
         progress.close()
+    return packed
 
 
 def _lost(part: Part, error: Exception) -> PackError:
