@@ -281,3 +281,14 @@ def test_flags_and_dates_stay_what_they_are_where_rows_are_left_out(
     expected = [[i, i % 2 == 0, 19723 + i] for i in range(1, 6)]
     assert reader.column("features").tolist() == expected
     assert list(reader.schema.fields) == ["features"]
+
+
+def test_columns_with_a_number_in_each_row_are_measured_as_others_are() -> None:
+    values = np.random.default_rng(0).integers(-99, 99, 5000).astype(np.float64)
+    halves = pa.array(values / 2)
+    names = {"x": pa.array(values), "y": halves}
+    others = {"x": pa.array(values.astype(np.int64)), "y": halves.cast(pa.decimal128(9, 1))}
+
+    fast, plain = (plan_tables(pa.table(each)).recipe.columns for each in (names, others))
+
+    assert fast == plain

@@ -378,10 +378,10 @@ def _zeros_in(text: Bytes, opens: Flags, blanks: Flags) -> int:
     is_low = text < ord(".")  # as separators are, blanks and signs
     if opens[ord(".") :].any():
         is_low |= opens[text]
-    may_begin = is_low[:-3] | (text[1:-2] != ord("-"))
-    may_begin &= is_low[1:-2]
-    may_begin &= text[2:-1] == ord("0")
+    may_begin = is_low[1:-2] & (text[2:-1] == ord("0"))
     may_begin &= text[3:] >= ord("0")
+    if may_begin.any():
+        may_begin &= is_low[:-3] | (text[1:-2] != ord("-"))
     if not may_begin.any():
         return 0
     before = np.flatnonzero(may_begin) + 1

@@ -6,6 +6,7 @@ the number of workers.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -301,6 +302,8 @@ class _Look:
     def at(self, kind: Kind | None) -> pa.Array:
         """Take statistics of it as a kind, or as what it seems to be; return its values as that."""
         array = self._array
+        if kind in (None, "number") and self._is_all_numbers():
+            return array
         own = getattr(array.type, "value_type", array.type)
         group = group_of(array.type)
         if group == "other":
@@ -324,6 +327,19 @@ class _Look:
             return self._measured(numbers(array, group), group)
         return array
 
+    def _is_all_numbers(self) -> bool:
+        """Take statistics of a column with a number in each row, as most have: that takes no flags."""
+        scan, array = self.scan, self._array
+        if not pa.types.is_float64(array.type) or array.null_count or not len(array):
+            return False
+        moments = Moments.of(values := array.to_numpy())
+        if not (math.isfinite(moments.least) and math.isfinite(moments.most)):  # NaN is neither
+            return False
+        scan.groups["number"], scan.moments["number"] = len(values), moments
+        scan.is_whole = _is_whole(values[:1]) and _is_whole(values)
+        self._note_row("number", 0)
+        return True
+
     def _guessed(self, coded: pa.DictionaryArray) -> pa.Array:
         self._look_at_texts(coded, self._guesses)
         if len(self.scan.groups) == 1:
@@ -336,11 +352,12 @@ class _Look:
     def _note(self, what: str, flags: npt.NDArray[np.bool_]) -> None:
         """Remember the first row that is so, if any."""
         if flags.any():
-            row = int(flags.argmax())
-            value = self._array.slice(row, 1)
-            self.scan.first[what] = Seen(
-                partial(_told, self._file, self.name, self._rows.line, self._rows.cell, row, value)
-            )
+            self._note_row(what, int(flags.argmax()))
+
+    def _note_row(self, what: str, row: int) -> None:
+        value, rows = self._array.slice(row, 1), self._rows
+        told = partial(_told, self._file, self.name, rows.line, rows.cell, row, value)
+        self.scan.first[what] = Seen(told)
 
     def _count(self, coded: pa.DictionaryArray) -> npt.NDArray[np.int64]:
         """Count each text; return how often each word of the dictionary occurs, the empty one never."""

@@ -239,10 +239,13 @@ def _matches(texts: pa.Array, pattern: str) -> Flags:
 
 def numbers(array: pa.Array, group: Group) -> Numbers:
     """Return a column of one group as numbers."""
+    no = np.zeros(len(array), bool)
+    if group == "number" and pa.types.is_float64(array.type):  # as most are
+        values = array.to_numpy(zero_copy_only=False)
+        return Numbers(values, np.isnan(values), no, no)
     if is_text(getattr(array.type, "value_type", array.type)):
         return _numbers_of_texts(words_of(array), group)
     array = plain(array)
-    no = np.zeros(len(array), bool)
     missing = _flags(array.is_null()) if array.null_count else no
     own = group_of(array.type)
     if own is None or own not in (group, "flag" if group == "number" else group):
@@ -256,7 +259,7 @@ def numbers(array: pa.Array, group: Group) -> Numbers:
         return Numbers(
             values, missing, bad, no if getattr(array.type, "tz", None) is None else ~bad
         )
-    return Numbers(values, missing | none, no, no)
+    return Numbers(values, none, no, no)  # also where there was no value
 
 
 def _numbers_of_texts(coded: pa.DictionaryArray, group: Group) -> Numbers:
