@@ -313,6 +313,45 @@ def test_each_step_is_on_disk_before_the_next_relies_on_it(
     assert steps == [*begun, *written, *ended, *staged, *moved, *published]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_shard_that_is_ready_waits_for_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Else the journal of a run that ends early would say that what came before it is there."""
+    write, is_second_written, lines = publish.write_staged, threading.Event(), list[str]()
+    append = publish.Journal.append
+
+    def first_comes_last(path: Path, *rest: Any) -> Any:
+        info = write(path, *rest)
+        if path.stem != "shard-00000":
+            is_second_written.set()
+        elif not is_second_written.is_set():
+            assert is_second_written.wait(20)
+            time.sleep(0.1)
+            if fails:
+                raise OSError(errno.EIO, "the disk is broken")
+        return info
+
+    def spy_append(journal: Any, *given: Any) -> None:
+        lines.extend(line["shard"]["file"] for line in given if "shard" in line)
+        append(journal, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "write_staged", first_comes_last)
+        patch.setattr(publish.Journal, "append", spy_append)
+        if fails:
+            with pytest.raises(PackError):
+                pack(tmp_path / "a")
+        else:
+            pack(tmp_path / "a")
+    assert lines == ([] if fails else sorted(lines))
+    assert fails or len(lines) > 2
+
+    pack(tmp_path / "a")
+    pack(tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
 KILLED: dict[str, Any] = {
     "num_items": 60,
     "splits": ("train", "val"),
