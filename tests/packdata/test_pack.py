@@ -26,7 +26,9 @@ from packdata import Writer
 from packdata.packed import combine
 from packdata.packed.repair import repair as repair_dataset
 from packdata.packing import publish
+from packdata.packing.disk import write_staged
 from packdata.packing.engine import pack_recipe, pack_recipes
+from packdata.packing.journal import Journal
 from packdata.packing.lock import LOCK_NAME, TargetLock
 from packdata.packing.progress import Quiet
 from packdata.packing.target import PACKING_NAME
@@ -318,8 +320,8 @@ def test_a_shard_that_is_ready_waits_for_the_one_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """Else the journal of a run that ends early would say that what came before it is there."""
-    write, is_second_written, lines = publish.write_staged, threading.Event(), list[str]()
-    append = publish.Journal.append
+    write, is_second_written, lines = write_staged, threading.Event(), list[str]()
+    append = Journal.append
 
     def first_comes_last(path: Path, *rest: Any) -> Any:
         info = write(path, *rest)
@@ -338,7 +340,7 @@ def test_a_shard_that_is_ready_waits_for_the_one_before_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(publish, "write_staged", first_comes_last)
-        patch.setattr(publish.Journal, "append", spy_append)
+        patch.setattr(Journal, "append", spy_append)
         if fails:
             with pytest.raises(PackError):
                 pack(tmp_path / "a")
