@@ -2,7 +2,7 @@
 
 Rows of 32 float32 and a label, packed from Parquet, in batches of 4,096. Every case runs its contenders in turns
 (A B A B ...), in one process, data in the page cache, two workers; the table shows the median, the range, and the
-ratio to the bare gather. A second case packs CSV, beside pandas reading it and the least that packing has to do. Writes,
+ratio to the bare gather. A second case packs CSV, beside pandas reading it and the least that it takes. Writes,
 with every repeat, `benchmarks/results/tables.json`.
 """
 
