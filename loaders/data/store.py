@@ -18,6 +18,7 @@ from loaders.data.columns import as_rows
 from loaders.data.finder import Rows, ShardFinder
 from loaders.data.formats import check_memory
 from loaders.data.gather import Found, Gather, Take, take_rows
+from loaders.data.manifest import without_collections
 from loaders.data.prefetch import Pages
 from loaders.data.shards import FileShard
 from loaders.data.sparse import GAP_BYTES, MOST_BYTES, Ranges, SparseShard
@@ -57,6 +58,7 @@ class ShardRuns(NamedTuple):
         return found
 
 
+@without_collections()
 def _unpickle(shards: bytes | Sequence[FileShard | MemoryShard], *args: Any) -> Store:
     found = pickle.loads(shards) if isinstance(shards, bytes) else shards  # noqa: S301 -- in a pickle of our own
     return Store(found, *args)
@@ -147,7 +149,8 @@ class Store:
         """Shards that are files, pickled once: a child process is compared with its dataset at every epoch."""
         if not all(isinstance(shard, FileShard) for shard in self.shards):
             return None
-        return pickle.dumps(self.shards, pickle.HIGHEST_PROTOCOL)
+        with without_collections():
+            return pickle.dumps(self.shards, pickle.HIGHEST_PROTOCOL)
 
     def __len__(self) -> int:
         return self._num_samples
