@@ -76,9 +76,14 @@ def ends_early(data: UInt8Array, rows: int, reduction: int = 1, channels: int = 
     return assert_same(data, (0, 0, rows, width), reduction, channels).ends_early
 
 
-@pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize(
+    ("subsampling", "reduction", "channels"),
+    [
+        (subsampling, reduction, (3, 1, 4)[(i + k) % 3])  # each of two with each of the third
+        for i, subsampling in enumerate(SUBSAMPLINGS)
+        for k, reduction in enumerate(REDUCTIONS)
+    ],
+)
 def test_the_first_rows_are_those_of_the_whole(
     subsampling: str, reduction: int, channels: int
 ) -> None:

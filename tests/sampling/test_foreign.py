@@ -561,9 +561,15 @@ class Subclassed(RAMDataset):
 
 
 @pytest.mark.parametrize(
-    "kind", [tuple, np.array, torch.tensor, list], ids=lambda kind: kind.__name__
+    ("kind", "way"),
+    [
+        (tuple, {"num_workers": 0}),
+        (np.array, {"num_workers": 0}),
+        (list, {"num_workers": 0}),
+        (torch.tensor, {"num_workers": 1, "backend": "process"}),
+    ],
+    ids=["tuple", "array", "list", "tensor, process"],
 )
-@pytest.mark.parametrize("way", [{"num_workers": 0}, {"num_workers": 1, "backend": "process"}])
 def test_batches_of_any_kind_bring_other_crops_each_epoch(
     dataset: ShardDataset, kind: Any, way: dict[str, Any]
 ) -> None:

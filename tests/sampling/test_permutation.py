@@ -162,7 +162,7 @@ def test_positions_outside_the_range_are_refused(n: int, wrong: int) -> None:
 # deviations, chosen so that a right implementation has less than about 1 chance in 1000.
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, pytest.param(6, marks=pytest.mark.slow)])
 def test_all_orders_of_a_few_elements_are_equally_likely(n: int) -> None:
     num_orders = factorial(n)
     counts = Counter(tuple(shuffle(n, key64(0, key)).tolist()) for key in range(30 * num_orders))
@@ -171,7 +171,7 @@ def test_all_orders_of_a_few_elements_are_equally_likely(n: int) -> None:
     assert chi_square_z(observed, np.full(num_orders, 30.0), num_orders - 1) < 3.5
 
 
-@pytest.mark.parametrize("n", [100, 70_000, 10**6])
+@pytest.mark.parametrize("n", [100, 70_000, pytest.param(10**6, marks=pytest.mark.slow)])
 def test_every_element_is_equally_likely_everywhere(n: int) -> None:
     num_cells = 50
     counts = np.zeros((num_cells, num_cells))
@@ -182,7 +182,7 @@ def test_every_element_is_equally_likely_everywhere(n: int) -> None:
     assert independence_z(counts) < 3.5
 
 
-@pytest.mark.parametrize("n", [100, 70_000, 10**6])
+@pytest.mark.parametrize("n", [100, 70_000, pytest.param(10**6, marks=pytest.mark.slow)])
 def test_neighbours_in_the_order_are_not_related(n: int) -> None:
     num_cells = 25
     orders = [shuffle(n, key64(2, key)) for key in range(max(5, 200_000 // n))]
