@@ -468,9 +468,10 @@ def test_whatever_error_a_sample_brings_it_costs_its_own_batch_alone(
 
 
 @pytest.mark.usefixtures("alarm")
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("keeps", [False, True])  # memory all files, and none is waited for
-@pytest.mark.parametrize("check", ["first", "never"])
+@pytest.mark.parametrize(
+    ("num_workers", "keeps", "check"),  # keeps: memory all files, and none is waited for
+    [(0, False, "first"), (2, True, "first"), (2, False, "never"), (0, True, "never")],
+)
 def test_a_small_record_of_another_size_is_an_error_of_its_own_batch_in_every_epoch(
     tmp_path: Path, num_workers: int, keeps: bool, check: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -169,8 +169,9 @@ def test_each_batch_comes_from_one_source(alike: Mixture, unlike: Mixture) -> No
 # -- resuming -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_done", [0, 3, 5, 7])
-@pytest.mark.parametrize("kind", ["alike", "unlike"])
+@pytest.mark.parametrize(
+    ("num_done", "kind"), [(0, "alike"), (3, "unlike"), (5, "alike"), (7, "unlike")]
+)
 def test_it_resumes_anywhere(num_done: int, kind: str, request: pytest.FixtureRequest) -> None:
     """At another batch size, number of workers, backend and prefetch, on other ranks."""
     mixture: Mixture = request.getfixturevalue(kind)

@@ -970,7 +970,14 @@ MANY = {"image": tuple(range(1, 84, 2)), "x": (5, 26, 70)}
 
 
 @pytest.mark.parametrize(
-    "damaged", [{}, {"image": (30, 51)}, {"x": (5,)}, {"image": (9,), "x": (70,)}, MANY]
+    "damaged",
+    [
+        {},
+        {"image": (30, 51)},
+        {"x": (5,)},
+        {"image": (9,), "x": (70,)},
+        pytest.param(MANY, marks=pytest.mark.slow),
+    ],
 )
 def test_threads_serve_what_one_serves_also_of_samples_that_are_replaced(
     tmp_path: Path, damaged: dict[str, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch

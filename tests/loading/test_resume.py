@@ -192,10 +192,12 @@ def test_what_torch_draws_otherwise_stays_the_same() -> None:
     ("kind", "num_workers", "batch_size", "num_taken"),
     [
         *itertools.product([Stream, Stateful], [0], [2, None], [0, 1, 4]),
-        (Stream, 2, 2, 1),  # processes take long to start
         (Stream, 2, None, 4),
-        (Stateful, 2, 2, 4),
-        (Stateful, 2, None, 1),
+        (Stateful, 2, 2, 1),
+        *(  # processes take long to start
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((Stream, 2, 2, 1), (Stateful, 2, None, 4))
+        ),
     ],
 )
 def test_a_stream_goes_on_where_the_state_was_taken(
@@ -277,8 +279,17 @@ class Drawing(Stream):
             yield int(torch.randint(1 << 40, ()))
 
 
-@pytest.mark.parametrize("seeded", [False, True])
-@pytest.mark.parametrize("num_done", [0, 5, 100])
+@pytest.mark.parametrize(
+    ("seeded", "num_done"),
+    [
+        (False, 5),
+        (True, 100),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((False, 0), (False, 100), (True, 0), (True, 5))
+        ),
+    ],
+)
 def test_a_stream_that_draws_in_its_workers_goes_on_with_the_same_numbers(
     seeded: bool, num_done: int
 ) -> None:

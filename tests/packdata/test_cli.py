@@ -456,21 +456,9 @@ def test_filters_of_warnings_stay_as_they_were(photos: Path, tmp_path: Path) -> 
     assert list(warnings.filters) == before
 
 
-def test_as_a_process_it_ends_with_the_same_codes(photos: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "packdata", "images", str(photos), str(tmp_path / "out")]
-
-    done = subprocess.run([*command, "--json"], capture_output=True, timeout=60, check=False)
-    command += ["--size", "8"]
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["samples"] == 6
-    assert again.returncode == 1
-    assert "a packed dataset is there" in again.stderr
-    assert "Traceback" not in again.stderr
-
-
-def test_a_closed_pipe_is_quiet(photos: Path, tmp_path: Path) -> None:
+def test_as_a_process_it_ends_with_the_same_codes_and_a_closed_pipe_is_quiet(
+    photos: Path, tmp_path: Path
+) -> None:
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "packdata", "images", str(photos), str(tmp_path / "out")]
@@ -479,10 +467,15 @@ def test_a_closed_pipe_is_quiet(photos: Path, tmp_path: Path) -> None:
         done = subprocess.run(
             command, stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False
         )
+    command += ["--size", "8"]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert done.stderr == b""
     assert done.returncode == 0
     assert len(PackedReader(tmp_path / "out")) == 6
+    assert again.returncode == 1
+    assert "a packed dataset is there" in again.stderr
+    assert "Traceback" not in again.stderr
 
 
 @pytest.mark.slow

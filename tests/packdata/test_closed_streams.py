@@ -34,7 +34,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ("command", "closed", "num_samples"),
     [
         ("images photos", "2>&-", 4),
-        ("copy packed", ">&- 2>&-", 8),
+        pytest.param("copy packed", ">&- 2>&-", 8, marks=pytest.mark.slow),
         pytest.param("tables t.csv", ">&- 2>&- <&-", 200, marks=pytest.mark.slow),
     ],
 )

@@ -80,8 +80,17 @@ def source(tmp_path: Path) -> Path:
     return pack_samples(tmp_path / "source", 8, fields=SMALL)
 
 
-@pytest.mark.parametrize("overwrite", [False, True], ids=["anew", "overwrite"])
-@pytest.mark.parametrize("step", ["rename", "publish"])
+@pytest.mark.parametrize(
+    ("step", "overwrite"),
+    [
+        ("rename", True),
+        ("publish", False),
+        *(
+            pytest.param(*c, marks=pytest.mark.slow)
+            for c in (("rename", False), ("publish", True))
+        ),
+    ],
+)
 def test_killed_before_the_manifest_the_next_command_takes_the_folder(
     tmp_path: Path, source: Path, step: str, overwrite: bool
 ) -> None:
@@ -96,7 +105,7 @@ def test_killed_before_the_manifest_the_next_command_takes_the_folder(
     assert entries(dst) == ["manifest.json", "shard-00000.lmdb"]
 
 
-@pytest.mark.parametrize("command", ["merge", "extend"])
+@pytest.mark.parametrize("command", ["extend", pytest.param("merge", marks=pytest.mark.slow)])
 def test_links_of_a_command_that_was_killed_go_and_their_source_stays(
     tmp_path: Path, source: Path, command: str
 ) -> None:
@@ -272,7 +281,7 @@ sys.exit(cli.main(sys.argv[2:]))
     ("format", "missing"),
     [
         ("lmdb", 1),
-        ("parquet", 20_000),
+        pytest.param("parquet", 20_000, marks=pytest.mark.slow),
         *(
             pytest.param(format, missing, marks=pytest.mark.slow)
             for format in ("lmdb", "parquet")

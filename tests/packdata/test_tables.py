@@ -232,7 +232,10 @@ def test_standardized_numbers_have_mean_0_and_deviation_1(tmp_path: Path) -> Non
     np.testing.assert_allclose(features_of(reader).mean, table[["carat", "depth", "same"]].mean())
 
 
-@pytest.fixture(scope="module", params=["float16", "float32", "float64"])
+@pytest.fixture(
+    scope="module",
+    params=["float16", *(pytest.param(f"float{n}", marks=pytest.mark.slow) for n in (32, 64))],
+)
 def standardized(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, pd.DataFrame]:

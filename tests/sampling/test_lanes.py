@@ -105,8 +105,9 @@ def test_the_number_of_lanes_leaves_each_some_shards_of_those_that_are_not_empty
 # -- nodes -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_lanes", "num_nodes"), [(4, 2), (16, 2), (64, 8)])
-@pytest.mark.parametrize("ranks_per_node", [1, 2])
+@pytest.mark.parametrize(
+    ("num_lanes", "num_nodes", "ranks_per_node"), [(4, 2, 2), (16, 2, 1), (64, 8, 1), (16, 16, 1)]
+)
 def test_nodes_that_divide_the_lanes_read_their_share_and_the_same_in_every_epoch(
     num_lanes: int, num_nodes: int, ranks_per_node: int
 ) -> None:
