@@ -78,7 +78,7 @@ SMALL = ["label", "key", "score", "width"]
 
 def run(*argv: object) -> int:
     """Run a command as the command line does; errors of ours come through."""
-    args = build_parser().parse_args([str(arg) for arg in argv])
+    args = build_parser(str(argv[0])).parse_args([str(arg) for arg in argv])
     return int(args.run(args))
 
 

@@ -43,11 +43,12 @@ Exit status: 0 done, 1 bad data or target, 2 wrong usage, 3 done but some items 
 130 interrupted."""
 
 
-def build_parser() -> Commands:
-    """Return the parsers of all commands."""
+def build_parser(word: str = "") -> Commands:
+    """Return the parsers of all commands; where a word names one, its own: all take as long as a small packing."""
     groups = {title: [each.name for each in some] for title, some in GROUPS.items()}
     commands = Commands("packdata", _DESCRIPTION, groups, examples=_EXAMPLES, version=__version__)
-    for command in chain.from_iterable(GROUPS.values()):
+    every = [*chain.from_iterable(GROUPS.values())]
+    for command in [each for each in every if each.name == word] or every:
         command.add_to(commands)
     return commands
 
@@ -123,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser()
+    parser = build_parser(*words[:1])
     if words[:1] == ["append"]:
         parser.error(f"'append DST SRC...' is now 'extend SRC... DST': {spelled_anew(words[1:])}")
     args = parser.parse_args(words)
