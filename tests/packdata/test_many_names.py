@@ -99,6 +99,7 @@ def test_what_a_list_names_of_a_listing_takes_no_room_beside_it() -> None:
     assert most / num < 80
     assert sorted(named) == sorted(entries[:num])
     assert len(tree.only(["x0/none.jpg", "none"])) == 0
+    assert tree.only(entry.name for entry in entries) is tree
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])

@@ -140,6 +140,8 @@ class Tree:
             folder = self._folders.get(above)
             if folder is not None and (number := folder.find(name)) is not None:
                 wanted[above][number] = True
+        if all(map(all, wanted.values())):
+            return self
         return Tree(self.origin, compress(self, chain.from_iterable(wanted.values())))
 
     def inside(self, path: str) -> tuple[_Folder, Sequence[int], list[str]]:
