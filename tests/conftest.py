@@ -31,7 +31,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-gc.disable()  # until all tests are collected: nothing of them is garbage
+def pytest_make_collect_report() -> None:
+    """Look for no garbage until all tests are collected: nothing of them is."""
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
