@@ -60,7 +60,14 @@ def test_many_lines_differ_in_more_than_their_colour_and_leave_room_for_the_lege
 
 
 @pytest.mark.parametrize(
-    ("name", "begins"), [("a.svg", b"<?xml"), ("a.png", b"\x89PNG"), ("a.pdf", b"%PDF")]
+    ("name", "begins"),
+    [
+        ("a.svg", b"<?xml"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"))
+        ),
+    ],
 )
 def test_the_format_follows_from_the_name(tmp_path: Path, name: str, begins: bytes) -> None:
     pytest.importorskip("matplotlib")
