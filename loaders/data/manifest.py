@@ -353,7 +353,12 @@ def _take_shards(
     """
     shards, texts = list[ShardInfo](), list[str]()
     for start in range(0, len(data), _AT_ONCE):
-        some = [ShardInfo.from_json(each) for each in data[start : start + _AT_ONCE]]
+        some = list[ShardInfo]()
+        try:
+            some += map(ShardInfo.from_json, data[start : start + _AT_ONCE])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            number, why = start + len(some), f"{type(error).__name__}: {error}"
+            raise ValueError(f"shard {number}, {str(data[number])[:200]}: {why}") from error
         data[start : start + len(some)] = [None] * len(some)
         _Table(some).check(sizes)
         shards += some
@@ -412,11 +417,12 @@ class _Table:
         self._refuse(
             (self._num < 1) | (self._num > self._size), "a sample has a byte at least", self._n
         )
-        starts, nbytes = map(self._numbers, zip(*self._checksums, strict=True))
+        of = ", checksums"
+        starts, nbytes = (self._numbers(each, of) for each in zip(*self._checksums, strict=True))
         is_outside = (
             (starts < 0) | (nbytes < 0) | (starts > self._size) | (nbytes > self._size - starts)
         )
-        self._refuse(is_outside, "they end behind the file", self._checksums, ", checksums")
+        self._refuse(is_outside, "they end behind the file", self._checksums, of)
         for name, record_nbytes in sizes.items():
             self._check_places(name, record_nbytes)
 

@@ -543,6 +543,11 @@ def test_what_a_later_release_says_more_of_a_shard_is_passed_over(tmp_path: Path
         change("shards.3.places.label.offset", 4090),
         change("shards.3.places.label.row_nbytes", None),
         change("shards.3.places.text.lengths", None),
+        change("shards.3.size_bytes", ...),
+        change("shards.3.checksums", [1]),
+        change("shards.3.places.text.what", 1),
+        change("shards.3.places.label", None),
+        change("shards.3.places", None),
     ],
     ids=lambda damage: damage.__name__,
 )
@@ -557,6 +562,31 @@ def test_of_many_shards_the_one_at_fault_is_named(
         read_manifest(tmp_path)
 
     assert "shard-00003.lmdb" in caught.value.what
+
+
+@pytest.mark.parametrize("shard", [None, [], {}])
+def test_of_many_shards_one_without_a_name_is_named_by_its_number(
+    shard: Any, tmp_path: Path
+) -> None:
+    data = Manifest(SCHEMA, tuple(a_shard(number) for number in range(5))).to_json()
+    data["shards"][3] = shard
+    write_json(tmp_path, data)
+
+    with pytest.raises(ManifestError, check=At("manifest.json")) as caught:
+        read_manifest(tmp_path)
+
+    assert "shard 3" in caught.value.what
+
+
+def test_checksums_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+    data = MANIFEST.to_json()
+    data["shards"][1]["checksums"] = [-1, 5]
+    write_json(tmp_path, sign(data))
+
+    with pytest.raises(ManifestError, check=At("manifest.json")) as caught:
+        read_manifest(tmp_path)
+
+    assert "'shard-00001.lmdb', checksums: " in caught.value.what
 
 
 def test_rows_that_do_not_fit_the_schema_are_refused(tmp_path: Path) -> None:
