@@ -15,6 +15,7 @@ from loaders.datasets.on_device import OnDevice, images_of
 from loaders.datasets.reading.known import known_of
 from loaders.device.augment import Moves, draw_moves, move_images
 from loaders.device.jpeg import JpegFinish
+from loaders.device.modes import without_autocast
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Bytes, Images, Mask
 
@@ -120,7 +121,8 @@ class EncodedFinisher:
 
     def __call__(self, value: EncodedBatch) -> Any:
         """Return the batch, a named tuple, with images on the device."""
-        made = {name: self._images(name, value) for name in self.modules}
+        with without_autocast():
+            made = {name: self._images(name, value) for name in self.modules}
         return value.batch._replace(**made)
 
     def _images(self, name: str, value: EncodedBatch) -> Any:

@@ -9,6 +9,7 @@ from loaders.datasets.base import HostHalf
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.known import known_of
 from loaders.device.augment import Moves, draw_moves, move_images, move_masks
+from loaders.device.modes import without_autocast
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Images, Mask
 
@@ -98,4 +99,5 @@ def move_picture(tensor: torch.Tensor, field: Field, moves: MovesBySize) -> torc
     if size is None or size not in moves:
         return tensor
     move = move_images if isinstance(field, Image) else move_masks
-    return move(tensor, moves[size])
+    with without_autocast():
+        return move(tensor, moves[size])

@@ -163,6 +163,27 @@ def _decode(files: list[torch.Tensor], device: torch.device) -> list[torch.Tenso
     return [torch.from_numpy(codec.decode(file.numpy())).permute(2, 0, 1) for file in files]
 
 
+@pytest.mark.parametrize("who", ["pixels", "files"])
+def test_autocast_does_not_reach_what_the_device_moves(tmp_path: Path, who: str) -> None:
+    ops = [augment.RandomRotation(30), augment.GaussianBlur(5)]
+    rows = [{"image": sample.image.numpy().transpose(1, 2, 0)} for sample in scenes()]
+    datasets: dict[str, Any] = {
+        "pixels": lambda: scenes().replace(augment=ops, fields=["image"]),
+        "files": lambda: JpegOnDevice(
+            ShardDataset(pack(tmp_path / "a", {"image": Image(codec="jpeg")}, rows), augment=ops),
+            decode=_decode,
+        ),
+    }
+    dataset, on = datasets[who](), "device" if who == "pixels" else "auto"
+    settings: dict[str, Any] = {"batch_size": 8, "seed": 1, "augment_on": on}
+    (plain, *_) = DataLoader(dataset, **settings)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (found, *_) = DataLoader(dataset, **settings)
+
+    assert all(map(torch.equal, found.image, plain.image))
+
+
 def test_boxes_that_are_served_without_their_picture_are_refused(tmp_path: Path) -> None:
     fields = {"image": Image(), "boxes": Boxes()}
     rows = [{"image": np.zeros((8, 8, 3), np.uint8), "boxes": np.zeros((1, 4), np.float32)}]
