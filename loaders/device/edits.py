@@ -142,7 +142,9 @@ def _hue(images: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     hue = torch.where(is_red, blue - green, torch.where(is_green, 2 + red - blue, 4 + green - red))
     hue = hue + 6 * _column(values)
     # Each channel as a function of the hue: a trapezoid that is shifted by a third of a turn.
-    shift = torch.tensor((5.0, 3.0, 1.0), device="cpu").to(x.device, non_blocking=True)
+    shift = torch.tensor((5.0, 3.0, 1.0), dtype=x.dtype, device="cpu").to(
+        x.device, non_blocking=True
+    )
     at = (shift.view(1, 3, 1, 1) + hue).remainder_(6)
     flank = torch.minimum(at, 4 - at).clamp_(0, 1)
     return _bytes((top - spread * flank) * 255.999)
@@ -195,7 +197,7 @@ def _sharpness(images: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     if min(images.shape[2:]) <= 2:
         return images
     x, factor = images.float(), _column(values)
-    kernel = torch.full((channels, 1, 3, 3), 1 / 13, device=x.device)
+    kernel = torch.full((channels, 1, 3, 3), 1 / 13, dtype=x.dtype, device=x.device)
     kernel[:, :, 1, 1] = 5 / 13
     smooth = functional.conv2d(x, kernel, groups=channels).round_()
     inner = x[:, :, 1:-1, 1:-1]

@@ -47,7 +47,9 @@ class Ripples(NamedTuple):
 
 def row_of(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
     """Return a few numbers on the device, without a copy from the host that would wait for it."""
-    return torch.stack([torch.full((), float(value), device=like.device) for value in values])
+    return torch.stack(
+        [torch.full((), float(value), dtype=torch.float32, device=like.device) for value in values]
+    )
 
 
 def ripples_of(ripples: Sequence[Ripple]) -> Ripples:

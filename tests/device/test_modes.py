@@ -114,6 +114,25 @@ def test_the_mode_of_who_asks_is_not_that_of_pictures(
         assert_plain(served(dataset, MODES[mode], WAYS[way]), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    "op",
+    [
+        augment.RandomAdjustSharpness(2, p=1.0),
+        augment.ElasticTransform(),
+        augment.RandomRotation(30, fill=7),
+        augment.ColorJitter(hue=0.2),
+    ],
+    ids=lambda op: type(op).__name__,
+)
+def test_the_default_dtype_is_not_that_of_what_the_device_moves(op: Any, dtype: Any) -> None:
+    dataset = small().replace(augment=[op], fields=["image", "label"])
+    settings = {"num_workers": 0, "augment_on": "device"}
+    expected = served(dataset, ExitStack, settings)
+
+    assert_plain(served(dataset, lambda: default_dtype(dtype), settings), expected)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_samples_that_are_read_one_by_one_are_the_same(tmp_path: Path, mode: str) -> None:
     dataset = pictures(tmp_path / "a", "dct")
