@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
+import loaders
 from loaders.cached import cached_property
 
 
@@ -52,3 +55,11 @@ def test_a_process_that_is_forked_while_a_thread_computes_it_can_compute_its_own
     thread.join()
 
     assert os.waitstatus_to_exitcode(status) == 3
+
+
+def test_no_other_is_used() -> None:
+    """That of ``functools`` has a lock until Python 3.12, which a fork may have for good."""
+    files = Path(loaders.__file__).parent.rglob("*.py")
+    imports = re.compile(r"^from functools import .*cached_property", re.MULTILINE)
+
+    assert [str(file) for file in files if imports.search(file.read_text())] == []

@@ -141,7 +141,7 @@ class Plan:
         if not 0 <= step < self.num_remaining_steps:
             raise IndexError(f"step must be in [0, {self.num_remaining_steps}), got {step}")
         if step < self.num_full_steps:
-            return self.full_steps(step, 1)[0], self._valid(np.ones(self.batch_size, np.bool_))
+            return self.full_steps(step, 1)[0], self._all_valid(self.batch_size)
         begin, size = self._tail
         reach = np.arange(begin, begin + size)
         if self.num_lanes > 1:
@@ -167,10 +167,7 @@ class Plan:
         num = max(1, _FIRST_CHUNK // self.batch_size)
         while first < num_full:
             num = min(num, num_full - first)
-            yield (
-                self.full_steps(first, num),
-                self._valid(np.ones((num, self.batch_size), np.bool_)),
-            )
+            yield self.full_steps(first, num), self._all_valid((num, self.batch_size))
             first += num
             num = max(1, min(2 * num, CHUNK // self.batch_size))
         for step in range(num_full, self.num_remaining_steps):
@@ -207,6 +204,9 @@ class Plan:
 
     def _valid(self, real: Bools) -> Bools | None:
         return real if self.pad == "mark" else None
+
+    def _all_valid(self, shape: int | tuple[int, int]) -> Bools | None:
+        return np.ones(shape, np.bool_) if self.pad == "mark" else None
 
     @property
     def _tail(self) -> tuple[int, int]:

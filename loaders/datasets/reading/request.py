@@ -6,12 +6,12 @@ import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from loaders.cached import cached_property
 from loaders.data.finder import Rows
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.datasets.replaced import BadSamples
