@@ -277,7 +277,7 @@ packdata.write(view, sys.argv[2], shard_bytes=6000, add={"x": list(range(len(vie
 
 @pytest.mark.slow
 def test_killed_the_same_call_continues(tmp_path: Path) -> None:
-    """It writes no shard again that is finished."""
+    """It writes no shard again that is finished; at a kill one more may be under way, beside that which is killed."""
     folder = pack_samples(tmp_path / "a", 12, fields=SMALL)
     wanted = tmp_path / "wanted"
     argv = [sys.executable, "-c", _KILLED, str(folder)]
@@ -291,7 +291,9 @@ def test_killed_the_same_call_continues(tmp_path: Path) -> None:
     assert num > 4
     assert run(tmp_path / "b", 2) == (-signal.SIGKILL, 2)
     assert run(tmp_path / "b", 1) == (-signal.SIGKILL, 1)
-    assert run(tmp_path / "b", 100) == (0, num - 3)
+    status, num_written = run(tmp_path / "b", 100)
+    assert status == 0
+    assert num - 3 <= num_written <= num - 1
     assert hashes(tmp_path / "b") == hashes(wanted)
     assert sorted(os.listdir(tmp_path / "b")) == sorted(os.listdir(wanted))
     assert run(tmp_path / "b", 100) == (0, 0)  # it is there
