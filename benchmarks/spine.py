@@ -139,6 +139,12 @@ class Data:
 # -- contenders ------------------------------------------------------------------------------------
 
 
+def in_python(image: torch.Tensor) -> torch.Tensor:
+    """What a user's transform in plain Python does to the lock; here, as a child imports no script."""
+    sum(range(20_000))
+    return image
+
+
 def loader_epoch(loader: Any) -> float:
     """Run an epoch; return samples per second."""
     began, samples = time.perf_counter(), 0

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from page import HERE, write
-from spine import OPS, ROOT, WORKERS, Case, Data, Run, Told, conditions, loader_epoch
+from spine import OPS, ROOT, WORKERS, Case, Data, Run, Told, conditions, in_python, loader_epoch
 
 import loaders
 from loaders import DataLoader, RAMDataset, ShardDataset
@@ -94,12 +94,6 @@ class Beside:
             name: lambda: self.run(self.seconds),
             f"{name}; with the waits for batches": lambda: self.with_waits_ms,
         }
-
-
-def in_python(image: torch.Tensor) -> torch.Tensor:
-    """What a user's transform in plain Python does to the lock."""
-    sum(range(20_000))
-    return image
 
 
 def step_cases(data: Data, seconds: float) -> Iterator[Case]:

@@ -44,7 +44,7 @@ CASES = [
     ("tables", ["--rows", "20000", "--csv-rows", "2000"], 2),
     ("cluster", ["--pictures", "20", "--parts", "3", "--items", "20000"], 10),
     ("trust", ["--scale", "0.06", "--seconds", "0.05", "--epochs", "21"], 19),
-    ("remote", ["--scale", "0.2"], 12),
+    ("remote", ["--scale", "0.2"], 14),
     pytest.param("storage", ["--scale", "0.02", "--late-us", "100"], 2, marks=NEEDS_FUSE),
 ]
 
@@ -112,7 +112,7 @@ def test_gpu_cases_run_on_the_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "gpu.json").read_text())
     assert {row["case"] for row in result["rows"]} == {
-        "normalize", "dct", "crops", "augment", "gather", "prefetch", "jpeg", "inflate"
+        "normalize", "dct", "crops", "augment", "gather", "prefetch", "jpeg", "inflate", "edits"
     }  # fmt: skip
     assert all(row["value"] > 0 for row in result["rows"])
     assert result["conditions"]["dry_run"]
