@@ -35,10 +35,7 @@ class StoreFault(Exception):
 
 # What an answer says, as it is found in the text of an error; the first that fits.
 _SAYS = (
-    (
-        "unusable",
-        r"object with invalid path",
-    ),  # of a key that obstore has no path for, as one with a line break
+    ("unusable", r"object with invalid path"),  # a key that obstore cannot name: with a line break
     ("expired", r"ExpiredToken|TokenRefreshRequired|InvalidToken|token[^.]{0,40}expired"),
     ("denied", r"RequestTimeTooSkewed"),
     ("network", r"SlowDown|TooManyRequests|RequestLimitExceeded|ServiceUnavailable"),

@@ -1,6 +1,6 @@
 """Sending files to a store, in the fetcher: what is there is not sent again, and what arrived is compared.
 
-A shard's name in a store holds its hash: whoever sends it sends the same bytes, so no lock and no condition is needed.
+A shard's name in a store holds its hash: all who send it send the same bytes, so no lock and no condition is needed.
 It is there if its size is right, and its e-tag is one that stores make of these bytes (MD5, or MD5 of the MD5s of
 parts); where an e-tag is something else, the object is read back and hashed.
 """
@@ -61,7 +61,7 @@ async def _put_shard(source: ServedURL, name: str, path: Path, size: int, digest
         try:
             await source.again(lambda: source.objects.put(name, path))
         except StoreFault as fault:
-            # Who found that another had sent it may have ended this upload.
+            # 'packdata finish' ends uploads of shards that are there: another machine may have sent this one.
             if fault.kind != "missing" or not await _is_there(source, name, path, size, digest):
                 raise
         if await _is_there(source, name, path, size, digest):

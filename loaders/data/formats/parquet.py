@@ -6,8 +6,8 @@ FIXED_LEN_BYTE_ARRAY (Parquet itself would store it in 4 bytes), 32- and 64-bit 
 own types, rows of varying size are BYTE_ARRAY beside an int32 column ``<field>__nbytes`` from which
 their offsets follow.
 
-The bytes are those that Arrow writes, which would take five times as long and four times a column's memory for it:
-where lists begin (``levels.py``) is told of every one of their numbers. Arrow reads back what was written.
+The bytes are the same as Arrow's writer makes, which takes five times as long and four times a column's memory: it
+encodes the level of every number in a list, where ``levels.py`` encodes one period. Arrow reads back what was written.
 
 Source:
     https://parquet.apache.org/docs/file-format/: PLAIN encoding, data pages, page headers (Thrift's

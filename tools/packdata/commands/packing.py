@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from packdata.packing.shards import Format
     from packdata.plan import SourcePlan
 
-AT_URLS = True  # as --shuffle: a seed of ours where the target is a URL
+AT_URLS = True  # as --shuffle: the usual seed where the target is a URL
 _USUAL_SEED = 0
 _DRAWN = "in an order drawn at random, as shards in a store are best read; --shuffle none keeps that of the source"
 AGAIN = """

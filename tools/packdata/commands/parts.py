@@ -74,7 +74,7 @@ DST
   replace a dataset in DST
 --delete-old
   at a URL, delete shards beside the dataset that it does not have, and end all unfinished uploads;
-  nobody may read an earlier one, or pack another, meanwhile
+  no reader may use an earlier dataset, and no packing may run, meanwhile
 {JSON}"""
     },
     run=_finish,
@@ -82,7 +82,7 @@ DST
 The parts are those that --part has packed into DST, on one machine or on many. Nothing is read of
 what they hold: their shards are linked, in their order. Parts of other sources, options or versions
 are refused, and those that are missing are named. Killed, the same command finishes. At a URL,
-uploads of their shards that were killed, and finished by another, are ended.""",
+unfinished uploads of shards that are now complete are ended.""",
     example="packdata finish packed",
     how={"dst": TARGET},
     has_remote=True,
