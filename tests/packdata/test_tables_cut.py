@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loaders.errors import LoadersError
 from packdata.tables import pack_tables, parts
 from packdata.tables.delimited import DelimitedFile, first_record_end, last_record_end
 from tests.packdata.reading import PackedReader
@@ -183,3 +185,49 @@ def test_parsing_in_blocks_of_any_size_gives_the_same_rows(
 
     assert [t["t"].to_pylist() for t in blocks] == [t["t"].to_pylist() for t in whole]
     assert [list(map(float, t["n"].to_pylist())) for t in blocks] == [[float(n) for n, _ in rows]]
+
+
+_CELLS = (
+    "1",
+    "2.5",
+    "007",
+    "0.0",
+    "",
+    "NA",
+    "nan",
+    "x",
+    "2024-01-05",
+    "2024-01-05T10:00Z",
+    "true",
+    "1e400",
+    '"3"',
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(_CELLS), min_size=1, max_size=4), min_size=2, max_size=4))
+def test_a_file_that_is_guessed_to_be_like_another_is_packed_as_by_itself(
+    files: list[list[str]],
+) -> None:
+    """Of columns of the same names, the first file tells what the others seem to hold."""
+
+    def outcome(folder: Path, dst: Path) -> object:
+        try:
+            pack_tables(folder, dst, workers=1, missing="mean", on_error="skip")
+        except LoadersError as error:
+            return str(error)
+        manifest = json.loads((dst / "manifest.json").read_text())
+        return manifest, [path.read_bytes() for path in sorted(dst.glob("shard-*"))]
+
+    def by_itself(file: DelimitedFile) -> object:
+        return iter([file._types])
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, "t")
+        folder.mkdir()
+        for i, cells in enumerate(files):
+            (folder / f"{i}.csv").write_text("a,b\n" + "".join(f"{cell},1\n" for cell in cells))
+        alike = outcome(folder, Path(place, "alike"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DelimitedFile, "_guessed_types", by_itself)
+            assert outcome(folder, Path(place, "plain")) == alike

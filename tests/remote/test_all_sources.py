@@ -477,7 +477,7 @@ def test_what_comes_ahead_takes_no_room_that_there_is_not(raw: Path, store: Stor
 
     for _ in range(2):
         assert copies.path(one).read_bytes() == b"a" * 2_000
-        copies._ahead.shutdown()
+        wait_until(lambda: not copies._coming)
         assert [path.read_bytes()[:1] for path in copies.folder.iterdir()] == [b"a"]
 
     assert copies.path(other).read_bytes() == b"b" * 2_000
@@ -591,6 +591,31 @@ def test_tables_are_packed_like_one_at_a_url_and_by_a_plan_there(
     assert read_manifest("s3://out/train").schema == read_manifest(tmp_path / "train").schema
     pack_tables(files / "t" / "year=2024", tmp_path / "like", like=tmp_path / "train")
     assert shards_at(store.root / "out" / "like") == shards_at(tmp_path / "like")
+
+
+def test_a_part_of_tables_fetches_its_own_files_and_the_first_which_names_the_columns(
+    raw: Path,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (raw / "many").mkdir()
+    for i in range(9):
+        (raw / "many" / f"{i}.csv").write_text(f"a,b\n{i},1\n")
+    argv = ["tables", f"{RAW}/many", "s3://out/many", *store.options]
+    assert main([*argv, "--dry-run", "--json"]) == 0
+    (tmp_path / "plan.json").write_text(capsys.readouterr().out)
+    assert main(["plan", f"{RAW}/many", "s3://out/many", *store.options]) == 0
+    drop_copies()
+    monkeypatch.setattr(fetched, "_AHEAD", 1)
+    store.proxy.set()
+
+    assert main([*argv, "--part", "5/9", "--plan", str(tmp_path / "plan.json")]) == 0
+
+    gets = [each["path"] for each in store.proxy.requests(".csv") if each["method"] == "GET"]
+    assert {Path(path).name for path in gets} <= {"0.csv", "1.csv", "5.csv", "6.csv"}
+    assert any(path.endswith("5.csv") for path in gets)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Objects of a store as local files, for code that opens files by name.
 
 1. An object is fetched when it is first opened, in ranges, and compared with its listing (size, e-tag). Those that
-   are opened behind it come meanwhile, as far as that is known, and there is room: the next one, or a few small ones.
+   are opened behind it come meanwhile, as far as that is known, and there is room: the next one, or some small ones.
 2. Files lie in a folder of this process below ``$TMPDIR``. They take up to half of its disk: then those go that were
    opened longest ago, and are fetched again if they are opened again. Who has one open reads on.
 3. The folder goes when the packing ends. What a killed process left is used, or removed, by the next one.
@@ -14,10 +14,8 @@ import os
 import shutil
 import threading
 import time
-from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -27,13 +25,13 @@ from loaders.errors import SourceError
 from packdata.claimed import claimed_folder, drop_unclaimed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from packdata.sources.objects import RemoteFile
 
 _RANGE_BYTES, _AT_ONCE = 8 << 20, 8  # of all that is fetched: what it takes of memory
-_AHEAD, _AHEAD_BYTES = 8, 64 << 20  # objects ahead of the one that was opened last
+_AHEAD, _AHEAD_BYTES = 16, 64 << 20  # objects ahead of the one that was opened last
 _SAFE_S = 10.0  # for so long a file stays, that who asked for it can open it
 _TO_COME = ".part"
 
@@ -51,70 +49,75 @@ class _Copies:
         self.folder = self._stack.enter_context(claimed_folder("sources"))
         self.folder.mkdir(exist_ok=True)
         self._lock = threading.Lock()
-        self._fetching: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._ranges = ThreadPoolExecutor(_AT_ONCE, "fetch")
-        self._ahead = ThreadPoolExecutor(_AHEAD, "fetch-ahead")
+        self._objects = ThreadPoolExecutor(2 * _AHEAD, "fetch-object")
+        self._coming: dict[str, Future[None]] = {}  # what is being fetched, or will be, by name
         self._used: dict[
             str, tuple[int, float]
         ] = {}  # size and time, by name, in the order of their last use
-        self._coming: dict[str, int] = {}  # sizes of those that are being fetched, by name
         for path in self.folder.iterdir():
             if path.name.endswith(_TO_COME):
                 path.unlink()
             else:
                 self._used[path.name] = path.stat().st_size, 0.0
-        there = sum(size for size, _ in self._used.values())
-        self._limit = (
-            (shutil.disk_usage(self.folder).free + there) // 2 if limit is None else limit
-        )
+        self._total = sum(size for size, _ in self._used.values())  # with what is being fetched
+        free = shutil.disk_usage(self.folder).free
+        self._limit = (free + self._total) // 2 if limit is None else limit
 
     def path(self, stored: RemoteFile) -> Path:
-        """Return the file that is an object.
+        """Return the file that is an object; those that are opened behind it are fetched meanwhile.
 
         Raises:
             SourceError: The object is not what was listed, or there is no room for it.
             RemoteError: The store does not answer, or refuses.
         """
-        with self._fetching_of(_name_of(stored)):
-            path = self._bring(stored, partial(self._expect, stored))
-        self._expect(stored)
-        return path
+        name = _name_of(stored)
+        while not self._touch(name):  # what came ahead may have found no room
+            coming = self._start(name, stored, is_ahead=False)
+            self._start_following(name)
+            coming.result()
+        self._start_following(name)
+        return self.folder / name
 
-    def _fetching_of(self, name: str) -> threading.Lock:
+    def _start(self, name: str, stored: RemoteFile, *, is_ahead: bool) -> Future[None]:
+        """Fetch an object on another thread, if that was not begun yet."""
         with self._lock:
-            return self._fetching[name]
+            if name not in self._coming:
+                fetching = self._objects.submit(self._bring, name, stored, is_ahead=is_ahead)
+                self._coming[name] = fetching
+            return self._coming[name]
 
-    def _bring(self, stored: RemoteFile, meanwhile: Callable[[], object] | None = None) -> Path:
-        """Fetch an object, if it is not there; ``meanwhile`` is called if it is opened, else it comes ahead."""
-        name, size = _name_of(stored), stored.entry.size
-        path = self.folder / name
-        if not self._touch(name) and self._take_room(name, size, is_ahead=meanwhile is None):
-            try:
-                _fetch(stored, path, self._ranges, meanwhile or int)
-                with self._lock:
-                    self._used[name] = size, time.monotonic()
-            except OSError as error:
-                what = f"it cannot be fetched into {self.folder} ({error.strerror})"
-                hint = "Set TMPDIR to a folder on a disk with more room"
-                raise SourceError(what, stored.where, hint) from error
-            finally:
-                with self._lock:
-                    del self._coming[name]
-        return path
-
-    def _expect(self, stored: RemoteFile) -> None:
+    def _start_following(self, name: str) -> None:
         """Fetch what is opened after an object; what fails is an error when it is opened."""
-        for following in _following(stored):
-            name = _name_of(following)
-            with self._lock:
-                is_known = name in self._used or self._fetching[name].locked()
-            if not is_known:
+        for following, stored in _following(name):
+            if following not in self._used:
                 with suppress(RuntimeError):  # it was closed
-                    self._ahead.submit(self._bring_ahead, following)
+                    self._start(following, stored, is_ahead=True)
 
-    def _bring_ahead(self, stored: RemoteFile) -> None:
-        with self._fetching_of(_name_of(stored)), suppress(Exception):
-            self._bring(stored)
+    def _bring(self, name: str, stored: RemoteFile, *, is_ahead: bool) -> None:
+        """Fetch an object, if it is not there, and there is room."""
+        size = stored.entry.size
+        try:
+            if name not in self._used and self._take_room(size, is_ahead=is_ahead):
+                self._fetch(stored, name)
+        finally:
+            with self._lock:
+                del self._coming[name]
+
+    def _fetch(self, stored: RemoteFile, name: str) -> None:
+        size = stored.entry.size
+        try:
+            _fetch(stored, self.folder / name, self._ranges)
+        except BaseException as error:
+            with self._lock:
+                self._total -= size
+            if not isinstance(error, OSError):
+                raise
+            what = f"it cannot be fetched into {self.folder} ({error.strerror})"
+            hint = "Set TMPDIR to a folder on a disk with more room"
+            raise SourceError(what, stored.where, hint) from error
+        with self._lock:
+            self._used[name] = size, time.monotonic()
 
     def _touch(self, name: str) -> bool:
         """Note that a file is used; return False if it is not there."""
@@ -124,28 +127,26 @@ class _Copies:
             self._used[name] = about[0], time.monotonic()
             return True
 
-    def _take_room(self, name: str, size: int, *, is_ahead: bool) -> bool:
+    def _take_room(self, size: int, *, is_ahead: bool) -> bool:
         """Remove what was opened longest ago; return False for what comes ahead and does not fit even so."""
         with self._lock:
             before = time.monotonic() - _SAFE_S
-            total = (
-                size + sum(each for each, _ in self._used.values()) + sum(self._coming.values())
-            )
-            for other, (each, used) in [*self._used.items()]:
-                if total <= self._limit or used > before:
+            while self._total + size > self._limit and self._used:
+                oldest, (freed, used) = next(iter(self._used.items()))
+                if used > before:
                     break
-                (self.folder / other).unlink(missing_ok=True)
-                del self._used[other]
-                total -= each
-            if is_ahead and total > self._limit:
+                (self.folder / oldest).unlink(missing_ok=True)
+                del self._used[oldest]
+                self._total -= freed
+            if is_ahead and self._total + size > self._limit:
                 return False
-            self._coming[name] = size
+            self._total += size
             return True
 
     def close(self) -> None:
         """Remove the files."""
         self._ranges.shutdown(wait=False, cancel_futures=True)
-        self._ahead.shutdown(cancel_futures=True)
+        self._objects.shutdown(cancel_futures=True)
         self._ranges.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
         self._stack.close()
@@ -157,18 +158,17 @@ def _name_of(stored: RemoteFile) -> str:
     return xxhash.xxh3_128_hexdigest(about.encode())
 
 
-def _fetch(
-    stored: RemoteFile, path: Path, pool: ThreadPoolExecutor, meanwhile: Callable[[], object]
-) -> None:
-    """Write an object to a file, in ranges, some at a time."""
+def _fetch(stored: RemoteFile, path: Path, pool: ThreadPoolExecutor) -> None:
+    """Write an object to a file, in ranges, some at a time; the first one on this thread."""
     beside, size = path.with_name(path.name + _TO_COME), stored.entry.size
     try:
         with open(beside, "wb") as file:
-            fd, starts = file.fileno(), range(0, size, _RANGE_BYTES)
+            fd, others = file.fileno(), range(_RANGE_BYTES, size, _RANGE_BYTES)
             parts: list[Future[None]] = []
             try:
-                parts += (pool.submit(_write, fd, stored, start) for start in starts)
-                meanwhile()
+                parts += (pool.submit(_write, fd, stored, start) for start in others)
+                if size:
+                    _write(fd, stored, 0)
                 for part in parts:
                     part.result()
             finally:
@@ -188,7 +188,7 @@ def _write(fd: int, stored: RemoteFile, start: int) -> None:
 
 
 _copies: list[_Copies] = []
-_after: dict[str, RemoteFile] = {}  # by the URL of an object what is opened after it
+_after: dict[str, tuple[str, RemoteFile]] = {}  # by the name of a file what is opened after it
 _making = threading.Lock()
 
 
@@ -207,16 +207,17 @@ def local_path(stored: RemoteFile) -> str:
 
 def expect_in_order(objects: Iterable[RemoteFile]) -> None:
     """Tell in which order objects are opened as files."""
-    _after.update((one.where, other) for one, other in pairwise(objects))
+    named = ((_name_of(each), each) for each in objects)
+    _after.update((name, following) for (name, _), following in pairwise(named))
 
 
-def _following(stored: RemoteFile) -> Iterator[RemoteFile]:
-    """Yield what is opened after an object, as far as it may come ahead."""
-    num, nbytes, following = 0, 0, _after.get(stored.where)
-    while following is not None and num < _AHEAD and nbytes < _AHEAD_BYTES:
-        yield following
+def _following(name: str) -> Iterator[tuple[str, RemoteFile]]:
+    """Yield what is opened after an object, and the names of its files, as far as it may come ahead."""
+    num, nbytes = 0, 0
+    while num < _AHEAD and nbytes < _AHEAD_BYTES and name in _after:
+        name, following = _after[name]
+        yield name, following
         num, nbytes = num + 1, nbytes + following.entry.size
-        following = _after.get(following.where)
 
 
 @atexit.register

@@ -193,13 +193,14 @@ class ListedURL(URL):
     """A folder or object of a source that was listed."""
 
     def _found(self) -> tuple[Tree | None, str]:
-        text, names = str(self), [str(self), *map(str, self.parents)]
-        tree = next((_trees[name] for name in names if name in _trees), None)
+        text = above = str(self)
+        while (tree := _trees.get(above)) is None and "/" in above:
+            above = above.rpartition("/")[0]
         if tree is None:  # it may be one of those that a pattern means
             patterns = (tree for root, tree in tuple(_trees.items()) if has_magic(root))
             tree = next((each for each in patterns if each.find(_name_in(each, text))), None)
         if tree is None:
-            tree = next((_beside[name] for name in names[:2] if name in _beside), None)
+            tree = _beside.get(text, _beside.get(str(self.parent)))
         return tree, "" if tree is None else _name_in(tree, text)
 
     @property
@@ -222,9 +223,7 @@ class ListedURL(URL):
     def __fspath__(self) -> str:
         """Return the path of the object as a file of this machine, as which it is fetched now; else the URL."""
         stored = self.stored
-        if stored is None or self.is_dir():
-            return str(self)
-        return local_path(stored)
+        return str(self) if stored is None or self.is_dir() else local_path(stored)
 
     def __reduce__(self) -> Any:
         return _sent_url, (str(self), self.stored)

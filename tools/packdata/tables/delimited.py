@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     Bytes = npt.NDArray[np.uint8]
+    Types = Mapping[str, pa.DataType]
 
 _QUOTE, _LINE_ENDS = ord('"'), (10, 13)
 _BOM = b"\xef\xbb\xbf"
@@ -101,6 +102,7 @@ class DelimitedFile:
         path: The file, UTF-8.
         options: How to read it.
         missing: Texts that stand for no value, as an empty cell does.
+        alike: What columns of the same names seem to hold, by these names, in files that are read with it.
 
     Attributes:
         unnamed: Columns that are called by their number, for lack of a name.
@@ -111,7 +113,11 @@ class DelimitedFile:
     is_text = True
 
     def __init__(
-        self, path: Path, options: CsvOptions | None = None, missing: Sequence[str] = ()
+        self,
+        path: Path,
+        options: CsvOptions | None = None,
+        missing: Sequence[str] = (),
+        alike: dict[tuple[str, ...], Types] | None = None,
     ) -> None:
         options = CsvOptions() if options is None else options
         usual = "\t" if path.suffix.lower() == ".tsv" else ","
@@ -124,6 +130,7 @@ class DelimitedFile:
         if len(self.columns) != len(cells):
             what = f"its first row has {len(cells)} cells, and names gives {len(self.columns)}"
             raise SourceError(what, f"{path}, line {self._line}")
+        self._alike = {} if alike is None else alike
 
     def guesses(self, column: str) -> frozenset[str]:
         """Return what texts may be: anything, for a CSV file declares nothing."""
@@ -202,15 +209,16 @@ class DelimitedFile:
         """Parse a piece into texts."""
         data = read_bytes(self.path, part.start, part.stop)
         names = list(self.columns if columns is None else columns)
-        types = {
-            name: kind
-            for name, kind in self._types.items()
-            if name in names and kinds.get(name) in (None, group_of(kind))
-        }
-        table = self._typed(data, names, types)
-        if (
-            table is None
-        ):  # one is something else, or longer than a block: as texts, all can be looked at
+        table = None
+        for of_file in self._guessed_types():
+            types = {
+                name: kind
+                for name, kind in of_file.items()
+                if name in names and kinds.get(name) in (None, group_of(kind))
+            }
+            if (table := self._typed(data, names, types)) is not None:
+                break
+        else:  # one is something else, or longer than a block: as texts, all can be looked at
             table = self._parsed(data, names, types := {}, block=len(data) + 1)
         if table is None:  # rows of more or less cells, or text that is not UTF-8
             yield self._by_hand(data, part.line, names)
@@ -220,9 +228,16 @@ class DelimitedFile:
         written = _AsWritten(self, part)
         yield TableRows(table, written.line, cell=written.cell)
 
-    def _typed(
-        self, data: bytes, names: list[str], types: Mapping[str, pa.DataType]
-    ) -> pa.Table | None:
+    def _guessed_types(self) -> Iterator[Types]:
+        """Yield what columns seem to hold, in the first of some files that are alike; then in this one."""
+        alike = self._alike.get(self.columns)
+        if alike is not None:
+            yield alike
+        if self._types != alike:
+            self._alike.setdefault(self.columns, self._types)
+            yield self._types
+
+    def _typed(self, data: bytes, names: list[str], types: Types) -> pa.Table | None:
         """Let Arrow parse, with the words for no value once some were seen: they take a tenth of the time."""
         if not self._has_words:
             table = self._parsed(data, names, types, words=())
@@ -232,7 +247,7 @@ class DelimitedFile:
         return self._parsed(data, names, types)
 
     @cached_property
-    def _types(self) -> dict[str, pa.DataType]:
+    def _types(self) -> Types:
         """Return the columns that seem to hold numbers or dates: Arrow parses those at once as what they are."""
         data = read_bytes(self.path, self._begin, min(self._begin + _LOOK_BYTES, self._size))
         data = data[: last_record_end(data, ord(self.delimiter)) or len(data)]
@@ -264,7 +279,7 @@ class DelimitedFile:
         self,
         data: bytes,
         names: list[str],
-        types: Mapping[str, pa.DataType],
+        types: Types,
         block: int | None = None,
         words: Sequence[str] = NO_VALUES,
     ) -> pa.Table | None:

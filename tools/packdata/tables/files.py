@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from glob import has_magic
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
+
+import pyarrow as pa
 
 from loaders.errors import SchemaError, SourceError
 from packdata.sources.base import FFCV_HINT, is_hidden, suffix_of
@@ -22,14 +27,16 @@ from packdata.sources.regular import check_regular
 from packdata.sources.rowfiles import listed_files, row_kind
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.jsonl import JsonLinesFile
-from packdata.tables.parts import PartitionedFile
 from packdata.tables.typed import arrow_table, parquet_table, rows_table
+from packdata.tables.values import GUESSED, in_words
+from packdata.wording import names_in_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from packdata.tables.parts import TableFile
+    from packdata.tables.delimited import Types
+    from packdata.tables.parts import FilePart, Kind, TableFile, TableRows
 
 _NO_KEY = "__HIVE_DEFAULT_PARTITION__"
 _DELIMITED = (".csv", ".tsv", ".txt")
@@ -81,10 +88,80 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]
     return list(paths.values()), ignored
 
 
+class SourceFile:
+    """A file of a source: opened as what its suffix says, when it is first asked about.
+
+    The keys of folders such as ``year=2024`` above it are columns of it.
+
+    Args:
+        path: The file.
+        open_file: Opens it.
+    """
+
+    def __init__(self, path: Path, open_file: Callable[[Path], TableFile]) -> None:
+        self.path, self._open_file = path, open_file
+        self._keys = _keys_of_folders(path)
+
+    @cached_property
+    def opened(self) -> TableFile:
+        """The file itself; SourceError if it cannot be read, or is not a table."""
+        return self._open_file(self.path)
+
+    @property
+    def unit(self) -> str:
+        """What places in it are counted in."""
+        return self.opened.unit
+
+    @property
+    def is_text(self) -> bool:
+        """Whether reading it means parsing text."""
+        return self.opened.is_text
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Those of the file, and the keys."""
+        if _KINDS.get(suffix_of(self.path.name)) is JsonLinesFile or self.opened.columns is None:
+            return None
+        own = self.opened.columns
+        return (*own, *(key for key in self._keys if key not in own))
+
+    def guesses(self, column: str) -> frozenset[str]:
+        """Return what texts of a column may be: a folder's name declares nothing."""
+        is_own = column not in self._keys or column in (self.opened.columns or ())
+        return self.opened.guesses(column) if is_own else GUESSED
+
+    def parts(self, number: int) -> Iterator[FilePart]:
+        """List the parts of the file."""
+        return self.opened.parts(number)
+
+    def read(
+        self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Iterator[TableRows]:
+        """Read columns of a part, the keys among them."""
+        keys = {
+            key: value
+            for key, value in self._keys.items()
+            if key not in (self.opened.columns or ()) and (columns is None or key in columns)
+        }
+        own = None if columns is None else [name for name in columns if name not in keys]
+        for rows in self.opened.read(part, own, kinds):
+            table = rows.table
+            for key, value in keys.items():
+                if key not in table.column_names:  # of JSON, columns are known row by row
+                    constant = pa.repeat(pa.scalar(value, pa.string()), len(table))
+                    table = table.append_column(key, constant)
+            yield replace(rows, table=table, cell=None if keys else rows.cell)
+
+
+def opened(file: TableFile) -> TableFile:
+    """Return what a file of a source is."""
+    return file.opened if isinstance(file, SourceFile) else file
+
+
 def open_tables(
     paths: Sequence[Path], options: CsvOptions | None = None, missing: Sequence[str] = ()
 ) -> list[TableFile]:
-    """Open files as what their suffixes say; the keys of folders such as ``year=2024`` above them are columns.
+    """Return files to be opened.
 
     Args:
         paths: The files.
@@ -93,25 +170,81 @@ def open_tables(
 
     Raises:
         SchemaError: There are options for CSV files, but no such file.
-        SourceError: A file cannot be read, or is not a table.
     """
     opened_in_order(paths)
     options = CsvOptions() if options is None else options
     given = [name for name, value in options.to_json().items() if name != "delimiter"]
     if given and not any(suffix_of(path.name) in _DELIMITED for path in paths):
         raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
-    return [_partitioned(_open(path, options, missing)) for path in paths]
+    open_file = partial(_open, options=options, missing=missing, alike={})
+    return [SourceFile(path, open_file) for path in paths]
 
 
-def _partitioned(file: TableFile) -> TableFile:
+@dataclass(frozen=True, slots=True)
+class CommonColumns:
+    """The columns to read, which every file must have, once.
+
+    Attributes:
+        first: The first file that names its columns; None if all rows name their own.
+        wanted: The columns that matter; None for all but ``drop``.
+        drop: Columns that may differ.
+    """
+
+    first: TableFile | None
+    wanted: Sequence[str] | None
+    drop: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls, files: Iterable[TableFile], wanted: Sequence[str] | None, drop: Sequence[str] = ()
+    ) -> CommonColumns:
+        """Take what the first of some files has."""
+        first = next((file for file in files if file.columns is not None), None)
+        return cls(first, wanted, drop)
+
+    @property
+    def columns(self) -> list[str] | None:
+        """Their names; None where rows name their own."""
+        if self.wanted is not None:
+            return list(self.wanted)
+        return None if self.first is None else self._of(self.first)
+
+    def _of(self, file: TableFile) -> list[str]:
+        return [name for name in file.columns or () if name not in self.drop]
+
+    def check(self, file: TableFile) -> None:
+        """Raise SourceError for a file that lacks one, or has more than one of a name, or others."""
+        if file.columns is None or self.first is None:
+            return
+        mine, columns = self._of(file), self.columns or ()
+        lacking = [name for name in columns if name not in mine]
+        more = [name for name in mine if self.wanted is None and name not in columns]
+        if lacking or more:
+            found = [f"it lacks {in_words(lacking)}"] if lacking else []
+            found += (
+                [f"it has {in_words(more)}, which {self.first.path.name} lacks"] if more else []
+            )
+            hint = "--features names the columns to take, --drop what to leave out"
+            raise SourceError(" and ".join(found), file.path, hint)
+        twice = [name for name, n in Counter(mine).items() if n > 1 and name in columns]
+        if twice:
+            what = f"it has {', '.join(map(repr, twice[:5]))} more than once"
+            hint = f"--drop {shlex.quote(names_in_option(twice))} leaves them out"
+            if isinstance(opened(file), DelimitedFile):
+                hint += (
+                    ", --names with --skip-rows 1 gives other names; --no-header if it has none"
+                )
+            raise SourceError(what, file.path, hint)
+
+
+def _keys_of_folders(path: Path) -> dict[str, str | None]:
     keys: dict[str, str | None] = {}
-    for folder in file.path.absolute().parents:
+    for folder in path.absolute().parents:
         key, is_one, value = folder.name.partition("=")
         if not is_one or not key:
             break
-        if key not in (file.columns or ()):
-            keys.setdefault(unquote(key), None if value == _NO_KEY else unquote(value))
-    return PartitionedFile(file, dict(reversed(keys.items()))) if keys else file
+        keys.setdefault(unquote(key), None if value == _NO_KEY else unquote(value))
+    return dict(reversed(keys.items()))
 
 
 def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
@@ -166,7 +299,12 @@ def _is_compressed_table(path: Path) -> bool:
     return suffix_of(path.name) in _COMPRESSED and suffix_of(path.stem) in _SUFFIXES
 
 
-def _open(path: Path, options: CsvOptions, missing: Sequence[str]) -> TableFile:
+def _open(
+    path: Path,
+    options: CsvOptions,
+    missing: Sequence[str],
+    alike: dict[tuple[str, ...], Types],
+) -> TableFile:
     check_regular(path, path)
     suffix = suffix_of(path.name)
     if _is_foreign(path) or is_litdata(path):
@@ -178,7 +316,7 @@ def _open(path: Path, options: CsvOptions, missing: Sequence[str]) -> TableFile:
         raise SourceError(what, path, hint)
     try:
         if suffix in _DELIMITED:
-            return DelimitedFile(path, options, missing)
+            return DelimitedFile(path, options, missing, alike)
         return _KINDS[suffix](path, missing)
     except OSError as error:
         raise SourceError(f"it cannot be read ({error.strerror or error})", path) from error

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from loaders.errors import SourceError
 from loaders.system.regular import regular
-from packdata.tables.values import GUESSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,13 +73,17 @@ class TableFile(Protocol):
 
     Attributes:
         path: Where it is.
-        unit: ``line`` or ``row``: what places in it are counted in.
-        is_text: Whether reading it means parsing text.
     """
 
     path: Path
-    unit: str
-    is_text: bool
+
+    @property
+    def unit(self) -> str:
+        """``line`` or ``row``: what places in it are counted in."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether reading it means parsing text."""
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -102,48 +105,6 @@ class TableFile(Protocol):
         Raises:
             SourceError: The part cannot be read.
         """
-
-
-class PartitionedFile:
-    """A file below folders such as ``year=2024``, whose keys are columns of it.
-
-    Args:
-        file: The file.
-        keys: Value by key, None where it is missing.
-    """
-
-    def __init__(self, file: TableFile, keys: Mapping[str, str | None]) -> None:
-        self.path, self.unit, self.is_text = file.path, file.unit, file.is_text
-        self._file, self.keys = file, keys
-
-    @property
-    def columns(self) -> tuple[str, ...] | None:
-        """Those of the file, and the keys."""
-        own = self._file.columns
-        return None if own is None else (*own, *self.keys)
-
-    def guesses(self, column: str) -> frozenset[str]:
-        """Return what texts of a column may be: a folder's name declares nothing."""
-        return GUESSED if column in self.keys else self._file.guesses(column)
-
-    def parts(self, number: int) -> Iterator[FilePart]:
-        """List the parts of the file."""
-        return self._file.parts(number)
-
-    def read(
-        self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Iterator[TableRows]:
-        """Read columns of a part, the keys among them."""
-        own = None if columns is None else [name for name in columns if name not in self.keys]
-        for rows in self._file.read(part, own, kinds):
-            table = rows.table
-            for key, value in self.keys.items():
-                if columns is None or key in columns:
-                    if key in table.column_names:  # of JSON, whose columns are known row by row
-                        continue
-                    constant = pa.repeat(pa.scalar(value, pa.string()), len(table))
-                    table = table.append_column(key, constant)
-            yield TableRows(table, rows.line, rows.bad, rows.mixed)
 
 
 def cut(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,12 +23,12 @@ from packdata.packing.settings import PackSettings, check_options, take
 from packdata.packing.shards import TABLE_SHARD_BYTES, Format
 from packdata.plan import pack_plan
 from packdata.sources.base import files_identity
-from packdata.sources.listed import list_sources, without_secrets
+from packdata.sources.listed import ListedURL, list_sources, without_secrets
 from packdata.sources.opening import joined_splits
 from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, ColumnPlan, TargetColumn
 from packdata.tables.columns import check_names, plan_columns, rejects_rows
 from packdata.tables.delimited import CsvOptions, DelimitedFile
-from packdata.tables.files import FOLDER, list_tables, open_tables
+from packdata.tables.files import FOLDER, CommonColumns, list_tables, open_tables, opened
 from packdata.tables.kept import TableReader
 from packdata.tables.like import OPTIONS, TARGETS, missing_values_of, plan_like
 from packdata.tables.notes import header_notes
@@ -40,7 +39,7 @@ from packdata.tables.scan import Scanner
 from packdata.tables.shares import joined_scan, scan_to_json
 from packdata.tables.typed import FrameTable, is_frame
 from packdata.tables.values import in_words
-from packdata.wording import in_python, names_in_option, speaks_python
+from packdata.wording import in_python, speaks_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -190,10 +189,12 @@ def plan_tables(
         with first_pass.reading():
             parts, plan, rows = learned[0] if learned else _from_json(taken)
     else:
-        columns = _common_columns(files, None, chosen.drop)
-        named = next((file for file in files if file.columns is not None), files[0])
-        plan = plan_like(like, columns, chosen.drop, named.path)
-        _common_columns(files, list(plan.kinds))
+        common = CommonColumns.of(files, None, chosen.drop)
+        plan = plan_like(like, common.columns, chosen.drop, (common.first or files[0]).path)
+        taken_over = CommonColumns.of(files, list(plan.kinds))
+        for file in files:
+            common.check(file)
+            taken_over.check(file)
         parts, rows = [part for i, file in enumerate(files) for part in file.parts(i)], None
     told = _told(chosen, csv)
     same = None if like is None else read_manifest(like).fingerprint
@@ -310,14 +311,18 @@ def _scanner(
     files = reader.files
     asked = [*options.features, *options.categorical, *options.numeric, *options.target]
     wanted = list(dict.fromkeys(asked)) if options.features else None
-    known = [name for file in files for name in file.columns or ()]
-    if known:
+    common = CommonColumns.of(files, wanted, options.drop)
+    if common.first is not None and not {*options.named} <= {*(common.first.columns or ())}:
+        known = [name for file in files for name in file.columns or ()]
         check_names(options.named, list(dict.fromkeys(known)), files[0].path)
+    local = (file for file in files if not isinstance(file.path, ListedURL))
+    for file in local:  # objects are checked when they have come
+        common.check(file)
     kinds: dict[str, Kind] = dict.fromkeys(options.categorical, "text")
     kinds |= dict.fromkeys(options.numeric, "number")
     return Scanner(
         reader,
-        _common_columns(files, wanted, options.drop),
+        common,
         kinds,
         options.drop,
         options.parts_of_dates_and_targets,
@@ -343,7 +348,8 @@ def _learned(scanner: Scanner, options: TableOptions, found: Scan) -> _Learned:
         # Once more, without them; a packing that fails starts no journal.
         judge = TablesRecipe(scanner.reader, found.parts, plan, None, {}, {}).judge
         try:
-            kept = replace(scanner, columns=list(plan.kinds), kinds=plan.kinds).scan(judge)
+            common = replace(scanner.common, wanted=list(plan.kinds))
+            kept = replace(scanner, common=common, kinds=plan.kinds).scan(judge)
         except SourceError as error:
             if not skips:
                 what = "stopped at the first row that cannot be packed"
@@ -351,9 +357,7 @@ def _learned(scanner: Scanner, options: TableOptions, found: Scan) -> _Learned:
             raise
         if kept.num_rows:
             plan = plan_columns(kept, options, first, skips=skips)
-    headers = [file.columns or () for file in files if getattr(file, "header", False)]
-    header = header_notes(scanner.columns or (), found) if headers else ()
-    notes = (*plan.notes, *header, *_index_notes(files, plan, options))
+    notes = (*plan.notes, *_name_notes(scanner.common, found, plan, options))
     return found.parts, replace(plan, notes=notes), found.num_rows + found.bad
 
 
@@ -368,49 +372,19 @@ def _codes(found: Scan, kinds: Mapping[str, Kind]) -> list[str]:
     ]
 
 
-def _index_notes(
-    files: Sequence[TableFile], plan: ColumnPlan, options: TableOptions
+def _name_notes(
+    common: CommonColumns, found: Scan, plan: ColumnPlan, options: TableOptions
 ) -> Iterator[str]:
-    """Say which columns are probably no values but the numbers of the rows."""
-    unnamed = {name for file in files for name in getattr(file, "unnamed", ())}
-    found = [name for name in plan.kinds if name in unnamed or _INDEX.fullmatch(name)]
-    if found := [name for name in found if name not in options.named]:
-        yield f"perhaps an index, as pandas writes it (--drop leaves it out): {in_words(found)}"
-
-
-def _common_columns(
-    files: Sequence[TableFile], wanted: Sequence[str] | None, drop: Sequence[str] = ()
-) -> list[str] | None:
-    """Return the columns to read, which every file must have, once; None where rows name their own.
-
-    Args:
-        files: The files.
-        wanted: The columns that matter; None for all but ``drop``.
-        drop: Columns that may differ.
-    """
-    named = [file for file in files if file.columns is not None]
-    if not named:
-        return None if wanted is None else list(wanted)
-    first = [name for name in named[0].columns or () if name not in drop]
-    for file in named:
-        mine = [name for name in file.columns or () if name not in drop]
-        lacking = [name for name in wanted or first if name not in mine]
-        more = [] if wanted is not None else [name for name in mine if name not in first]
-        if lacking or more:
-            found = [f"it lacks {in_words(lacking)}"] if lacking else []
-            found += [f"it has {in_words(more)}, which {named[0].path.name} lacks"] if more else []
-            hint = "--features names the columns to take, --drop what to leave out"
-            raise SourceError(" and ".join(found), file.path, hint)
-        twice = [name for name, n in Counter(mine).items() if n > 1 and name in (wanted or first)]
-        if twice:
-            what = f"it has {', '.join(map(repr, twice[:5]))} more than once"
-            hint = f"--drop {shlex.quote(names_in_option(twice))} leaves them out"
-            if isinstance(file, DelimitedFile):
-                hint += (
-                    ", --names with --skip-rows 1 gives other names; --no-header if it has none"
-                )
-            raise SourceError(what, file.path, hint)
-    return list(wanted) if wanted is not None else first
+    """Say that names look like values, and which columns are probably no values but the numbers of the rows."""
+    file = None if common.first is None else opened(common.first)
+    unnamed: Sequence[str] = ()
+    if isinstance(file, DelimitedFile):
+        unnamed = file.unnamed
+        if file.header:
+            yield from header_notes(common.columns or (), found)
+    found_names = [name for name in plan.kinds if name in unnamed or _INDEX.fullmatch(name)]
+    if numbers := [name for name in found_names if name not in options.named]:
+        yield f"perhaps an index, as pandas writes it (--drop leaves it out): {in_words(numbers)}"
 
 
 def _check_like(options: TableOptions) -> None:

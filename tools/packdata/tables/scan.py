@@ -41,10 +41,11 @@ from packdata.tables.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from packdata.packing.progress import Progress
     from packdata.packing.settings import OnError
+    from packdata.tables.files import CommonColumns
     from packdata.tables.kept import TableReader
     from packdata.tables.parts import FilePart, Kind, TableFile, TableRows, Why
 
@@ -204,7 +205,7 @@ class Scanner:
 
     Attributes:
         reader: Of the files; what it reads of text files is kept.
-        columns: The columns that matter; None for all but ``drop``.
+        common: The columns that matter.
         kinds: What some columns are, whatever they seem to be.
         drop: Columns not to look at.
         parts_of_dates: What dates become, for their statistics.
@@ -214,7 +215,7 @@ class Scanner:
     """
 
     reader: TableReader
-    columns: Sequence[str] | None
+    common: CommonColumns
     kinds: Mapping[str, Kind]
     drop: Sequence[str]
     parts_of_dates: Sequence[str]
@@ -232,10 +233,8 @@ class Scanner:
         Raises:
             SourceError: A file or row cannot be read.
         """
-        files, known = self.reader.files, self.columns or ()
-        found = Scan(columns={name: ColumnScan() for name in known})
-        chosen = range(len(files)) if numbers is None else numbers
-        parts = (part for number in chosen for part in files[number].parts(number))
+        found = Scan(columns={name: ColumnScan() for name in self.common.columns or ()})
+        parts = self._parts(range(len(self.reader.files)) if numbers is None else numbers)
         try:
             self.progress.start(None, 0)
             with OrderedPool(partial(self._part, judge), self.workers) as pool:
@@ -246,13 +245,18 @@ class Scanner:
             self.progress.close()
         return end_scan(found)
 
+    def _parts(self, numbers: range) -> Iterator[FilePart]:
+        for number in numbers:
+            self.common.check(file := self.reader.files[number])
+            yield from file.parts(number)
+
     def _part(
         self, judge: Callable[[TableFile, TableRows], TableRows] | None, part: FilePart
     ) -> Scan:
         """Runs on the threads."""
         file, found = self.reader.files[part.file], Scan([part])
         bad: list[tuple[int, Why]] = []
-        for rows in self.reader.read(part, self.columns, self.kinds):
+        for rows in self.reader.read(part, self.common.columns, self.kinds):
             rows = rows if judge is None else judge(file, rows)
             looks = [
                 _Look(name, rows, file, self.parts_of_dates)
