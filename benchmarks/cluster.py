@@ -24,6 +24,7 @@ import tarfile
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ from benchmarks.compare import Place, place_of
 from tests.remote import servers
 
 PROCESSES, LATENCY_S = 2, 0.03
-PER_TAR, CSV_ROWS = 100, 20_000
+PER_TAR, CSV_ROWS = 100, {"CSV": 20_000, "large CSV": 100_000}
 
 
 def make_pictures(folder: Path, num: int) -> Path:
@@ -172,11 +173,12 @@ def source_case(
     folder: Path, what: str, num: int, workers: int, proxy: servers.Proxy, options: list[str]
 ) -> Case:
     """Pack the same pictures, tars or tables from files and from objects that take 30 ms each."""
-    files = folder / "root" / "raw" / what.lower()
+    files = folder / "root" / "raw" / what.lower().replace(" ", "-")
     if not files.exists():
-        {"pictures": make_pictures, "tars": make_tars, "CSV": make_tables}[what](files, num)
+        make = {"pictures": make_pictures, "tars": make_tars}
+        make.get(what, partial(make_tables, CSV_ROWS.get(what, 0)))(files, num)
     proxy.set(latency_s=LATENCY_S)
-    command = ["tables", "--target", "a"] if what == "CSV" else ["images", "--size", "256"]
+    command = ["tables", "--target", "a"] if what in CSV_ROWS else ["images", "--size", "256"]
 
     dst = folder / "packed"
     how = [*command[1:], "--shard-size", "16MB", "--workers", str(workers), *options]
@@ -201,9 +203,9 @@ def source_case(
     notes = {
         "pictures": f"{num:,} JPEGs of 800 x 600, to 256",
         "tars": f"{num:,} JPEGs of 800 x 600, to 256, in tars of {PER_TAR}",
-        "CSV": f"{num:,} files of {CSV_ROWS:,} rows",
     }
-    unit = "files/s" if what == "CSV" else "images/s"
+    notes |= {each: f"{num:,} files of {rows:,} rows" for each, rows in CSV_ROWS.items()}
+    unit = "files/s" if what in CSV_ROWS else "images/s"
     cores = "with the server, the proxy and the fetcher on the other core"
     if workers > 1:
         cores = "with the server, the proxy and the fetcher on the same two cores"
@@ -231,10 +233,10 @@ def make_tars(folder: Path, num: int) -> Path:
     return folder
 
 
-def make_tables(folder: Path, num: int) -> Path:
+def make_tables(num_rows: int, folder: Path, num: int) -> Path:
     """Write tables of numbers and words."""
     folder.mkdir(parents=True)
-    rows = "".join(f"{i},{i / 7:.3f},{'xyz'[i % 3]}\n" for i in range(CSV_ROWS))
+    rows = "".join(f"{i},{i / 7:.3f},{'xyz'[i % 3]}\n" for i in range(num_rows))
     for i in range(num):
         (folder / f"{i:04d}.csv").write_text(f"a,b,c\n{rows}")
     return folder
@@ -349,12 +351,15 @@ def main() -> None:
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "loaders-compare"
     parser.add_argument("--cache", type=Path, default=home, help="environments of peers")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--only", default="", help="cases with this in their names; writes nothing"
+    )
     parser.add_argument("--out", type=Path, default=HERE, help="folder for results/")
     args = parser.parse_args()
     if args.list:
         list_objects(args.list, args.endpoint, on_ray=args.ray)
         return
-    told = Told()
+    told = Told(args.only)
     litdata = place_of("litdata", args.cache) if args.peers else None
     with tempfile.TemporaryDirectory() as folder:
         told.run(packing_case(Path(folder), args.pictures, litdata), args.repeats)
@@ -371,14 +376,16 @@ def main() -> None:
         storage = {"endpoint": proxy.endpoint, "skip_signature": True}
         options = [f"--storage={name}={value}" for name, value in storage.items()]
         options.append(f"--cache={place / 'cache'}")
-        for what in ("pictures", "tars", "CSV"):
-            num = max(2, args.pictures // (10 if what == "CSV" else 2))
+        for what in ("pictures", "tars", *CSV_ROWS):
+            num = max(2, args.pictures // (10 if what == "large CSV" else 2))
             for workers in (1, PROCESSES):
                 case = source_case(place, what, num, workers, proxy, options)
                 told.run(case, args.repeats)
         set_defaults(place / "cache", storage | {"endpoint": endpoint})
         told.run(stored_finish_case(place, args.parts), args.repeats)
         told.run(memory_case(args.items, place, endpoint, on_ray=args.ray), 1)
+    if args.only:
+        return
     where = conditions("none") | {"load": [round(each, 1) for each in os.getloadavg()]}
     title = "Packing on many machines, played by one: `python benchmarks/cluster.py`"
     write(args.out, "cluster", title, {"conditions": where, "cases": told.cases}, told.tables)

@@ -617,17 +617,23 @@ def report(case: Case, results: dict[str, list[float]]) -> str:
 class Told:
     """What the cases of a benchmark gave.
 
+    Args:
+        only: What the names of cases that are measured have in them.
+
     Attributes:
         cases: Every repeat, for the JSON file.
         tables: For the page.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, only: str = "") -> None:
+        self._only = only
         self.cases: list[dict[str, Any]] = []
         self.tables: list[str] = []
 
     def run(self, case: Case, repeats: int) -> None:
         """Measure a case, print it and keep it."""
+        if self._only not in case.name:
+            return
         results = measure(case, repeats)
         about = {"case": case.name, "unit": case.unit, "note": case.note}
         self.cases.append(about | {"results": results})
