@@ -553,7 +553,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     elif not Path(args.path).exists():
         raise LoadersError(f"there is no {args.path!r} to look at")
     else:
-        findings = doctor.examine(Path(args.path))
+        findings = doctor.diagnose(Path(args.path))
     if args.json:
         found = {"conditions": report.conditions(), "findings": [asdict(f) for f in findings]}
         print(report.as_json(found))

@@ -6,18 +6,32 @@ and /sys are arguments, so that any machine can be described to it.
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from loaders.bench import machine, probes
+import cv2
+import numpy as np
+import torch
+
+from loaders.bench.stages import copy_cost
 from loaders.system import limits
+from loaders.system.limits import text
 from loaders.text import describe_size, in_seconds, number, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 Level = Literal["ok", "cost", "risk", "unknown"]
 TIMEOUT_S = 15.0
@@ -44,9 +58,9 @@ class Finding:
 
     def __str__(self) -> str:
         line = f"{self.level:7} {self.name}: {self.found}"
-        for label, text in (("cost", self.cost), ("do", self.remedy)):
-            if text:
-                line += f"\n        {label}: {text}"
+        for label, said in (("cost", self.cost), ("do", self.remedy)):
+            if said:
+                line += f"\n        {label}: {said}"
         return line
 
 
@@ -67,20 +81,20 @@ class Surroundings:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)  # environment variables
 
 
+def diagnose(path: Path) -> list[Finding]:
+    """Run every check on this machine, and on the disk of a folder."""
+    return examine(CHECKS, Surroundings(path))
+
+
 def examine(
-    path: Path = Path(),
-    *,
-    place: Surroundings | None = None,
-    checks: Sequence[Callable[[Surroundings], Finding]] | None = None,
-    timeout_s: float = TIMEOUT_S,
+    checks: Sequence[Callable[..., Finding]], *arguments: object, timeout_s: float = TIMEOUT_S
 ) -> list[Finding]:
-    """Run every check; the findings come in the order of the checks."""
-    where = place or Surroundings(path)
-    return [_bounded(check, where, timeout_s) for check in (CHECKS if checks is None else checks)]
+    """Run checks, each with these arguments; the findings come in their order."""
+    return [_bounded(check, arguments, timeout_s) for check in checks]
 
 
 def _bounded(
-    check: Callable[[Surroundings], Finding], place: Surroundings, timeout_s: float
+    check: Callable[..., Finding], arguments: Sequence[object], timeout_s: float
 ) -> Finding:
     """Run a check on a thread of its own: a file system that hangs must not hang us."""
     name = check.__name__.replace("_", " ")
@@ -88,7 +102,7 @@ def _bounded(
 
     def run() -> None:
         try:
-            done.append(check(place))
+            done.append(check(*arguments))
         except Exception as error:  # whatever is odd about this machine
             done.append(Finding(name, "unknown", f"{type(error).__name__}: {error}"))
 
@@ -96,6 +110,9 @@ def _bounded(
     thread.start()
     thread.join(timeout_s)
     return done[0] if done else Finding(name, "unknown", f"no answer within {number(timeout_s)} s")
+
+
+# -- cores and memory ------------------------------------------------------------------------------
 
 
 def cores(place: Surroundings) -> Finding:
@@ -132,33 +149,66 @@ def memory(place: Surroundings) -> Finding:
 
 def shared_memory(place: Surroundings) -> Finding:
     """Look at the size of /dev/shm, which worker processes hand batches over in."""
-    stat = os.statvfs(place.shm)
-    free = stat.f_frsize * stat.f_bavail
-    size = describe_size(stat.f_frsize * stat.f_blocks)
+    total, _, free = shutil.disk_usage(place.shm)
     risk = "worker processes (backend='process') die with a bus error when it is full"
     return finding(
         "shared memory",
-        f"{size} at {place.shm}, {describe_size(free)} free",
+        f"{describe_size(total)} at {place.shm}, {describe_size(free)} free",
         risk=risk if free < _SHM_BYTES else "",
         do="docker run --shm-size=8g, or threads, which do not need it",
     )
 
 
+def frequency_governor(place: Surroundings) -> Finding:
+    """Look at how the kernel chooses the cores' frequency."""
+    files = (place.sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    governors = {name for name in map(text, files) if name}
+    found = ", ".join(sorted(governors)) or "not visible here: a virtual machine or a container"
+    cost = "cores may run below their frequency, most where work comes in bursts"
+    return finding(
+        "frequency governor",
+        found,
+        cost=cost if governors & _SLOW_GOVERNORS else "",
+        do="cpupower frequency-set -g performance",
+    )
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+_BLOCK, _SMALL = 4 << 20, 4096  # bytes of a read: one after another, and at random
+_READ_S = 1.0
+_MAX_READS, _MAX_FILES = 2000, 2000
+
+
+class Mount(NamedTuple):
+    """A mounted file system: where, of which kind, and its device as ``major:minor``."""
+
+    point: Path
+    kind: str
+    device: str
+
+
 def open_files(place: Surroundings) -> Finding:
     """Look at the limit of open files: a shard, and a batch between processes, take one each."""
-    soft = machine.soft_limit(place.proc, "Max open files")
-    found = "no limit seen" if soft is None else number(soft)
-    is_low = soft is not None and soft < _NUM_FILES
-    risk = "'too many open files' with many shards or workers" if is_low else ""
-    return finding("open files", found, risk=risk, do=f"ulimit -n {_NUM_FILES} or more")
+    import resource  # not on every system
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_limited = soft != resource.RLIM_INFINITY
+    risk = "'too many open files' with many shards or workers"
+    return finding(
+        "open files",
+        number(soft) if is_limited else "no limit",
+        risk=risk if is_limited and soft < _NUM_FILES else "",
+        do=f"ulimit -n {_NUM_FILES} or more",
+    )
 
 
 def file_system(place: Surroundings) -> Finding:
     """Look at what lies under the data."""
-    name, mount = "file system", machine.mount_of(place.path, place.proc)
+    name, mount = "file system", mount_of(place.path, place.proc)
     if mount is None:
         return Finding(name, "unknown", f"{place.path} is on no mount that {place.proc} lists")
-    rotational = machine.is_rotational(mount.device, place.sys)
+    rotational = _is_rotational(mount.device, place.sys)
     kind = {True: ", rotational", False: ", solid state", None: ""}[rotational]
     cost = do = ""
     if mount.kind.startswith(_NETWORK):
@@ -173,9 +223,35 @@ def file_system(place: Surroundings) -> Finding:
     return finding(name, f"{mount.kind} at {mount.point}{kind}", cost=cost, do=do)
 
 
+def mount_of(path: Path, proc: Path) -> Mount | None:
+    """Return what a path is on: the deepest mount above it, the last one made if there are more."""
+    resolved, found = path.resolve(), None
+    for line in (text(proc / "self/mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        words = before.split()
+        if len(words) < 5 or not after.split():
+            continue
+        # Spaces are written as \040.
+        point = Path(re.sub(r"\\([0-7]{3})", lambda escaped: chr(int(escaped[1], 8)), words[4]))
+        deeper = found is None or len(point.parts) >= len(found.point.parts)
+        if resolved.is_relative_to(point) and deeper:
+            found = Mount(point, after.split()[0], words[2])
+    return found
+
+
+def _is_rotational(device: str, sys: Path) -> bool | None:
+    """Tell whether a device (``major:minor``) has turning disks, or None where that is not known."""
+    block = sys / "dev/block" / device
+    for folder in (block, block.resolve().parent):  # a partition's queue is its disk's
+        found = text(folder / "queue/rotational")
+        if found is not None:
+            return found == "1"
+    return None
+
+
 def read_rate(place: Surroundings) -> Finding:
-    """Read a file with the page cache bypassed."""
-    name, rates = "read rate", probes.direct_reads(place.path)
+    """Read files with the page cache bypassed."""
+    name, rates = "read rate", direct_reads(place.path)
     if rates is None:
         found = f"no file under {printable(str(place.path))} can be read past the page cache"
         do = "name a folder of the same disk that has larger files"
@@ -183,27 +259,102 @@ def read_rate(place: Surroundings) -> Finding:
             do = "name the folder of your data: python -m loaders.bench doctor FOLDER"
         return Finding(name, "unknown", found, remedy=do)
     rate, latency_s = rates
+    late = f"{in_seconds(latency_s)} for 4 KiB at a random place, page cache bypassed"
     if rate is None:
-        late = f"{in_seconds(latency_s)} for the first 4 KiB of a file"
-        found = f"{late}, page cache bypassed; no file has 1 MB, so MB/s are not known"
+        found = f"{late}; no file has {describe_size(_BLOCK)}, so MB/s are not known"
         return Finding(name, "unknown", found, remedy="name a folder that has larger files")
-    late = f"{in_seconds(latency_s)} for 4 KiB at a random place"
     cost = f"at most {number(rate / 20e3)} JPEGs of 20 kB a second in the first epoch"
     return finding(
         name,
-        f"{describe_size(rate)}/s, {late}, page cache bypassed",
+        f"{describe_size(rate)}/s, {late}",
         cost=cost if rate < _SLOW_READ else "",
         do="RAMDataset if it fits, else a faster disk",
     )
 
 
+def direct_reads(path: Path) -> tuple[float | None, float] | None:
+    """Read files of a folder past the page cache, for about two seconds.
+
+    Return bytes/s from the start of the largest (None if that has less than 4 MiB), and the median seconds of 4 KiB at
+    random places of random files. None if that cannot be done.
+    """
+    files = _files(path)
+    if not files or not hasattr(os, "O_DIRECT"):
+        return None
+    rng = np.random.default_rng(0)
+    some = [files[i] for i in rng.integers(len(files), size=_MAX_READS)]
+    places = ((file, int(rng.integers(-(-size // _SMALL))) * _SMALL) for size, file in some)
+    late = [seconds for _, seconds in _timed_reads(places, _SMALL)]
+    if not late:
+        return None
+    size, largest = max(files)
+    blocks = ((largest, block * _BLOCK) for block in range(size // _BLOCK))
+    took = list(_timed_reads(blocks, _BLOCK))
+    rate = sum(got for got, _ in took) / sum(s for _, s in took) if took else None
+    return rate, statistics.median(late)
+
+
+def _timed_reads(places: Iterable[tuple[Path, int]], nbytes: int) -> Iterator[tuple[int, float]]:
+    """Yield what each read gave, and how long it took, for a second; nothing where there are no direct reads."""
+    buffer, deadline = (
+        mmap.mmap(-1, nbytes),
+        time.perf_counter() + _READ_S,
+    )  # aligned, as it must be
+    for file, offset in itertools.takewhile(lambda _: time.perf_counter() < deadline, places):
+        with suppress(OSError):
+            fd = os.open(file, os.O_RDONLY | os.O_DIRECT)
+            try:
+                began = time.perf_counter()
+                yield os.preadv(fd, [buffer], offset), time.perf_counter() - began
+            finally:
+                os.close(fd)
+
+
+def _files(path: Path) -> list[tuple[int, Path]]:
+    """Return files with their sizes, but for empty ones."""
+    found = []
+    for file in itertools.islice(path.rglob("*") if path.is_dir() else [path], _MAX_FILES):
+        with suppress(OSError):
+            if file.is_file() and (size := file.stat().st_size):
+                found.append((size, file))
+    return found
+
+
+# -- libraries -------------------------------------------------------------------------------------
+
+_PRELOADABLE = ("libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
+_FOLDERS = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib", "local/lib")
+_DECODE = """
+import time, numpy, simplejpeg
+image = numpy.random.default_rng(0).integers(0, 256, (64, 64, 3), numpy.uint8).repeat(8, 0).repeat(8, 1)
+data = simplejpeg.encode_jpeg(image, 90)
+for deadline in (time.perf_counter() + 0.1, time.perf_counter() + 0.4):
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() < deadline:
+        simplejpeg.decode_jpeg(data)
+        count += 1
+print(count / (time.perf_counter() - began))
+"""
+_ALLOCATE = """
+import time, numpy
+from concurrent.futures import ThreadPoolExecutor
+def work(_):
+    for size in (150_528, 600_000, 2_000_000) * 30:
+        numpy.empty(size, numpy.uint8).fill(1)
+with ThreadPoolExecutor(2) as pool:
+    list(pool.map(work, range(2)))
+    began = time.perf_counter()
+    list(pool.map(work, range(16)))
+print(1 / (time.perf_counter() - began))
+"""
+
+
 def thread_pools(place: Surroundings) -> Finding:
     """Count the threads that OpenCV, torch and OpenMP would start in all workers together."""
-    opencv, torch_threads = probes.pool_sizes()
     usable = limits.usable_cores(place.proc, place.sys)
     omp = place.environ.get("OMP_NUM_THREADS", "")
-    openmp = int(omp) if omp.isdigit() else usable
-    sizes = {"OpenCV": opencv, "torch": torch_threads, "OpenMP": openmp}
+    opencv, openmp = cv2.getNumThreads(), int(omp) if omp.isdigit() else usable
+    sizes = {"OpenCV": opencv, "torch": torch.get_num_threads(), "OpenMP": openmp}
     listed = ", ".join(f"{name} {usable * size}" for name, size in sizes.items())
     found = f"{usable} worker processes would start, in threads: {listed}; OMP_NUM_THREADS={omp or 'unset'}"
     do = "cv2.setNumThreads(1) in a Dataset that runs in worker processes"
@@ -215,37 +366,26 @@ def thread_pools(place: Surroundings) -> Finding:
     return finding("thread pools", found, cost=cost, do=f"OMP_NUM_THREADS=1, and {do}")
 
 
-def frequency_governor(place: Surroundings) -> Finding:
-    """Look at how the kernel chooses the cores' frequency."""
-    governors = machine.governors(place.sys)
-    found = ", ".join(sorted(governors)) or "not visible here: a virtual machine or a container"
-    cost = "cores may run below their frequency, most where work comes in bursts"
-    return finding(
-        "frequency governor",
-        found,
-        cost=cost if governors & _SLOW_GOVERNORS else "",
-        do="cpupower frequency-set -g performance",
-    )
-
-
 def simd(place: Surroundings) -> Finding:
     """Decode with and without SIMD."""
-    gain = probes.jpeg_simd_gain(timeout_s=TIMEOUT_S)
-    found = f"OpenCV: {probes.opencv_simd()}"
+    # The widest instructions come last; those that were compiled in and are not there end in a question mark.
+    used = [word for word in cv2.getCPUFeaturesLine().split() if not word.endswith("?")]
+    found = f"OpenCV: {used[-1].lstrip('*') if used else 'none'}"
+    gain = speed_of(_DECODE, JSIMD_FORCENONE="1")
     if gain is None:
         return Finding("SIMD", "unknown", f"{found}; the JPEG decoder could not be tried")
-    found += f"; JPEG decoder: {number(gain)}x with SIMD"
-    cost = "JPEG decodes at a third of what it could" if gain < _SIMD_GAIN else ""
+    found += f"; JPEG decoder: {number(1 / gain)}x with SIMD"
+    cost = "JPEG decodes at a third of what it could" if 1 / gain < _SIMD_GAIN else ""
     return finding("SIMD", found, cost=cost, do="reinstall simplejpeg from a wheel")
 
 
 def allocator(place: Surroundings) -> Finding:
     """Name the memory allocator; try another one where one can be preloaded."""
-    name, library = machine.allocator(place.proc), machine.other_allocator()
+    name, library = allocator_in_use(place.proc), other_allocator()
     if name != "glibc" or library is None:
         none = "" if name != "glibc" else "; no jemalloc or tcmalloc is installed to try"
         return finding("allocator", name + none)
-    gain = probes.allocator_gain(library, timeout_s=TIMEOUT_S)
+    gain = speed_of(_ALLOCATE, LD_PRELOAD=str(library))
     if gain is None:
         return Finding("allocator", "unknown", f"{name}; {library} could not be tried")
     found = f"{name}; with {library.name} fresh batches take {number(1 / gain)} of the time"
@@ -254,13 +394,54 @@ def allocator(place: Surroundings) -> Finding:
     return finding("allocator", found, cost=cost if is_slow else "", do=f"LD_PRELOAD={library}")
 
 
+def allocator_in_use(proc: Path) -> str:
+    """Return the name of the memory allocator of this process."""
+    maps = text(proc / "self/maps") or ""
+    for name in ("jemalloc", "tcmalloc", "mimalloc"):
+        if f"lib{name}" in maps:
+            return name
+    return "musl" if "ld-musl" in maps else "glibc"
+
+
+def other_allocator(usr: Path = Path("/usr")) -> Path | None:
+    """Return an allocator that is installed and could be preloaded, or None."""
+    places = (usr / folder / name for name in _PRELOADABLE for folder in _FOLDERS)
+    return next((place for place in places if place.exists()), None)
+
+
+def speed_of(code: str, timeout_s: float = TIMEOUT_S, **environ: str) -> float | None:
+    """Return how many times as quick Python code is with more environment variables, each time in a process of its own.
+
+    It prints how quick it was; None where one of the processes fails, or takes more than half of the time.
+    """
+    figures = []
+    for more in ({}, environ):
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", "-c", code],
+                env=os.environ | more,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s / 2,
+                check=True,
+            )
+            figures.append(float(done.stdout))
+        except (subprocess.SubprocessError, OSError, ValueError):
+            return None
+    return figures[1] / figures[0]
+
+
+# -- the GPU ---------------------------------------------------------------------------------------
+
+
 def gpu(place: Surroundings) -> Finding:
     """Compare the width of each GPU's link with what it could be; measure copies to it."""
-    links, rate = machine.gpu_links(place.sys), probes.gpu_copy_bytes_per_s()
-    said = ", ".join(f"link of x{now} of x{most}" for now, most in links)
-    copies = "no GPU that torch can use"
-    if rate is not None:
+    links, copies = gpu_links(place.sys), "no GPU that torch can use"
+    if torch.cuda.is_available():
+        host = torch.zeros(64 << 20, dtype=torch.uint8)
+        rate = copy_cost(host, torch.device("cuda"), seconds=0.3).samples_per_s
         copies = f"{describe_size(rate)}/s from pinned memory"
+    said = ", ".join(f"link of x{now} of x{most}" for now, most in links)
     is_narrow = any(now != most for now, most in links)
     return finding(
         "GPU",
@@ -268,6 +449,17 @@ def gpu(place: Surroundings) -> Finding:
         cost="copies to the GPU at a fraction of their rate" if is_narrow else "",
         do="another slot or riser; some links widen only under load: look again while training",
     )
+
+
+def gpu_links(sys: Path) -> list[tuple[int, int]]:
+    """Return, of each display or 3D controller on a PCI link, its lanes: now, and at most."""
+    found = []
+    for device in sorted((sys / "bus/pci/devices").glob("*")):
+        now, most = (text(device / f"{n}_link_width") or "" for n in ("current", "max"))
+        is_gpu = (text(device / "class") or "").startswith("0x03")
+        if is_gpu and now.isdigit() and most.isdigit() and 0 < int(most) < 255:
+            found.append((int(now), int(most)))
+    return found
 
 
 CHECKS: tuple[Callable[[Surroundings], Finding], ...] = (

@@ -25,9 +25,8 @@ from loaders.sampling.sampler import EpochSampler
 from loaders.text import describe_size, in_seconds, number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from loaders.bench.doctor import Surroundings
     from loaders.datasets.packed import PackedDataset
     from loaders.remote.origin import Origin
 
@@ -57,11 +56,11 @@ class StoreProbe:
 
     def findings(self, timeout_s: float = 60.0) -> list[Finding]:
         """Look at all; each that fails is a line of its own."""
-        checks: list[Callable[[Surroundings], Finding]] = [
+        checks = [
             self.latency, self.one_connection, self.all_connections, self.clock, self.ranges, self.etags,
             self.conditional_puts,
         ]  # fmt: skip
-        return examine(checks=checks, timeout_s=timeout_s)
+        return examine(checks, timeout_s=timeout_s)
 
     def _seconds(self, num: int, nbytes: int) -> float:
         """Return how long so many ranges of the largest shard take at once."""
@@ -69,7 +68,7 @@ class StoreProbe:
         self._origin.ranges([(self._name, 0, nbytes)] * num)
         return time.perf_counter() - began
 
-    def latency(self, _: Surroundings) -> Finding:
+    def latency(self) -> Finding:
         """Time requests of one byte."""
         times = [self._seconds(1, 1) for _ in range(_ASKS)]
         self._latency_s = min(times)
@@ -80,11 +79,11 @@ class StoreProbe:
         do = "train in the region of the bucket"
         return finding("latency", found, cost=cost if is_far else "", do=do)
 
-    def one_connection(self, _: Surroundings) -> Finding:
+    def one_connection(self) -> Finding:
         """Measure one request of a part."""
         return finding("one connection", self._rate(1))
 
-    def all_connections(self, _: Surroundings) -> Finding:
+    def all_connections(self) -> Finding:
         """Measure as many at once as the fetcher makes."""
         return finding(f"{MAX_CONNECTIONS} connections", self._rate(MAX_CONNECTIONS))
 
@@ -94,7 +93,7 @@ class StoreProbe:
         total = num * nbytes
         return f"{number(total / transfer_s / 1e6)} MB/s, of {describe_size(total)} behind the first byte"
 
-    def clock(self, _: Surroundings) -> Finding:
+    def clock(self) -> Finding:
         """Compare this machine's clock with the server's: signed requests are refused where they differ."""
         before = time.time()
         date = _date_of(self._origin)
@@ -106,14 +105,14 @@ class StoreProbe:
         risk = cost if abs(skew) >= _REFUSED_SKEW_S else ""
         return finding("clock", found, cost=cost, risk=risk, do="set the clock by NTP")
 
-    def ranges(self, _: Surroundings) -> Finding:
+    def ranges(self) -> Finding:
         """Ask for a range."""
         said = self._origin.probe(self._name)["range"]
         risk = "shards come in parts, and records by ranges: nothing can be read" if said else ""
         do = "use a server that answers 206 to a range"
         return finding("ranges", said or "they are answered as asked", risk=risk, do=do)
 
-    def etags(self, _: Surroundings) -> Finding:
+    def etags(self) -> Finding:
         """Ask for an object of another e-tag than it has."""
         answer = self._origin.probe(self._name)
         cost = "a shard that is replaced while it is fetched is found by its hash alone, and fetched again"
@@ -123,7 +122,7 @@ class StoreProbe:
             return finding("if-match", "honoured when reading")
         return finding("if-match", "ignored when reading", cost=cost)
 
-    def conditional_puts(self, _: Surroundings) -> Finding:
+    def conditional_puts(self) -> Finding:
         """Put an object where one is, under the condition that none is."""
         if not self._write:
             return Finding(

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaders.bench import machine
 from loaders.bench import sweep as sweep_module
+from loaders.bench.doctor import mount_of
 from loaders.bench.measure import Config, time_loader
 from loaders.bench.sweep import (
     Sweep,
@@ -217,7 +217,7 @@ def test_nothing_keeps_the_files_in_the_page_cache_while_a_cold_sweep_drops_them
 ) -> None:
     """A dataset that somebody still holds has pages mapped, and those stay."""
     target = load(str(pack_samples(tmp_path / "d", 64)), size=32)
-    mount = machine.mount_of(tmp_path, Path("/proc"))
+    mount = mount_of(tmp_path, Path("/proc"))
     if resident_share(target.files) is None or (mount and mount.kind == "tmpfs"):
         pytest.skip("what is in the page cache cannot be told, or dropped")
     shares: list[float | None] = []

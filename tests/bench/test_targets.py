@@ -16,6 +16,7 @@ import torch
 from loaders import RAMDataset, ShardDataset, TokenWindows
 from loaders.bench import machine
 from loaders.bench import sweep as sweep_module
+from loaders.bench.doctor import mount_of
 from loaders.bench.measure import (
     Config,
     TimedPass,
@@ -347,9 +348,9 @@ def test_a_cold_sweep_says_what_stayed_in_the_page_cache(tmp_path: Path) -> None
     assert share is None or 0 <= share <= 1
 
 
-@pytest.mark.parametrize("read", [1 << 20, 0, None])
+@pytest.mark.parametrize("read", [1 << 20, 0])
 def test_a_cold_run_begins_with_files_that_were_dropped_and_a_dataset_opened_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: int
 ) -> None:
     target = load(str(pack_samples(tmp_path / "d", 8)))
     events: list[str] = []
@@ -409,7 +410,7 @@ def test_files_leave_the_page_cache_and_come_back(tmp_path: Path) -> None:
     after = resident_share([file])
 
     assert before == 1.0
-    mount = machine.mount_of(tmp_path, Path("/proc"))
+    mount = mount_of(tmp_path, Path("/proc"))
     if mount is not None and mount.kind != "tmpfs":  # which lives in the page cache
         assert after == 0.0
         (tmp_path / "g").write_bytes(bytes(3 << 20))

@@ -62,12 +62,11 @@ def test_nothing_is_written_unless_that_is_asked_for(proxy: servers.Proxy, defau
 def test_what_a_store_lacks_is_said(proxy: servers.Proxy, defaults: None) -> None:
     proxy.set(latency_s=0.21, clock_s=-1000)
     probe = StoreProbe(S3)
-    place: Any = None
 
-    assert probe.latency(place).level == "cost"
-    assert probe.clock(place).level == "risk"
+    assert probe.latency().level == "cost"
+    assert probe.clock().level == "risk"
     proxy.set(faults=[{"kind": "200", "match": "lmdb"}])
-    assert probe.ranges(place).level == "risk"
+    assert probe.ranges().level == "risk"
 
 
 def test_a_store_that_ignores_conditions_is_told_of(
@@ -79,7 +78,7 @@ def test_a_store_that_ignores_conditions_is_told_of(
         assert findings()["if-match"].level == "cost"
         options = {"endpoint": signed, "retry_timeout": 3, "max_retries": 1, **servers.SECRET}
         origin.set_defaults(shared, options)
-        assert StoreProbe(S3, write=True).conditional_puts(None).level == "risk"  # type: ignore[arg-type]
+        assert StoreProbe(S3, write=True).conditional_puts().level == "risk"
     finally:
         origin.set_defaults()
 

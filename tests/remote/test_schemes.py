@@ -105,17 +105,16 @@ def test_the_doctor_compares_its_clock_with_the_hub_and_says_where_it_cannot(
 ) -> None:
     shutil.copytree(packed / "bucket/packed", hub[0])
     origin.set_defaults(shared)
-    place: Any = None
     try:
         probes = [StoreProbe("hf://datasets/me/packed"), StoreProbe(f"file://{hub[0]}")]
     finally:
         origin.set_defaults()
 
-    levels = [probe.clock(place).level for probe in probes]
+    levels = [probe.clock().level for probe in probes]
     hub[1].set(clock_s=-1000)
-    levels.append(probes[0].clock(place).level)
+    levels.append(probes[0].clock().level)
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{servers.free_port()}")
-    levels.append(probes[0].clock(place).level)
+    levels.append(probes[0].clock().level)
 
     assert levels == ["ok", "unknown", "risk", "unknown"]
 
