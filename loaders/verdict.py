@@ -20,9 +20,12 @@ SMALL_STALL = 0.05
 BUSY = 0.85  # of the cores: with less, figures say more about the machine than about the dataset
 _TOO_BUSY = 0.6  # of two cores, both must be free most of the time for threads to be seen to wait for each other
 _SAME = 1.1  # times as much that loading may do within a run as it did alone
-_EXPLAINED = 0.4  # a limit below this much of the rate that it allows does not explain it
+_EXPLAINED = 0.4  # of what a limit allows: a rate below that is not explained by it
+_SHARED = 0.15  # the same of copying, where many cores together do less than each by itself
 _MOSTLY = 0.5  # of the time waiting for data: with less, the step takes most of it
-_COPYING = 0.5  # of its CPU time, for a sample to count as copied rather than computed
+_COPYING = (
+    2e9  # bytes of a sample for each second of its CPU time: what decodes or computes makes fewer
+)
 _BEHIND_LOADING = ("transfer", "finish")
 _WORTH = 1.05
 _MORE_THAN_A_STEP = 100_000  # samples/s that hardly any training step takes
@@ -60,7 +63,6 @@ class Facts:
     wait_s: float = 0.0  # time that reading a sample gives up its core, to sleep or to read
     gil_s: float = 0.0  # the part of ``cpu_s`` that holds the GIL
     sample_bytes: float = 0.0  # bytes of a sample in the batch
-    copy_bytes_per_s: float = 0.0  # what all cores together copy from memory to memory
     # CPU seconds by stage, to name the largest.
     stages: dict[str, float] = field(default_factory=dict)
     transfer_s: float = 0.0  # copying a sample to the device, 0 without one
@@ -116,7 +118,6 @@ def limits_of(facts: Facts) -> dict[str, float]:
             1,
             facts.gil_s if may_see_gil else 0.0,
         ),  # of a busy machine threads hardly run at once
-        "memory": (facts.copy_bytes_per_s, facts.sample_bytes if facts.copy_bytes_per_s else 0.0),
         "transfer": (1, facts.transfer_s),
         "step": (1, facts.step_s and facts.step_s + facts.finish_s),
         "finish": (1, 0.0 if facts.step_s else facts.finish_s),
@@ -141,18 +142,13 @@ def _bound(facts: Facts, limits: dict[str, float]) -> Bound:
         return name
     if name == "cpu" and "gil" in inner and facts.gil_s > 0.7 * facts.cpu_s and facts.cores >= 1:
         name = "gil"  # one worker: a second one would not add to it
-    if name == "cpu" and _is_copying(facts):
-        name = "memory"
-    if facts.rate >= _EXPLAINED * facts.available * inner[name]:
+    limit, explained = inner[name], _EXPLAINED
+    if name == "cpu" and facts.sample_bytes > _COPYING * facts.cpu_s:
+        name, explained = "memory", _SHARED
+    if facts.rate >= explained * facts.available * limit:
         return name
     # Of a run that nothing in loading explains: the step, if that takes most of the time.
     return "step" if facts.stall_share is not None and facts.stall_share < _MOSTLY else "overhead"
-
-
-def _is_copying(facts: Facts) -> bool:
-    """Tell whether the CPU time of a sample is what copying its bytes takes."""
-    per_core = facts.copy_bytes_per_s / facts.cores
-    return per_core > 0 and facts.sample_bytes / per_core > _COPYING * facts.cpu_s
 
 
 # -- words -----------------------------------------------------------------------------------------
@@ -161,8 +157,7 @@ _SAID: dict[Bound, str] = {
     "storage": "Storage is the limit: a sample waits {wait} for its bytes and computes for {cpu}.",
     "cpu": "The CPU is the limit: a sample takes {cpu} of a core{largest}, and {used} of "
     "{cores} cores work at it ({rate} samples/s).",
-    "memory": "Memory bandwidth is the limit: samples are only copied, {size} each, at {copied}/s of "
-    "the {copy}/s that all cores copy.",
+    "memory": "Memory bandwidth is the limit: samples are only copied, {size} each, {copied}/s in all.",
     "gil": "The GIL is the limit: {held:.0%} of a sample's CPU time ({gil}) is Python that holds it, "
     "so threads together end near {least} samples/s.",
     "transfer": "The copy to the device is the limit: {transfer} per sample, {limit} samples/s.",
@@ -173,7 +168,7 @@ _SAID: dict[Bound, str] = {
     "or other programs on this machine.",
 }  # fmt: skip
 _NAMES = {
-    "storage": "storage", "cpu": "the CPU", "memory": "memory bandwidth",
+    "storage": "storage", "cpu": "the CPU",
     "gil": "the GIL", "transfer": "the copy to the device", "finish": "finishing batches",
     "step": "the training step", "loading": "loading",
 }  # fmt: skip
@@ -221,7 +216,6 @@ def _words(bound: Bound, facts: Facts, limits: dict[str, float]) -> dict[str, An
         "cores": number(facts.cores),
         "size": describe_size(facts.sample_bytes),
         "copied": describe_size(facts.rate * facts.sample_bytes),
-        "copy": describe_size(facts.copy_bytes_per_s),
         "rate": number(facts.rate),
         "limit": number(limit),
         "least": number(max(limit, facts.rate)),

@@ -17,7 +17,6 @@ def facts(**changed: Any) -> Facts:
         "cpu_s": 1e-3,
         "gil_s": 1e-5,
         "sample_bytes": 150e3,
-        "copy_bytes_per_s": 10e9,
         "stages": {"read": 1e-5, "decode": 8e-4, "augment": 1.9e-4},
         "holds": "pictures",
     }
@@ -41,6 +40,12 @@ COPIES = {"cpu_s": 2.5e-5, "rate": 60e3, "stages": {"read": 2.5e-5}}
         ({"gil_s": 9e-4, "backend": "process"}, "cpu", "2 of 2 cores"),
         (COPIES, "memory", "Memory bandwidth"),
         (COPIES | {"cpu_s": 4e-5, "rate": 45e3}, "memory", "146.5 KiB each"),
+        (
+            COPIES | {"cores": 64, "num_workers": 64, "gil_s": 0.0, "rate": 500e3},
+            "memory",
+            "Memory bandwidth",
+        ),
+        (COPIES | {"rate": 5e3}, "overhead", "No stage explains"),
         ({"transfer_s": 2e-3}, "transfer", "500 samples/s"),
         ({"finish_s": 2e-3}, "finish", "500 samples/s"),
         ({"step_s": 2e-3}, "step", "it takes 500 samples/s, and loading gives 1,900"),
@@ -62,9 +67,9 @@ def test_the_lowest_limit_is_named(changed: dict[str, Any], bound: str, said: st
 def test_limits_come_with_the_lowest_first_and_the_next_is_told() -> None:
     verdict = judge(facts())
 
-    assert list(verdict.limits) == ["cpu", "memory", "gil"]
+    assert list(verdict.limits) == ["cpu", "gil"]
     assert verdict.limits["cpu"] == 2000
-    assert "The next limit is memory bandwidth, at 66,667 samples/s (35.1x)." in verdict.sentence
+    assert "The next limit is the GIL, at 100,000 samples/s (52.6x)." in verdict.sentence
     assert judge(facts(wait_s=0.01, rate=190.0)).limits["storage"] == 200  # each worker by itself
     assert judge(facts(num_workers=0, rate=950.0)).limits["cpu"] == 1000
 

@@ -168,30 +168,16 @@ def _in_memory(dataset: ImageFiles | PackedDataset, config: Config, told: Told) 
     yield Trial(what, MeasuredDataset(what, lambda: held), config, is_in_memory=True)
 
 
-def _as_files(dataset: PackedDataset, folder: Path) -> list[Path]:
-    """Write the records of some images back to files, if they are JPEGs."""
-    name = next((n for n, f in dataset.schema.fields.items() if isinstance(f, Image)), None)
-    if name is None or dataset.schema.fields[name].codec != "jpeg":
-        return []
-    source = folder / "records" / "one"
-    source.mkdir(parents=True)
-    rows = dataset.rows_of(np.array(spread(len(dataset), _SAMPLE)))
-    for i, record in enumerate(dataset.store.records(name, rows)):
-        (source / f"{i:05}.jpg").write_bytes(record.tobytes())
-    return sorted(source.iterdir())
-
-
 def _packed(target: MeasuredDataset, folder: Path, config: Config, told: Told) -> Iterator[Trial]:
     """Pack files by the command that the user would run: at the size that the crops need, or loose ones as they are."""
-    dataset = target.dataset
-    is_loose = isinstance(dataset, ImageFiles)
-    files = dataset.some_files(_SAMPLE) if is_loose else _as_files(dataset, folder)
+    is_loose = isinstance(target.dataset, ImageFiles)
+    files = _some_files(target.dataset, folder / "images" / "one")
     if not files:
         return
     sides = list(_sides(files[:32]))
     if not sides:
         raise TargetError(
-            f"{files[0]} and what was looked at beside it is not JPEG, PNG or WebP, or damaged."
+            f"{files[0].resolve()} and what was looked at beside it is not JPEG, PNG or WebP, or damaged."
         )
     wanted = round(target.size * _SHARE_OF_CROP)
     options, how = ["--size", str(wanted)], f"at {wanted} px"
@@ -200,11 +186,26 @@ def _packed(target: MeasuredDataset, folder: Path, config: Config, told: Told) -
         if not is_loose:
             return
     told(f"packing {len(files)} images {how} to try it")
-    out = _pack(files, folder, options)
+    out = _pack(folder / "images", folder / "packed", options)
     said = " ".join(["packdata images", target.name if is_loose else "SOURCE", "packed", *options])
     what, size = f"pack {how} ({said})", target.size
     make = lambda: ShardDataset(out, augment=ops_for(size))  # noqa: E731
     yield Trial(what, MeasuredDataset(what, make, shards_of(out), size), config)
+
+
+def _some_files(dataset: ImageFiles | PackedDataset, folder: Path) -> list[Path]:
+    """Return some of the pictures as files in a folder: links, or the records of a packed dataset if they are JPEGs."""
+    folder.mkdir(parents=True)
+    if isinstance(dataset, ImageFiles):
+        for i, file in enumerate(dataset.some_files(_SAMPLE)):
+            (folder / f"{i:05}{file.suffix}").symlink_to(file.absolute())
+        return sorted(folder.iterdir())
+    name = next((n for n, f in dataset.schema.fields.items() if isinstance(f, Image)), None)
+    if name is not None and dataset.schema.fields[name].codec == "jpeg":
+        rows = dataset.rows_of(np.array(spread(len(dataset), _SAMPLE)))
+        for i, record in enumerate(dataset.store.records(name, rows)):
+            (folder / f"{i:05}.jpg").write_bytes(record.tobytes())
+    return sorted(folder.iterdir())
 
 
 def _sides(files: list[Path]) -> Iterator[int]:
@@ -214,12 +215,8 @@ def _sides(files: list[Path]) -> Iterator[int]:
             yield min(picture_size(file.read_bytes()))
 
 
-def _pack(files: list[Path], folder: Path, options: list[str]) -> Path:
+def _pack(source: Path, out: Path, options: list[str]) -> Path:
     """Pack pictures, and return where they are; TargetError if that fails."""
-    source, out = folder / "images" / "one", folder / "packed"
-    source.mkdir(parents=True)
-    for i, file in enumerate(files):
-        (source / f"{i:05}{file.suffix}").symlink_to(file.absolute())
     words = ["-P", "-m", "packdata", "images", "--on-error", "skip", *options]
     command = [sys.executable, *words, str(source), str(out)]
     try:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders.bench import changes, doctor, planner, report
-from loaders.bench.analysis import Analysis, analyse
 from loaders.bench.measure import Config, as_arguments
 from loaders.bench.plot import check_plot, plot
+from loaders.bench.stages import Analysis, analyse
 from loaders.bench.sweep import Sweep, dropped, grid, run_sweep
 from loaders.bench.targets import CROP, MeasuredDataset, holds, is_map_style, load, load_object
 from loaders.commandline import Commands, wrapped
@@ -183,7 +183,7 @@ def run_sweep_command(args: argparse.Namespace) -> int:
         _show(report.table(sweep))
     found = None
     if not args.no_verdict:
-        found, _ = _judge_if_possible(target, sweep, args, trials=not args.no_trials)
+        found = _judge_if_possible(target, sweep, args, trials=not args.no_trials)
     if args.json:
         print(report.as_json(_sweep_json(sweep, found)), flush=True)
     elif found is not None:
@@ -191,7 +191,7 @@ def run_sweep_command(args: argparse.Namespace) -> int:
     if args.plot:
         plot(sweep, args.plot, subtitle=f"{report.cpu_name()}, {usable_cores()} cores")
         _say(f"picture: {args.plot}")
-    return int(not _has_sound(sweep) or (found is None and not args.no_verdict))
+    return int(not sweep.sound or (found is None and not args.no_verdict))
 
 
 def _add_recommend(commands: Commands) -> None:
@@ -214,7 +214,7 @@ def run_recommend(args: argparse.Namespace) -> int:
             f"{small}. Nothing is recommended: measure the dataset that you will train on"
         )
     best, notes = sweep.best, list(sweep.notes)
-    found, error = _judge_if_possible(target, sweep, args, trials=False)
+    found = _judge_if_possible(target, sweep, args, trials=False)
     line = recommended_line(target, best.config, _device(args))
     kept, said = None, "whether the machine is busy is not known; --keep does it anyway"
     if not sweep.sound:
@@ -235,7 +235,7 @@ def run_recommend(args: argparse.Namespace) -> int:
     for note in notes:
         _say(f"note: {note}")
     _say(said if kept else f'not kept for num_workers="auto": {said}')
-    return int(not _has_sound(sweep) or not isinstance(error, LoadersError | None))
+    return int(not sweep.sound or bool(args.step and found is None))
 
 
 def _sweep(target: MeasuredDataset, configs: list[Config], args: argparse.Namespace) -> Sweep:
@@ -248,16 +248,11 @@ def _sweep(target: MeasuredDataset, configs: list[Config], args: argparse.Namesp
     )
     if all(not result.runs for result in sweep.results):
         raise LoadersError(f"nothing could be measured: {sweep.results[0].error}")
+    if not sweep.sound:
+        _say(f"loaders.bench: every setting failed in some run: {sweep.best.error}")
     if small := sweep.too_small(target.dataset):
         sweep.notes.append(small)
     return sweep
-
-
-def _has_sound(sweep: Sweep) -> bool:
-    """Tell whether a setting never failed, and say so if there is none."""
-    if not sweep.sound:
-        _say(f"loaders.bench: every setting failed in some run: {sweep.best.error}")
-    return bool(sweep.sound)
 
 
 def _keep(target: MeasuredDataset, num_workers: int) -> tuple[Path | None, str]:
@@ -293,14 +288,14 @@ def recommended_line(
 
 def _judge_if_possible(
     target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace, *, trials: bool
-) -> tuple[_Found | None, Exception | None]:
-    """Return what bounds the run; where that cannot be told, why: what was measured stands."""
+) -> _Found | None:
+    """Return what bounds the run; where that cannot be told, why is said and noted: what was measured stands."""
     try:
-        return _judge(target, sweep, args, trials=trials), None
+        return _judge(target, sweep, args, trials=trials)
     except Exception as error:  # of a step or a sample of the user's, say
         sweep.notes.append(f"no verdict: {report.of_error(error)}")
         _say_error(error, "no verdict: ")
-        return None, error
+        return None
 
 
 def _judge(

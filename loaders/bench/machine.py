@@ -49,11 +49,9 @@ def _fields(path: Path) -> dict[str, int]:
     return {name: int(found[0]) for name, found in words.items() if found and found[0].isdigit()}
 
 
-def bytes_read(pids: list[int]) -> int | None:
-    """Return what some processes made the storage read so far, or None where the system does not say."""
-    fields = [_fields(PROC / str(pid) / "io") for pid in pids]
-    known = [each["read_bytes"] for each in fields if "read_bytes" in each]
-    return sum(known) if known else None
+def bytes_read(pids: list[int]) -> int:
+    """Return what some processes made the storage read so far; 0 where the system does not say."""
+    return sum(_fields(PROC / str(pid) / "io").get("read_bytes", 0) for pid in pids)
 
 
 def drop_pages(files: Iterable[Path]) -> bool:

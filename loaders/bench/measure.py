@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.backends.maker import Maker, group_bytes, num_in_flight
+from loaders.backends.maker import num_in_flight
 from loaders.bench.machine import bytes_read, family, memory
 from loaders.bench.targets import Endless, is_map_style
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.reading.samples import Ragged, collate
+from loaders.datasets.reading.samples import Ragged
 from loaders.device.nested import tensors_of
 from loaders.loading.loader import DataLoader
 
@@ -63,7 +63,7 @@ class TimedPass:
     latencies_s: list[float]  # how long each later batch was waited for
     num_samples: int  # samples that the rate is of
     pss_bytes: int = 0  # memory of all processes at the end of the run, see ``Memory``
-    read_bytes: int | None = None  # what the storage had to read, or None where that is not known
+    read_bytes: int = 0  # what the storage had to read, where the system counts that
     has_start: bool = False  # there were too few batches to leave the first round out of the rate
 
 
@@ -102,11 +102,9 @@ class Result:
         return max((run.pss_bytes for run in self.runs), default=0)
 
     @property
-    def read_bytes(self) -> int | None:
-        """The most that any run made the storage read, or None where that is not known."""
-        return max(
-            (run.read_bytes for run in self.runs if run.read_bytes is not None), default=None
-        )
+    def read_bytes(self) -> int:
+        """The most that any run made the storage read."""
+        return max((run.read_bytes for run in self.runs), default=0)
 
     def summary(self) -> dict[str, Any]:
         """Return the figures, with every repeat."""
@@ -136,8 +134,7 @@ def group_size_of(dataset: Any, config: Config) -> int:
     """Return how many batches the loader hands over at once."""
     if config.backend == "process" or not isinstance(dataset, BatchDataset):
         return 1
-    nbytes = group_bytes(config.backend)
-    return Maker(dataset, collate, config.batch_size, True, 1, group_bytes=nbytes).group_size
+    return make_loader(dataset, config)._maker().group_size
 
 
 def round_size(dataset: Any, config: Config) -> int:
@@ -188,7 +185,6 @@ def time_loader(
         raise ValueError("the loader gave no batch: is the dataset smaller than a batch?")
     has_start = count < 2 * round_size
     first, last = (0, count) if has_start else (round_size, count - count % round_size)
-    now_read = bytes_read(pids)
     run = TimedPass(
         samples_per_s=(samples[last] - samples[first])
         / max(1e-9, arrivals[last] - arrivals[first]),
@@ -196,7 +192,7 @@ def time_loader(
         latencies_s=[b - a for a, b in itertools.pairwise(arrivals[1:])],
         num_samples=samples[last] - samples[first],
         pss_bytes=memory(pids).pss_bytes if watch else 0,
-        read_bytes=None if read is None or now_read is None else now_read - read,
+        read_bytes=max(0, bytes_read(pids) - read),
         has_start=has_start,
     )
     end(batches)

@@ -61,14 +61,9 @@ def plan(
     ranks: int = 1,
 ) -> NodePlan:
     """Return what a configuration will need."""
-    batch_size, most = config.batch_size, math.inf
-    if is_map_style(dataset):  # no more than an epoch has exist at one time
-        rank_samples = -(-len(dataset) // ranks)
-        batch_size = min(batch_size, rank_samples)
-        most = -(-rank_samples // batch_size)
-    batch_bytes, ahead = int(sample_bytes * batch_size), in_flight(dataset, config)
-    batches = int(min(ahead + _HELD, most))
-    pinned_batches = int(min(ahead + group_size_of(dataset, config), most)) if pinned else 0
+    batch_bytes, ahead = int(sample_bytes * config.batch_size), in_flight(dataset, config)
+    batches = ahead + _HELD
+    pinned_batches = ahead + group_size_of(dataset, config) if pinned else 0
     per_worker = _process_bytes() if config.backend == "process" else _SCRATCH_BYTES
     parts = {
         "slots_bytes": batches * batch_bytes,

@@ -19,16 +19,11 @@ _MARKS = ("o-", "s--", "D:")
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
-class MissingExtra(LoadersError, ImportError):
-    """A package that only this needs is not installed."""
-
-
 def check_plot(path: Path) -> None:
     """Refuse a picture that cannot be written, before there is anything to draw.
 
     Raises:
-        MissingExtra: matplotlib is not installed.
-        LoadersError: Its folder does not exist, or its name has no known ending.
+        LoadersError: Its folder does not exist, its name has no known ending, or matplotlib is not installed.
     """
     _figure_class()
     if path.suffix.lower() not in _SUFFIXES:
@@ -41,16 +36,12 @@ def _figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra("--plot needs matplotlib: pip install matplotlib") from error
+        raise LoadersError("--plot needs matplotlib: pip install matplotlib") from error
     return Figure
 
 
 def plot(sweep: Sweep, path: Path, *, subtitle: str = "") -> None:
-    """Write a picture of a sweep; its format follows from the name (png, svg, pdf).
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
-    """
+    """Write a picture of a sweep; its format follows from the name (png, svg, pdf)."""
     draw(sweep, subtitle=subtitle).savefig(path, dpi=150)
 
 

@@ -60,7 +60,7 @@ def table(sweep: Sweep) -> str:
     if sweep.tokens:
         figures["tokens/s"] = lambda r: short(r.rate * sweep.tokens)
     if sweep.cache == "cold":
-        figures["read"] = lambda r: "-" if r.read_bytes is None else describe_size(r.read_bytes)
+        figures["read"] = lambda r: describe_size(r.read_bytes)
     if len(figures) > _MAX_COLUMNS:
         del figures["first"]
     rows = [tuple(say(result) for say in figures.values()) for result in sweep.results]

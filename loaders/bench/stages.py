@@ -1,4 +1,4 @@
-"""Stages of a pipeline, each run by itself: what a sample costs there, in wall time, CPU time and time with the GIL.
+"""Stages of a pipeline, each run by itself: what a sample costs there, and the facts that a verdict needs.
 
 What a thread does between two looks at the clocks splits into time on a core, time in which it queued for
 one, as the kernel counts it, and the rest: there it waited (for a disk, or in a sleep).
@@ -12,8 +12,9 @@ import statistics
 import sys
 import threading
 import time
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaders.bench.measure import begin, group_size_of, make_loader, num_samples
-from loaders.bench.targets import TargetError
+from loaders.bench.measure import (
+    batch_nbytes,
+    begin,
+    end,
+    group_size_of,
+    in_flight,
+    make_loader,
+    num_samples,
+    round_size,
+)
+from loaders.bench.targets import TargetError, holds
 from loaders.datasets.packed import PackedDataset
 from loaders.device.nested import map_tensors, tensors_of
+from loaders.profiling import profile
 from loaders.system import opencv
-from loaders.system.limits import text
+from loaders.system.limits import cpu_quota, text, usable_cores
+from loaders.verdict import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,8 +49,6 @@ _PROBE_SWITCH_S = 1e-4
 _PROBES = 4
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 _HASHED = bytes(1 << 18)
-_COPY_BYTES, _LEAST_COPY_BYTES = 32 << 20, 4 << 20  # less would stay in a core's cache
-_ROOM_SHARE = 8  # of the available memory, one part is taken
 _QUOTA_PERIODS_S = 0.2  # two of 100 ms, as is usual: a part of one shows a burst, or a pause
 
 
@@ -177,14 +187,14 @@ def _record_reader(dataset: PackedDataset, batch_size: int) -> Callable[[], int]
 def gil_s_per_sample(work: Callable[[], int], *, seconds: float) -> float:
     """Return for how long, of its CPU time, a sample holds the GIL.
 
-    A probe thread runs pure Python beside the work, so it always wants the lock. When it gives its core
-    up, it waits for the lock, and what the work advances meanwhile it does with the lock held. Others on the machine
+    A probe thread runs pure Python beside the work, so it always wants the GIL. When it gives its core
+    up, it waits for the GIL, and what the work advances meanwhile it does with the GIL held. Others on the machine
     only add to it, so it is looked at a few times, and the least counts. 0 where a thread's clock cannot be read.
     """
     if not hasattr(time, "pthread_getcpuclockid"):
         return 0.0
     before = sys.getswitchinterval()
-    sys.setswitchinterval(_PROBE_SWITCH_S)  # the work gets the lock back soon, too
+    sys.setswitchinterval(_PROBE_SWITCH_S)  # the work gets the GIL back soon, too
     try:
         work()
         deadline, looks = time.perf_counter() + seconds, [_gil_s_once(work, seconds / _PROBES)]
@@ -197,21 +207,23 @@ def gil_s_per_sample(work: Callable[[], int], *, seconds: float) -> float:
 
 
 def _gil_s_once(work: Callable[[], int], seconds: float) -> float:
+    import resource  # which systems have that have clocks of threads
+
+    def voluntary_switches() -> int:
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
     watched = time.pthread_getcpuclockid(threading.get_ident())
-    held, stop, started = [0.0, 0.0], threading.Event(), threading.Event()
+    held, stop, started = [0.0], threading.Event(), threading.Event()
 
     def probe() -> None:
-        wall, cpu = time.perf_counter(), time.thread_time()
-        seen, waits = time.clock_gettime(watched), _voluntary_switches()
+        seen, waits = time.clock_gettime(watched), voluntary_switches()
         started.set()
         while not stop.is_set():
-            done, now = time.clock_gettime(watched), _voluntary_switches()
+            done, now = time.clock_gettime(watched), voluntary_switches()
             if now != waits:
                 done = time.clock_gettime(watched)  # the wait may have come between the two
                 held[0] += done - seen
             seen, waits = done, now
-        # Off its core, for whatever reason.
-        held[1] = time.perf_counter() - wall - (time.thread_time() - cpu)
 
     thread = threading.Thread(target=probe, name="bench-probe", daemon=True)
     thread.start()
@@ -224,16 +236,7 @@ def _gil_s_once(work: Callable[[], int], seconds: float) -> float:
     finally:
         stop.set()
         thread.join()
-    return min(*held, cpu) / samples
-
-
-def _voluntary_switches() -> int:
-    """Return how often this thread gave its core up."""
-    try:
-        import resource
-    except ImportError:  # not on this system
-        return time.perf_counter_ns()
-    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw
+    return min(held[0], cpu) / samples
 
 
 # -- the machine -----------------------------------------------------------------------------------
@@ -242,45 +245,14 @@ def _voluntary_switches() -> int:
 def available_share(num_threads: int, quota: float, seconds: float = _QUOTA_PERIODS_S) -> float:
     """Return which share of so many cores' time this process gets now; others take the rest."""
 
-    def spin() -> float:
+    def spin(_: int) -> float:
         wall, cpu = time.perf_counter(), time.thread_time()
         while time.perf_counter() - wall < seconds:
             hashlib.sha256(_HASHED)  # without the GIL
         return (time.thread_time() - cpu) / (time.perf_counter() - wall)
 
-    return min(1.0, sum(_on_threads(num_threads, spin)) / quota)
-
-
-def _on_threads(count: int, work: Callable[[], float]) -> list[float]:
-    found: list[float] = []
-    threads = [threading.Thread(target=lambda: found.append(work())) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
-def copy_bytes_per_s(num_threads: int, available_bytes: int, seconds: float = 0.3) -> float:
-    """Return how many bytes per second so many threads copy together, from memory to memory.
-
-    An eighth of the available memory is taken at most; 0 where that is too little to tell memory from caches.
-    """
-    num_bytes = min(_COPY_BYTES, available_bytes // _ROOM_SHARE // (2 * num_threads))
-    if num_bytes < _LEAST_COPY_BYTES:
-        return 0.0
-    barrier = threading.Barrier(num_threads)
-
-    def copy() -> float:
-        source, target = (np.ones(num_bytes, np.uint8) for _ in range(2))
-        barrier.wait(timeout=60)
-        began, count = time.perf_counter(), 0
-        while time.perf_counter() - began < seconds:
-            np.copyto(target, source)
-            count += 1
-        return count * num_bytes / (time.perf_counter() - began)
-
-    return sum(_on_threads(num_threads, copy))
+    with ThreadPoolExecutor(num_threads) as pool:
+        return min(1.0, sum(pool.map(spin, range(num_threads))) / quota)
 
 
 # -- the device, and the step ----------------------------------------------------------------------
@@ -316,3 +288,113 @@ def synchronize(device: torch.device | None) -> None:
     """Wait until a device has done what it was given."""
     if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+# -- all of it -------------------------------------------------------------------------------------
+
+_PATIENCE_S = 2.0  # for prefetched batches, beyond the time that is asked for
+_READS = ("read, cold", "read", "fetch")  # other stages wait for no bytes
+
+
+@dataclass(slots=True)
+class Analysis:
+    """The facts, and the stages that they come from."""
+
+    facts: Facts  # for ``verdict.judge``
+    # Of a sample in each alone, in the order of the pipeline.
+    stages: dict[str, Cost] = field(default_factory=dict)
+    # Of a real run: loading and the step together; None without a step.
+    step_samples_per_s: float | None = None
+
+
+def analyse(
+    dataset: Any,  # what is loaded
+    config: Config,  # how; the rate is of this configuration
+    rate: float,  # Samples/s that it was measured at
+    *,
+    seconds: float = 8.0,  # for all stages together, about
+    device: torch.device | None = None,  # where batches go; None leaves the copy out
+    step: Callable[[Any], Any] | None = None,  # the user's training step on a batch
+    # Takes the files out of the page cache, and returns the dataset, opened anew.
+    reopen_cold: Callable[[], Any] | None = None,
+    may_add_workers: bool = False,  # see ``Facts``
+) -> Analysis:
+    """Run every stage alone."""
+    share, cores = seconds / 6, usable_cores()
+    core_time = min(cores, cpu_quota() or cores)
+    available = available_share(cores, core_time)
+    loader = make_loader(dataset, config, device=device)
+    served = loader._served  # without the work that is left to the device
+    with one_thread() if config.num_workers else nullcontext():
+        stages = host_stages(served, config, seconds=2 * share)
+        if reopen_cold is not None:
+            cold = cold_cost(reopen_cold(), config, stages, seconds=share)
+            stages = {"read, cold": cold, **stages}
+        gil_s = gil_s_per_sample(batch_maker(served, config), seconds=share)
+    batch = next(batches_of(served, config))
+    cpu_s = {name: cost.cpu_s for name, cost in stages.items()}
+    wait_s = sum(cost.wait_s for name, cost in stages.items() if name in _READS)
+    if device is not None and device.type != "cpu":
+        stages["copy"] = copy_cost(batch, device, seconds=share / 2)
+    if (finish := loader._finisher) is not None:
+        stages["finish"] = device_cost(finish, batch, device, seconds=share / 2)
+    together = None
+    if step is not None:
+        stages["step"] = device_cost(step, batch, device, seconds=share)
+        together = real_steps(dataset, config, step, device=device, seconds=share)
+    wall_s = {name: cost.wall_s for name, cost in stages.items()}
+    facts = Facts(
+        cores=core_time,
+        num_workers=config.num_workers,
+        backend=config.backend,
+        rate=rate,
+        cpu_s=sum(cpu_s.values()),
+        wait_s=wait_s,
+        gil_s=min(gil_s, sum(cpu_s.values())),
+        sample_bytes=batch_nbytes(batch) / max(1, num_samples(batch)),
+        stages=cpu_s,
+        transfer_s=wall_s.get("copy", 0.0),
+        finish_s=wall_s.get("finish", 0.0),
+        step_s=wall_s.get("step", 0.0),
+        stall_share=None if together is None else together[1],
+        available=(available + available_share(cores, core_time)) / 2,
+        holds=holds(dataset, batch),
+        may_add_workers=may_add_workers,
+    )
+    return Analysis(facts, stages, None if together is None else together[0])
+
+
+def real_steps(
+    dataset: Any,
+    config: Config,
+    step: Callable[[Any], Any],
+    *,
+    seconds: float,
+    device: torch.device | None = None,
+) -> tuple[float, float] | None:
+    """Train on real batches; return samples/s, and the share of time that the step waited for data.
+
+    Batches that workers made ahead, and those of their first round, are there at once whatever loading
+    takes: they do not count, nor does a round that is not whole. None: there are no more than these.
+    """
+    loader, together = make_loader(dataset, config, device=device), round_size(dataset, config)
+    skipped = max(1, together + in_flight(dataset, config)) if config.num_workers else 1
+    samples: list[int] = []
+    with profile(loader, steps=1 << 40) as found:
+        batches, began = begin(loader), time.perf_counter()
+        for number, batch in enumerate(batches):
+            step(batch)
+            synchronize(device)
+            samples.append(num_samples(batch))
+            if number in (0, skipped):  # the first step is slow in any run
+                began = time.perf_counter()
+            patience_s = seconds + (_PATIENCE_S if number < skipped else 0)
+            if time.perf_counter() - began > patience_s:
+                break
+    end(batches)
+    steps = list(zip(found.report.wait_s, found.report.compute_s, samples, strict=False))[skipped:]
+    steps = steps[: len(steps) // together * together] or steps
+    took = sum(wait + compute for wait, compute, _ in steps)
+    if not took:
+        return None
+    return sum(num for *_, num in steps) / took, sum(wait for wait, *_ in steps) / took

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from tqdm import tqdm
 
 from loaders.bench import machine
@@ -29,11 +26,14 @@ from loaders.bench.stages import one_thread, time_alone
 from loaders.bench.targets import MeasuredDataset, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.tokens.windows import TokenWindows
+from loaders.device.nested import map_tensors
 from loaders.sampling.order import Shuffled
 from loaders.system.limits import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
 _BATCH_S = 0.2  # a batch of the default size takes about so long on one worker
 _LOOK_S = 0.1  # at a few samples, again and again
@@ -206,28 +206,19 @@ def dropped(target: MeasuredDataset) -> list[str]:
 
 
 def repeats_itself(stream: Any) -> bool:
-    """Tell whether two workers begin with the same samples; False where that cannot be told.
+    """Tell whether two workers begin with the same sample; False where that cannot be told.
 
     It cannot of samples that are all alike, and of those in an order that each worker draws for itself.
     """
     with suppress(Exception):  # which the runs will have, too, in their own lines
-        batches = begin(make_loader(stream, Config(2, 2, "process", 1), collate_fn=list))
+        batches = begin(make_loader(stream, Config(2, 1, "process", 1)))
         try:
-            first, second = next(batches), next(batches)
+            first, of_other, second = (map_tensors(next(batches), _as_bytes) for _ in range(3))
         finally:
             end(batches)
-        return is_same(first, second) and not is_same(first[0], first[-1])
+        return bool(first == of_other and first != second)
     return False
 
 
-def is_same(one: Any, other: Any) -> bool:
-    """Tell whether two samples are equal, at any depth."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Mapping):
-        return is_same(list(one.items()), list(other.items()))
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    if isinstance(one, torch.Tensor):  # of which numpy has no bfloat16, nor those with gradients
-        return torch.equal(one, other)
-    return np.array_equal(one, other)
+def _as_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().numpy().tobytes()

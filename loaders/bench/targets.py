@@ -6,6 +6,7 @@ import importlib
 import sys
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,14 +132,13 @@ def load_object(spec: str) -> Any:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        value: Any = importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise TargetError(f"{spec!r}: there is no module {error.name!r} on sys.path") from error
-    for part in name.split("."):
-        if not hasattr(value, part):
-            raise TargetError(f"{spec!r}: module {module_name!r} has no {name!r}")
-        value = getattr(value, part)
-    return value
+    try:
+        return attrgetter(name)(module)
+    except AttributeError as error:
+        raise TargetError(f"{spec!r}: module {module_name!r} has no {name!r}") from error
 
 
 def _files_of(dataset: Any) -> list[Path]:

@@ -20,4 +20,4 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def judged(swept: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, of which no verdict is asked."""
-    monkeypatch.setattr(cli, "_judge_if_possible", lambda *_, **options: (None, None))
+    monkeypatch.setattr(cli, "_judge_if_possible", lambda *_, **options: None)

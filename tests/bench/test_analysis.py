@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from loaders.bench.analysis import analyse, real_steps
 from loaders.bench.measure import Config, make_loader, round_size, time_loader
-from loaders.bench.stages import Cost
+from loaders.bench.stages import Cost, analyse, real_steps
 from loaders.verdict import Facts, Verdict, judge, limits_of
 from tests.bench import constructed
 
@@ -175,13 +174,3 @@ def test_samples_that_other_programs_compute_are_bound_by_the_cpu() -> None:
     facts = (facts_of(Checksums()) for _ in range(8))
 
     assert any(judge(found).bound == "cpu" for found in facts)
-
-
-def test_little_memory_leaves_the_bandwidth_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not taken from what there is left."""
-    monkeypatch.setattr("loaders.bench.analysis.available_memory", lambda: 20 << 20)
-
-    facts = analyse(constructed.instant, CONFIG, 100.0, seconds=0.2).facts
-
-    assert facts.copy_bytes_per_s == 0.0
-    assert "memory" not in judge(facts).limits

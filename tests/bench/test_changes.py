@@ -203,7 +203,7 @@ def test_a_trial_that_cannot_be_made_or_run_costs_no_other(
         raise ValueError("no good")
 
     folder = packed_photos(tmp_path / "d")
-    monkeypatch.setattr(changes, "_as_files", no_room)
+    monkeypatch.setattr(changes, "_some_files", no_room)
     target = load(str(folder), size=64)
     held = RAMDataset(folder, progress=False)
     monkeypatch.setattr(changes, "RAMDataset", lambda *_, **more: held.replace(transform=breaks))

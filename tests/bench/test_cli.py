@@ -92,7 +92,7 @@ def test_json_has_every_figure_and_repeat_and_the_verdict(
     assert all(len(result["samples_per_s_repeats"]) == 3 for result in found["results"])
     assert found["chosen"] in [{k: r[k] for k in found["chosen"]} for r in found["results"]]
     assert set(found["verdict"]) == {"bound", "sentence", "advice", "limits", "changes"}
-    assert {"cpu", "memory"} <= set(found["verdict"]["limits"])
+    assert "cpu" in found["verdict"]["limits"]
     assert list(found["stages"])[:2] == ["read", "decode"]
     assert found["facts"]["rate"] == max(
         r["samples_per_s"]
@@ -507,8 +507,8 @@ def test_plan_counts_what_each_option_adds(
     found = json.loads(capsys.readouterr().out)
     plan, batch = found["plan"], 1 * (3 * 32 * 32 + 8)
     assert list(found["config"].values()) == [2, 1, "process", 3]
-    assert (plan["batches"], plan["slots_bytes"]) == (4, 4 * batch)  # all of a rank's epoch
-    assert plan["pinned_bytes"] == 4 * batch
+    assert (plan["batches"], plan["slots_bytes"]) == (8, 8 * batch)  # 3 of each worker, and 2
+    assert plan["pinned_bytes"] == 7 * batch
     in_ram = RAMDataset(packed, decode=True, progress=False).nbytes  # whole images, not the crops
     assert in_ram <= plan["cache_bytes"] <= in_ram + 12 * MAX_PLACES
     rank = plan["slots_bytes"] + plan["pinned_bytes"] + plan["workers_bytes"]
@@ -537,7 +537,7 @@ def test_plan_knows_groups_of_small_batches(
 
     size = group_size_of(small_rows, Config(2, 16, "thread"))
     assert size > 1
-    assert small["plan"]["batches"] == min(4 * size + 2, len(small_rows) // 16)
+    assert small["plan"]["batches"] == 4 * size + 2
     assert list(stream) == ["config", "plan", "available_bytes"]
     assert stream["plan"]["batch_bytes"] == 16 * 4
 

@@ -307,7 +307,7 @@ def test_the_line_has_the_device_that_was_asked_for(
     """As on a machine with a GPU."""
     swept = Sweep("d", [a_result(Config(1, 64, "process"))])
     monkeypatch.setattr(cli, "run_sweep", lambda *_, **options: swept)
-    monkeypatch.setattr(cli, "_judge_if_possible", lambda *_, **options: (None, None))
+    monkeypatch.setattr(cli, "_judge_if_possible", lambda *_, **options: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
 
     assert main(["recommend", "tests.bench.constructed:instant", *QUICK, *option]) == 0

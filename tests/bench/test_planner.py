@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from loaders import RAMDataset
-from loaders.bench.measure import Config, group_size_of, in_flight, make_loader
+from loaders.bench.measure import Config, in_flight
 from loaders.bench.planner import (
     fits,
     plan,
@@ -97,29 +97,6 @@ def test_pinned_memory_comes_on_top() -> None:
     assert pinned == pageable + 3 * 6400
     assert plan(ROWS, 16, grouped).batches == 4 * 64 + 2
     assert plan(ROWS, 16, grouped, pinned=True).pinned_bytes == (4 + 1) * 64 * 128
-
-
-@pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
-def test_groups_are_those_of_the_loader(backend: str) -> None:
-    dataset = RAMDataset.from_arrays(x=np.zeros((2, 1 << 20), np.uint8))
-    config = Config(1, 1, backend)
-
-    of_loader = make_loader(dataset, config)._maker().group_size if backend != "process" else 1
-
-    assert group_size_of(dataset, config) == of_loader
-
-
-def test_no_more_exists_than_an_epoch_of_the_rank_has() -> None:
-    """Of a stream nobody knows what that is."""
-    rows = RAMDataset.from_arrays(x=np.zeros((100, 16), np.uint8))
-
-    few, ranks = (plan(rows, 16, Config(2, 8, "thread"), pinned=True, ranks=n) for n in (1, 50))
-    large = plan(rows, 16, Config(2, 256, "thread"))
-
-    assert (few.batches, few.slots_bytes, few.pinned_bytes) == (13, 13 * 128, 13 * 128)
-    assert (ranks.batches, ranks.batch_bytes, large.batch_bytes) == (1, 32, 1600)
-    assert plan(LongStream(), 4, Config(2, 8192, "process")).batch_bytes == 4 * 8192
-    assert table(ranks)[1][0] == "1 batch at a time"
 
 
 def test_the_table_has_a_row_for_each_part(

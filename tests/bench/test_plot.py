@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from loaders.bench.measure import Config
-from loaders.bench.plot import MissingExtra, draw, plot
+from loaders.bench.plot import draw, plot
 from loaders.bench.sweep import Sweep
+from loaders.errors import LoadersError
 from tests.bench.constructed import a_result, a_sweep
 
 if TYPE_CHECKING:
@@ -81,5 +82,5 @@ def test_without_matplotlib_the_message_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtra):
+    with pytest.raises(LoadersError, match="pip install matplotlib"):
         plot(a_sweep(), tmp_path / "sweep.png")

@@ -50,9 +50,9 @@ def test_the_table_has_every_figure_in_its_unit_and_marks_the_choice() -> None:
     ]  # fmt: skip
     cells = [re.split(r" {2,}", row.strip()) for row in rows[:3]]
     assert cells == [
-        ["0", "thread", "-", "1,000", "900-1k", "30 ms", "200.0 MiB", "-"],
+        ["0", "thread", "-", "1,000", "900-1k", "30 ms", "200.0 MiB", "0 bytes"],
         ["*", "2", "process", "4", "4,000", "4k-4k", "4 us", "1.5 GiB", "8.0 KiB"],
-        ["4", "thread", "-", "-", "-", "-", "0 bytes", "-"],
+        ["4", "thread", "-", "-", "-", "-", "0 bytes", "0 bytes"],
     ]
     assert rows[3].startswith("* chosen: num_workers=2")
     assert "OSError: no room" in rows[4]

@@ -165,14 +165,6 @@ def test_the_wait_for_a_core_that_others_have_is_no_wait_of_the_sample() -> None
     assert cost.wait_s < 0.2 * (cost.wall_s - cost.cpu_s)
 
 
-def test_where_the_kernel_does_not_count_queueing_none_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(stages, "_SCHEDSTAT", tmp_path / "none")
-
-    assert stages._queued_s() == 0.0
-
-
 def test_libraries_use_one_thread_meanwhile_and_as_many_as_before_then() -> None:
     before = cv2.getNumThreads(), torch.get_num_threads()
 
@@ -284,22 +276,3 @@ def test_what_a_quota_takes_is_no_other_work(
     monkeypatch.setattr(stages, "time", Clock)
 
     assert stages.available_share(2, quota, 0.01) == pytest.approx(share, abs=0.02)
-
-
-@pytest.mark.parametrize("num_threads", [1, 2, 64])
-def test_buffers_that_copying_is_measured_with_take_an_eighth_of_the_memory_at_most(
-    monkeypatch: pytest.MonkeyPatch, num_threads: int
-) -> None:
-    """And 64 MiB for a thread, where there is enough."""
-    taken: list[int] = []
-
-    def spy(size: int, dtype: Any) -> Any:
-        taken.append(size)
-        return np.zeros(8, dtype)
-
-    monkeypatch.setattr(np, "ones", spy)
-    rate = stages.copy_bytes_per_s(num_threads, 4 << 30, 0.001)
-
-    assert rate > 0
-    assert sum(taken) == min(64 << 20, (512 << 20) // num_threads) * num_threads
-    assert stages.copy_bytes_per_s(num_threads, num_threads * 60 << 20, 0.001) == 0.0

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -18,7 +17,6 @@ from loaders.bench.sweep import (
     Sweep,
     default_batch_size,
     grid,
-    is_same,
     repeats_itself,
     run_sweep,
     time_target,
@@ -125,24 +123,6 @@ def test_one_worker_cannot_repeat_another() -> None:
 
     assert (sweep.is_repeated, sweep.notes) == (False, [])
     assert default_batch_size(target.dataset) == 64  # of its length nothing follows
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ({"x": torch.ones(2), "y": [1, "a"]}, {"x": torch.ones(2), "y": [1, "a"]}, True),
-        ({"x": torch.ones(2)}, {"x": torch.zeros(2)}, False),
-        ({"x": 1}, {"y": 1}, False),
-        (("a", 1), ("a", 1, 2), False),
-        (("a", 1), ["a", 1], False),
-        (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16), True),
-        (np.ones(3), np.ones(3), True),
-        (np.ones(3), np.ones(2), False),
-        (b"ab", b"ac", False),
-    ],
-)
-def test_samples_are_compared_at_any_depth(one: Any, other: Any, same: bool) -> None:
-    assert is_same(one, other) is same
 
 
 def test_a_setting_that_failed_in_some_run_is_not_chosen_while_another_never_did() -> None:
