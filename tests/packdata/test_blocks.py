@@ -16,7 +16,7 @@ from packdata.packing import shards
 from packdata.packing.engine import pack_recipe
 from packdata.packing.journal import Journal
 from packdata.packing.progress import Quiet
-from packdata.packing.shards import ShardBuilder, block_ends, check_block
+from packdata.packing.shards import ShardBuilder, check_block
 from packdata.packing.target import PACKING_NAME
 from packdata.recipe import Block
 from tests.columns import fixed_column
@@ -247,7 +247,7 @@ def test_rows_that_lie_apart_are_taken_as_they_are() -> None:
     block = Block({"data": data, "label": label, "key": var_column([b"k"] * 30)})
     builder = ShardBuilder(SCHEMA, "lmdb", 1 << 20)
 
-    assert builder.add_block(block, block_ends(block), 4) == 30
+    assert list(builder.fill(block, 4)) == []
     columns = builder.take()
 
     for name, column in columns.items():
@@ -258,14 +258,12 @@ def test_rows_that_lie_apart_are_taken_as_they_are() -> None:
 def test_a_shard_that_is_full_to_the_byte_ends_there() -> None:
     schema = Schema({"label": Label()})
     block = Block({"label": FixedColumn(np.zeros((25, 8), np.uint8))})
-    builder, ends = ShardBuilder(schema, "lmdb", 10 * (8 + 8)), block_ends(block)
+    builder = ShardBuilder(schema, "lmdb", 10 * (8 + 8))
 
-    assert builder.add_block(block, ends, 0) == 10
-    assert builder.is_full
-    builder.take()
-    assert builder.add_block(block, ends, 10) == 20
-    builder.take()
-    assert builder.add_block(block, ends, 20) == 25
+    taken = [(number, len(builder.take()["label"])) for number in builder.fill(block)]
+
+    assert taken == [(10, 10), (20, 10)]
+    assert builder.num_samples == 5
     assert not builder.is_full
 
 

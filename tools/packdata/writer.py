@@ -34,7 +34,6 @@ from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
     ShardBuilder,
-    block_ends,
     check_block,
     check_records,
     check_shard_options,
@@ -267,12 +266,10 @@ class Writer:
 
     def _add_block(self, block: Block) -> None:
         assert self._builder is not None
-        sizes, first, before = block_ends(block), 0, self._num_samples
+        before = self._num_samples
         self._num_samples += len(block)
-        while first < len(block):
-            first = self._builder.add_block(block, sizes, first)
-            if self._builder.is_full:
-                self._cut(self._builder, before + first)
+        for number in self._builder.fill(block):
+            self._cut(self._builder, before + number)
 
     @property
     def _is_copy(self) -> bool:

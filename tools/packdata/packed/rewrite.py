@@ -17,7 +17,6 @@ from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
     ShardBuilder,
-    block_ends,
     check_block,
     check_shard_options,
     shard_format,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from packdata.packed.documents import Content
     from packdata.packing.engine import Summary
     from packdata.packing.links import OnLink
-    from packdata.packing.publish import Sender
+    from packdata.packing.upload import ShardSender
 
     Note = Callable[[str], object]
 
@@ -126,7 +125,7 @@ def _send_datasets(
 ) -> dict[str, Manifest]:
     folders = list(datasets)
 
-    def make(own: Path, sender: Sender | None) -> Summary:
+    def make(own: Path, sender: ShardSender | None) -> Summary:
         # What a killed command has left here of other sources is dropped.
         with Packing(own, folders, plan, overwrite=True, kind="part", sender=sender) as packing:
             _write_all(packing, datasets, options)
@@ -163,11 +162,8 @@ def _write_content(packing: Packing, folder: str, content: Content, options: Wri
 
     for block in content.blocks(done):
         check_block(block, content.schema, options.format)
-        ends, taken = block_ends(block), 0
-        while taken < len(block):
-            taken = builder.add_block(block, ends, taken)
-            if builder.is_full:
-                flush()
+        for _ in builder.fill(block):
+            flush()
         options.tick(len(block))
     if builder.num_samples:
         flush()

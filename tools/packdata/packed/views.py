@@ -26,7 +26,7 @@ from packdata.packed.documents import check_no_stream, check_whole_stream
 from packdata.packed.edit import check_boxes
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_dataset
-from packdata.packing.engine import DatasetSummary, Summary, check_workers
+from packdata.packing.engine import check_workers, summary_of
 from packdata.packing.outside import check_outside
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import origin
@@ -36,9 +36,9 @@ from packdata.values import Encoded, Preparer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loaders.data.manifest import Manifest
     from loaders.data.shards import FileShard
     from packdata.images.fit import Size
+    from packdata.packing.engine import Summary
     from packdata.packing.shards import Format
 
 
@@ -116,7 +116,8 @@ def write(
         manifest = write_dataset(dst, plan, dataset, written)
     finally:
         progress.close()
-    return _summary(dst, manifest, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return summary_of(dst, {"": manifest}, (), (), [""], seconds, manifest.num_samples)
 
 
 def _as_view(data: Any) -> tuple[View, Mapping[str, Field]]:
@@ -251,7 +252,3 @@ def _made_of(view: View) -> dict[str, Any]:
     return {"source": origins[0]} if len(origins) == 1 else {"sources": origins}
 
 
-def _summary(dst: Path | str, manifest: Manifest, seconds: float) -> Summary:
-    num, shards, size = manifest.num_samples, len(manifest.shards), manifest.size_bytes
-    made = DatasetSummary("", num, shards, size, manifest.fingerprint)
-    return Summary(str(dst), num, shards, size, (), seconds, num / max(seconds, 1e-9), (made,))

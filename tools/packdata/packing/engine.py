@@ -15,9 +15,10 @@ import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.remote.url import is_url, place_of
@@ -34,7 +35,6 @@ from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
     ShardBuilder,
-    block_ends,
     check_block,
     check_records,
     check_shard_options,
@@ -44,11 +44,11 @@ from packdata.packing.target import PARTS_NAME, REJECTED_NAME
 from packdata.recipe import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from loaders.data.manifest import Manifest
-    from packdata.packing.journal import Kind, State
-    from packdata.packing.publish import Sender
+    from packdata.packing.journal import Kind
+    from packdata.packing.upload import ShardSender
     from packdata.recipe import Recipe, Records
 
 _SHOWN_REJECTS = 10
@@ -185,7 +185,7 @@ def pack_recipes(
     progress: Progress | None = None,
     is_unchanged: Callable[[], bool] = lambda: True,
     share: Mapping[str, Any] | None = None,
-    sender: Sender | None = None,
+    sender: ShardSender | None = None,
 ) -> Summary:
     """Pack recipes into one destination and publish their datasets together.
 
@@ -419,16 +419,14 @@ class _PartPacker:
         return self.recipe.why_empty
 
     def _encode_all(self) -> None:
-        def size_of(outcome: Outcome) -> int:
-            return outcome.nbytes
-
         from packdata.sources.objects import fetched_ahead  # late: --help is quick without
 
         # Blocks are alike, so that a few are enough to keep all workers busy.
         limit = {"max_bytes": _MAX_BLOCK_BYTES} if self.recipe.is_of_blocks else {}
+        workers = self.run.num_workers
         with (
             closing(fetched_ahead(self.recipe.items(self.start))) as given,
-            OrderedPool(self._encode, self.run.num_workers, size_of, **limit) as pool,
+            OrderedPool(self._encode, workers, attrgetter("nbytes"), **limit) as pool,
         ):
             num_items, items = self.start, enumerate(given, self.start)
             for num_items, outcome in enumerate(pool.map(items), self.start + 1):  # noqa: B007
@@ -467,13 +465,7 @@ class _PartPacker:
     def _take(self, outcome: Outcome) -> None:
         self._check_unchanged(outcome)
         self._reject(outcome)
-        if outcome.counts:
-            self._counts_before, self._counts = (
-                self._counts,
-                self._counts + Counter(outcome.counts),
-            )
-        else:
-            self._counts_before = self._counts
+        self._counts_before, self._counts = self._counts, self._counts + Counter(outcome.counts)
         for i, records in enumerate(outcome.records):
             items, rows = self._reached[i]
             if outcome.number >= items:
@@ -491,12 +483,9 @@ class _PartPacker:
             if builder.is_full:
                 self._cut(i, number + 1)
             return
-        ends = block_ends(records)
-        while first < len(records):
-            first = builder.add_block(records, ends, first)
-            if builder.is_full:
-                at_end = first == len(records)
-                self._cut(i, number + at_end, 0 if at_end else first)
+        for reached in builder.fill(records, first):
+            at_end = reached == len(records)
+            self._cut(i, number + at_end, 0 if at_end else reached)
 
     def _reject(self, outcome: Outcome) -> None:
         if outcome.rejects and self.run.on_error == "fail":
@@ -531,46 +520,43 @@ class _PartPacker:
                 self._cut(i, len(self.recipe))
 
 
-class Packed(Protocol):
-    """What was made, or found, at a destination."""
-
-    @property
-    def dst(self) -> Path:
-        """The destination."""
-
-    @property
-    def state(self) -> State:
-        """What was counted."""
-
-    def manifests(self) -> Mapping[str, Manifest]:
-        """Return the manifest of each dataset, by its folder."""
-
-    def rejected(self) -> Sequence[tuple[str, str]]:
-        """Return (item, error) of what was left out."""
-
-
 def summarize(
-    packing: Packed,
+    packing: Packing,
     firsts: Sequence[str],
     seconds: float,
     num_samples: int,
     notes: Sequence[str] = (),
 ) -> Summary:
     """Return the summary of a published packing; samples are counted in the ``firsts``."""
-    manifests = packing.manifests()
+    counts = packing.state.ended_counts.values()
+    made = packing.dst, packing.manifests(), packing.rejected(), counts
+    return summary_of(*made, firsts, seconds, num_samples, notes)
+
+
+def summary_of(
+    dst: Path | str,
+    manifests: Mapping[str, Manifest],
+    rejected: Sequence[tuple[str, str]],
+    counts: Iterable[Mapping[str, int]],  # of each part of the source
+    firsts: Sequence[str],
+    seconds: float,
+    num_samples: int,
+    notes: Sequence[str] = (),
+) -> Summary:
+    """Return the summary of datasets that are at a destination, by their folders; see ``summarize``."""
     datasets = tuple(
         DatasetSummary(folder, m.num_samples, len(m.shards), m.size_bytes, m.fingerprint)
         for folder, m in manifests.items()
     )
     return Summary(
-        dst=str(packing.dst),
+        dst=str(dst),
         samples=sum(manifests[folder].num_samples for folder in firsts),
         shards=sum(d.shards for d in datasets),
         bytes=sum(d.bytes for d in datasets),
-        rejected=tuple(packing.rejected()),
+        rejected=tuple(rejected),
         seconds=seconds,
         samples_per_s=num_samples / max(seconds, 1e-9),
         datasets=datasets,
         notes=tuple(notes),
-        counts=dict(sum(map(Counter, packing.state.ended_counts.values()), Counter())),
+        counts=dict(sum(map(Counter, counts), Counter())),
     )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -54,6 +54,11 @@ class Reject(NamedTuple):
     number: int
     item: str
     error: str
+
+
+def named(rejects: Iterable[Reject]) -> list[tuple[str, str]]:
+    """Return (item, error) of each."""
+    return [(each.item, each.error) for each in rejects]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +213,8 @@ class Journal:
             self._fd = -1
 
 
-def _always(folder: str, shard: ShardInfo) -> bool:
-    return True
-
-
 def read_journal(
-    path: Path, exists: Callable[[str, ShardInfo], bool] = _always
+    path: Path, exists: Callable[[str, ShardInfo], bool] = lambda *_: True
 ) -> tuple[JournalHeader, State] | None:
     """Return what a journal says up to where it can be trusted, also while another process writes it.
 
@@ -231,7 +232,7 @@ def read_journal(
 
 
 def parse_journal(
-    data: bytes, path: Path, exists: Callable[[str, ShardInfo], bool] = _always
+    data: bytes, path: Path, exists: Callable[[str, ShardInfo], bool] = lambda *_: True
 ) -> tuple[JournalHeader, State] | None:
     """Return what a journal says that lies at ``path``; see ``read_journal``."""
     lines = data.splitlines(keepends=True)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from loaders.data.manifest import (
     MANIFEST_NAME,
@@ -33,7 +33,15 @@ from loaders.errors import PackError
 from loaders.schema import Schema
 from loaders.system.regular import read_regular
 from packdata.packing.disk import GO_ON, explained, write_staged
-from packdata.packing.journal import JOURNAL_NAME, Journal, JournalHeader, Kind, Reject, State
+from packdata.packing.journal import (
+    JOURNAL_NAME,
+    Journal,
+    JournalHeader,
+    Kind,
+    Reject,
+    State,
+    named,
+)
 from packdata.packing.links import file_beside, file_fault, stage_whole
 from packdata.packing.lock import LOCK_NAME, TargetLock, lock_owner
 from packdata.packing.provenance import PLAN
@@ -69,6 +77,7 @@ if TYPE_CHECKING:
     from loaders.data.columns import Column
     from loaders.data.shards import FileShard
     from packdata.packing.links import OnLink
+    from packdata.packing.upload import ShardSender
 
 PACKER = "loaders 0.1.0"  # part of every plan, too: another version may encode other bytes
 STAGED = "shards"
@@ -104,16 +113,6 @@ class Reached:
         }
 
 
-class Sender(Protocol):
-    """Takes finished shards from the folder that they were written to."""
-
-    def send(self, folder: str, path: Path, shard: ShardInfo) -> None:
-        """Begin to send a shard, which is then deleted; wait while others are on their way."""
-
-    def has(self, folder: str, path: Path, shard: ShardInfo) -> bool:
-        """Tell whether a shard was sent, and is there still."""
-
-
 class Packing:
     """The making of datasets in one folder: its lock, its journal, and threads that write shards.
 
@@ -144,7 +143,7 @@ class Packing:
         overwrite: bool = False,
         kind: Kind = "packing",
         extend: bool = False,
-        sender: Sender | None = None,
+        sender: ShardSender | None = None,
     ) -> None:
         self.dst, self.folders = dst, tuple(folders)
         self._sender = sender
@@ -538,7 +537,7 @@ class Packing:
     def rejected(self) -> list[tuple[str, str]]:
         """Return (item, error) of what was left out, also by the run that made what was there."""
         if not self.was_there:
-            return [(r.item, r.error) for r in self.state.all_rejects]
+            return named(self.state.all_rejects)
         return rejects_at(self._place)
 
     def take_over(self, folder: Path) -> Path:

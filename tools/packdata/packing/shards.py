@@ -17,7 +17,7 @@ from loaders.data.columns import Column, FixedColumn, VarColumn, ends
 from loaders.errors import CodecError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from loaders.schema import Schema
     from packdata.recipe import Block, Records
@@ -156,17 +156,20 @@ class ShardBuilder:
             self.nbytes += len(record) + _RECORD_BYTES
         self.num_samples += 1
 
-    def add_block(self, block: Block, ends: npt.NDArray[np.int64], first: int) -> int:
-        """Append samples of a block, from number ``first`` on, until it ends or the shard is full.
+    def fill(self, block: Block, first: int = 0) -> Iterator[int]:
+        """Append the samples of a block that passed ``check_block``, from number ``first`` on.
 
-        Args:
-            block: What passed ``check_block``.
-            ends: What ``block_ends`` returned for it.
-            first: Below its length.
-
-        Returns:
-            The number of the first sample that was not taken.
+        Yields:
+            The number of the next sample, each time that the shard is full: it is taken then.
         """
+        ends = _block_ends(block)
+        while first < len(block):
+            first = self._add_some(block, ends, first)
+            if self.is_full:
+                yield first
+
+    def _add_some(self, block: Block, ends: npt.NDArray[np.int64], first: int) -> int:
+        """Append samples until the block ends or the shard is full; return the number of the next."""
         before = int(ends[first - 1]) if first else 0
         room = self.shard_bytes - self.nbytes
         last = min(int(np.searchsorted(ends, before + room)) + 1, len(ends))
@@ -237,7 +240,7 @@ def _largest(column: Column) -> int:
     return int(column.lengths.max(initial=0))
 
 
-def block_ends(block: Block) -> npt.NDArray[np.int64]:
+def _block_ends(block: Block) -> npt.NDArray[np.int64]:
     """Return what the samples of a block count for in a shard's size, added up to each of them."""
     sizes = np.full(len(block), _RECORD_BYTES * len(block.columns), np.int64)
     for column in block.columns.values():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from loaders.errors import PackError
 from packdata.describe import counted
 from packdata.packing.engine import Summary
-from packdata.packing.journal import JournalHeader, Reject, State
+from packdata.packing.journal import JournalHeader, Reject, State, named
 from packdata.packing.lock import LOCK_NAME, lock_owner
 from packdata.packing.provenance import PLAN
 from packdata.packing.publish import Reached
@@ -26,7 +26,7 @@ from packdata.packing.target import PACKING_NAME, PARTS_NAME, digest_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from packdata.packing.publish import Sender
+    from packdata.packing.upload import ShardSender
     from packdata.parts.part import Part
 
 NUM_PARTS = "num_parts"  # in the provenance of a dataset that was joined of several
@@ -95,7 +95,7 @@ class PartPlace(ABC, Generic[_P]):
     def make_room(self, folders: Sequence[str]) -> None:
         """Make room for the part; PackError if something else is there."""
 
-    def sending(self) -> AbstractContextManager[Sender | None]:
+    def sending(self) -> AbstractContextManager[ShardSender | None]:
         """Return what takes shards away when they are finished, if they do not stay until the part is complete."""
         return nullcontext()
 
@@ -130,7 +130,7 @@ class PartPlace(ABC, Generic[_P]):
         found = self.found()
         rejects = [] if found is None else found.state.all_rejects
         why, place = f"part {self.part} {why}", self.dst / PARTS_NAME / self.part.name
-        return nothing_done(place, why, [(r.item, r.error) for r in rejects])
+        return nothing_done(place, why, named(rejects))
 
     def check_others(self, others: Sequence[Path]) -> list[str]:
         """Return how the part that is there differs; PackError for it, and for ``others``, that may not be dropped."""

@@ -78,8 +78,8 @@ from packdata.parts.stored import StoredPart, finish_stored, manifests_below
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from packdata.packing.publish import Sender
     from packdata.packing.shards import Format
+    from packdata.packing.upload import ShardSender
     from packdata.recipe import Recipe
 
 _THREADS = 16  # that wait for a network drive
@@ -105,7 +105,7 @@ def pack_part(
     plan = plan_of(recipes, format, shard_bytes, share)
     folders = [folder for split, recipe in recipes for folder in target_folders(split, recipe)]
 
-    def pack(own: Path, sender: Sender | None) -> Summary:
+    def pack(own: Path, sender: ShardSender | None) -> Summary:
         return pack_recipes(
             part.cut(recipes),
             own,
@@ -125,7 +125,7 @@ def make_part(
     part: Part,
     plan: Mapping[str, str],
     folders: Sequence[str],
-    make: Callable[[Path, Sender | None], Summary],
+    make: Callable[[Path, ShardSender | None], Summary],
     *,
     overwrite: bool,
 ) -> Summary:

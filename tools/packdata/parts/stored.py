@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import Manifest
@@ -27,8 +26,8 @@ from loaders.remote.origin import origin_of
 from loaders.remote.url import URL
 from loaders.schema import Schema
 from packdata.describe import counted
-from packdata.packing.engine import Summary, summarize
-from packdata.packing.journal import JOURNAL_NAME, Reject, State, parse_journal, read_journal
+from packdata.packing.engine import summary_of
+from packdata.packing.journal import JOURNAL_NAME, named, parse_journal, read_journal
 from packdata.packing.provenance import PLAN
 from packdata.packing.publish import STAGED
 from packdata.packing.settings import OVERWRITE
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.remote.origin import Origin
+    from packdata.packing.engine import Summary
 
 _TRIES = 3
 _SHARD = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+")
@@ -199,24 +199,6 @@ def _is_made(origin: Origin, folders: Iterable[str], digest: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """What parts are joined to."""
-
-    dst: URL
-    datasets: Mapping[str, Manifest]
-    state: State
-    rejects: Sequence[Reject]
-
-    def manifests(self) -> Mapping[str, Manifest]:
-        """Return the manifest of each target."""
-        return self.datasets
-
-    def rejected(self) -> list[tuple[str, str]]:
-        """Return (item, error) of what was left out."""
-        return [(r.item, r.error) for r in self.rejects]
-
-
 def finish_stored(dst: URL, *, overwrite: bool, delete_old: bool, digest: str = "") -> Summary:
     """Join the parts at a URL; see ``packdata.parts.local.finish``.
 
@@ -291,12 +273,12 @@ def _all_parts(origin: Origin) -> list[Complete]:
 
 
 def _join(origin: Origin, parts: Sequence[Complete], began: float, *, overwrite: bool) -> Summary:
-    joined = _joined(origin.url, parts)
+    joined = _joined(parts)
     seen = {
         folder: seen_at(origin, folder, manifest, overwrite=overwrite)
-        for folder, manifest in joined.datasets.items()
+        for folder, manifest in joined.items()
     }
-    for folder, manifest in joined.datasets.items():
+    for folder, manifest in joined.items():
         if lost := lost_at(origin, folder, manifest.shards):
             what = (
                 f"{counted(len(lost), 'shard')} of the parts are not there, the first: {lost[0]}"
@@ -305,25 +287,30 @@ def _join(origin: Origin, parts: Sequence[Complete], began: float, *, overwrite:
         _put_files(origin, folder, manifest.schema.files)
     is_there = all(there is None for there in seen.values())
     notes = ["the parts were joined earlier"] if is_there else []
-    for folder, manifest in joined.datasets.items():
+    for folder, manifest in joined.items():
         if (there := seen[folder]) is not None:
             publish_at(origin, folder, manifest, there, notes.append)
-    if joined.rejects:  # behind the manifests: one of them may be refused
-        with as_file(rejects_bytes(joined.rejects)) as path:
+    states = [part.state for part in parts]
+    ends = [reached(split, states) for split in states[0].ended]
+    rejects = [reject for end in ends for reject in end.rejects]
+    if rejects:  # behind the manifests: one of them may be refused
+        with as_file(rejects_bytes(rejects)) as path:
             origin.put(REJECTED_NAME, path)
     elif origin.read(REJECTED_NAME)[0] is not None:  # of what was replaced
         origin.delete(REJECTED_NAME)
-    end_uploads(origin, joined.datasets)
+    end_uploads(origin, joined)
     _clear(origin)
-    firsts = first_folders([*joined.datasets], parts[0].header.plan)
-    summary = summarize(joined, firsts, time.monotonic() - began, 0, notes)
+    made = origin.url, joined, named(rejects), [end.counts for end in ends]
+    firsts = first_folders([*joined], parts[0].header.plan)
+    summary = summary_of(*made, firsts, time.monotonic() - began, 0, notes)
     return replace(summary, amount=counted(len(parts), "part"))
 
 
-def _joined(dst: URL, parts: Sequence[Complete]) -> _Joined:
+def _joined(parts: Sequence[Complete]) -> dict[str, Manifest]:
+    """Return what becomes of parts, by its folder."""
     done: Mapping[str, Any] = parts[0].state.done or {}
     digest = digest_of(whole(parts[0].header.plan, len(parts)))
-    datasets = {
+    return {
         folder: Manifest(
             Schema.from_json(content["schema"]),
             tuple(
@@ -335,9 +322,6 @@ def _joined(dst: URL, parts: Sequence[Complete]) -> _Joined:
         )
         for folder, content in done.items()
     }
-    ends = [reached(split, [part.state for part in parts]) for split in parts[0].state.ended]
-    state = State(ended_counts={end.part: dict(Counter(end.counts)) for end in ends})
-    return _Joined(dst, datasets, state, [reject for end in ends for reject in end.rejects])
 
 
 def _put_files(origin: Origin, folder: str, files: Mapping[str, str]) -> None:
