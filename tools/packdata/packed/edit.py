@@ -18,8 +18,7 @@ from loaders.errors import SchemaError, SourceError
 from loaders.schema import Boxes, Field, Image, Keypoints, Schema
 from loaders.schema.tables import find_column
 from packdata.describe import counted
-from packdata.packed.content import ViewContent
-from packdata.packed.documents import check_no_stream, check_whole_stream
+from packdata.packed.content import ViewContent, check_no_stream, check_whole_stream
 from packdata.packed.joined_columns import KINDS, JoinedColumns, read_columns, read_updates
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_dataset

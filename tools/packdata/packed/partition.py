@@ -11,8 +11,7 @@ from loaders.data.manifest import MANIFEST_NAME
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.division import divide
 from loaders.errors import PackError, SchemaError
-from packdata.packed.content import ViewContent
-from packdata.packed.documents import DocumentContent
+from packdata.packed.content import DocumentContent, ViewContent
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
 from packdata.packing.outside import check_outside
 from packdata.packing.provenance import origin_of
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from loaders.data.manifest import Manifest
-    from packdata.packed.documents import Content
+    from packdata.packed.content import Content
     from packdata.packed.rewrite import Note
     from packdata.packing.shards import Format
 

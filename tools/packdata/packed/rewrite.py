@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from loaders.data.manifest import Manifest
     from loaders.data.view import View
-    from packdata.packed.documents import Content
+    from packdata.packed.content import Content
     from packdata.packing.engine import Summary
     from packdata.packing.links import OnLink
     from packdata.packing.upload import ShardSender

@@ -21,8 +21,7 @@ from loaders.remote.origin import target_at
 from loaders.schema import Array, Bytes, Field, Json, Schema, Text
 from packdata.describe import counted
 from packdata.images.fit import SizeOption
-from packdata.packed.content import ViewContent
-from packdata.packed.documents import check_no_stream, check_whole_stream
+from packdata.packed.content import ViewContent, check_no_stream, check_whole_stream
 from packdata.packed.edit import check_boxes
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_dataset
@@ -250,5 +249,3 @@ def _made_of(view: View) -> dict[str, Any]:
     if not origins:
         return {"source": {"name": view.path.name, "fingerprint": view.fingerprint}}
     return {"source": origins[0]} if len(origins) == 1 else {"sources": origins}
-
-
