@@ -57,7 +57,7 @@ from packdata.packed.content import ViewContent
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.joined_columns import read_columns
 from packdata.packed.partition import parse_parts, split
-from packdata.packed.rewrite import WriteOptions, Written, write_dataset
+from packdata.packed.rewrite import WriteOptions, Written, write_datasets
 from packdata.packed.where import Where, scalar
 from packdata.packing import publish
 from packdata.packing.journal import Journal, JournalHeader
@@ -127,7 +127,7 @@ def test_write_dataset_cuts_shards_by_size(tmp_path: Path, format: Any) -> None:
     rows = samples_of(folder)
 
     options = WriteOptions(format, 20_000)
-    made = write_dataset(tmp_path / "b", PLAN, Written(content, {}), options)
+    made = write_datasets(tmp_path / "b", PLAN, {"": Written(content, {})}, options)[""]
 
     assert len(made.shards) > 1
     assert samples_of(tmp_path / "b") == rows
@@ -146,10 +146,10 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
 
     broken = Written(Failing(view, view.schema), {})
     with pytest.raises(RuntimeError):
-        write_dataset(tmp_path / "b", PLAN, broken, WriteOptions(shard_bytes=30))
+        write_datasets(tmp_path / "b", PLAN, {"": broken}, WriteOptions(shard_bytes=30))
     before = entries(folder), samples_of(folder)
     with pytest.raises(RuntimeError):
-        write_dataset(folder, PLAN, broken, WriteOptions(shard_bytes=30, overwrite=True))
+        write_datasets(folder, PLAN, {"": broken}, WriteOptions(shard_bytes=30, overwrite=True))
 
     assert not (tmp_path / "b").exists()
     assert (entries(folder), samples_of(folder)) == before

@@ -17,10 +17,9 @@ from loaders.remote import origin
 from loaders.remote.client import Client
 from loaders.schema import Array, Text
 from packdata.cli import main
-from packdata.packed import sent
-from packdata.packed.combine import extend, merge
+from packdata.packed import combine
+from packdata.packed.combine import extend, merge, upload
 from packdata.packed.edit import copy_dataset
-from packdata.packed.sent import upload
 from packdata.packing import upload as upload_module
 from packdata.packing.upload import put_shards
 from packdata.tables import pack_tables
@@ -231,11 +230,11 @@ def test_who_is_overtaken_by_another_is_refused_and_adds_nothing(
     merge(OUT, three[:1])
 
     def late(*about: Any) -> None:
-        monkeypatch.setattr(sent, "put_shards", put_shards)
+        monkeypatch.setattr(combine, "put_shards", put_shards)
         extend(OUT, three[1:2])
         put_shards(*about)
 
-    monkeypatch.setattr(sent, "put_shards", late)
+    monkeypatch.setattr(combine, "put_shards", late)
     with pytest.raises(PackError) as caught:
         extend(OUT, three[2:])
 
@@ -252,12 +251,12 @@ def test_of_two_that_add_the_same_at_one_time_both_are_done_and_it_is_there_once
     merge(OUT, three[:1])
 
     def late(*about: Any) -> None:
-        monkeypatch.setattr(sent, "put_shards", put_shards)
+        monkeypatch.setattr(combine, "put_shards", put_shards)
         extend(OUT, three[1:2])
         extend(OUT, three[2:])
         put_shards(*about)
 
-    monkeypatch.setattr(sent, "put_shards", late)
+    monkeypatch.setattr(combine, "put_shards", late)
     notes: list[str] = []
 
     there = extend(OUT, three[1:2], note=notes.append)

@@ -25,7 +25,7 @@ from loaders.remote.stores import open_objects
 from loaders.remote.url import URL
 from loaders.schema import Array
 from packdata.cli import main
-from packdata.packed.sent import upload
+from packdata.packed.combine import upload
 from tests.remote import servers
 from tests.remote.conftest import SETTINGS
 from tests.remote.test_remote import assert_same, batches

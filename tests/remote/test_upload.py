@@ -18,7 +18,7 @@ from loaders.remote import origin
 from loaders.remote.stores import FsspecObjects
 from loaders.remote.url import URL
 from packdata.cli import main
-from packdata.packed.sent import upload
+from packdata.packed.combine import upload
 from tests.remote import servers
 from tests.remote.conftest import SETTINGS, storage, wait_until
 

@@ -95,9 +95,9 @@ def _write_copy(args: argparse.Namespace, dst: Path, options: CopyOptions, note:
 def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note) -> Manifest:
     """Send a dataset as it is, or what is made of it."""
     from loaders.data.view import open_view
+    from packdata.packed.combine import upload
     from packdata.packed.edit import CopyOptions
     from packdata.packed.rewrite import format_of
-    from packdata.packed.sent import upload
 
     is_same = options == CopyOptions() and args.shard_size == DEFAULT_SHARD_BYTES
     if is_same and args.format in (None, format_of(open_view(args.src))):

@@ -21,7 +21,7 @@ from packdata.describe import counted
 from packdata.packed.content import ViewContent, check_no_stream, check_whole_stream
 from packdata.packed.joined_columns import KINDS, JoinedColumns, read_columns, read_updates
 from packdata.packed.recode import RecodeOptions
-from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_dataset
+from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
 from packdata.packed.where import Where, has_scalar, parse_condition, scalar
 from packdata.packing.outside import check_outside
 from packdata.packing.provenance import origin_of
@@ -142,7 +142,7 @@ def copy_dataset(
     written = WriteOptions(format, shard_bytes, overwrite, tick=tick, note=note)
     command = plan_of("copy", [view], **asked, format=format, shard_bytes=shard_bytes)
     dataset = Written(plan.content(workers), provenance, view.path)
-    return write_dataset(dst, command, dataset, written)
+    return write_datasets(dst, command, {"": dataset}, written)[""]
 
 
 class _EditPlan:

@@ -83,13 +83,6 @@ def format_of(view: View) -> Format:
     return next((shard_format(shard.info.file) for shard in files), "lmdb")
 
 
-def write_dataset(
-    dst: Path | str, plan: Mapping[str, str], dataset: Written, options: WriteOptions
-) -> Manifest:
-    """Write one dataset; see ``write_datasets``."""
-    return write_datasets(dst, plan, {"": dataset}, options)[""]
-
-
 def write_datasets(
     dst: Path | str,
     plan: Mapping[str, str],

@@ -24,7 +24,7 @@ from packdata.images.fit import SizeOption
 from packdata.packed.content import ViewContent, check_no_stream, check_whole_stream
 from packdata.packed.edit import check_boxes
 from packdata.packed.recode import RecodeOptions
-from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_dataset
+from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
 from packdata.packing.engine import check_workers, summary_of
 from packdata.packing.outside import check_outside
 from packdata.packing.progress import Progress, Quiet
@@ -112,7 +112,7 @@ def write(
     tick = partial(progress.advance, 0)
     try:
         written = WriteOptions(format, shard_bytes, overwrite, tick=tick)
-        manifest = write_dataset(dst, plan, dataset, written)
+        manifest = write_datasets(dst, plan, {"": dataset}, written)[""]
     finally:
         progress.close()
     seconds = time.monotonic() - began

@@ -81,6 +81,8 @@ if TYPE_CHECKING:
 
 PACKER = "loaders 0.1.0"  # part of every plan, too: another version may encode other bytes
 STAGED = "shards"
+MADE = "the same command made it earlier; nothing was written"
+FINISHED = "the same command was killed when it had made it; it was finished"
 _DONE = "done"
 
 
@@ -198,9 +200,7 @@ class Packing:
     @property
     def why_finished(self) -> str:
         """Say what made the datasets, where nothing was left to do."""
-        if self.was_there:
-            return "the same command made it earlier; nothing was written"
-        return "the same command was killed when it had made it; it was finished"
+        return MADE if self.was_there else FINISHED
 
     @property
     def journal(self) -> Journal:
