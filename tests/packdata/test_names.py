@@ -86,7 +86,7 @@ def test_files_that_pyarrow_must_open_are_named(tmp_path: Path, odd: Path) -> No
     with pytest.raises(SourceError, check=At("ph\\udcff/t.feather'")):
         pack_tables(odd / "t.feather", tmp_path / "p")
     with pytest.raises(SourceError, check=At("ph\\udcff/t.parquet'")):
-        TextSource(list_files([odd / "t.parquet"]).files, TextOptions())
+        TextSource(list_files([odd / "t.parquet"])[0], TextOptions())
     assert main(["images", str(odd / "t.parquet"), str(tmp_path / "p")]) == 1
 
 

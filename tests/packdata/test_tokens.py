@@ -146,11 +146,11 @@ def test_links_in_a_folder_are_followed_and_loops_cut(tmp_path: Path) -> None:
     (other / "up").symlink_to(source)
     (other / ".hidden").symlink_to(tmp_path)
 
-    listing = list_files([source])
+    files, _ = list_files([source])
 
     names = ["a.txt", "linked/deep/b.txt", "one.md"]
-    assert [file.name for file in listing.files] == names
-    assert [file.path for file in listing.files] == [source / name for name in names]
+    assert [file.name for file in files] == names
+    assert [file.path for file in files] == [source / name for name in names]
     assert "passed over: 1 link to a folder above" in plan_tokens(source).notes()
     assert texts(pack(source, tmp_path / "p")) == ["a", "b", "b"]
 
@@ -160,9 +160,9 @@ def test_links_to_folders_above_the_source_are_passed_over(tmp_path: Path) -> No
     source = write(tmp_path / "in/src/a.txt", "a").parent
     (source / "loop").symlink_to("../..")
 
-    listing = list_files([source])
+    files, _ = list_files([source])
 
-    assert [file.name for file in listing.files] == ["a.txt"]
+    assert [file.name for file in files] == ["a.txt"]
     assert "passed over: 1 link to a folder above" in plan_tokens(source).notes()
 
 
@@ -279,7 +279,7 @@ def test_documents_do_not_depend_on_where_pieces_are_cut(
         write(path, gzip.compress(data) if kind.endswith("gz") else data)
 
     options = TextOptions(documents="line", piece_bytes=piece_bytes)
-    source = TextSource(list_files([path]).files, options)
+    source = TextSource(list_files([path])[0], options)
 
     pieces = list(source.pieces())
     assert len(pieces) == len(source)
@@ -297,7 +297,7 @@ def test_a_file_that_may_be_cut_anywhere_is_cut_through_characters_unharmed(
     zipped = write(tmp_path / "a.txt.gz", gzip.compress(text.encode()))
 
     for file in (path, zipped):
-        source = TextSource(list_files([file]).files, TextOptions(cut=7, piece_bytes=7))
+        source = TextSource(list_files([file])[0], TextOptions(cut=7, piece_bytes=7))
         read = [piece.read() for piece in source.pieces()]
         assert b"".join(d.data.tobytes() for d in read).decode() == text
         assert [len(d.ends) for d in read] == [0] * (len(read) - 1) + [1]
@@ -319,7 +319,7 @@ def test_bytes_that_are_no_text_are_found_wherever_the_cut_is(tmp_path: Path, cu
         b"abcd\xe7\x8c\x80\x80",
     ):
         path = write(tmp_path / "a.txt", b"x\ny\n" + bad)
-        source = TextSource(list_files([path]).files, TextOptions(cut=cut, piece_bytes=cut))
+        source = TextSource(list_files([path])[0], TextOptions(cut=cut, piece_bytes=cut))
 
         with pytest.raises(SourceError, check=At("a.txt, line 3")):
             read_all(source)
@@ -487,7 +487,7 @@ def test_sources_that_are_missing_or_mixed_or_given_twice_are_refused(tmp_path: 
         plan_tokens(write(tmp_path / "only/a.png", b"").parent)
     with pytest.raises(SourceError, check=At("p")):
         plan_tokens(pack(text, tmp_path / "p"))
-    (matched,) = list_files([tmp_path / "*.txt"]).files
+    (matched,) = list_files([tmp_path / "*.txt"])[0]
     assert matched.path == text
 
 
@@ -637,7 +637,7 @@ def test_an_id_that_does_not_fit_is_an_error_that_names_file_and_position(
 def test_pieces_of_ids_cut_where_rows_or_documents_end(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 50, 5000).astype("<u2")
-    files = list_files([write(tmp_path / "a.bin", ids.tobytes())]).files
+    files = list_files([write(tmp_path / "a.bin", ids.tobytes())])[0]
 
     for cut in (7, 64, None):
         pieces = list(IdsSource(files, eod=0, cut=cut).pieces())

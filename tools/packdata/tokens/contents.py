@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loaders.errors import SourceError
-from packdata.tokens.documents import Documents, placed
+from packdata.sources.readers import arrow_lines, filled_lines, json_object
+from packdata.tokens.documents import Documents, join_documents, not_utf8, placed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,6 +65,45 @@ class DocumentForm(ABC):
     @abstractmethod
     def of_row(self, row: Mapping[str, Any]) -> Document:
         """Return a document of JSON values; ValueError if there is none."""
+
+    def of_lines(self, data: bytes, place: Place, *, is_utf8: bool = True) -> Documents:
+        """Return the documents of whole lines of JSON, one object each; blank lines are passed over.
+
+        ``place`` says where a byte of the data stands; ``is_utf8`` is False if some bytes are known not to be text.
+        """
+        table = self._parse_at_once(data) if is_utf8 else None
+        if table is not None:
+            documents = self.of_table(
+                table, lambda row: place(next(islice(filled_lines(data), row, None))[1])
+            )
+            if not documents.rejects:
+                return documents
+        return self._parse_lines(data, place)
+
+    def _parse_at_once(self, data: bytes) -> pa.Table | None:
+        """Let Arrow parse; None where something is not as it should be."""
+        if None in self.types.values():
+            return None
+        small = {pa.large_string(): pa.string(), pa.large_list(pa.int64()): pa.list_(pa.int64())}
+        schema = pa.schema({name: small[kind] for name, kind in self.types.items()})
+        table = arrow_lines(data, schema, with_others=False)
+        return (
+            table.cast(pa.schema(dict(self.types))) if table is not None and len(table) else None
+        )
+
+    def _parse_lines(self, data: bytes, place: Place) -> Documents:
+        found: list[Document] = []
+        begins: list[int] = []
+        rejects: list[Reject] = []
+        for _, at, line in filled_lines(data):
+            try:
+                found.append(self.of_row(json_object(line)))
+                begins.append(at)
+            except UnicodeDecodeError as error:
+                rejects.append(not_utf8(line[error.start], place(at)))
+            except ValueError as error:
+                rejects.append((place(at), SourceError(str(error), place(at))))
+        return join_documents(found, lambda row: place(begins[row]), rejects)
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from packdata.sources.regular import check_mode, nothing_at
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -71,56 +71,52 @@ class SourceFile:
         return stream  # type: ignore[no-any-return]
 
 
-@dataclass(slots=True)
-class TextFiles:
-    """The files of a source, and how many of which other suffixes were passed over."""
-
-    files: list[SourceFile] = field(default_factory=list)
-    ignored: Counter[str] = field(default_factory=Counter)
-
-
-def list_files(sources: Sequence[Path | str]) -> TextFiles:
+def list_files(sources: Sequence[Path | str]) -> tuple[list[SourceFile], Counter[str]]:
     """Return the files at some paths, in the order of the paths, those of a folder by name.
 
     Args:
         sources: Files, folders (searched to the bottom for known suffixes), or patterns such as
             ``data/**/*.py``; a file that is named, or matched, is text unless its suffix says else.
 
+    Returns:
+        The files, and how many of which other suffixes were passed over.
+
     Raises:
         SourceError: There is nothing, or something that cannot be read.
     """
-    listing = TextFiles()
+    files: list[SourceFile] = []
+    ignored: Counter[str] = Counter()
     list_sources(sources)
     for source in sources:
         path = place_of_source(source)
         if path.is_dir():
-            _list_folder(path, listing)
+            files += _list_folder(path, ignored)
         elif path.exists():
-            listing.files.append(_source_file(path, path.name))
+            files.append(_source_file(path, path.name))
         else:
-            _list_pattern(path, listing)
-    if not listing.files:
-        seen = ", ".join(sorted(listing.ignored))
+            files += _list_pattern(path)
+    if not files:
+        seen = ", ".join(sorted(ignored))
         what = f"it holds {seen} but no text and no ids" if seen else "it is empty"
         known = ", ".join([*_KINDS, *(f".{kind}" for kind in sorted(ROW_KINDS))])
         hint = f"Known are {known}, with .gz or .zst behind text and JSONL; '*.py' takes others"
         raise SourceError(what, str(sources[0]), hint)
-    paths = [file.path for file in listing.files]
+    paths = [file.path for file in files]
     twice = next((path for path, n in Counter(paths).items() if n > 1), None)
     if twice is not None:
         raise SourceError("it is given more than once", twice)
     opened_in_order(paths)
-    return listing
+    return files, ignored
 
 
-def _list_folder(folder: Path, listing: TextFiles) -> None:
+def _list_folder(folder: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
     if (folder / "manifest.json").exists():
         hint = "'packdata split', 'merge' and 'extend' work on packed datasets"
         raise SourceError("it is a packed dataset already", folder, hint)
     found: list[tuple[str, Path]] = []
     for relative, entries in files_below(folder):
         if entries is None:
-            listing.ignored[LINK_ABOVE] += 1
+            ignored[LINK_ABOVE] += 1
         shown = [entry for entry in entries or () if not is_hidden(entry.name)]
         listed = listed_files(folder / relative, [entry.name for entry in shown])
         if listed is not None:  # beside the files of a dataset lie those of caches
@@ -136,21 +132,19 @@ def _list_folder(folder: Path, listing: TextFiles) -> None:
         is_json_lines = suffix == ".json" and compression is not None
         is_rows = row_kind(path.name) is not None or is_litdata(path)
         if suffix not in _KINDS and not is_rows and not is_json_lines:
-            listing.ignored[suffix] += 1
+            ignored[suffix] += 1
         elif not _is_index_of_bin(path):
-            listing.files.append(_source_file(path, name))
+            yield _source_file(path, name)
 
 
-def _list_pattern(path: Path, listing: TextFiles) -> None:
+def _list_pattern(path: Path) -> list[SourceFile]:
     found = sorted(files_matching(path), key=str)
     pair = path.with_name(f"{path.name}.bin")
     if not found and pair.exists():  # Megatron names the pair by what both begin with
         found = [pair]
     if not found:
         raise nothing_at(path)
-    for file in found:
-        if not _is_index_of_bin(file):
-            listing.files.append(_source_file(file, file.name))
+    return [_source_file(file, file.name) for file in found if not _is_index_of_bin(file)]
 
 
 def _is_index_of_bin(path: Path) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +22,10 @@ from packdata.plan import pack_plan
 from packdata.sources.base import read_file
 from packdata.sources.listed import list_sources, with_beside, without_secrets
 from packdata.sources.opening import joined_splits
-from packdata.tokens.detect import content_of
-from packdata.tokens.files import IDS_KINDS, LINE_KINDS, TextFiles, identity_of, list_files
+from packdata.sources.rowfiles import open_row_file
+from packdata.tokens.chat import TOOLS, Chat, open_template
+from packdata.tokens.contents import ATTENTION_MASK, LABELS, Ids, Texts, is_list_of_ids
+from packdata.tokens.files import IDS_KINDS, LINE_KINDS, ForwardReader, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE, PIECE_TOKENS, IdsSource
 from packdata.tokens.options import Eod
 from packdata.tokens.options import TokenOptions as TokenOptions
@@ -38,15 +42,19 @@ from packdata.tokens.tokenizer import (
 from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Unpack
 
     from packdata.packing.engine import DatasetSummary, Summary
     from packdata.packing.settings import OnError
     from packdata.packing.shards import Format
+    from packdata.tokens.contents import DocumentForm
     from packdata.tokens.documents import TokenSource
+    from packdata.tokens.files import SourceFile
 
 TRAIN_BYTES = 256 << 20  # of the corpus are enough for a BPE
+_CHUNK = 1 << 16
+_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,8 @@ class TokensPlan:
     """A recipe and what it was made from: the sources as they were given, and their files."""
 
     sources: tuple[str, ...]
-    listing: TextFiles
+    files: Sequence[SourceFile]
+    ignored: Mapping[str, int]
     recipe: TokensRecipe
     format: Format
     first_pass: FirstPass
@@ -64,9 +73,9 @@ class TokensPlan:
         return {
             "src": list(self.sources),
             "format": self.format,
-            "files": len(self.listing.files),
+            "files": len(self.files),
             "pieces": len(recipe),
-            "ignored": dict(self.listing.ignored),
+            "ignored": dict(self.ignored),
             "empty_files": recipe.source.empty_files,
             "windows_files": list(recipe.source.windows_files),
             "targets": {t.folder: t.schema.to_json() for t in recipe.targets},
@@ -78,7 +87,7 @@ class TokensPlan:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        files, recipe = self.listing.files, self.recipe
+        files, recipe = self.files, self.recipe
         size = sum(file.size for file in files)
         kinds = ", ".join(sorted({file.kind for file in files}))
         much = f"{counted(len(files), 'file')} ({kinds}), {counted(size, 'byte')}"
@@ -96,9 +105,7 @@ class TokensPlan:
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the source, and how much each of several parts got."""
-        ignored = ", ".join(
-            f"{n:,} {s or 'without suffix'}" for s, n in self.listing.ignored.items()
-        )
+        ignored = ", ".join(f"{n:,} {s or 'without suffix'}" for s, n in self.ignored.items())
         empty = self.recipe.source.empty_files
         notes = [] if packed is None else [*_counts(packed), *self._kept_tokenizers(packed)]
         if ignored:
@@ -112,7 +119,7 @@ class TokensPlan:
             notes.append(f"{note}; --vocab-size says how many a model is to know, and checks them")
         if isinstance(self.recipe.source, TextSource):
             notes += [*self.recipe.source.options.content.notes(), *self._spelled_notes()]
-        notes += joined_splits([file.path for file in self.listing.files])
+        notes += joined_splits([file.path for file in self.files])
         return [*notes, *self._end_notes()]
 
     def _separator_notes(self) -> Iterator[str]:
@@ -129,7 +136,7 @@ class TokensPlan:
         token = source.spelled_token()
         separator = self.recipe.identity["documents"]
         if token is not None and token not in separator:
-            is_text = {file.kind for file in self.listing.files} == {"text"}
+            is_text = {file.kind for file in self.files} == {"text"}
             hint = f"; --documents '{token}' makes it the end of a document" if is_text else ""
             yield f"{token!r} in a text is encoded as ordinary text, not as one token{hint}"
 
@@ -151,7 +158,7 @@ class TokensPlan:
 
     def _end_notes(self) -> Iterator[str]:
         """Say where nothing in the ids of several texts tells that a document ends."""
-        recipe, files = self.recipe, self.listing.files
+        recipe, files = self.recipe, self.files
         is_text = all(file.kind == "text" for file in files)
         whole = recipe.identity["documents"] == "file" and is_text
         one = whole and len(files) - len(recipe.source.empty_files) == 1
@@ -165,7 +172,7 @@ class TokensPlan:
         """Tell whether the files are still as they were listed."""
         try:
             list_sources(self.sources)
-            return bool(identity_of(self.listing.files) == self.recipe.identity["files"])
+            return bool(identity_of(self.files) == self.recipe.identity["files"])
         except (OSError, SourceError):  # what is gone has changed too
             return False
 
@@ -206,21 +213,21 @@ def plan_tokens(
     if not isinstance(options, TokenOptions):
         raise TypeError(f"options must be TokenOptions(...), got {shown(options)}")
     sources = [sources] if isinstance(sources, Path | str) else list(sources)
-    listing = list_files(sources)
-    kinds = Counter("ids" if f.kind in IDS_KINDS else "text" for f in listing.files)
+    files, ignored = list_files(sources)
+    kinds = Counter("ids" if f.kind in IDS_KINDS else "text" for f in files)
     if len(kinds) > 1:
         what = f"{counted(kinds['text'], 'file')} of text and {kinds['ids']} of ids lie there"
         raise SourceError(what, str(sources[0]), "Pack them one after the other")
-    _check_used(options, {file.kind for file in listing.files})
+    _check_used(options, {file.kind for file in files})
     make = _files_recipe if "ids" in kinds else _text_recipe
     first_pass = FirstPass() if first_pass is None else first_pass
     may_cut = on_error == "fail" and not options.val_share and shuffle is None
-    recipe = make(listing, options, first_pass, may_cut=may_cut)
+    recipe = make(files, options, first_pass, may_cut=may_cut)
     first_pass.check(recipe.identity)
     if not len(recipe):
         raise SourceError("there is nothing in the files", str(sources[0]))
     given = tuple(map(str, without_secrets(sources)))
-    return TokensPlan(given, listing, recipe, format or "parquet", first_pass)
+    return TokensPlan(given, files, ignored, recipe, format or "parquet", first_pass)
 
 
 def _check_used(options: TokenOptions, kinds: set[str]) -> None:
@@ -238,22 +245,22 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
 
 
 def _text_recipe(
-    listing: TextFiles, options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
+    files: Sequence[SourceFile], options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
 ) -> TokensRecipe:
-    is_one = options.documents == "file" and [f.kind for f in listing.files] == ["text"]
+    is_one = options.documents == "file" and [f.kind for f in files] == ["text"]
     if options.val_share and is_one:
         hint = "--documents line, or --documents SEPARATOR, makes several of it"
         what = "it is one document, which cannot be divided into train and val"
-        raise SourceError(what, listing.files[0].name, hint)
-    content = content_of(listing.files, options)
+        raise SourceError(what, files[0].name, hint)
+    content = _content_of(files, options)
     is_bytes = options.train_bpe is None and options.tokenizer in (None, "bytes")
     rows = max(1, PIECE_BYTES // options.row_tokens)
     # Then all rows but a file's last are full. With an id before or behind it a document is longer.
     is_plain = is_bytes and content.kind == "text" and options.bos == "none"
     cut = rows * options.row_tokens if is_plain and may_cut else None
-    source = TextSource(listing.files, TextOptions(options.documents, content, cut, PIECE_BYTES))
+    source = TextSource(files, TextOptions(options.documents, content, cut, PIECE_BYTES))
     if content.kind == "lists":
-        return _ids_recipe(listing, options, first_pass, source, None)
+        return _ids_recipe(files, options, first_pass, source, None)
     if options.vocab_size is not None:
         raise ValueError("vocab_size is for ids: a tokenizer has its own")
     if options.train_bpe is not None:
@@ -273,7 +280,65 @@ def _text_recipe(
     size = tokenizer.vocab_size
     if isinstance(tokenizer, BytesTokenizer):
         size = _size_with(size, {"eod": eod, "bos": bos})
-    return _recipe(listing, options, source, Vocabulary.of(size, 4, eod, bos), tokenizer, cut)
+    return _recipe(files, options, source, Vocabulary.of(size, 4, eod, bos), tokenizer, cut)
+
+
+def _content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
+    """Return what the rows of some files hold, by the options, else by the first file's columns.
+
+    Raises:
+        SourceError: They hold conversations, and no template is given; or the template cannot be read.
+    """
+    rows = [file for file in files if file.kind in LINE_KINDS]
+    if not rows:
+        return Texts("text")
+    content = _content_of_rows(rows, options)
+    if content.kind != "text" and len(rows) < len(files):
+        what = f"{counted(len(files) - len(rows), 'file')} of plain text lie beside {content.kind}"
+        raise SourceError(what, rows[0].path, "Pack them one after the other")
+    return content
+
+
+def _content_of_rows(rows: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
+    columns = _columns_of(rows[0])
+    if options.chat_template is not None:
+        day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
+        template = open_template(options.chat_template, options.tokenizer, day)
+        return Chat(options.messages_column or "messages", template, TOOLS in columns)
+    text = options.text_column
+    if text is None and (options.tokenizer or options.train_bpe) and "text" in columns:
+        text = "text"
+    if text is None and (options.ids_column is not None or "input_ids" in columns):
+        has_labels, has_mask = columns.get(LABELS, False), columns.get(ATTENTION_MASK, False)
+        return Ids(options.ids_column or "input_ids", has_labels, has_mask)
+    if text is None and "text" not in columns and "messages" in columns:
+        hint = "Give --chat-template FILE, which makes text of them"
+        raise SourceError("it holds conversations ('messages')", rows[0].path, hint)
+    return Texts(text or "text")
+
+
+def _columns_of(file: SourceFile) -> dict[str, bool]:
+    """Return the columns of a file, and whether they hold lists of whole numbers."""
+    if file.kind != "jsonl":
+        schema = open_row_file(file.path).schema
+        return {field.name: is_list_of_ids(field.type) for field in schema}
+    return {
+        name: isinstance(value, list) and all(type(item) is int for item in value)
+        for name, value in _first_row(file).items()
+    }
+
+
+def _first_row(file: SourceFile) -> dict[str, object]:
+    """Return the first object of JSON lines; {} if it cannot be read: the packing names its line."""
+    data = b""
+    with closing(ForwardReader(file)) as reader:
+        while b"\n" not in data and (more := reader.read(_CHUNK)):
+            data = (data + more).removeprefix(_BOM).lstrip()
+    try:
+        row = json.loads(data.split(b"\n", 1)[0])
+    except (ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 def _given(token: Eod) -> int | None:
@@ -291,7 +356,7 @@ def _size_with(size: int, added: dict[str, int | None]) -> int:
 
 
 def _ids_recipe(
-    listing: TextFiles,
+    files: Sequence[SourceFile],
     options: TokenOptions,
     first_pass: FirstPass,
     source: TextSource | IdsSource,
@@ -319,7 +384,7 @@ def _ids_recipe(
         # No fewer than two bytes, so that parts of one corpus agree.
         itemsize = itemsize if largest >= 1 << 16 else 2
     vocabulary = Vocabulary.of(size, itemsize, eod, bos)
-    return _recipe(listing, options, source, vocabulary, tokenizer, cut, largest)
+    return _recipe(files, options, source, vocabulary, tokenizer, cut, largest)
 
 
 def _largest_in(source: TokenSource, share: tuple[int, int], *others: int | None) -> int:
@@ -333,7 +398,7 @@ def _largest_in(source: TokenSource, share: tuple[int, int], *others: int | None
 
 
 def _files_recipe(
-    listing: TextFiles, options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
+    files: Sequence[SourceFile], options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
 ) -> TokensRecipe:
     if options.bos != "none" and options.train_bpe is None:
         raise ValueError(
@@ -341,12 +406,12 @@ def _files_recipe(
         )
     rows = max(1, PIECE_TOKENS // options.row_tokens)
     cut = rows * options.row_tokens if may_cut else None
-    source = IdsSource(listing.files, options.bin_dtype, _given(options.eod), cut)
-    return _ids_recipe(listing, options, first_pass, source, cut, source.itemsize)
+    source = IdsSource(files, options.bin_dtype, _given(options.eod), cut)
+    return _ids_recipe(files, options, first_pass, source, cut, source.itemsize)
 
 
 def _recipe(
-    listing: TextFiles,
+    files: Sequence[SourceFile],
     options: TokenOptions,
     source: TextSource | IdsSource,
     vocabulary: Vocabulary,
@@ -370,8 +435,8 @@ def _recipe(
         about |= source.options.content.to_json()
     if vocabulary.bos is not None:
         about["bos"] = vocabulary.bos
-    provenance = {"recipe": "tokens", "source": [f.name for f in listing.files[:16]], **about}
-    identity = {"recipe": "tokens", "files": identity_of(listing.files), "cut": cut, **about}
+    provenance = {"recipe": "tokens", "source": [f.name for f in files[:16]], **about}
+    identity = {"recipe": "tokens", "files": identity_of(files), "cut": cut, **about}
     if source.windows_files:
         identity["windows_files"] = list(source.windows_files)
     made: dict[str, Any] = {"identity": identity, "provenance": provenance, "largest": largest}

@@ -13,20 +13,19 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from loaders.errors import SourceError
 from packdata.describe import counted
-from packdata.sources.rowfiles import ROW_KINDS
+from packdata.sources.rowfiles import ROW_KINDS, open_row_file
 from packdata.tokens.contents import Texts
 from packdata.tokens.documents import Documents, Piece, TokenSource, not_utf8, texts_of
 from packdata.tokens.files import ForwardReader, SourceFile, count_lines
 from packdata.tokens.headers import recognize
-from packdata.tokens.jsonl import parse_jsonl
-from packdata.tokens.tables import RowRanges, RowsPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -101,7 +100,7 @@ class TextPart:
         first = len(_BOM) if self.start == 0 and blob.startswith(_BOM) else 0
         if self.file.kind == "jsonl":
             content, text = self.options.content, blob[first:length]
-            return parse_jsonl(text, content, lambda at: line(first + at), is_utf8=bad is None)
+            return content.of_lines(text, lambda at: line(first + at), is_utf8=bad is None)
         documents = self._split(np.frombuffer(blob, np.uint8)[first:length])
         place = documents.place
         documents = replace(documents, place=lambda at: line(first + int(place(at))))
@@ -175,6 +174,75 @@ def _first_not_utf8(data: memoryview, offset: int) -> int | None:
 def _num_continued(data: bytes) -> int:
     """Return how many bytes at the beginning continue a character."""
     return next((i for i, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPart:
+    """Some rows of a group of a file; ``table`` has the columns that are read, once they are wanted."""
+
+    rows: RowRanges
+    group: int
+    first: int
+    last: int
+    table: pa.Table = None
+
+    @property
+    def run(self) -> object:
+        """Of which parts follow one another: they are read at once."""
+        return self.rows.file.path, self.group
+
+    @property
+    def where(self) -> str:
+        start = self.rows.firsts[self.group]
+        return f"{self.rows.file.name}, rows {start + self.first} to {start + self.last - 1}"
+
+    def loaded(self, _: object) -> RowsPart:
+        """Return it with its columns."""
+        return replace(self, table=self.rows.read(self.group, self.first, self.last))
+
+    def read(self) -> Documents:
+        """Return each row as a document, less those that cannot be one."""
+        content, name = self.rows.content, self.rows.file.name
+        first = self.rows.firsts[self.group] + self.first
+        columns = ((self.table[each], kind) for each, kind in content.types.items())
+        try:
+            arrays = [column if kind is None else column.cast(kind) for column, kind in columns]
+        except pa.ArrowException as error:
+            raise SourceError(f"its values cannot be read ({error})", self.where) from error
+        table = pa.Table.from_arrays(arrays, names=[*content.types])
+        return content.of_table(table, lambda row: f"{name}, row {first + row}")
+
+
+class RowRanges:
+    """The rows of a file in ranges; a group of rows is read when its first ones are asked for.
+
+    Raises:
+        SourceError: It is not what its name says, or lacks a column.
+    """
+
+    def __init__(self, file: SourceFile, content: DocumentForm) -> None:
+        self.file, self.content = file, content
+        self._rows = open_row_file(file.path)
+        content.check(self._rows.schema, file.path)
+        self.firsts = [0, *accumulate(self._rows.groups)]  # number of the first row of each group
+        self._read: tuple[int, Any] = (-1, None)
+
+    def parts(self, nbytes: int) -> Iterator[tuple[RowsPart, int]]:
+        """Yield parts of about so many bytes, with the bytes that each has."""
+        for group, rows in enumerate(self._rows.groups):
+            size = max(1, self._rows.nbytes(group, [*self.content.types]))
+            step = max(1, rows * nbytes // size)
+            for first in range(0, rows, step):
+                last = min(first + step, rows)
+                yield RowsPart(self, group, first, last), size * (last - first) // rows
+
+    def read(self, group: int, first: int, last: int) -> pa.Table:
+        if self._read[0] != group:
+            self._read = group, self._rows.read(group, [*self.content.types])
+        table = self._read[1].slice(first, last - first)
+        if last == self._rows.groups[group]:
+            self._read = (-1, None)  # it is not needed again
+        return table
 
 
 def split_lines(data: npt.NDArray[np.uint8]) -> Documents:
@@ -387,12 +455,7 @@ class TextSource(TokenSource):
     def pieces(self, start: int = 0) -> Iterator[Piece]:
         with closing(_Streams()) as streams:
             for parts in map(self._plan.__getitem__, range(start, len(self))):
-                yield TextPiece(
-                    tuple(
-                        part.loaded() if isinstance(part, RowsPart) else part.loaded(streams)
-                        for part in parts
-                    )
-                )
+                yield TextPiece(tuple(part.loaded(streams) for part in parts))
 
     def documents_of(self, limit: int) -> Iterator[str]:
         """Yield the texts of pieces spread evenly over the source, ``limit`` bytes or a little more; SourceError."""
