@@ -5,16 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loaders.remote.url import place_of
 from loaders.schema import Array
 from packdata.arrays.files import ArrayOptions
 from packdata.arrays.recipe import ARRAY, ArraysRecipe, array_recipes
-from packdata.files.plan import FilesPlan
-from packdata.files.splits import SourceOptions, listed_sources
+from packdata.files.recipe import FilesPlan
+from packdata.files.splits import SourceOptions
 from packdata.packing.settings import PackSettings, check_options, take
 from packdata.packing.shards import MAX_RECORD_BYTES, Format
 from packdata.plan import pack_plan
-from packdata.sources.listed import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,14 +79,12 @@ def plan_arrays(
     source = take(SourceOptions, options, column=array_column)
     array_options = ArrayOptions(**options)
     parts = array_recipes(src, array_options, source)
-    again = [place_of(path).absolute() for path in listed_sources(src)]
-    list_again = partial(array_recipes, again, array_options, source.absolute())
+    list_again = partial(array_recipes, options=array_options, source=source.absolute())
     largest = max(recipe.num_bytes for _, recipe in parts)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
     for _, recipe in parts:
         recipe.files.max_nbytes = MAX_RECORD_BYTES[chosen]
-    shown = without_secrets(listed_sources(src))
-    return ArraysPlan(shown, parts, chosen, list_again)
+    return ArraysPlan.of(src, parts, chosen, list_again)
 
 
 def pack_arrays(

@@ -70,7 +70,8 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         self._fields: dict[str, Array] = listing.fields()
         self._codecs = {name: codec_for(field) for name, field in self._fields.items()}
         self._key_codec = codec_for(Text())
-        self._set_targets([Target("", self._schema(self._fields, {"key": Text()}))])
+        schema = self._schema(self._fields, {"key": Text()})
+        self._set_targets([Target("", schema)], options.to_json())
 
     def encode(self, item: Item) -> list[dict[str, bytes]]:
         """Return the records of an item.

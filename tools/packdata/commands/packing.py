@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from loaders.errors import SourceError
 from loaders.progress import Meter
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from packdata.packing.engine import Summary
-    from packdata.packing.shards import Format
     from packdata.plan import SourcePlan
+    from packdata.tables.plan import SharePlan
+
+    Planned = SourcePlan | SharePlan  # what a dry run prints
 
 AT_URLS = True  # as --shuffle: the usual seed where the target is a URL
 _USUAL_SEED = 0
@@ -115,17 +117,6 @@ _PLAN = """\
   source: column types, statistics, a tokenizer, the largest id. Many machines may learn: each with
   --part I/N --dry-run --json a share of the files; then give --plan once for each of their outputs
 """
-
-
-class Planned(Protocol):
-    """What a dry run prints."""
-
-    @property
-    def format(self) -> Format:
-        """Of the shards."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON types."""
 
 
 def share_of(args: argparse.Namespace) -> tuple[int, int] | None:

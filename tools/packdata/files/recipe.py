@@ -1,30 +1,35 @@
-"""One sample for each file of a source: what the recipes of pictures and of arrays share."""
+"""One sample for each file of a source: what the recipes of pictures and of arrays share, and their plans."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from loaders.errors import SourceError
+from loaders.remote.url import place_of
 from loaders.schema import Field, Schema
+from loaders.text import printable
+from packdata.describe import counted, describe_field
 from packdata.files.labels import LABEL
+from packdata.files.splits import contents, listed_sources, source_notes
+from packdata.packing.engine import target_folders
 from packdata.recipe import Recipe
-from packdata.sources.base import BOX_LABELS
+from packdata.sources.base import BOX_LABELS, files_identity
+from packdata.sources.listed import are_given, list_sources, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from packdata.files.splits import Split
+    from packdata.packing.engine import Summary
+    from packdata.packing.shards import Format
     from packdata.recipe import Target
     from packdata.sources.base import Item
 
-
-class Options(Protocol):
-    """What becomes of each file."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON types."""
-
-
-_O = TypeVar("_O", bound=Options)
+_O = TypeVar("_O")  # the options of a recipe: what becomes of each file
+_R = TypeVar("_R", bound="FilesRecipe[Any]")
 
 
 class FilesRecipe(Recipe, Generic[_O]):
@@ -36,8 +41,8 @@ class FilesRecipe(Recipe, Generic[_O]):
         self.split, self.options = split, options
         self.source, self.labels, self.masks = split.source, split.labels, split.masks
 
-    def _set_targets(self, targets: Sequence[Target]) -> None:
-        source, masks, options = self.source, self.masks, self.options.to_json()
+    def _set_targets(self, targets: Sequence[Target], options: Mapping[str, Any]) -> None:
+        source, masks = self.source, self.masks
         self.targets = targets
         self.identity = {
             "recipe": self.command,
@@ -73,3 +78,101 @@ class FilesRecipe(Recipe, Generic[_O]):
     def name(self, item: Item) -> str:
         """Return the place of an item."""
         return item.where
+
+
+@dataclass(frozen=True, slots=True)
+class FilesPlan(Generic[_R]):
+    """The plan of pictures or arrays: a recipe for each split."""
+
+    sources: Sequence[Path | str]  # as they were given
+    parts: Sequence[tuple[str, _R]]  # (split, recipe) each
+    format: Format  # of the shards
+    list_again: Callable[[], Sequence[tuple[str, _R]]]  # returns the parts as the source is now
+
+    @classmethod
+    def of(
+        cls,
+        src: Path | str | Sequence[Path | str],
+        parts: Sequence[tuple[str, _R]],
+        format: Format,
+        make: Callable[[Sequence[Path | str]], Sequence[tuple[str, _R]]],
+    ) -> Self:
+        """Return the plan of a source, or of several, of which ``make`` returns the parts, also elsewhere."""
+        sources = listed_sources(src)
+        again = [place_of(path).absolute() for path in sources]
+        return cls(without_secrets(sources), parts, format, partial(make, again))
+
+    @property
+    def recipes(self) -> list[_R]:
+        """The recipes."""
+        return [recipe for _, recipe in self.parts]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON types."""
+        return {
+            "src": str(self.sources[0]) if len(self.sources) == 1 else [*map(str, self.sources)],
+            "format": self.format,
+            "items": sum(map(len, self.recipes)),
+            "parts": [
+                {
+                    "split": split,
+                    "kind": recipe.source.kind,
+                    "items": len(recipe),
+                    "ignored": dict(recipe.source.ignored),
+                    "targets": {
+                        folder: target.schema.to_json()
+                        for folder, target in zip(
+                            target_folders(split, recipe), recipe.targets, strict=True
+                        )
+                    },
+                }
+                for split, recipe in self.parts
+            ],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        place = printable(", ".join(map(str, self.sources)))
+        for split, recipe in self.parts:
+            name = f"{split}: " if split else ""
+            yield f"{name}{counted(len(recipe), 'item')} of kind {recipe.source.kind!r} in {place}"
+            for folder, target in zip(target_folders(split, recipe), recipe.targets, strict=True):
+                yield f"  to {folder or 'the destination itself'}, as {self.format}:"
+                for field_name, field in target.schema.fields.items():
+                    default = "" if field_name in target.schema.defaults else " (on request)"
+                    yield f"    {field_name}: {printable(self.field_text(field))}{default}"
+        yield from map(printable, self.notes())
+
+    def field_text(self, field: Field) -> str:
+        """Return a field in a few words."""
+        return describe_field(field)
+
+    def notes(self, packed: Summary | None = None) -> list[str]:
+        """Say what is passed over, and what may not be meant."""
+        splits = [recipe.split for recipe in self.recipes]
+        return [*([] if packed is None else contents(splits)), *source_notes(splits)]
+
+    def amount(self, packed: Summary) -> str:
+        """Leave it to the number of samples."""
+        return ""
+
+    def is_unchanged(self) -> bool:
+        """Tell whether the source is still as it was listed."""
+        if are_given(self.sources):
+            return True
+        try:
+            return self._identities() == [recipe.identity for recipe in self.recipes]
+        except SourceError:  # what is gone has changed too
+            return False
+
+    def _identities(self) -> list[Mapping[str, Any]]:
+        paths = [recipe.source.paths for recipe in self.recipes]
+        if all(paths) and not any(recipe.masks for recipe in self.recipes):  # a few large files
+            list_sources(self.sources)
+            return [
+                {**recipe.identity, "source": files_identity(recipe.source.kind, files)}
+                for recipe, files in zip(self.recipes, paths, strict=True)
+            ]
+        return [recipe.identity for _, recipe in self.list_again()]

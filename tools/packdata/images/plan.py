@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.checks import as_list
 from loaders.errors import SchemaError
-from loaders.remote.url import URL, place_of
+from loaders.remote.url import URL
 from loaders.schema import Field, Image, Label
 from packdata.describe import codec_text, counted, describe_values
-from packdata.files.plan import FilesPlan
-from packdata.files.splits import SourceOptions, listed_sources
+from packdata.files.recipe import FilesPlan
+from packdata.files.splits import SourceOptions
 from packdata.images.fit import SizeOption
 from packdata.images.marks import Marks
 from packdata.images.profiles import CONVERTED
@@ -32,7 +32,6 @@ from packdata.images.shapes import ShapeOptions
 from packdata.packing.settings import PackSettings, check_options, take
 from packdata.plan import pack_plan
 from packdata.sources.layouts import masks_beside
-from packdata.sources.listed import without_secrets
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -134,10 +133,13 @@ def plan_images(
     made = tuple(SizeOption.parse(size, fit) for size in listed)
     image_options = ImageOptions(sizes=made, marks=Marks.of(palette, label_map), **options)
     parts = image_recipes(src, image_options, source, shapes)
-    again = [place_of(path).absolute() for path in listed_sources(src)]
-    list_again = partial(image_recipes, again, image_options, source.absolute(), shapes.absolute())
-    shown = without_secrets(listed_sources(src))
-    return ImagesPlan(shown, parts, format or _usual_format(parts), list_again)
+    about: Any = {
+        "options": image_options,
+        "source": source.absolute(),
+        "shapes": shapes.absolute(),
+    }
+    list_again = partial(image_recipes, **about)
+    return ImagesPlan.of(src, parts, format or _usual_format(parts), list_again)
 
 
 def _change_notes(packed: Mapping[str, int]) -> list[str]:

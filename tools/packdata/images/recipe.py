@@ -275,7 +275,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
                     self._schema(output.fields, self._extra),
                 )
                 for output in self._outputs
-            ]
+            ],
+            options.to_json(),
         )
 
     def encode(self, item: Item) -> list[dict[str, bytes]]:
