@@ -1,7 +1,8 @@
 """JPEGs that cannot be kept as they are (turned, CMYK): encoded again as coarsely, or finely, as they were.
 
 Quantization tables and sampling are the source's, so that little is lost but what was lost before: values come
-back to the steps on which they were.
+back to the steps on which they were. Codecs that store planes as JPEGs have them get the source's own: nothing is
+resampled or converted.
 """
 
 from __future__ import annotations
@@ -12,16 +13,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import PIL.Image
+import simplejpeg
 from PIL.JpegImagePlugin import JpegImageFile
 
+from loaders.codecs.dct import DctCodec
 from loaders.codecs.jpeg import restart_interval, with_index
 from loaders.codecs.picture import encode_jpeg
+from loaders.codecs.yuv import Yuv420Codec, half
 from loaders.errors import CodecError
 from packdata.images.headers import read_header
 from packdata.images.pictures import open_pil
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from packdata.images.pictures import Picture
+
+    Planes = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
 
 KEPT_QUALITY = 95  # of a JPEG whose tables cannot be read
 # Pillow's name, by how much finer luma is than chroma, across and down. For other ratios all chroma is stored.
@@ -72,3 +80,38 @@ def _subsampling(components: Sequence[Any], is_transposed: bool) -> str:
     (_, across, down, _), (_, chroma_across, chroma_down, _), *_ = components
     ratio = across // chroma_across, down // chroma_down
     return _SUBSAMPLINGS.get(ratio[::-1] if is_transposed else ratio, "4:4:4")
+
+
+def encode_jpeg_planes(codec: Any, picture: Picture, data: bytes) -> bytes | None:
+    """Return the record of a JPEG's own planes, if the codec stores such and the file (it keeps its size) has them."""
+    takes_planes = isinstance(codec, Yuv420Codec) or (
+        isinstance(codec, DctCodec) and codec.grid.is_halved
+    )
+    if not takes_planes or picture.format != "jpeg" or picture.gray or picture.changes:
+        return None
+    planes = jpeg_planes(data)
+    return None if planes is None else codec.encode_planes(planes)
+
+
+def jpeg_planes(data: bytes) -> Planes | None:
+    """Return Y, Cb and Cr of a JPEG whose chroma has half its height and width; None of any other.
+
+    Luma is what a decoder gives for gray. For chroma the file is decoded at half its size: to come
+    there, libjpeg has nothing to do to planes that are of this size already.
+
+    Source: ``jdmaster.c`` of libjpeg-turbo, "scale up the chroma components via IDCT scaling".
+    """
+    try:
+        height, width, space, subsampling = simplejpeg.decode_jpeg_header(data)
+    except KeyError:  # of a sampling that has no name there
+        return None
+    if (space, subsampling) != ("YCbCr", "420") or min(height, width) < 2:
+        return None
+    luma: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "GRAY")[:, :, 0]
+    image = open_pil(data)
+    assert isinstance(image, JpegImageFile)
+    image.draft("YCbCr", (width // 2, height // 2))
+    if image.mode != "YCbCr" or image.size != (half(width), half(height)):
+        return None
+    small = np.asarray(image)
+    return luma, np.ascontiguousarray(small[:, :, 1]), np.ascontiguousarray(small[:, :, 2])

@@ -29,7 +29,7 @@ from loaders.system.opencv import use_no_ipp
 from packdata.describe import numbered
 from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import open_splits
-from packdata.images.alike import encode_alike
+from packdata.images.alike import encode_alike, encode_jpeg_planes
 from packdata.images.headers import PNG_START, read_header
 from packdata.images.jpegtran import (
     check_jpegtran,
@@ -44,7 +44,6 @@ from packdata.images.pictures import (
     decode_picture,
     open_pil,
 )
-from packdata.images.planes import encode_jpeg_planes
 from packdata.images.profiles import CONVERTED
 from packdata.images.scratch import Scratch
 from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape

@@ -15,8 +15,7 @@ from packdata.sources.mds import INDEX, MdsRows, mds_files
 from packdata.sources.mds import SUFFIX as MDS_SUFFIX
 from packdata.sources.readers import open_parquet
 from packdata.sources.rowfile import BATCH_ROWS, RowFile
-from packdata.sources.tar_rows import TarRows
-from packdata.sources.tars import TAR_SUFFIXES
+from packdata.sources.tars import TAR_SUFFIXES, TarRows
 from packdata.sources.tfrecord import TfrecordRows
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ are any number of images, and ``.left.jpg``, ``.right.jpg`` images that each sam
 number, or in all samples a name of a class, ``.json`` any JSON value, of which one key may be the label,
 ``.txt`` a caption, ``.npy`` an array, ``.seg.png`` or ``.mask.png`` a mask. The headers are read once, at the
 start, and classes and shapes with them; after that any sample is one seek away (in ``.tar.gz`` one pass: a
-packing that is continued reads the file from its beginning).
+packing that is continued reads the file from its beginning). Of texts, ``.txt`` is the text and ``.json`` its columns.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
+import pyarrow as pa
 
 from loaders.checks import shown
 from loaders.errors import SourceError
@@ -47,6 +48,7 @@ from packdata.sources.base import (
 from packdata.sources.folders import no_files
 from packdata.sources.readers import parse_json
 from packdata.sources.regular import check_name, check_regular
+from packdata.sources.rowfile import RowFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,6 +66,8 @@ _BLOCK = 512
 _PART = "image."  # begins the role of a picture that has a name of its own in its sample
 _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 LABEL = "label"
+_GROUP_BYTES = 16 << 20  # of rows of texts
+_TEXT = "text"
 
 
 @dataclass(slots=True)
@@ -92,7 +96,7 @@ class TarSource(Source):
         ignored: Counter[str] = Counter()
         self._samples: list[TarSample] = []
         for number, path in enumerate(self.paths):
-            self._samples += scan_tar(path, number, ignored)
+            self._samples += _scan_tar(path, number, ignored)
         self._pictures = _settle_pictures(self._samples, ignored)
         self.has_several = self._pictures not in ([], ["image"])
         self.notes = _notes(self._pictures)
@@ -142,11 +146,11 @@ class TarSource(Source):
     def _values(self, role: str) -> Iterator[Any]:
         """Yield what all samples have of a role; what cannot be read is left to its own item."""
         for number, samples in groupby(self._samples, attrgetter("tar")):
-            with open_tar(self.paths[number]) as file:
+            with _open_tar(self.paths[number]) as file:
                 for sample in samples:
                     if role in sample.members:
                         with suppress(SourceError):
-                            yield read_value(file, sample, role, self.paths[number])
+                            yield _read_value(file, sample, role, self.paths[number])
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -154,7 +158,7 @@ class TarSource(Source):
     def items(self, start: int = 0) -> Iterator[Item]:
         while start < len(self._samples):
             number = self._samples[start].tar
-            with open_tar(self.paths[number]) as file:
+            with _open_tar(self.paths[number]) as file:
                 while start < len(self._samples) and self._samples[start].tar == number:
                     yield self._item(self._samples[start], file)
                     start += 1
@@ -165,7 +169,7 @@ class TarSource(Source):
     def mask_heads(self) -> Iterator[bytes]:
         for number, samples in groupby(self._samples, attrgetter("tar")):
             path = self.paths[number]
-            with open_tar(path) as file:
+            with _open_tar(path) as file:
                 for sample in samples:
                     if "mask" in sample.members:
                         name, offset, size = sample.members["mask"]
@@ -201,7 +205,7 @@ class TarSource(Source):
         labels = dict.fromkeys(self.labels)
         for role in (*self._roles, *self._arrays):
             if role in sample.members:
-                value = read_value(file, sample, role, path)
+                value = _read_value(file, sample, role, path)
                 if role == "cls" and self.labels[LABEL].kind == "int":
                     value = _whole(value, sample.place(role, path))
                 if role in self._arrays:
@@ -212,7 +216,64 @@ class TarSource(Source):
         return labels
 
 
-def open_tar(path: Path) -> IO[bytes]:
+class TarRows(RowFile):
+    """One tar file. The columns are those of its first samples; pictures and the like are passed over.
+
+    Raises:
+        SourceError: It is damaged, or holds neither ``.txt`` nor ``.json``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        samples = _scan_tar(path, 0, Counter())
+        self._samples = [s for s in samples if "txt" in s.members or "json" in s.members]
+        if not self._samples:
+            raise SourceError("it holds neither .txt nor .json", path)
+        self._starts = list(self._cut())
+        ends = [*self._starts[1:], len(self._samples)]
+        self.groups = [end - start for start, end in zip(self._starts, ends, strict=True)]
+        self.schema: pa.Schema = None  # of the first group
+        self.schema = self._table(0).schema
+
+    def _cut(self) -> Iterator[int]:
+        """Yield where groups begin."""
+        size = _GROUP_BYTES
+        for number in range(len(self._samples)):
+            if size >= _GROUP_BYTES:
+                yield number
+                size = 0
+            size += self._size(number)
+
+    def _size(self, number: int) -> int:
+        members = self._samples[number].members
+        return sum(members[role][2] for role in ("txt", "json") if role in members)
+
+    def _table(self, group: int) -> pa.Table:
+        start = self._starts[group]
+        with _open_tar(self.path) as file:
+            rows = [self._row(file, number) for number in range(start, start + self.groups[group])]
+        try:
+            return pa.Table.from_pylist(rows, self.schema)
+        except (pa.ArrowException, OverflowError) as error:
+            where = f"{self.path}, samples from {self._samples[start].key} on"
+            raise SourceError(f"its .json are not alike ({error})", where) from error
+
+    def _row(self, file: Any, number: int) -> dict[str, Any]:
+        sample = self._samples[number]
+        row: dict[str, Any] = {}
+        if "json" in sample.members:
+            value = _read_value(file, sample, "json", self.path)
+            row |= value if isinstance(value, dict) else {}
+        if "txt" in sample.members:
+            row[_TEXT] = _read_value(file, sample, "txt", self.path)
+        return row
+
+    def nbytes(self, group: int, columns: Sequence[str]) -> int:
+        start = self._starts[group]
+        return sum(self._size(number) for number in range(start, start + self.groups[group]))
+
+
+def _open_tar(path: Path) -> IO[bytes]:
     """Open a tar file, decompressed; SourceError if that fails."""
     check_regular(path, path)  # not by an opener: gzip takes a name, or leaves the file open
     try:
@@ -227,11 +288,11 @@ def _is_gzip(path: Path) -> bool:
     return path.name.lower().endswith("gz")
 
 
-def scan_tar(path: Path, number: int, ignored: Counter[str]) -> list[TarSample]:
+def _scan_tar(path: Path, number: int, ignored: Counter[str]) -> list[TarSample]:
     """Return the samples of one tar file, from its headers."""
     samples: dict[str, TarSample] = {}
     try:
-        with open_tar(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with _open_tar(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # keep no header twice
                 if member.isdir():
@@ -351,7 +412,7 @@ def _missing(role: str, where: str) -> bytes:
 
 
 def _read_at(path: Path, offset: int, size: int, name: str) -> bytes:
-    with open_tar(path) as file:
+    with _open_tar(path) as file:
         return _read_member(file, offset, size, f"{path}: {name}")
 
 
@@ -366,7 +427,7 @@ def _read_member(file: IO[bytes], offset: int, size: int, where: str) -> bytes:
     return data
 
 
-def read_value(file: IO[bytes], sample: TarSample, role: str, path: Path) -> Any:
+def _read_value(file: IO[bytes], sample: TarSample, role: str, path: Path) -> Any:
     """Return what a member holds; of ``.cls`` its text."""
     name, offset, size = sample.members[role]
     data = _read_member(file, offset, size, f"{path}: {name}")

@@ -26,11 +26,18 @@ from packdata.sources.base import files_identity
 from packdata.sources.listed import ListedURL, list_sources, without_secrets
 from packdata.sources.opening import joined_splits
 from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, ColumnPlan, TargetColumn
-from packdata.tables.columns import check_names, plan_columns, rejects_rows
+from packdata.tables.columns import (
+    OPTIONS,
+    TARGETS,
+    check_names,
+    missing_values_of,
+    plan_columns,
+    plan_like,
+    rejects_rows,
+)
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.files import FOLDER, CommonColumns, list_tables, open_tables, opened
 from packdata.tables.kept import TableReader
-from packdata.tables.like import OPTIONS, TARGETS, missing_values_of, plan_like
 from packdata.tables.notes import header_notes
 from packdata.tables.options import TableOptions
 from packdata.tables.parts import FilePart
