@@ -526,7 +526,7 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(
     plan = json.loads(capsys.readouterr().out)
 
     assert "6 items of kind 'classes'" in text
-    assert "label: label, one int64, 2 classes: cat, dog" in text
+    assert "label: label of 2 classes (cat, dog)" in text
     assert "passed over: 1 .txt" in text
     assert plan["items"] == 6
     assert plan["format"] == "lmdb"
@@ -702,7 +702,7 @@ def test_classes_that_are_empty_in_every_split_are_left_out_and_named(
     for split in ("train", "val"):
         label = read_manifest(tmp_path / "a" / split).schema.fields["label"]
         assert label == Label(classes=("cat", "dog"))
-    assert "3 classes: bee, cat, dog" in fixed
+    assert "3 classes (bee, cat, dog)" in fixed
     assert "not classes: ant (" in fixed
 
 

@@ -27,7 +27,7 @@ def describe_field(field: Field) -> str:
         if field.classes is None:
             return f"{field.kind}, a number"
         names = [repr(name) if "," in name else name for name in field.classes]
-        return f"{field.kind} of {counted(len(names), 'class')} ({few(names, 4)})"
+        return f"{field.kind} of {counted(len(names), 'class')} ({few(names, 8)})"
     if isinstance(field, Features | Categories):
         return describe_rows(field)
     if isinstance(field, Tokens):

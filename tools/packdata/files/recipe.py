@@ -142,12 +142,8 @@ class FilesPlan(Generic[_R]):
                 yield f"  to {folder or 'the destination itself'}, as {self.format}:"
                 for field_name, field in target.schema.fields.items():
                     default = "" if field_name in target.schema.defaults else " (on request)"
-                    yield f"    {field_name}: {printable(self.field_text(field))}{default}"
+                    yield f"    {field_name}: {printable(describe_field(field))}{default}"
         yield from map(printable, self.notes())
-
-    def field_text(self, field: Field) -> str:
-        """Return a field in a few words."""
-        return describe_field(field)
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is passed over, and what may not be meant."""

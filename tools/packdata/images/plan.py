@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from loaders.checks import as_list
 from loaders.errors import SchemaError
 from loaders.remote.url import URL
-from loaders.schema import Field, Image, Label
-from packdata.describe import codec_text, counted, describe_values
+from loaders.schema import Image
+from packdata.describe import counted
 from packdata.files.recipe import FilesPlan
 from packdata.files.splits import SourceOptions
 from packdata.images.fit import SizeOption
@@ -32,7 +32,6 @@ from packdata.images.shapes import ShapeOptions
 from packdata.packing.settings import PackSettings, check_options, take
 from packdata.plan import pack_plan
 from packdata.sources.layouts import masks_beside
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,21 +43,12 @@ if TYPE_CHECKING:
 
 
 _OURS = ("raw", "yuv420", "dct")
-_PLAIN = ("raw", "text", "json", "bytes")
 
 
 class ImagesPlan(FilesPlan[ImagesRecipe]):
     """The plan of pictures."""
 
     __slots__ = ()
-
-    def field_text(self, field: Field) -> str:
-        """Return a field in a few words, pictures with their codec."""
-        text = field.kind if field.shape is None else f"{field.kind}, {describe_values(field)}"
-        text += f", codec {codec_text(field)}" if field.codec not in _PLAIN else ""
-        if isinstance(field, Label) and field.classes is not None:
-            text += f", {counted(len(field.classes), 'class')}: {few(field.classes, 8)}"
-        return text
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say how many files were kept, and how many are smaller than asked for, too."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -225,8 +225,16 @@ class DelimitedFile:
             return
         doubtful = [name for name in types if name not in kinds]
         table = self._respelled(data, without_words(table, self._missing), doubtful)
-        written = _AsWritten(self, part)
-        yield TableRows(table, written.line, cell=written.cell)
+
+        @cache
+        def written() -> list[tuple[int, int, list[str]]]:
+            """Read the part once more, when somebody asks how a row is written."""
+            return self._rows(read_bytes(self.path, part.start, part.stop), part.line)
+
+        def cell(row: int, column: str) -> str:
+            return written()[row][2][self.columns.index(column)]
+
+        yield TableRows(table, lambda row: written()[row][0], cell=cell)
 
     def _guessed_types(self) -> Iterator[Types]:
         """Yield what columns seem to hold, in the first of some files that are alike; then in this one."""
@@ -338,26 +346,6 @@ class DelimitedFile:
                     shown = cell.encode(errors="surrogateescape")[:40]
                     return f"column {name!r} is not UTF-8 ({shown!r}). {UTF8_HINT}"
         return ""
-
-
-class _AsWritten:
-    """The rows of a part as they are written: it is read once more, when somebody asks."""
-
-    def __init__(self, file: DelimitedFile, part: FilePart) -> None:
-        self._file, self._part = file, part
-
-    @cached_property
-    def _rows(self) -> list[tuple[int, int, list[str]]]:
-        part = self._part
-        return self._file._rows(read_bytes(self._file.path, part.start, part.stop), part.line)
-
-    def line(self, row: int) -> int:
-        """Return the line on which a row begins."""
-        return self._rows[row][0]
-
-    def cell(self, row: int, column: str) -> str:
-        """Return what is written in a row."""
-        return self._rows[row][2][self._file.columns.index(column)]
 
 
 def type_of_texts(column: pa.ChunkedArray) -> pa.DataType | None:
