@@ -86,9 +86,8 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
             raise SourceError(what, item.where, "Pack arrays of each kind by themselves")
         records = {label.name: label.encode(item) for label in self.labels}
         records["key"] = self._key_codec.encode(item.key)
-        if (
-            self.files.has_masks
-        ):  # first: an array without one had no say in the shape of the field
+        # First: an array without one had no say in the shape of the field.
+        if self.files.has_masks:
             mask = self.files.read_mask(item, self.axes.spatial_shape(shape))
             records[MASK] = self._encode(MASK, mask, item.where)
         array = self.axes.arrange(self.files.read_array(item))

@@ -225,9 +225,8 @@ class _EditPlan:
             raise SchemaError(f"field {on!r} has no single value to match a column with")
         every = np.arange(len(self.view))
         values = [scalar(field, value) for value in self._decoded(on, every)]
-        names = [
-            getattr(value, "name", None) for value in values
-        ]  # a label is called by its class
+        # A label is called by its class.
+        names = [getattr(value, "name", None) for value in values]
         return [str(v) if name is None else name for name, v in zip(names, values, strict=True)]
 
     def _select(self) -> Indices:

@@ -85,9 +85,8 @@ class Recode:
         self._resize, self._is_mask = options.resize, not is_image
         size = field.size if self._resize is None else self._resize.fixed
         several = None
-        if isinstance(
-            field, Images
-        ):  # first: single pictures may have codecs that several have not
+        # First: single pictures may have codecs that several have not.
+        if isinstance(field, Images):
             several = dataclasses.replace(field, codec=codec, size=size)
         if codec in ("dct", "yuv420") and size is None:
             what = f"codec {codec!r} is for pictures of one size, and these may vary"

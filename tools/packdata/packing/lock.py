@@ -40,9 +40,8 @@ class TargetLock:
                 self._acquire(os.open(path, os.O_RDWR | os.O_CREAT | CLOEXEC, 0o644))
             except FileNotFoundError:
                 continue
-            except (
-                OSError
-            ):  # no locks on this file system: no other process can hold one on the new file
+            except OSError:
+                # No locks on this file system: no other process can hold one on the new file.
                 if is_new:
                     path.unlink(missing_ok=True)
                 raise
@@ -51,9 +50,8 @@ class TargetLock:
         try:
             _lock(fd)
             if _is_same_file(fd, self.path):  # else its last owner finished, and removed it
-                with suppress(
-                    OSError
-                ):  # a full disk: the number is for people, the lock holds without it
+                # A full disk: the number is for people, the lock holds without it.
+                with suppress(OSError):
                     os.ftruncate(fd, 0)
                     os.write(fd, b"%d\n" % os.getpid())
                 self._fd = fd

@@ -317,9 +317,8 @@ class Packing:
 
     def _replaced(self, existing: Mapping[str, Manifest]) -> dict[str, tuple[str, list[str]]]:
         """Return of each dataset that is there the fingerprint, and the files that go."""
-        rejects = (
-            [REJECTED_NAME] if self._kind == "command" else []
-        )  # else our own takes its place
+        # Of other kinds our own takes its place.
+        rejects = [REJECTED_NAME] if self._kind == "command" else []
         return {
             folder: (there.fingerprint, [] if self._extend else [*files_of(there), *rejects])
             for folder, there in existing.items()

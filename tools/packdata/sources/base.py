@@ -249,10 +249,8 @@ def read_head(file: Path | str | RemoteFile) -> bytes:
         with open(file, "rb", opener=regular) as opened:
             head = opened.read(HEAD_NBYTES)
             return head if head.startswith(_PNG) else head + opened.read()
-    except (
-        OSError,
-        ValueError,
-    ):  # ValueError: a NUL in the name, no regular file, or another object
+    except (OSError, ValueError):
+        # ValueError: a NUL in the name, no regular file, or another object.
         return b""
 
 

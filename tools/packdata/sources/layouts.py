@@ -345,9 +345,8 @@ def _suffix_between(picture: str, mask: str) -> str:
     """Return how a mask's name differs from its picture's at the end, as ``--mask-suffix`` takes it; or ""."""
     pairs = enumerate(zip(picture, mask, strict=False))
     num = next((i for i, (one, other) in pairs if one != other), min(len(picture), len(mask)))
-    if (
-        picture[num : num + 1].isalnum() or mask[num : num + 1].isalnum()
-    ):  # inside a word: to where it begins
+    # Inside a word: to where it begins.
+    if picture[num : num + 1].isalnum() or mask[num : num + 1].isalnum():
         num = max(picture.rfind(mark, 0, num) for mark in "_-. ")
     old, new = picture[max(num, 0) :], mask[max(num, 0) :]
     if num < 1 or old == new or any(end[1:2].isdecimal() for end in (old, new)):

@@ -200,9 +200,8 @@ def open_parquet(path: Path, metadata: Any = None) -> pq.ParquetFile:
     check_name(str(path), path)
     stored = path.stored if isinstance(path, ListedURL) else None
     try:
-        file = (
-            path if stored is None else stored.open()
-        )  # of a store, what is read of it is fetched
+        # Of a store, what is read of it is fetched.
+        file = path if stored is None else stored.open()
         return pq.ParquetFile(file, metadata=metadata, coerce_int96_timestamp_unit="us")
     except (OSError, ValueError, pa.ArrowException) as error:
         raise SourceError(f"it cannot be read as Parquet ({error})", path) from error

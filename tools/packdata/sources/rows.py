@@ -294,9 +294,8 @@ def _column(kind: pa.DataType) -> Column:
     if _is_binary(kind):
         return Column("bytes")
     nested = types.is_nested(kind) and not types.is_map(kind)
-    return Column(
-        "json" if nested else "text"
-    )  # text: strings, dates, decimals, maps as Python shows them
+    # Text: strings, dates, decimals, maps as Python shows them.
+    return Column("json" if nested else "text")
 
 
 def _named(columns: Sequence[str], names: Sequence[str]) -> str | None:

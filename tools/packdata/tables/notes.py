@@ -164,9 +164,8 @@ def header_notes(columns: Sequence[str], scan: Scan) -> Iterator[str]:
         for name, group in zip(columns, groups, strict=True)
     ]
     are_values = any(name in values.get(name, ()) for name in columns)
-    is_mixed = are_values and 2 * sum(looks) >= len(
-        looks
-    )  # years are names, and no values of theirs
+    # Years are names, and no values of theirs.
+    is_mixed = are_values and 2 * sum(looks) >= len(looks)
     if all(looks) or is_mixed or any(map(_is_no_name, columns, groups)):
         few = in_words(columns, 4)
         yield f"the header looks like values ({few}): --no-header if it is the first row, --names gives names"

@@ -343,9 +343,8 @@ def _learned(scanner: Scanner, options: TableOptions, found: Scan) -> _Learned:
     """Return what was found of all rows, which are read again where that takes it."""
     files, skips = scanner.reader.files, scanner.on_error == "skip"
     first = files[0].path
-    if codes := _codes(
-        found, scanner.kinds
-    ):  # once more: parts without zeros were read as numbers
+    # Once more: parts without zeros were read as numbers.
+    if codes := _codes(found, scanner.kinds):
         again = replace(scanner, kinds={**scanner.kinds, **dict.fromkeys(codes, "text")}).scan()
         for name in codes:
             again.columns[name].first["code"] = found.columns[name].first["code"]

@@ -100,9 +100,8 @@ def as_text(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     except pa.ArrowInvalid:
         if not pa.types.is_timestamp(array.type):
             raise
-        return array.cast(pa.timestamp(array.type.unit, "UTC")).cast(
-            pa.string()
-        )  # of no known zone
+        # Of no known zone.
+        return array.cast(pa.timestamp(array.type.unit, "UTC")).cast(pa.string())
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -315,9 +314,8 @@ def _floats(array: pa.Array, group: Group) -> Floats:
     elif group == "time":
         array = pc.cast(pc.cast(array, pa.time64("us"), safe=False), pa.int64())
     elif pa.types.is_decimal(array.type):
-        array = pc.cast(
-            array, pa.string()
-        )  # Arrow's own way to floats is off by an ulp in some 3 %
+        # Arrow's own way to floats is off by an ulp in some 3 %.
+        array = pc.cast(array, pa.string())
     if not pa.types.is_float64(array.type):
         array = pc.cast(array, pa.float64(), safe=False)
     values: Floats = array.to_numpy(zero_copy_only=False)
