@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loaders.errors import CodecError
 from loaders.schema import Categories, Features, Field, Image, Label, MultiLabel, Tokens
-from packdata.rows import describe_rows
-from packdata.wording import few
+from packdata.wording import few, names_in_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy.typing as npt
 
 
 def describe_field(field: Field) -> str:
@@ -22,6 +23,8 @@ def describe_field(field: Field) -> str:
         'label of 2 classes (cat, dog)'
         >>> describe_field(Label(classes=("cat", "dog, big")))
         "label of 2 classes (cat, 'dog, big')"
+        >>> describe_field(Features(columns=("depth", "x")))
+        '2 columns of float32 (depth, x)'
     """
     if isinstance(field, Label | MultiLabel):
         if field.classes is None:
@@ -29,7 +32,7 @@ def describe_field(field: Field) -> str:
         names = [repr(name) if "," in name else name for name in field.classes]
         return f"{field.kind} of {counted(len(names), 'class')} ({few(names, 8)})"
     if isinstance(field, Features | Categories):
-        return describe_rows(field)
+        return _describe_rows(field)
     if isinstance(field, Tokens):
         return _describe_tokens(field)
     if field.shape is None:
@@ -52,6 +55,16 @@ def codec_text(field: Field) -> str:
     return f"dct (quality {field.quality}{subsampling}, {field.compression})"
 
 
+def _describe_rows(kind: Features | Categories) -> str:
+    names = [names_in_option([name]) for name in kind.columns]
+    if isinstance(kind, Categories):
+        sizes = zip(names, kind.vocabularies, strict=True)
+        names = [f"{name}: {len(words)}" for name, words in sizes]
+    extra = ", standardized" if isinstance(kind, Features) and kind.standardized else ""
+    columns = "column" if len(names) == 1 else "columns"
+    return f"{len(names)} {columns} of {kind.dtype}{extra} ({few(names, 6)})"
+
+
 def _describe_tokens(field: Tokens) -> str:
     parts = [f"tokens of {field.dtype}, {field.row_tokens:,} a row"]
     parts += [] if field.vocab_size is None else [f"{field.vocab_size:,} ids"]
@@ -69,6 +82,22 @@ def counted(n: int, what: str) -> str:
     """
     plural = f"{what}es" if what.endswith("s") else f"{what}s"
     return f"{n:,} {what if n == 1 else plural}"
+
+
+def row_text(kind: Features | Categories, value: npt.NDArray[Any]) -> str:
+    """Return a row with the names of its columns.
+
+    Example:
+        >>> kind = Categories(columns=("cut", "color"), vocabularies=(("Ideal",), ("G", "E")))
+        >>> row_text(kind, np.array([1, 0]))
+        'cut=Ideal color=?'
+    """
+    if isinstance(kind, Features):
+        texts = [f"{number:.6g}" for number in value.tolist()]
+    else:
+        vocabularies = zip(kind.vocabularies, value.tolist(), strict=True)
+        texts = [names[k - 1] if 0 < k <= len(names) else "?" for names, k in vocabularies]
+    return " ".join(f"{name}={text}" for name, text in zip(kind.columns, texts, strict=True))
 
 
 def describe_values(field: Field) -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+import numpy.typing as npt
 
 _LIMB_BITS = 16  # products of two, summed over 2**31 of them, fit into 63 bits
 
@@ -101,6 +99,12 @@ class WholeMoments:
 
 
 Summary = Moments | WholeMoments
+_N = TypeVar("_N", float, npt.NDArray[np.float64])
+
+
+def standardized(values: _N, mean: float, std: float) -> _N:
+    """Return numbers as a standardized column has them, before they are rounded to its dtype."""
+    return (values - mean) / (std or 1.0)
 
 
 def _sums(numbers: npt.NDArray[np.uint64], most: int) -> tuple[int, int]:

@@ -37,8 +37,7 @@ from loaders.schema import (
     Tokens,
 )
 from loaders.text import describe_size
-from packdata.describe import counted
-from packdata.rows import row_text
+from packdata.describe import counted, row_text
 from packdata.tokens.stream import token_text
 
 if TYPE_CHECKING:

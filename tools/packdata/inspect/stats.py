@@ -33,7 +33,6 @@ from loaders.system import opencv
 from loaders.system.limits import usable_cores
 from packdata.moments import Moments, WholeMoments
 from packdata.packing.pool import OrderedPool
-from packdata.rows import categories_stats, features_stats, finite, is_row, numbers_of
 from packdata.tokens.rows import DOCUMENT_ENDS
 from packdata.tokens.stream import has_tokens, token_stats
 
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from packdata.moments import Summary
 
 PERCENTILES = (0, 5, 50, 95, 100)
+_MAX_NUMBERS = 4096  # of a row of which a whole column is read at once
 _EXACT_PIXELS = 1 << 21  # OpenCV sums in float64: exact below 2**53, with room
 
 
@@ -125,7 +125,7 @@ def stats(
 
 
 def _is_decoded(kind: Field) -> bool:
-    is_array = isinstance(kind, Array) and kind.dims != () and not is_row(kind)
+    is_array = isinstance(kind, Array) and kind.dims != () and not _is_row(kind)
     return isinstance(kind, Image | Images | Mask | Boxes) or is_array
 
 
@@ -232,21 +232,21 @@ class _Gathered:
             most = int(np.iinfo(self.kind.dtype).max)
             return _sizes(self._shapes) | self._by_channel() | {"max_value": most} | self._range()
         if self._is_varied:
-            return numbers_of(self._whole, self._num_nan)
+            return _numbers_of(self._whole, self._num_nan)
         if _has_channels(self.kind) and self._channels and self._channels[0].count:
             return self._by_channel() | self._range() | {"num_nan": self._num_nan}
-        return numbers_of(self._channels[0] if self._channels else Moments(), self._num_nan)
+        return _numbers_of(self._channels[0] if self._channels else Moments(), self._num_nan)
 
     def _by_channel(self) -> dict[str, Any]:
         return {
-            "mean": [finite(channel.mean) for channel in self._channels],
-            "std": [finite(channel.std) for channel in self._channels],
+            "mean": [_finite(channel.mean) for channel in self._channels],
+            "std": [_finite(channel.std) for channel in self._channels],
         }
 
     def _range(self) -> dict[str, Any]:
         least = min((channel.least for channel in self._channels), default=math.inf)
         most = max((channel.most for channel in self._channels), default=-math.inf)
-        return {"min": finite(least), "max": finite(most)}
+        return {"min": _finite(least), "max": _finite(most)}
 
 
 class _GatheredImages(_Gathered):
@@ -291,10 +291,10 @@ def _of_all(view: View, name: str, kind: Field) -> dict[str, Any]:
     elif isinstance(kind, Tokens):
         found |= token_stats(view)
     elif isinstance(kind, Features):
-        found |= features_stats(view, name, kind)
+        found |= _features_stats(view, name, kind)
     elif isinstance(kind, Categories):
-        found |= categories_stats(view, name, kind)
-    elif (isinstance(kind, Array) and kind.dims == ()) or is_row(kind):
+        found |= _categories_stats(view, name, kind)
+    elif (isinstance(kind, Array) and kind.dims == ()) or _is_row(kind):
         found |= _stats_of_rows(view.blocks(name))
     elif isinstance(kind, Text):
         view.verify(name)
@@ -307,7 +307,7 @@ def _stats_of_rows(parts: Iterable[npt.NDArray[Any]]) -> dict[str, Any]:
     total: Summary = found[0][0] if found else Moments()
     for moments, _ in found[1:]:
         total.add(moments)
-    return numbers_of(total, sum(num_nan for _, num_nan in found))
+    return _numbers_of(total, sum(num_nan for _, num_nan in found))
 
 
 def _class_name(kind: Label, number: int) -> str:
@@ -328,3 +328,59 @@ def _percentiles(numbers: npt.NDArray[Any]) -> dict[str, float]:
     values = np.percentile(numbers, PERCENTILES).tolist()
     names = ("min", *(f"p{p}" for p in PERCENTILES[1:-1]), "max")
     return dict(zip(names, values, strict=True))
+
+
+# -- rows of tables: column by column, never row by row -----------------------------------------------
+
+
+def _is_row(kind: Field) -> bool:
+    """Tell whether values are short rows of numbers, of which a whole column is read at once."""
+    if isinstance(kind, Categories):
+        return True
+    is_short = isinstance(kind, Array) and kind.is_fixed and len(kind.dims) == 1
+    return is_short and (kind.shape or (0,))[0] in range(1, _MAX_NUMBERS + 1)
+
+
+def _features_stats(view: View, name: str, kind: Features) -> dict[str, Any]:
+    """Return mean, deviation, range and number of NaN of each column, as stored."""
+    found = [Moments() for _ in kind.columns]
+    for rows in view.blocks(name):
+        for moments, values in zip(found, np.ascontiguousarray(rows.T), strict=True):
+            moments.add(Moments.of(values[~np.isnan(values)]))
+    columns = zip(kind.columns, found, strict=True)
+    return ({"standardized": True} if kind.standardized else {}) | {
+        "columns": {name: _numbers_of(each, len(view) - each.count) for name, each in columns}
+    }
+
+
+def _numbers_of(moments: Summary, num_nan: int) -> dict[str, Any]:
+    """Return range, mean and deviation as JSON types; None where there is no number."""
+    names = {"min": "least", "mean": "mean", "std": "std", "max": "most"}
+    plain = {
+        name: _finite(getattr(moments, key)) if moments.count else None
+        for name, key in names.items()
+    }
+    return plain | {"num_nan": num_nan}
+
+
+def _finite(value: float) -> float | str:
+    """Return a number, in words where JSON has none."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _categories_stats(view: View, name: str, kind: Categories) -> dict[str, Any]:
+    """Return how often each category of each column occurs; ``None`` counts 0."""
+    counts = [np.zeros(num, np.int64) for num in kind.num_categories]
+    for rows in view.blocks(name):
+        for i, total in enumerate(counts):
+            found = np.bincount(rows[:, i].astype(np.int64), minlength=len(total))
+            total += found[: len(total)]
+    columns = {}
+    for column, words, total in zip(kind.columns, kind.vocabularies, counts, strict=True):
+        order = np.argsort(-total[1:], kind="stable")[:8].tolist()
+        columns[column] = {
+            "num_categories": len(words),
+            "num_unknown": int(total[0]),
+            "most_frequent": {words[k]: int(total[k + 1]) for k in order},
+        }
+    return {"columns": columns}

@@ -22,11 +22,10 @@ from packdata.packed.content import ViewContent, check_no_stream, check_whole_st
 from packdata.packed.joined_columns import KINDS, JoinedColumns, read_columns, read_updates
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
-from packdata.packed.where import Where, has_scalar, parse_condition, scalar
+from packdata.packed.where import Where, column_fields, has_scalar, parse_condition, scalar
 from packdata.packing.outside import check_outside
 from packdata.packing.provenance import origin_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
-from packdata.rows import column_fields
 from packdata.wording import few
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ import numpy as np
 
 from loaders.errors import SchemaError
 from loaders.schema import Array, Categories, Features, Label, MultiLabel, Text
-from packdata.rows import standardized
+from packdata.moments import standardized
 
 if TYPE_CHECKING:
-    from loaders.schema import Field
+    from loaders.schema import Field, Schema
 
 Values = Mapping[str, Any]
 _Part = Callable[[Values], Any]
@@ -377,6 +377,31 @@ def _check_category(value: Any, field: Categories) -> None:
         raise SchemaError(f"categories of {field.columns[0]!r} are texts: write {str(value)!r}")
     if value:  # none where it is missing
         _check_word("category", value, field.vocabularies[0])
+
+
+def column_fields(schema: Schema) -> dict[str, Field]:
+    """Return each column of tables as a field of its own, with one column."""
+    found: dict[str, Field] = {}
+    for kind in schema.fields.values():
+        if not isinstance(kind, Features | Categories):
+            continue
+        for i, name in enumerate(kind.columns):
+            if name not in schema.fields:
+                found.setdefault(name, _column_field(kind, i))
+    return found
+
+
+def _column_field(kind: Features | Categories, i: int) -> Field:
+    if isinstance(kind, Features):
+        return Features(
+            dtype=kind.dtype,
+            columns=kind.columns[i : i + 1],
+            mean=kind.mean[i : i + 1],
+            std=kind.std[i : i + 1],
+            standardized=kind.standardized,
+        )
+    words = kind.vocabularies[i : i + 1]
+    return Categories(dtype=kind.dtype, columns=kind.columns[i : i + 1], vocabularies=words)
 
 
 def has_scalar(field: Field) -> bool:

@@ -16,8 +16,7 @@ import numpy as np
 from loaders.data.manifest import read_manifest
 from loaders.errors import SourceError
 from loaders.schema import Array, Categories, Features, Label
-from packdata.moments import Moments
-from packdata.rows import standardized
+from packdata.moments import Moments, standardized
 from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, ColumnPlan, TargetColumn
 from packdata.tables.notes import notes_on
 from packdata.tables.values import in_words

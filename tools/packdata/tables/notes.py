@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packdata.describe import counted
-from packdata.rows import standardized
+from packdata.moments import standardized
 from packdata.tables.values import GROUPS, NO_VALUES, groups_of_texts, in_words
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from loaders.data.columns import FixedColumn
 from loaders.errors import SourceError
+from packdata.moments import standardized
 from packdata.recipe import Block, Recipe, Tally, Target
-from packdata.rows import standardized
 from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, kind_of
 from packdata.tables.parts import TableRows, said
 from packdata.tables.scan import place
