@@ -52,12 +52,8 @@ _START_S = 120.0  # of a task that a node has room for, and of a node where none
 
 def usual_parts(plan: SourcePlan) -> int:
     """Return how many parts a source is divided into by default."""
-    return max(1, sum(_num_parts(recipe) for _, recipe in plan.parts))
-
-
-def _num_parts(recipe: Any) -> int:
-    size = _BLOCKS_OF_A_PART if recipe.is_of_blocks else _FILES_OF_A_PART
-    return -(-len(recipe) // size)
+    sizes = {True: _BLOCKS_OF_A_PART, False: _FILES_OF_A_PART}
+    return max(1, sum(-(-len(each) // sizes[each.is_of_blocks]) for _, each in plan.parts))
 
 
 def pack_on_ray(

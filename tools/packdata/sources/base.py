@@ -342,6 +342,12 @@ def check_unique(
                 seen[key] = where
 
 
+def first_named(columns: Sequence[str], names: Iterable[str]) -> str | None:
+    """Return the column that has the first of some names, in any case."""
+    by_lower = {name.strip().lower(): name for name in reversed(columns)}
+    return next((by_lower[name] for name in names if name in by_lower), None)
+
+
 def field_names(
     columns: Sequence[str],
     path: Path | str,
@@ -356,8 +362,7 @@ def field_names(
     ``class``) gets one behind it. ``known`` are all columns there are, for messages.
     """
     if label is None:
-        by_lower = {name.strip().lower(): name for name in reversed(columns)}
-        label = next((by_lower[name] for name in LABEL_NAMES if name in by_lower), None)
+        label = first_named(columns, LABEL_NAMES)
     elif label not in columns:
         raise _no_label(label, columns if known is None else known, path)
     fields: dict[str, str] = {}

@@ -28,6 +28,7 @@ from packdata.sources.base import (
     check_unique,
     column_of,
     field_names,
+    first_named,
     is_missing,
     key_of,
     open_file,
@@ -431,12 +432,9 @@ def _listed(cell: Any) -> list[Any]:
 
 
 def _find_column(columns: Sequence[str], wanted: str | None, path: Path, kind: FileKind) -> str:
-    by_lower = {name.lower(): name for name in reversed(columns)}
     names = kind.columns if wanted is None else (wanted,)
-    found = wanted if wanted in columns else None
-    if wanted is None:
-        found = next((by_lower[name] for name in kind.columns if name in by_lower), None)
-    if found is None:
+    found = first_named(columns, names) if wanted is None else wanted
+    if found is None or found not in columns:
         what = f"it has no column {' or '.join(names[:4])}, but {list(columns)}"
         raise SourceError(what, path, f"Name the column of paths with {kind.option}")
     return found

@@ -1,4 +1,4 @@
-"""Inputs that must be regular files, as errors of the source that named them."""
+"""Inputs that must be regular files and no packed datasets, as errors of the source that named them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import stat
 from pathlib import Path
 
+from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import SourceError
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/+")  # a Path has one slash
@@ -31,6 +32,13 @@ def check_regular(path: Path | str, where: Path | str) -> None:
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return
     check_mode(mode, where)
+
+
+def check_not_packed(folder: Path) -> None:
+    """Raise SourceError for a dataset that is packed already."""
+    if (folder / MANIFEST_NAME).exists():
+        hint = "'packdata copy', 'split', 'merge' and 'extend' work on packed datasets"
+        raise SourceError("it is a packed dataset already", folder, hint)
 
 
 def check_mode(mode: int, where: Path | str) -> None:

@@ -29,6 +29,7 @@ from packdata.sources.base import (
     column_of,
     field_names,
     files_identity,
+    first_named,
     read_each,
     read_file,
     read_head,
@@ -298,12 +299,6 @@ def _column(kind: pa.DataType) -> Column:
     return Column("json" if nested else "text")
 
 
-def _named(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the column that has the first of some names."""
-    by_lower = {name.lower(): name for name in reversed(columns)}
-    return next((by_lower[name] for name in names if name in by_lower), None)
-
-
 def _find_image(schema: pa.Schema, wanted: str | None, path: Path, *, several: bool = True) -> str:
     if wanted is not None:
         if wanted not in schema.names:
@@ -316,7 +311,7 @@ def _find_image(schema: pa.Schema, wanted: str | None, path: Path, *, several: b
         return wanted
     pictures: list[str] = [name for name in schema.names if _is_picture(schema.field(name).type)]
     lists: list[str] = [name for name in schema.names if _are_pictures(schema.field(name).type)]
-    found = _named(pictures, _IMAGE_NAMES) or _named(lists, _IMAGES_NAMES)
+    found = first_named(pictures, _IMAGE_NAMES) or first_named(lists, _IMAGES_NAMES)
     for names in (pictures, lists):
         found = found or (names[0] if len(names) == 1 else None)
     if found is None:

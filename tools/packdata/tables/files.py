@@ -23,7 +23,7 @@ from packdata.sources.listed import (
     real_path,
 )
 from packdata.sources.litdata import INDEX, is_litdata
-from packdata.sources.regular import check_regular
+from packdata.sources.regular import check_not_packed, check_regular
 from packdata.sources.rowfiles import listed_files, row_kind
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.jsonl import JsonLinesFile
@@ -250,9 +250,7 @@ def _keys_of_folders(path: Path) -> dict[str, str | None]:
 def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
     """Return what a source names: tables, and of a folder what else is there, with its suffix or ``FOLDER``."""
     path = place_of_source(source)
-    if (path / "manifest.json").exists():
-        hint = "'packdata split', 'merge' and 'extend' work on packed datasets"
-        raise SourceError("it is a packed dataset already", path, hint)
+    check_not_packed(path)
     if path.is_dir():
         return _list_folder(path)
     if path.exists() or not has_magic(str(source)):

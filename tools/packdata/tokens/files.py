@@ -20,7 +20,7 @@ from packdata.sources.listed import (
     place_of_source,
 )
 from packdata.sources.litdata import is_litdata
-from packdata.sources.regular import check_mode, nothing_at
+from packdata.sources.regular import check_mode, check_not_packed, nothing_at
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 
 if TYPE_CHECKING:
@@ -110,9 +110,7 @@ def list_files(sources: Sequence[Path | str]) -> tuple[list[SourceFile], Counter
 
 
 def _list_folder(folder: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
-    if (folder / "manifest.json").exists():
-        hint = "'packdata split', 'merge' and 'extend' work on packed datasets"
-        raise SourceError("it is a packed dataset already", folder, hint)
+    check_not_packed(folder)
     found: list[tuple[str, Path]] = []
     for relative, entries in files_below(folder):
         if entries is None:
