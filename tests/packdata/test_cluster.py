@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -36,6 +37,7 @@ PACKS = {
     "images": "images photos DST --size 700 --codec png --shard-size 2MB",
     "tokens": "tokens texts DST --documents line --tokenizer bpe.json --shard-size 2MB",
     "arrays": "arrays scans DST --shard-size 9MB",
+    "tables": "tables rows DST --target b --shard-size 2MB",
 }
 LOCKS = "on-ray/.parts/part-*.*/.packing/lock"  # of parts that are being packed
 
@@ -81,6 +83,13 @@ def make_source(kind: str, place: Path) -> None:
         (place / "texts").mkdir()
         for i in range(NUM_PARTS):
             (place / "texts" / f"{i:02d}.txt").write_text("".join(lines[i:] + lines[:i]))
+        return
+    if kind == "tables":
+        (place / "rows").mkdir()
+        cells = rng.integers(-(10**12), 10**12, (20_000, 8)).astype(str)
+        rows = "\n".join(map(",".join, cells))
+        for i in range(5 * NUM_PARTS):
+            (place / "rows" / f"{i:02d}.csv").write_text(f"a,b,c,d,e,f,g,h\n{rows}\n")
         return
     for i in range(72):
         folder = place / ("photos" if kind == "images" else "scans") / f"c{i % 2}"
@@ -169,7 +178,7 @@ def test_nothing_to_do_and_no_room_leave_no_folder(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["images", "tokens"])  # arrays: into a bucket
+@pytest.mark.parametrize("kind", ["images", "tokens", "tables"])  # arrays: into a bucket
 def test_a_node_that_is_killed_costs_no_part(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,11 +195,15 @@ def test_a_node_that_is_killed_costs_no_part(
     assert contents(tmp_path / "on-ray") == contents(tmp_path / "calm")
 
 
-def pack_calmly(command: str, dst: str) -> None:
+def pack_calmly(command: str, dst: str, num_parts: int = NUM_PARTS) -> None:
     """Pack the same parts one after the other, here."""
     words = command.replace("DST", dst).split()
-    for i in range(NUM_PARTS):
-        assert main([*words, "--part", f"{i}/{NUM_PARTS}"]) == 0
+    if words[0] == "tables":
+        with open("plan.json", "w") as plan, contextlib.redirect_stdout(plan):
+            assert main([*words, "--dry-run", "--json"]) == 0
+        words += ["--plan", "plan.json"]
+    for i in range(num_parts):
+        assert main([*words, "--part", f"{i}/{num_parts}"]) == 0
     finish(dst)
 
 

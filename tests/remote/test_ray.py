@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from loaders.data.manifest import read_manifest
-from packdata.cli import main
 from tests.packdata import test_cluster
 from tests.packdata.recipes import contents
 from tests.remote.conftest import wait_until
@@ -28,6 +27,7 @@ NUM_PARTS, NUM_FILES = 8, 64
 PACKS = {
     "images": "images SRC DST --shard-size 32kB --shuffle 0",
     "tokens": "tokens SRC DST --documents line --shard-size 1MB --shuffle 7",
+    "tables": "tables SRC/c*/*.csv DST --target b --shard-size 64kB --shuffle 7",
 }
 
 
@@ -39,6 +39,9 @@ def make_source(kind: str, place: Path) -> None:
         pixels = rng.integers(0, 256, (60, 60, 3), np.uint8)
         if kind == "images":
             cv2.imwrite(str(folder / f"{i:02}.png"), pixels)
+        elif kind == "tables":
+            rows = "".join(f"{j},{i},{j % 7}\n" for j in range(9_000))
+            (folder / f"{i:02}.csv").write_text(f"a,b,c\n{rows}")
         else:  # of eight a piece
             line = pixels.tobytes().hex() + "\n"
             (folder / f"{i:02}.txt").write_text(line * (600_000 // len(line)))
@@ -49,7 +52,8 @@ def assert_same(there: Path, calm: Path) -> None:
     one, other = read_manifest(there), read_manifest(calm)
     assert one.fingerprint == other.fingerprint
     assert [s.xxh3_128 for s in one.shards] == [s.xxh3_128 for s in other.shards]
-    assert {*contents(there)} == {"manifest.json", *(shard.file for shard in one.shards)}
+    shards = (shard.file for shard in one.shards)
+    assert {*contents(there)} == {"manifest.json", *shards, *one.schema.files}
 
 
 @pytest.mark.slow
@@ -88,21 +92,19 @@ def test_a_driver_that_is_killed_and_two_that_go_on_make_what_parts_make(
     assert any(f"{items} items of " in error and told in error for error in errors)
     store.proxy.set()
     monkeypatch.chdir(tmp_path)
-    calm = PACKS[kind].replace("SRC", "raw").replace("DST", "calm").split()
-    for i in range(NUM_PARTS):
-        assert main([*calm, "--part", f"{i}/{NUM_PARTS}"]) == 0
-    assert main(["finish", "calm"]) == 0
+    test_cluster.pack_calmly(PACKS[kind].replace("SRC", "raw"), "calm", NUM_PARTS)
     assert_same(there, tmp_path / "calm")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["arrays", "tokens"])
 def test_a_node_that_is_killed_costs_no_part_of_a_bucket(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
-    test_cluster.make_source("arrays", tmp_path)
-    words = test_cluster.PACKS["arrays"].replace("DST", "s3://out/packed").split()
+    test_cluster.make_source(kind, tmp_path)
+    words = test_cluster.PACKS[kind].replace("DST", "s3://out/packed").split()
     staging = tmp_path / "tmp" / f"packdata-{os.getuid()}"
     staging.parent.mkdir()
 
@@ -117,5 +119,5 @@ def test_a_node_that_is_killed_costs_no_part_of_a_bucket(
 
     assert done.returncode == 0, done.stderr
     assert "begun: 3" in done.stdout
-    test_cluster.pack_calmly(test_cluster.PACKS["arrays"], "calm")
+    test_cluster.pack_calmly(test_cluster.PACKS[kind], "calm")
     assert_same(store.root / "out" / "packed", tmp_path / "calm")
