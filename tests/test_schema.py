@@ -189,6 +189,8 @@ def test_a_dtype_is_kept_by_its_name(dtype: Any) -> None:
         (Array, {"dtype": "longdouble"}),
         (Array, {"dtype": "(2,3)u1"}),
         (Array, {"dtype": "u1,u1"}),
+        (Array, {"dtype": "i4,("}),  # numpy parses some strings as Python, and raises SyntaxError
+        (Array, {"dtype": "\ud800"}),
         (Array, {"dtype": "bfloat16"}),
         (Array, {"dtype": "no such type"}),
         (Array, {"dtype": ""}),
@@ -213,21 +215,35 @@ def test_a_dtype_is_kept_by_its_name(dtype: Any) -> None:
         (MultiLabel, {}),
         (MultiLabel, {"classes": None}),
         (MultiLabel, {"classes": ("a", "a")}),
+        (Features, {}),
+        (Features, {"columns": "ab"}),
+        (Features, {"columns": ("a", "a")}),
+        (Features, {"columns": ("a",), "dims": (2,)}),
+        (Features, {"columns": ("a",), "dtype": "int32"}),
+        (Features, {"columns": ("a",), "mean": (1.0, 2.0)}),
+        (Features, {"columns": ("a",), "std": (float("nan"),)}),
+        (Features, {"columns": ("a",), "standardized": True}),
+        (Features, {"columns": ("a",), "missing": "zero"}),
+        (Features, {"columns": ("a",), "sources": (("a",),)}),
+        (Categories, {}),
+        (Categories, {"columns": ("a",)}),
+        (Categories, {"columns": ("a",), "vocabularies": (("x", "x"),)}),
+        (Categories, {"columns": ("a",), "vocabularies": (("x",),), "dtype": "int8"}),
+        (Categories, {"columns": ("a",), "vocabularies": (tuple(map(str, range(256))),)}),
+        (Tokens, {"dtype": "int32"}),
+        (Tokens, {"row_tokens": 1}),
+        (Tokens, {"dtype": "uint8", "vocab_size": 257}),
+        (Tokens, {"vocab_size": 5, "eod": 5}),
+        (Tokens, {"eod": -1}),
+        (Tokens, {"tokenizer": "../tokenizer-a.json", "tokenizer_xxh3_128": "0" * 32}),
+        (Tokens, {"tokenizer": "manifest.json", "tokenizer_xxh3_128": "0" * 32}),
+        (Tokens, {"tokenizer": "tokenizer-a.json"}),
     ],
     ids=str,
 )
-def test_a_field_that_contradicts_itself_is_refused(
-    kind: type[Field], options: dict[str, Any]
-) -> None:
+def test_a_field_that_contradicts_itself_is_refused(kind: Any, options: dict[str, Any]) -> None:
     with pytest.raises(SchemaError):
         kind(**options)
-
-
-def test_the_message_shows_the_value() -> None:
-    with pytest.raises(SchemaError):
-        Image(channels=0)
-    with pytest.raises(SchemaError):
-        Label(classes=("cat", "dog", "cat"))
 
 
 def test_doubled_classes_among_many_are_found_at_once() -> None:
@@ -371,13 +387,6 @@ def test_a_field_of_an_unregistered_class_is_refused() -> None:
         Schema({"a": Mine()})
 
 
-def test_the_class_of_a_field_in_place_of_one_says_what_to_write() -> None:
-    with pytest.raises(SchemaError):
-        Schema({"a": Text})  # type: ignore[dict-item]
-    with pytest.raises(SchemaError):
-        Schema({"a": "float32"})  # type: ignore[dict-item]
-
-
 def test_the_option_that_a_field_is_about_needs_no_name() -> None:
     assert Label(["a", "b"]) == Label(classes=("a", "b"))  # type: ignore[arg-type]
     assert MultiLabel(("a", "b")) == MultiLabel(classes=("a", "b"))
@@ -444,64 +453,11 @@ def test_replacing_an_option_checks_it_again() -> None:
         replace(Image(), size=(0, 1))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"columns": "ab"},
-        {"columns": ("a", "a")},
-        {"columns": ("a",), "dims": (2,)},
-        {"columns": ("a",), "dtype": "int32"},
-        {"columns": ("a",), "mean": (1.0, 2.0)},
-        {"columns": ("a",), "std": (float("nan"),)},
-        {"columns": ("a",), "standardized": True},
-        {"columns": ("a",), "missing": "zero"},
-        {"columns": ("a",), "sources": (("a",),)},
-    ],
-)
-def test_features_that_contradict_themselves_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(SchemaError):
-        Features(**options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"columns": ("a",)},
-        {"columns": ("a",), "vocabularies": (("x", "x"),)},
-        {"columns": ("a",), "vocabularies": (("x",),), "dtype": "int8"},
-        {"columns": ("a",), "vocabularies": (tuple(map(str, range(256))),)},
-    ],
-)
-def test_categories_that_contradict_themselves_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(SchemaError):
-        Categories(**options)
-
-
 def test_categories_know_the_sizes_of_their_embeddings() -> None:
     field = Categories(columns=("a", "b"), vocabularies=(("x", "y"), ()))
 
     assert field.num_categories == (3, 1)
     assert (field.dtype, field.served_dtype, field.record_nbytes) == ("uint8", "int64", 2)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"dtype": "int32"},
-        {"row_tokens": 1},
-        {"dtype": "uint8", "vocab_size": 257},
-        {"vocab_size": 5, "eod": 5},
-        {"eod": -1},
-        {"tokenizer": "../tokenizer-a.json", "tokenizer_xxh3_128": "0" * 32},
-        {"tokenizer": "manifest.json", "tokenizer_xxh3_128": "0" * 32},
-        {"tokenizer": "tokenizer-a.json"},
-    ],
-)
-def test_tokens_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(SchemaError):
-        Tokens(**options)
 
 
 def test_a_schema_knows_the_files_that_its_fields_need() -> None:

@@ -145,21 +145,6 @@ def test_each_axis_is_mirrored_by_a_draw_of_its_own() -> None:
     assert np.abs(np.corrcoef(flips.T.astype(float)) - np.eye(3)).max() < 0.03
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: RandomFlip(1.5), r"p must be in \[0, 1\]"),
-        (lambda: RandomFlip(axes=(0.5,)), r"axes must be a list of ints, got \(0.5,\)"),  # type: ignore[arg-type]
-        (lambda: RandomFlip(axes=1), "axes must be a list of ints, got 1"),  # type: ignore[arg-type]
-        (lambda: RandomCrop(()), "one for each axis"),
-        (lambda: CenterCrop((4, 0, 4)), r"got \(4, 0, 4\)"),
-    ],
-)
-def test_ops_refuse_what_they_cannot_mean(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_a_volume_smaller_than_its_crop_is_named() -> None:
     with pytest.raises(BatchError):
         plan_of([RandomCrop((4, 4, 4))], (9, 3, 9))

@@ -516,5 +516,5 @@ def test_what_ops_of_pixels_cannot_do_is_refused() -> None:
         lambda: augment.AugMix(severity=11),
         lambda: augment.AugMix(alpha=0),
     ):
-        with pytest.raises(ValueError, match=r"."):
+        with pytest.raises(ValueError):
             make()

@@ -280,7 +280,7 @@ def test_evaluation_is_filtered_and_training_is_fast_unless_said_otherwise() -> 
     ids=["filter", "max_size of two sides", "max_size", "padding", "fills"],
 )
 def test_what_cannot_be_meant_is_refused(make: Any) -> None:
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError):
         make()
 
 

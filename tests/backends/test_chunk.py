@@ -138,7 +138,7 @@ def test_an_error_of_the_order_comes_behind_the_batches_before_it(num: int) -> N
     while len(found) < num:
         found += next(chunks).batches
     assert found == list(range(num))
-    with pytest.raises(ValueError, match="no more"):
+    with pytest.raises(ValueError):
         next(chunks)
     assert list(chunks) == []
 

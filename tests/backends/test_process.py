@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset
 
 from loaders import DataLoader, RAMDataset
 
@@ -33,16 +33,6 @@ class SometimesLate(Dataset[int]):
         if i == BROKEN and self.is_broken:
             raise ValueError(f"sample {i} is broken")
         return i
-
-
-class Stream(IterableDataset[int]):
-    """Each worker yields its number."""
-
-    def __iter__(self) -> Any:
-        info = get_worker_info()
-        assert info is not None
-        assert info.dataset is self
-        yield from [info.id] * 2
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -160,12 +150,6 @@ def test_persistent_workers_are_the_same_from_epoch_to_epoch() -> None:
         pids.append([worker.pid for worker in iterator._workers])
 
     assert pids[0] == pids[1]
-
-
-def test_streams_see_their_worker() -> None:
-    loader = DataLoader(Stream(), 2, num_workers=2)
-
-    assert sorted(batch.tolist() for batch in loader) == [[0, 0], [1, 1]]
 
 
 def test_a_fork_goes_on_where_there_are_no_workers() -> None:

@@ -107,7 +107,7 @@ def test_a_child_that_stays_stopped_is_not_kept_for_another_epoch() -> None:
     (pid,) = children()
     os.kill(pid, signal.SIGSTOP)
 
-    with pytest.raises(RuntimeError, match=f"pid {pid}\\) does not answer"):
+    with pytest.raises(RuntimeError, match=str(pid)):
         list(loader)
 
     assert torch.cat([batch.x for batch in loader]).tolist() == [*range(1000)]

@@ -93,11 +93,6 @@ def contended_core() -> Iterator[None]:
             other.kill()
 
 
-def slow_copy(batch: Any) -> None:
-    """Take 2 ms per sample, as a narrow link would."""
-    time.sleep(0.002 * len(batch))
-
-
 def slow_step(batch: Any) -> None:
     """Take 2 ms per sample, as a large model would."""
     time.sleep(0.002 * len(batch))

@@ -84,19 +84,6 @@ def test_a_step_that_raises_costs_the_verdict_and_not_the_figures(
         assert "* chosen: " in out
 
 
-def test_a_step_that_raises_leaves_the_recommended_line(
-    swept: None,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    options = ["--batch-size", "64", *QUICK, "--step", f"{HERE}:bad_step"]
-
-    assert main(["recommend", "tests.bench.constructed:instant", *options]) == 1
-
-    out, said = capsys.readouterr()
-    assert out.startswith("DataLoader(dataset, batch_size=64, shuffle=True, num_workers=")
-    assert "loaders.bench: no verdict: ValueError: no good" in said
-
-
 def test_a_factory_that_raises_is_shown_from_its_own_line_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 PHOTOS = Path(__file__).parents[1] / "data/photos"
 
 
-class LongStream(Stream):
-    """It knows how much there is of it."""
-
-    def __len__(self) -> int:
-        return 4096
-
-
 class EmptyStream(Stream):
     """It ends at once."""
 
@@ -176,10 +169,6 @@ def test_bytes_of_a_sample_are_those_in_a_batch() -> None:
 )
 def test_texts_and_bytes_of_a_sample_count(sample: Any, num_bytes: int) -> None:
     assert sample_bytes_of([sample] * 20) == num_bytes
-
-
-def test_a_stream_with_a_length_is_read_as_a_stream() -> None:
-    assert sample_bytes_of(LongStream()) == 4
 
 
 def test_a_stream_without_samples_has_no_bytes_of_one() -> None:

@@ -25,7 +25,6 @@ from loaders.bench.measure import (
     round_size,
     time_loader,
 )
-from loaders.bench.stages import Cost
 from loaders.bench.sweep import (
     default_batch_size,
     grid,
@@ -262,17 +261,6 @@ def test_slow_samples_get_a_small_batch() -> None:
     assert default_batch_size(Stream()) == 64
 
 
-@pytest.mark.parametrize("others_s", [0.0, 5e-3])
-def test_every_command_gets_the_same_batch_whatever_others_on_the_machine_take(
-    monkeypatch: pytest.MonkeyPatch, others_s: float
-) -> None:
-    """Of samples that take 2 ms, by themselves: 64 is less than 0.2 s, and the next step, 256, is far."""
-    cost = Cost(2e-3 + others_s, 1.5e-3, 0.5e-3)
-    monkeypatch.setattr(sweep_module, "time_alone", lambda work, **_: cost)
-
-    assert default_batch_size(Instant()) == 64
-
-
 def test_batches_come_together_from_each_process_and_in_groups_from_threads() -> None:
     assert round_size(Instant(), Config(4, 8, "process")) == 4
     assert round_size(Instant(), Config(0, 8, "process")) == 1
@@ -325,27 +313,6 @@ def test_every_backend_serves_endlessly(tmp_path: Path, backend: str) -> None:
     batches = iter(loader)
     assert [num_samples(next(batches)) for _ in range(8)] == [2] * 8
     batches.close()
-
-
-def test_streams_are_measured_too() -> None:
-    class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
-        def __iter__(self):  # type: ignore[no-untyped-def]
-            return iter(torch.arange(64))
-
-    loader = make_loader(Stream(), Config(0, 4, "process"))
-
-    assert num_samples(next(iter(loader))) == 4
-
-
-def test_a_cold_sweep_says_what_stayed_in_the_page_cache(tmp_path: Path) -> None:
-    target = load(str(pack_samples(tmp_path / "d", 8)))
-
-    sweep = run_sweep(target, grid(target, workers=[0]), seconds=0.1, repeats=1, cold=True)
-
-    share = resident_share(target.files)
-    assert sweep.cache == "cold"
-    assert sweep.results[0].runs
-    assert share is None or 0 <= share <= 1
 
 
 @pytest.mark.parametrize("read", [1 << 20, 0])
@@ -418,12 +385,6 @@ def test_files_leave_the_page_cache_and_come_back(tmp_path: Path) -> None:
     file.read_bytes()
     assert resident_share([file]) == 1.0
     assert resident_share([]) == 0.0
-
-
-def test_arrays_in_memory_can_be_swept() -> None:
-    dataset = RAMDataset.from_arrays(image=np.zeros((64, 3, 8, 8), np.uint8))
-
-    assert default_batch_size(dataset) == 64
 
 
 def test_files_are_dropped_also_where_nothing_can_be_synced(

@@ -459,9 +459,7 @@ def test_a_folder_of_splits_of_sizes_names_each_dataset(tmp_path: Path) -> None:
         publish_manifest(tmp_path / name, MANIFEST)
 
     names = "train/32, train/64, val/32"
-    with pytest.raises(
-        ManifestError, match=f"several datasets. Choose one of its folders: {names}"
-    ):
+    with pytest.raises(ManifestError, match=names):
         read_manifest(tmp_path)
 
 

@@ -138,7 +138,7 @@ def test_wrong_use_is_an_error(folder: Path) -> None:
             ShardDataset(folder, augment=[RandomCrop(9, foreground=name)])
     with pytest.raises(TypeError):
         RandomCrop(9, foreground=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="p must"):
+    with pytest.raises(ValueError):
         RandomCrop(9, foreground="label", p=1.5)
     images = torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
     with pytest.raises(BatchError):

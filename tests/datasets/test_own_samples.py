@@ -92,7 +92,7 @@ def test_what_reads_stored_samples_refuses_it(folder: Path) -> None:
     ):
         with pytest.raises(TypeError):
             join()
-    with pytest.raises(ValueError, match="with no __getitem__ of their own"):
+    with pytest.raises(ValueError):
         DataLoader(dataset, 4, augment_on="device", device="cpu")
 
 

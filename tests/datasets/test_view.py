@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -154,8 +152,3 @@ def test_few_shards_are_open_at_a_time(
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, check=At("none")):
         PackedReader(tmp_path / "none")
-
-
-def test_no_command_imports_torch() -> None:
-    code = "import sys, packdata.commands; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

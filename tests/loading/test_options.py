@@ -146,5 +146,5 @@ def test_where_a_mixture_is_augmented_is_as_was_said(given: Any) -> None:
     assert (mixed[1] is None) == (alone[1] is None) == (given == "host")
     apart = Mixture([source, source.replace(on_error="replace")])
     if given == "device":
-        with pytest.raises(ValueError, match="sources have equal settings"):
+        with pytest.raises(ValueError):
             choose_halves(apart, device, given)

@@ -16,6 +16,8 @@ from packdata.packing.journal import Journal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ROOM = "Make room there. Then run the same command again"
+
 
 @contextmanager
 def tmpfs(folder: Path, size: str) -> Iterator[Path]:

@@ -666,19 +666,6 @@ def test_the_command_packs_and_tells(volumes: Path, capsys: pytest.CaptureFixtur
     assert (plan["items"], plan["format"], summary["samples"]) == (6, "parquet", 6)
 
 
-def test_the_command_says_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    src = save(tmp_path / "src", {"a": [1.0]})
-    (src / "b.npy").write_bytes(b"bad")
-    command = ["arrays", str(src), str(tmp_path / "dst")]
-
-    assert main(command) == 1
-    assert "--on-error skip" in capsys.readouterr().err
-    assert main([*command, "--on-error", "skip"]) == 3
-    with pytest.raises(SystemExit) as exit:
-        main([*command, "--dtype", "complex64", "--overwrite"])
-    assert exit.value.code == 2
-
-
 def test_channels_that_may_be_last_are_asked_about(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {"a": numbers((9, 8, 7, 2))})
 
@@ -702,16 +689,15 @@ def test_a_volume_that_looks_like_a_picture_is_asked_about(
     assert plan_arrays(src, channels=place or "none").notes() == []
 
 
-@pytest.mark.parametrize("format", ["lmdb", "parquet"])
-def test_packed_volumes_are_split_merged_appended_and_verified(
-    volumes: Path, format: str, capsys: pytest.CaptureFixture[str]
+def test_packed_volumes_are_split_merged_extended_and_verified(
+    volumes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*command: Any) -> str:
         assert main([str(part) for part in command]) == 0
         return capsys.readouterr().out
 
     source, masks, packed = volumes / "scans", volumes / "masks", volumes / "packed"
-    run("arrays", source, packed, "--masks", masks, "--format", format)
+    run("arrays", source, packed, "--masks", masks)
     run("split", packed, volumes / "parts", "--parts", "x=0.5", "y=0.5", "--stratify", "label")
     run("merge", volumes / "parts/x", volumes / "parts/y", volumes / "merged")
     run("copy", packed, volumes / "only", "--where", "label == 'a'")

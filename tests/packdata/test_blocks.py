@@ -268,9 +268,9 @@ def test_a_shard_that_is_full_to_the_byte_ends_there() -> None:
 
 
 def test_a_block_whose_columns_differ_in_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError):
         Block({"label": fixed_column([bytes(8)], 8), "key": var_column([])})
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError):
         Block({})
 
 

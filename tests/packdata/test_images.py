@@ -20,7 +20,7 @@ import pytest
 
 from loaders.codecs import codec_for
 from loaders.data.manifest import Manifest, publish_manifest
-from loaders.errors import LoadersError, SchemaError, SourceError
+from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Image, Json, Label, Mask, Schema, Text
 from packdata.cli import main
 from packdata.images.plan import plan_images
@@ -571,7 +571,9 @@ class TestLabels:
         assert [int(s["label"]) for s in samples(other)] == [2, 0, -1]
 
 
-BOTH = r"images/a\.jpg \(mask .*masks/a\.png\)"  # the places of a picture and of its mask
+def both(root: Path) -> str:
+    """Return the place of a picture and of its mask."""
+    return f"images/a.jpg (mask {root}/masks/a.png)"
 
 
 class TestMasks:
@@ -609,7 +611,7 @@ class TestMasks:
     def test_masks_of_other_sizes_are_refused(self, tmp_path: Path) -> None:
         recipe = self.make(tmp_path, np.zeros((60, 40), np.uint8))
 
-        with pytest.raises(SourceError, match=BOTH):
+        with pytest.raises(SourceError, check=At(both(tmp_path))):
             encode(recipe)
 
     def test_masks_of_turned_pictures_are_upright(self, tmp_path: Path) -> None:
@@ -672,7 +674,7 @@ class TestMasks:
         recipe = self.make(tmp_path, np.zeros((40, 60), np.uint8))
         save(tmp_path / "masks/a.png", np.full((40, 60), 300, np.uint16))
 
-        with pytest.raises(SourceError, match=BOTH):
+        with pytest.raises(SourceError, check=At(both(tmp_path))):
             encode(recipe)
 
     @pytest.mark.parametrize(
@@ -723,7 +725,7 @@ class TestMasks:
         mask = next((tmp_path / "masks").rglob("*.png"))
         mask.write_bytes(mask.read_bytes()[:-12])
 
-        with pytest.raises(SourceError, match=rf"{BOTH}: the mask"):
+        with pytest.raises(SourceError, check=At(both(tmp_path))):
             encode(recipe)
 
     def test_masks_of_splits_lie_in_folders_of_the_same_name(self, tmp_path: Path) -> None:
@@ -939,13 +941,6 @@ class TestDeterminism:
         assert all(other != one for other in others)
         assert len({json.dumps(other) for other in others}) == len(others)
 
-    def test_provenance_names_no_place(self, tmp_path: Path) -> None:
-        recipe = plan(self.fill(tmp_path / "photos"), sizes=[32])
-
-        text = json.dumps(recipe.provenance)
-        assert str(tmp_path) not in text
-        assert '"photos"' in text
-
 
 @pytest.mark.parametrize("kind", ["folder", "parquet"])
 def test_a_mask_that_changes_after_listing_is_noticed(tmp_path: Path, kind: str) -> None:
@@ -961,13 +956,6 @@ def test_a_mask_that_changes_after_listing_is_noticed(tmp_path: Path, kind: str)
     save(tmp_path / "masks/a.png", np.eye(4, dtype=np.uint8))
 
     assert not plan.is_unchanged()
-
-
-def test_every_error_is_ours(tmp_path: Path) -> None:
-    """So that the command line prints it without a traceback."""
-    for src in (tmp_path, tmp_path / "nothing", tmp_path / "*.tar"):
-        with pytest.raises(LoadersError):
-            image_recipes(src)
 
 
 def test_splits_that_a_pattern_makes_one_dataset_are_told(tmp_path: Path) -> None:

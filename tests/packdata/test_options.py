@@ -452,22 +452,22 @@ def test_names_of_defaults_are_a_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("packs", "options", "message"),
+    ("packs", "options", "meant"),
     [
-        (pack_images, {"size": 256}, r"no option 'size': did you mean 'sizes'\? There are format"),
-        (pack_images, {"column": "a"}, "no option 'column'.*image_column"),
-        (pack_images, {"zzz": 1}, r"no option 'zzz'\. There are format, sizes, fit"),
-        (pack_images, {"sizes": 1.5}, "sizes must be a list"),
-        (pack_arrays, {"worker": 2}, "no option 'worker': did you mean 'workers'"),
-        (pack_arrays, {"dtype": np.float32}, "dtype is given by its name, such as 'float32'"),
-        (pack_tables, {"targets": ["a"]}, "no option 'targets': did you mean 'target'"),
-        (pack_tokens, {"documents": "line"}, r"give TokenOptions\(documents=...\)"),
-        (pack_tokens, {"worker": 2}, "no option 'worker': did you mean 'workers'"),
-        (pack_tokens, {"options": {"documents": "line"}}, r"options must be TokenOptions\(...\)"),
+        (pack_images, {"size": 256}, "'sizes'"),
+        (pack_images, {"column": "a"}, "image_column"),
+        (pack_images, {"zzz": 1}, "format, sizes, fit"),
+        (pack_images, {"sizes": 1.5}, "sizes"),
+        (pack_arrays, {"worker": 2}, "'workers'"),
+        (pack_arrays, {"dtype": np.float32}, "'float32'"),
+        (pack_tables, {"targets": ["a"]}, "'target'"),
+        (pack_tokens, {"documents": "line"}, "TokenOptions"),
+        (pack_tokens, {"worker": 2}, "'workers'"),
+        (pack_tokens, {"options": {"documents": "line"}}, "TokenOptions"),
     ],
 )
-def test_a_wrong_option_is_told_which_there_are(
-    tmp_path: Path, packs: Any, options: dict[str, Any], message: str
+def test_a_wrong_option_is_told_what_may_be_meant(
+    tmp_path: Path, packs: Any, options: dict[str, Any], meant: str
 ) -> None:
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match=meant):
         packs(tmp_path / "none", tmp_path / "out", **options)

@@ -139,19 +139,17 @@ def test_a_record_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"format": "zip"}, "format must be one of"),
-        ({"shard_bytes": 0}, "shard_bytes must be in"),
-        ({"format": "parquet", "shard_bytes": 1 << 29}, "shard_bytes must be in"),
-        ({"workers": 0}, "workers must be at least 1"),
-        ({"on_error": "ignore"}, "on_error must be"),
+        {"format": "zip"},
+        {"shard_bytes": 0},
+        {"shard_bytes": 1 << 29, "format": "parquet"},
+        {"workers": 0},
+        {"on_error": "ignore"},
     ],
 )
-def test_options_out_of_range_are_refused(
-    tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
         pack(tmp_path / "out", **options)
 
     assert not (tmp_path / "out").exists()
@@ -220,9 +218,10 @@ def test_the_rate_is_of_samples_that_were_packed(tmp_path: Path) -> None:
 
 
 def test_nothing_but_bad_items_is_an_error_that_says_why(tmp_path: Path) -> None:
-    with pytest.raises(PackError, match="It rejected 3 items, the first: number 0"):
+    with pytest.raises(PackError, check=At("out")) as caught:
         pack(tmp_path / "out", 3, bad=[0, 1, 2], on_error="skip")
-    with pytest.raises(PackError, match="nothing to pack"):
+    assert "number 0" in str(caught.value)
+    with pytest.raises(PackError, check=At("out")):
         pack(tmp_path / "out", 0)
 
     assert not (tmp_path / "out").exists()
@@ -726,8 +725,9 @@ def test_the_second_packer_stops_and_names_the_first(tmp_path: Path) -> None:
     try:
         job = Job(tmp_path)
         assert job.run_in_child() == 1
-        with pytest.raises(PackError, match=f"process {os.getpid()} is packing into it"):
+        with pytest.raises(PackError, check=At(tmp_path)) as caught:
             pack(tmp_path)
+        assert f"process {os.getpid()} " in caught.value.what
     finally:
         lock.release()
 
@@ -874,14 +874,12 @@ def test_a_journal_that_cannot_be_written_is_a_clear_error(
 
 
 def test_a_target_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
-    told = r"packed: no folder can be made there \(.*\)\. Check the path, or choose another\.$"
-    if os.geteuid() == 0:
-        dst = Path("/proc/packed")  # nobody may create that
-    else:
+    dst = Path("/proc/packed")  # nobody may create that
+    if os.geteuid() != 0:
         tmp_path.chmod(0o555)
-        dst, told = tmp_path / "out", "it cannot be packed into"
+        dst = tmp_path / "out"
 
-    with pytest.raises(PackError, match=told):
+    with pytest.raises(PackError, check=At(dst)):
         pack(dst)
 
 

@@ -27,7 +27,7 @@ from packdata.packing.lock import TargetLock
 from packdata.packing.publish import Packing
 from packdata.packing.target import PACKING_NAME, leftovers
 from packdata.writer import Writer
-from tests.packdata.breaking import tmpfs
+from tests.packdata.breaking import ROOM, tmpfs
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
@@ -35,7 +35,6 @@ from tests.refusals import At
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOM = "Make room there. Then run the same command again"
 SMALL = ["label", "key", "score", "width"]
 _KILLED = """
 import os, signal, sys

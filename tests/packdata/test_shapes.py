@@ -421,7 +421,7 @@ class TestAnnotations:
     def test_annotations_of_other_pictures_are_refused(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")
 
-        with pytest.raises(SourceError, match="none of its pictures"):
+        with pytest.raises(SourceError):
             plan_images(tmp_path / "in", annotations=coco(tmp_path, ["x.png"]))
         with pytest.raises(SourceError, check=At("none")):
             plan_images(tmp_path / "in", annotations=tmp_path / "none")

