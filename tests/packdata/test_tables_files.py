@@ -132,3 +132,11 @@ def test_a_column_that_only_sounds_like_an_index_is_none(tmp_path: Path) -> None
     (tmp_path / "t.csv").write_text("column_1,index,x\n1,2,3\n")
 
     assert plan_tables([tmp_path / "t.csv"]).notes() == []
+
+
+def test_a_file_that_is_no_table_is_an_error_before_the_first_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{\n")
+    (tmp_path / "b.jsonl").write_text("")
+
+    with pytest.raises(SourceError, check=At("b.jsonl")):
+        plan_tables([tmp_path])

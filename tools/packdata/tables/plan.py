@@ -323,7 +323,8 @@ def _scanner(
         known = [name for file in files for name in file.columns or ()]
         check_names(options.named, list(dict.fromkeys(known)), files[0].path)
     local = (file for file in files if not isinstance(file.path, ListedURL))
-    for file in local:  # objects are checked when they have come
+    for file in local:  # objects are opened and checked when they have come
+        opened(file)
         common.check(file)
     kinds: dict[str, Kind] = dict.fromkeys(options.categorical, "text")
     kinds |= dict.fromkeys(options.numeric, "number")
