@@ -83,7 +83,7 @@ def plan_arrays(
     largest = max(recipe.num_bytes for _, recipe in parts)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
     for _, recipe in parts:
-        recipe.files.max_nbytes = MAX_RECORD_BYTES[chosen]
+        recipe.max_nbytes = MAX_RECORD_BYTES[chosen]
     return ArraysPlan.of(src, parts, chosen, list_again)
 
 

@@ -7,8 +7,9 @@ included, unless ``dtype`` converts them, and then each has to fit.
 
 from __future__ import annotations
 
+import math
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,22 +18,26 @@ import numpy.typing as npt
 
 from loaders.codecs import codec_for
 from loaders.errors import CodecError, SchemaError, SourceError
-from loaders.schema import Array, Text
-from packdata.arrays.files import ArrayFiles, ArrayOptions, Axes
+from loaders.schema import MAX_RECORD_NBYTES, Array, Text
+from loaders.text import describe_size
+from packdata.arrays.files import ArrayOptions, Axes
 from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import open_splits
 from packdata.recipe import Target
 from packdata.sources.base import ARRAYS
+from packdata.sources.npy import read_array, read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from packdata.files.splits import SourceOptions, Split
     from packdata.sources.base import Item
     from packdata.sources.npy import ArrayHeader
+    from packdata.sources.objects import RemoteFile
 
 ARRAY, MASK = "array", "mask"
+_CUT = "Cut it into parts along an axis, a file each, or store a narrower --dtype"
 _LOOKS, _LOOKS_AT_ONCE = 256, 16  # at headers: of a store, each is a request
 
 
@@ -64,10 +69,11 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
 
     def __init__(self, split: Split, options: ArrayOptions) -> None:
         super().__init__(split, options)
-        self.files = ArrayFiles(split.source, options, split.masks)
-        listing = _HeadersTogether(self.files)
-        self.axes, self.num_bytes = listing.axes, listing.num_bytes
-        self._fields: dict[str, Array] = listing.fields()
+        self.max_nbytes = MAX_RECORD_NBYTES  # of a record: larger ones are refused
+        self.num_bytes = 0  # of the largest array
+        shapes, dtypes = self._look_at_headers()
+        self.axes = Axes(len(shapes[0]), options.channels)
+        self._fields = self._find_fields(shapes, dtypes)
         self._codecs = {name: codec_for(field) for name, field in self._fields.items()}
         self._key_codec = codec_for(Text())
         schema = self._schema(self._fields, {"key": Text()})
@@ -80,17 +86,17 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
             SourceError: The array, its mask or its label is missing, damaged, too large, of
                 another shape than it should be, or has numbers that do not fit.
         """
-        shape = self.files.array_header(item).shape
+        shape = self._array_header(item).shape
         if len(shape) != self.axes.num:
             what = f"it has {len(shape)} axes {shape}, the first array {self.axes.num}"
             raise SourceError(what, item.where, "Pack arrays of each kind by themselves")
         records = {label.name: label.encode(item) for label in self.labels}
         records["key"] = self._key_codec.encode(item.key)
         # First: an array without one had no say in the shape of the field.
-        if self.files.has_masks:
-            mask = self.files.read_mask(item, self.axes.spatial_shape(shape))
+        if self._has_masks:
+            mask = self._read_mask(item, self.axes.spatial_shape(shape))
             records[MASK] = self._encode(MASK, mask, item.where)
-        array = self.axes.arrange(self.files.read_array(item))
+        array = self.axes.arrange(self._read_array(item))
         records[ARRAY] = self._encode(ARRAY, array, item.where)
         return [records]
 
@@ -105,64 +111,49 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
             option = "--mask-dtype" if name == MASK else "--dtype"
             raise SourceError(what, where, f"Give another {option}") from error
 
+    # -- the headers of all files together --------------------------------------------------------
 
-def _range(array: npt.NDArray[Any]) -> str:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        return f"NaN or infinite values of {array.dtype.name}"
-    return f"values of {array.dtype.name} from {array.min()} to {array.max()}, some"
-
-
-def _headers(
-    files: ArrayFiles, item: Item
-) -> tuple[ArrayHeader, ArrayHeader | None] | SourceError:
-    """Return the header of an item's array, and of its mask if there are masks; or why there is none."""
-    try:
-        return files.array_header(item), files.mask_header(item) if files.has_masks else None
-    except SourceError as error:
-        return error
-
-
-class _HeadersTogether:
-    """What the headers of all files say together."""
-
-    def __init__(self, files: ArrayFiles) -> None:
-        self._options = files.options
-        self._shapes: dict[tuple[int, ...], None] = {}
-        self._dtypes: dict[str, dict[str, str]] = {ARRAY: {}, MASK: {}}  # where each was first met
-        self.num_bytes = 0
-        error: SourceError | None = None
-        items = files.source.items()
+    def _look_at_headers(self) -> tuple[list[tuple[int, ...]], dict[str, dict[str, str]]]:
+        """Return the shapes of all arrays, and where the dtypes of arrays and of masks were first met."""
+        shapes: dict[tuple[int, ...], None] = {}
+        dtypes: dict[str, dict[str, str]] = {ARRAY: {}, MASK: {}}
+        errors: list[SourceError] = []
+        items = self.source.items()
         with ThreadPoolExecutor(_LOOKS_AT_ONCE, "headers") as pool:
             while some := [*islice(items, _LOOKS)]:
-                for item, found in zip(
-                    some, pool.map(partial(_headers, files), some), strict=True
-                ):
+                for item, found in zip(some, pool.map(self._headers, some), strict=True):
                     if isinstance(found, SourceError):  # it is rejected in its turn
-                        error = error or found
-                    else:
-                        self._add(item, *found)
-        if not self._shapes:
-            raise error or SourceError("it holds no arrays", files.source.name)
-        self.axes = Axes(len(next(iter(self._shapes))), self._options.channels)
+                        errors = errors or [found]
+                        continue
+                    header, mask = found
+                    shapes[header.shape] = None
+                    self.num_bytes = max(self.num_bytes, header.nbytes)
+                    dtypes[ARRAY].setdefault(header.dtype.name, item.where)
+                    if mask is not None:
+                        dtypes[MASK].setdefault(mask.dtype.name, item.where)
+        if not shapes:
+            raise errors[0] if errors else SourceError("it holds no arrays", self.source.name)
+        return [*shapes], dtypes
 
-    def _add(self, item: Item, header: ArrayHeader, mask: ArrayHeader | None) -> None:
-        self._shapes[header.shape] = None
-        self.num_bytes = max(self.num_bytes, header.nbytes)
-        self._dtypes[ARRAY].setdefault(header.dtype.name, item.where)
-        if mask is not None:
-            self._dtypes[MASK].setdefault(mask.dtype.name, item.where)
+    def _headers(self, item: Item) -> tuple[ArrayHeader, ArrayHeader | None] | SourceError:
+        """Return the header of an item's array, and of its mask if there are masks; or why there is none."""
+        try:
+            return self._array_header(item), self._mask_header(item) if self._has_masks else None
+        except SourceError as error:
+            return error
 
-    def fields(self) -> dict[str, Array]:
-        """Return the fields of arrays."""
-        axes, options = self.axes, self._options
-        shapes = [axes.shape(shape) for shape in self._shapes if len(shape) == axes.num]
+    def _find_fields(
+        self, shapes: Sequence[tuple[int, ...]], dtypes: Mapping[str, Mapping[str, str]]
+    ) -> dict[str, Array]:
+        axes, options = self.axes, self.options
+        served = [axes.shape(shape) for shape in shapes if len(shape) == axes.num]
         dims = tuple(
-            lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*shapes, strict=True)
+            lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*served, strict=True)
         )
-        dtype = options.dtype or self._dtype(ARRAY, "--dtype")
+        dtype = options.dtype or _one_dtype(ARRAY, dtypes[ARRAY], "--dtype")
         fields = {ARRAY: Array(dtype=dtype, dims=dims, spatial=axes.spatial)}
-        if self._dtypes[MASK]:
-            dtype = options.mask_dtype or self._dtype(MASK, "--mask-dtype")
+        if dtypes[MASK]:
+            dtype = options.mask_dtype or _one_dtype(MASK, dtypes[MASK], "--mask-dtype")
             dtype = "uint8" if dtype == "bool" else dtype
             spatial = dims[len(dims) - axes.spatial :]
             fields[MASK] = Array(dtype=dtype, dims=spatial, spatial=axes.spatial)
@@ -171,11 +162,90 @@ class _HeadersTogether:
             raise SchemaError(f"there are no masks to store as {options.mask_dtype}: {hint}")
         return fields
 
-    def _dtype(self, name: str, option: str) -> str:
-        found = self._dtypes[name]
-        if len(found) > 1:
-            listed = ", ".join(f"{dtype} ({where})" for dtype, where in list(found.items())[:3])
-            raise SchemaError(
-                f"the {name}s have several dtypes: {listed}; choose one with {option}"
-            )
-        return next(iter(found))
+    # -- the files of an item ---------------------------------------------------------------------
+
+    @property
+    def _has_masks(self) -> bool:
+        """True if every array has a mask."""
+        given = self.masks is not None or self.options.mask_array is not None
+        return given or self.source.has_masks
+
+    def _array_header(self, item: Item) -> ArrayHeader:
+        """Read the header of an item's array; SourceError if it cannot be a sample's."""
+        header = read_header(_path_of(item), item.where, self.options.array)
+        if not header.shape:
+            hint = "Single numbers are columns of a list, or of 'packdata tables'"
+            raise SourceError("it is a single number, not an array", item.where, hint)
+        if 0 in header.shape:
+            raise SourceError(f"it is empty: its shape is {header.shape}", item.where)
+        self._check_nbytes(header, item.where)
+        return header
+
+    def _check_nbytes(self, header: ArrayHeader, where: str) -> None:
+        dtype = header.dtype if self.options.dtype is None else np.dtype(self.options.dtype)
+        nbytes = math.prod(header.shape) * dtype.itemsize
+        if nbytes <= self.max_nbytes:
+            return
+        what = f"it would take {describe_size(nbytes)}, a record holds up to "
+        what += describe_size(self.max_nbytes)
+        fits_lmdb = nbytes <= MAX_RECORD_NBYTES
+        raise SourceError(what, where, "Pack it with --format lmdb" if fits_lmdb else _CUT)
+
+    def _read_array(self, item: Item) -> npt.NDArray[Any]:
+        """Read the array of an item; SourceError."""
+        return read_array(_path_of(item), item.where, self.options.array)
+
+    def _mask_header(self, item: Item) -> ArrayHeader:
+        """Read the header of an item's mask; SourceError if there is none or it holds no integers."""
+        path, where = self._mask_of(item)
+        if path == item.file and not zipfile.is_zipfile(
+            path if isinstance(path, str) else path.open()
+        ):
+            hint = "--mask-array names the mask of an .npz; --masks is for masks in files of their own"
+            raise SourceError("it is one array, with no mask beside it", where, hint)
+        header = read_header(path, where, self.options.mask_array)
+        if header.dtype.kind not in "uib":
+            hint = "Save it as integers: mask.astype('uint8'), say"
+            raise SourceError(f"its mask holds {header.dtype}, not whole numbers", where, hint)
+        return header
+
+    def _read_mask(self, item: Item, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Read the mask of an item whose spatial axes have these lengths; SourceError."""
+        found = self._mask_header(item).shape
+        path, where = self._mask_of(item)
+        if found not in (shape, (1, *shape), (*shape, 1)):
+            what = f"its mask has the shape {found}, the array (without channels) {shape}"
+            raise SourceError(what, where)
+        return read_array(path, where, self.options.mask_array).reshape(shape)
+
+    def _mask_of(self, item: Item) -> tuple[str | RemoteFile, str]:
+        """Return the file of an item's mask, and what to call it."""
+        path: str | RemoteFile
+        if self.masks is not None:
+            path, name = self.masks.find(item.key, item.where), self.masks.name(item.key)
+        elif item.mask_file is not None:
+            path, name = item.mask_file, item.mask_name
+        elif self.options.mask_array is None or self.source.has_masks:
+            raise SourceError("it has no mask, others have", item.where)
+        else:
+            return _path_of(item), item.where
+        return path, item.place_of_mask(name)
+
+
+def _range(array: npt.NDArray[Any]) -> str:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return f"NaN or infinite values of {array.dtype.name}"
+    return f"values of {array.dtype.name} from {array.min()} to {array.max()}, some"
+
+
+def _one_dtype(name: str, found: Mapping[str, str], option: str) -> str:
+    if len(found) > 1:
+        listed = ", ".join(f"{dtype} ({where})" for dtype, where in list(found.items())[:3])
+        raise SchemaError(f"the {name}s have several dtypes: {listed}; choose one with {option}")
+    return next(iter(found))
+
+
+def _path_of(item: Item) -> str | RemoteFile:
+    if item.file is None:
+        raise SourceError("it is not a file", item.where)
+    return item.file
