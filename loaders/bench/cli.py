@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import sys
+import traceback
 from contextlib import suppress
 from dataclasses import asdict, astuple
 from pathlib import Path
@@ -409,9 +410,9 @@ def _say(text: str) -> None:
 
 
 def _say_error(error: Exception, what: str = "") -> None:
-    """Say what went wrong in a line, below the traceback where it was in code of the user's."""
-    if not isinstance(error, LoadersError):
-        _say(report.users_traceback(error))
+    """Say what went wrong in a line, below the traceback where it may be a mistake in code, the user's or ours."""
+    if not isinstance(error, LoadersError | OSError):
+        _say("".join(traceback.format_exception(error)).rstrip())
     _say(f"loaders.bench: {what}{report.of_error(error)}")
 
 

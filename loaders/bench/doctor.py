@@ -357,13 +357,11 @@ def thread_pools(place: Surroundings) -> Finding:
     sizes = {"OpenCV": opencv, "torch": torch.get_num_threads(), "OpenMP": openmp}
     listed = ", ".join(f"{name} {usable * size}" for name, size in sizes.items())
     found = f"{usable} worker processes would start, in threads: {listed}; OMP_NUM_THREADS={omp or 'unset'}"
-    do = "cv2.setNumThreads(1) in a Dataset that runs in worker processes"
-    is_ok = usable == 1 or max(sizes.values()) == 1
-    if omp == "1" and not is_ok and opencv > 1:  # which OpenCV does not heed
-        return Finding("thread pools", "ok", found, remedy=do)
+    # OpenCV does not heed OMP_NUM_THREADS.
+    is_ok = usable == 1 or (opencv == 1 and (omp == "1" or max(sizes.values()) == 1))
     cost = "in worker processes they take turns on the cores; this loader's threads are held to one each"
-    cost = "" if is_ok or omp == "1" else cost
-    return finding("thread pools", found, cost=cost, do=f"OMP_NUM_THREADS=1, and {do}")
+    do = "OMP_NUM_THREADS=1, and cv2.setNumThreads(1) in a Dataset that runs in worker processes"
+    return finding("thread pools", found, cost="" if is_ok else cost, do=do)
 
 
 def simd(place: Surroundings) -> Finding:

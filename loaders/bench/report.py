@@ -6,8 +6,6 @@ import json
 import math
 import os
 import platform
-import sysconfig
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +23,6 @@ if TYPE_CHECKING:
     from loaders.bench.sweep import Sweep
 
 _MAX_COLUMNS = 9  # of a table, to fit 80 letters
-_LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_NOT_THE_USERS = (
-    *(f"{folder}{os.sep}" for folder in [Path(__file__).parents[1], *_LIBRARIES]),
-    "<",  # made while it runs
-)
 
 
 def table(sweep: Sweep) -> str:
@@ -98,16 +91,6 @@ def of_error(error: BaseException) -> str:
     if isinstance(error, LoadersError):
         return str(error)
     return f"{type(error).__name__}: {last_line(str(error))}"
-
-
-def users_traceback(error: BaseException) -> str:
-    """Return the traceback of an error from the first line of the user's own code on; empty if there is none."""
-    trace = error.__traceback__
-    while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-            return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-        trace = trace.tb_next
-    return ""
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

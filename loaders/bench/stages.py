@@ -7,6 +7,7 @@ one, as the kernel counts it, and the rest: there it waited (for a disk, or in a
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import statistics
 import sys
@@ -35,7 +36,6 @@ from loaders.bench.measure import (
 from loaders.bench.targets import TargetError, holds
 from loaders.datasets.packed import PackedDataset
 from loaders.device.nested import map_tensors, tensors_of
-from loaders.profiling import profile
 from loaders.system import opencv
 from loaders.system.limits import cpu_quota, text, usable_cores
 from loaders.verdict import Facts
@@ -379,22 +379,23 @@ def real_steps(
     """
     loader, together = make_loader(dataset, config, device=device), round_size(dataset, config)
     skipped = max(1, together + in_flight(dataset, config)) if config.num_workers else 1
-    samples: list[int] = []
-    with profile(loader, steps=1 << 40) as found:
-        batches, began = begin(loader), time.perf_counter()
-        for number, batch in enumerate(batches):
-            step(batch)
-            synchronize(device)
-            samples.append(num_samples(batch))
-            if number in (0, skipped):  # the first step is slow in any run
-                began = time.perf_counter()
-            patience_s = seconds + (_PATIENCE_S if number < skipped else 0)
-            if time.perf_counter() - began > patience_s:
-                break
+    steps: list[tuple[int, float, float]] = []  # samples, seconds waited for them, seconds in all
+    deadline, asked, batches = math.inf, time.perf_counter(), begin(loader)
+    for number, batch in enumerate(batches):
+        came = time.perf_counter()
+        step(batch)
+        synchronize(device)
+        done = time.perf_counter()
+        steps.append((num_samples(batch), came - asked, done - asked))
+        if number in (0, skipped):  # the first step is slow in any run
+            deadline = done + seconds + (_PATIENCE_S if number < skipped else 0)
+        if done > deadline:
+            break
+        asked = done
     end(batches)
-    steps = list(zip(found.report.wait_s, found.report.compute_s, samples, strict=False))[skipped:]
+    steps = steps[skipped:]
     steps = steps[: len(steps) // together * together] or steps
-    took = sum(wait + compute for wait, compute, _ in steps)
-    if not took:
+    if not steps:
         return None
-    return sum(num for *_, num in steps) / took, sum(wait for wait, *_ in steps) / took
+    samples, waited_s, took_s = map(sum, zip(*steps, strict=True))
+    return samples / took_s, waited_s / took_s

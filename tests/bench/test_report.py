@@ -13,7 +13,6 @@ from loaders.bench.report import (
     last_line,
     of_error,
     table,
-    users_traceback,
 )
 from loaders.bench.sweep import Sweep
 from loaders.commandline import wrapped
@@ -99,27 +98,6 @@ def test_running_text_is_as_wide_as_the_terminal_and_no_wider_than_can_be_read(
 def test_an_error_is_told_in_a_line(error: Exception, said: str) -> None:
     assert of_error(error) == said
     assert last_line("") == ""
-
-
-def breaks() -> None:
-    json.loads("{")
-
-
-def test_a_traceback_begins_with_the_users_own_code() -> None:
-    with pytest.raises(ValueError, match="Expecting") as users:
-        breaks()
-    with pytest.raises(TypeError) as ours:
-        number(None)  # type: ignore[arg-type]
-    trace = ours.value.__traceback__
-    assert trace is not None
-
-    said = users_traceback(users.value).splitlines()
-
-    assert said[0] == "Traceback (most recent call last):"
-    assert __file__ in said[1]
-    assert said[-1].startswith("json.decoder.JSONDecodeError: Expecting")
-    assert users_traceback(ours.value.with_traceback(trace.tb_next)) == ""
-    assert users_traceback(ValueError("never raised")) == ""
 
 
 @pytest.mark.parametrize(
