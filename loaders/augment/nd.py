@@ -16,10 +16,7 @@ from loaders.augment.ops import (
     RandomCrop,
     RandomFlip,
     RandomHorizontalFlip,
-    RandomResize,
-    RandomResizedCrop,
     RandomVerticalFlip,
-    Resize,
     crop_lengths,
 )
 from loaders.augment.planning import as_ops, plan
@@ -45,12 +42,13 @@ def check_ops(ops: Sequence[Op], num_axes: int) -> None:
         BatchError: An op resamples, or needs another number of axes.
 
     Example:
+        >>> from loaders.augment import Resize
         >>> check_ops([Resize(8)], 3)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         loaders.errors.BatchError: Resize(size=8...) resamples; arrays can only be cropped and flipped
     """
     for op in as_ops(ops):
-        if isinstance(op, RandomResizedCrop | RandomResize | Resize):
+        if hasattr(op, "interpolation") and not isinstance(op, PixelOp):
             raise BatchError(f"{op} resamples; arrays can only be cropped and flipped")
         if isinstance(op, RandomCrop | CenterCrop):
             crop_lengths(op, num_axes)

@@ -160,6 +160,24 @@ def test_volumes_are_not_resampled(op: Any) -> None:
         plan_of([op], (9, 9, 9))
 
 
+@pytest.mark.parametrize(
+    "op",
+    [
+        Resize(8),
+        augment.ScaleJitter((8, 8)),
+        augment.RandomShortestSize(8),
+        augment.RandomRotation(30),
+        augment.RandomAffine(30),
+        augment.RandomPerspective(),
+        augment.ElasticTransform(),
+    ],
+)
+def test_what_would_leave_arrays_beside_pictures_where_they_are_is_refused(op: Any) -> None:
+    """A label map of two axes must not stay as it is where its picture is rotated."""
+    with pytest.raises(BatchError):
+        augment.check_ops([op], 2)
+
+
 def test_output_lengths_are_known_where_a_crop_sets_them() -> None:
     assert output_lengths([RandomCrop(8), RandomFlip()], (None, 9, 9)) == (8, 8, 8)
     assert output_lengths([RandomFlip()], (9, 8, 7)) == (9, 8, 7)
