@@ -106,10 +106,12 @@ class Delivery(Generic[BatchT]):
         self._num_failed = self._num_counted = 0
         self._is_told = False  # an error said why batches are missing, if any are
         accelerator = self._accelerator
-        pin = accelerator is not None and accelerator.is_ahead
-        plan = None if current is None else current.plan
-        self._marked = _Marked(batches, plan, pin=pin)
-        self._source: _Marked | Prefetcher = self._marked
+        plan = current.plan if current is not None and current.plan.pad == "mark" else None
+        self._source: Any = batches
+        self._marked: _Marked | None = None
+        if plan is not None or accelerator is not None:
+            pin = accelerator is not None and accelerator.is_ahead
+            self._source = self._marked = _Marked(batches, plan, pin=pin)
         if accelerator is not None:
             self._source = Prefetcher(
                 self._source,
@@ -149,7 +151,7 @@ class Delivery(Generic[BatchT]):
     def _note(self, error: BaseException) -> None:
         """Note what an error stands for: the end, a batch that failed, or an interrupt that may have lost one."""
         # Taken, and not waiting to be handed over.
-        num_out = self._batches.num_taken - self._source.num_waiting
+        num_out = self._batches.num_taken - getattr(self._source, "num_waiting", 0)
         num_lost, self._num_counted = num_out - self._num_counted, num_out
         if isinstance(error, StopIteration):
             self._end()
@@ -169,7 +171,10 @@ class Delivery(Generic[BatchT]):
                 return self._next()
         began = self._waiting_since = time.monotonic()
         try:
-            batch, valid = next(self._source)
+            batch = next(self._source)
+            if self._marked is None:
+                return self._finish(batch)
+            batch, valid = batch
             batch = self._finish(batch)
             return batch if valid is None else _with_marks(batch, valid)
         finally:
@@ -178,8 +183,10 @@ class Delivery(Generic[BatchT]):
 
     def _lose(self, num: int) -> None:
         """Count what was under way at an interrupt as failed, if its place is known: copies ahead may be behind it."""
-        if self._marked.has_failed or self._source is self._marked:
-            self._num_failed += max(num, self._marked.has_failed)
+        if not isinstance(self._source, Prefetcher):
+            self._num_failed += num
+        elif self._marked is not None and self._marked.has_failed:
+            self._num_failed += max(num, 1)
         else:
             self._broken = Interrupted() if num else None
 
@@ -254,15 +261,13 @@ class Delivery(Generic[BatchT]):
 
 
 class _Marked:
-    """Yields each batch beside the marks of its rows: the two travel together."""
-
-    num_waiting = 0  # batches that were taken and not yielded
+    """Yields each batch beside the marks of its rows, where there are such or a device: the two travel together."""
 
     def __init__(
         self, batches: OrderedBatches | TorchBatches, plan: Plan | None, *, pin: bool
     ) -> None:
         self._batches, self._pin = batches, pin
-        self._plan = plan if plan is not None and plan.pad == "mark" else None
+        self._plan = plan  # where its rows are marked
         self._step = 0
         self.has_failed = False  # whether what was raised last stands for a batch
 
