@@ -444,7 +444,7 @@ def epoch_in_parts(loader: DataLoader, num_workers: int) -> float:
     """Make the batches of an epoch in the parts that so many threads would share, one after the other."""
     maker = Maker(loader.dataset, collate, loader.batch_size, True, num_workers)
     began, samples = time.perf_counter(), 0
-    for chunk in Chunks(iter(loader.batch_sampler), maker.chunk_size):
+    for chunk in Chunks(loader._indices(maker.chunk_size), maker.chunk_size):
         for turn in range(chunk.num_turns):
             job = chunk.job(turn, maker)
             for part in range(job.num_parts):

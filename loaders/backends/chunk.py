@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from loaders.backends.maker import Group
+from loaders.sampling.batch import Steps
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -38,22 +41,23 @@ class Chunk:
         return job if maker.watched is None else maker.watched(job)
 
     def _job(self, turn: int, maker: Maker) -> Job:
-        if self.num_turns == 1:
-            return maker.job(self.batches)
+        if self.is_together:
+            return Group(maker, self.batches)
         if self._planned is None:
-            self._planned = maker.plan(self.batches)
-        return maker.job([self._planned[turn]])
+            self._planned = maker.plan(self.batches) if len(self.batches) > 1 else self.batches
+        return maker.job(self._planned[turn])
 
 
 class Chunks:
     """Takes the indices of up to ``size`` batches at a time, of the first ones fewer.
 
-    An error of the indices comes behind the batches before it.
+    They come batch by batch, or as ``Steps``. An error of theirs comes behind the batches before it.
     """
 
     def __init__(self, batches: Iterator[Any], size: int, *, is_together: bool = False) -> None:
         self._batches, self._max_size, self._is_together = batches, size, is_together
         self._size = min(size, _FIRST_TOGETHER) if is_together else 1
+        self._steps: Sequence[Any] = ()  # that came, and were not taken
         self._failed: Exception | None = None
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -69,15 +73,26 @@ class Chunks:
         finally:
             del failed  # its traceback holds this frame: the two would keep the loader alive
 
-    def _take(self) -> list[Any]:
+    def _take(self) -> Sequence[Any]:
+        size, self._size = self._size, min(2 * self._size, self._max_size)
+        taken: Sequence[Any] = [] if self._steps else self._come(size)
+        if self._steps:
+            taken, self._steps = self._steps[:size], self._steps[size:]
+        return taken
+
+    def _come(self, size: int) -> list[Any]:
+        """Return so many batches, or less; none where steps come instead."""
         taken: list[Any] = []
         try:
             # By next(), not by a loop: some iterators begin anew whenever iter() is called on them.
-            while len(taken) < self._size and self._failed is None:
-                taken.append(next(self._batches))
+            while len(taken) < size and self._failed is None and not self._steps:
+                batch = next(self._batches)
+                if isinstance(batch, Steps):
+                    self._steps = batch
+                else:
+                    taken.append(batch)
         except StopIteration:
             self._batches = iter(())
         except Exception as error:
             self._batches, self._failed = iter(()), error
-        self._size = min(2 * self._size, self._max_size)
         return taken

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from loaders.buffers import Slots
-from loaders.datasets.base import reads_batches
+from loaders.datasets.base import index_array, reads_batches
 from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.request import ReadPlan, Request, SamplesReader
-from loaders.datasets.reading.samples import collate
+from loaders.datasets.reading.samples import SplitBatches, collate
 from loaders.errors import LoadersError
-from loaders.sampling.batch import listed
+from loaders.sampling.batch import Steps, listed
 from loaders.sampling.context import reading
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from loaders.datasets.base import BatchDataset
     from loaders.datasets.reading.request import Memory
-    from loaders.datasets.reading.samples import SplitBatches
     from loaders.workers import Job
 
     Made = list[Any] | SplitBatches  # the batches of a group
@@ -89,11 +89,9 @@ class Maker:
         """Samples that the dataset replaced."""
         return getattr(self.dataset, "num_replaced", 0)
 
-    def job(self, batches: Sequence[Any]) -> Job:
-        """Return the work of making batches of indices, or of what ``plan`` returned; it ends with a list of them."""
-        if len(batches) > 1:
-            return BatchJob(Request(ReadPlan(None, (Group(self),)), batches), self.slots)
-        return BatchJob(self._request(batches[0]), self.slots, self._collated)
+    def job(self, indices: Any) -> BatchJob:
+        """Return the work of making a batch of indices, or of what ``plan`` returned; it ends with a list of it."""
+        return BatchJob(self._request(indices), self.slots, self._collated)
 
     def _request(self, indices: Any) -> Request:
         if self._batched is None:
@@ -105,26 +103,36 @@ class Maker:
 
     def plan(self, batches: Sequence[Any]) -> Sequence[Any]:
         """Return what ``job`` takes for each of several batches: as it is where something is wrong with one of them."""
-        if self._batched is None:
+        # Without a view, nothing is found once for several.
+        if (
+            self._batched is None
+            or self._batched.plan.view is None
+            or not isinstance(batches, Steps)
+        ):
             return batches
         try:
-            return self._batched.requests(batches, max(1, self.num_workers)) or batches
+            return self._request(batches.joined).split(len(batches))
         except (IndexError, LoadersError, OSError):  # of one of them: it is raised in its turn
             return batches
 
     def make(self, indices: Any) -> Any:
         """Make one batch on this thread."""
-        return BatchJob(self._request(indices), self.slots, self._collated).make()[0]
+        return self.job(indices).make()[0]
 
-    def make_group(self, group: Sequence[Any]) -> Made | None:
-        """Make several batches on this thread at once; None if the dataset reads them one by one."""
-        read: SplitBatches | None = self.dataset.read_group(group, self.slots)
-        if read is not None:
-            read.is_copied = (
-                self.slots.num_leased
-                > num_in_flight(self.num_workers, is_together=True) + MAX_KEPT
-            )
-        return [self.pinned(batch) for batch in read] if self.pin and read is not None else read
+    def make_group(self, batches: Sequence[Any]) -> Made | None:
+        """Make several batches on this thread at once; None if they are to be made one by one.
+
+        They share memory, which returns to its pool when the last of them is dropped.
+        """
+        dataset = self._batched
+        # Nothing is copied where a device gathers.
+        if dataset is None or not dataset.sample_nbytes or dataset.plan.unfinished is not None:
+            return None
+        indices, sizes = _joined(batches)
+        batch = BatchJob(dataset.request(indices), self.slots).make().batch
+        most = num_in_flight(self.num_workers, is_together=True) + MAX_KEPT
+        made = SplitBatches(batch, sizes, is_copied=self.slots.num_leased > most)
+        return list(map(self.pinned, made)) if self.pin else made
 
     def pinned(self, batch: Any) -> Any:
         """Return a batch in page-locked memory, if that is asked for: as it is where it lies in such a slot.
@@ -159,6 +167,14 @@ class Maker:
         return max(1, min(_MAX_PLANNED, _PLANNED_SAMPLES // self.batch_size))
 
 
+def _joined(batches: Sequence[Any]) -> tuple[Any, list[int]]:
+    """Return the indices of several batches end to end, and how many each has."""
+    if isinstance(batches, Steps):
+        return batches.joined, [batches.indices.shape[1]] * len(batches)
+    arrays = [index_array(batch) for batch in batches]
+    return np.concatenate(arrays), list(map(len, arrays))
+
+
 def num_in_flight(num_workers: int, *, is_together: bool) -> int:
     """Return how many batches to make ahead: two for all workers together; of chunks, one for each worker and two more.
 
@@ -174,21 +190,36 @@ class Raised:
     error: BaseException
 
 
-class Group(SamplesReader):
-    """Reader of small batches that are handed over together: its request holds batches in place of samples."""
+class Group:
+    """The work of making small batches that are handed over together, on one thread."""
 
-    def __init__(self, maker: Maker) -> None:
-        self._maker, self._at = maker, 0
+    num_parts = 1
+    needs_prefetch = False
 
-    def make(self, request: Request, memory: Memory) -> Made:
+    def __init__(self, maker: Maker, batches: Sequence[Any]) -> None:
+        self._maker, self._batches = maker, batches
+        self._at = 0  # how many were begun one by one
+        self._made: Made | None = None
+
+    def prefetch(self) -> None:
+        """Do nothing: storage is asked as they are read."""
+
+    def run(self, part: int) -> None:
         """Make them all; one that fails does not take the others with it."""
         try:
-            made = self._maker.make_group(request.indices)
+            self._made = self._maker.make_group(self._batches)
         except KeyboardInterrupt:
             raise
         except BaseException:  # of one of them, or of more: one by one says which
-            made = None
-        return [self._one(batch) for batch in request.indices] if made is None else made
+            self._made = None
+        if self._made is None:
+            self._made = [self._one(batch) for batch in self._batches]
+
+    def finish(self) -> Made:
+        """Return them, and keep none: the traceback of an error among them may hold the job."""
+        made, self._made = self._made, None
+        assert made is not None
+        return made
 
     def _one(self, batch: Any) -> Any:
         self._at += 1
@@ -199,10 +230,10 @@ class Group(SamplesReader):
         except BaseException as error:
             return Raised(error)
 
-    def describe(self, values: Any, request: Request, first: int, last: int) -> str:
+    def describe(self, part: int) -> str:
         at = max(self._at, 1)
-        what = self._maker.job([request.indices[at - 1]]).describe(0)
-        return f"making batch {at} of {len(request)} small ones: {what}"
+        what = self._maker.job(self._batches[at - 1]).describe(0)
+        return f"making batch {at} of {len(self._batches)} small ones: {what}"
 
 
 @dataclass(frozen=True)

@@ -361,7 +361,7 @@ class ChildPool:
             group = self._came.popleft()
             self._under_way -= 1
         if isinstance(group, SplitBatches):
-            num_in_slots = sum(tensor.nbytes >= SMALL_BYTES for tensor in group.tensors)
+            num_in_slots = sum(tensor.nbytes >= SMALL_BYTES for tensor in group.whole)
             most = num_in_slots * (len(self._came) + 1 + MAX_KEPT)
             group.is_copied = self._child.num_leased > most
         return group if self._pinned is None else list(map(self._pinned, group))

@@ -18,7 +18,7 @@ from loaders.checks import shown, whole_number
 from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.samples import Fields
 from loaders.device.modes import without_autocast
-from loaders.sampling.batch import IndexBatch, joined
+from loaders.sampling.batch import IndexBatch
 from loaders.sampling.context import drawing, is_reading, with_draws
 from loaders.sampling.ranks import is_distributed
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from loaders.data.store import Store
     from loaders.datasets.reading.request import Memory, ReadPlan, Request
-    from loaders.datasets.reading.samples import SplitBatches
     from loaders.sampling.order import Order
 
 
@@ -117,25 +116,9 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
     def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Return what is to be read of a batch, by so many threads; a request stays as it is."""
 
-    def requests(self, batches: Sequence[Any], num_workers: int = 1) -> list[Request] | None:
-        """Return a request for each of several batches, whose samples are found at once; None: not of one epoch."""
-        if (together := joined(batches)) is None:
-            return None
-        return self.request(together, num_workers).split([len(batch) for batch in batches])
-
     def job(self, indices: Any, memory: Memory, num_workers: int = 1) -> BatchJob:
         """Return the work of reading a batch into memory that ``num_workers`` threads may share."""
         return BatchJob(self.request(indices, num_workers), memory)
-
-    def read_group(self, batches: Sequence[Sequence[int]], memory: Memory) -> SplitBatches | None:
-        """Return several small batches, gathered at once; None if not all fields are only copied.
-
-        They share memory, which returns to its pool when the last of them is dropped.
-        """
-        if not (self.sample_nbytes and self.plan.sample_nbytes):
-            return None
-        request = self.request(np.concatenate([index_array(batch) for batch in batches]))
-        return request.plan.read_together(request, [len(batch) for batch in batches], memory)
 
     # -- samples -----------------------------------------------------------------------------------
 

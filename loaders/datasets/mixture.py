@@ -182,10 +182,6 @@ class Mixture(Settled, BatchDataset):
             parts.append(SourcePart(request, rows, int(self._begins[number])))
         return Request(self.plan, batch.indices, num_workers=num_workers, parts=parts)
 
-    def requests(self, batches: Sequence[Any], num_workers: int = 1) -> list[Request] | None:
-        """Return a request for each of several batches, if the sources are read as one."""
-        return None if self.joined is None else self.joined.requests(batches, num_workers)
-
     def _batch_of(self, indices: Sequence[int]) -> IndexBatch:
         array = from_start(index_array(indices), len(self), "sample")
         if isinstance(indices, IndexBatch):

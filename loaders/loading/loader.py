@@ -427,11 +427,12 @@ class DataLoader(OrderedLoader[BatchT]):
         in_flight = self._options.prefetch_factor or num_in_flight(
             self.num_workers, is_together=is_together
         )
+        chunk_size = maker.chunk_size if is_planned else 1
         return OrderedBatches(
             self._pool(maker),
-            iter(self._index_source()),
+            self._indices(chunk_size),
             prefetch_batches=in_flight if self.num_workers else 0,
-            chunk_size=maker.chunk_size if is_planned else 1,
+            chunk_size=chunk_size,
             is_together=is_together,
             timeout_s=self.timeout,
             stall_warning_s=self.stall_warning_s,

@@ -17,7 +17,7 @@ from loaders.datasets.base import BatchDataset
 from loaders.datasets.views import fingerprint_of, holds_ours, ours_in
 from loaders.errors import StateError
 from loaders.loading.delivery import BatchT
-from loaders.sampling.batch import IndexList, index_batches, single
+from loaders.sampling.batch import IndexList, evaluate, index_batches, single
 from loaders.sampling.context import entered
 from loaders.sampling.foreign import numbered
 from loaders.sampling.order import batch_starts
@@ -123,6 +123,14 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
                 others.take(lambda epoch: loader._numbered(given, epoch) if is_numbered else given)
             ),
         )
+
+    def _indices(self, chunk_size: int) -> Iterator[Any]:
+        """Return the indices of batches one by one, or many at a time, ``Steps`` that chunks of so many divide."""
+        steps = self._steps
+        if steps is None or self._index_form is not None:
+            return iter(self._index_source())
+        sampler = steps.sampler
+        return evaluate(sampler.order, steps.plan(), sampler.epoch, steps.seed, chunk_size)
 
     def _entered(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Yield steps: each in its context where torch's iterator fetches it here right afterwards."""

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
 from loaders.sampling.context import begin_in_worker, one_by_one
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
     from loaders.sampling.order import Order
@@ -74,14 +73,8 @@ class IndexBatch(Sequence[int]):
         return len(self.indices)
 
     def __reduce__(self) -> Any:
-        """Pickle by position, indices as bytes: a dataclass looks its fields up each time, an array its own code."""
         rest = self.epoch, self.draws, self.valid, self.seed
-        return _index_batch, (bytearray(np.asarray(self.indices, np.int64)), *rest)
-
-    def is_like(self, other: Any) -> bool:
-        """Tell whether another batch is of the same epoch, and tells repeats apart if this one does."""
-        is_same = self.epoch == other.epoch and self.seed == other.seed
-        return is_same and (self.draws is None) == (other.draws is None)
+        return _unpickled, (IndexBatch, self.indices, *rest)
 
     def __iter__(self) -> Iterator[int]:
         numbers = self.indices.tolist()
@@ -98,6 +91,36 @@ class IndexBatch(Sequence[int]):
         draws = None if self.draws is None else self.draws[item]
         valid = None if self.valid is None else self.valid[item]
         return IndexBatch(self.indices[item], self.epoch, draws, valid, self.seed)
+
+
+@dataclass(slots=True, eq=False)
+class Steps(Sequence[IndexBatch]):
+    """The indices of consecutive batches of one size: those of ``IndexBatch``, as ``(steps, rows)`` arrays."""
+
+    indices: Int64s
+    epoch: int = 0
+    draws: Int64s | None = None
+    valid: Bools | None = None
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, item: int) -> IndexBatch: ...
+    @overload
+    def __getitem__(self, item: slice) -> Steps: ...
+    def __getitem__(self, item: int | slice) -> IndexBatch | Steps:
+        draws = None if self.draws is None else self.draws[item]
+        valid = None if self.valid is None else self.valid[item]
+        kind = Steps if isinstance(item, slice) else IndexBatch
+        return kind(self.indices[item], self.epoch, draws, valid, self.seed)
+
+    @property
+    def joined(self) -> IndexBatch:
+        """Their indices end to end, as those of one batch."""
+        draws = None if self.draws is None else self.draws.ravel()
+        return IndexBatch(self.indices.ravel(), self.epoch, draws, None, self.seed)
 
 
 class IndexList(list[Any]):
@@ -133,35 +156,20 @@ def single(indices: IndexBatch) -> SampleIndex:
     return SampleIndex(indices[0], indices.epoch, draw, indices.seed)
 
 
-def joined(batches: Sequence[Any]) -> IndexBatch | None:
-    """Return several batches as one; None if they are of several epochs, or not of our samplers."""
-    first = batches[0]
-    if not all(isinstance(batch, IndexBatch) and batch.is_like(first) for batch in batches):
-        return None
-    indices = np.concatenate([batch.indices for batch in batches])
-    draws = None if first.draws is None else np.concatenate([batch.draws for batch in batches])
-    return IndexBatch(indices, first.epoch, draws, None, first.seed)
-
-
 def _unpickled(make: Callable[..., Any], *values: Any) -> Any:
     indices = make(*values)
     begin_in_worker(indices)
     return indices
 
 
-def _index_batch(indices: bytearray, *rest: Any) -> IndexBatch:
-    """Unpickle an ``IndexBatch`` in few calls: each message to a worker has one."""
-    batch = IndexBatch(np.frombuffer(indices, np.int64), *rest)
-    begin_in_worker(batch)
-    return batch
-
-
-def evaluate(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterator[IndexBatch]:
-    """Yield the remaining steps of a plan, as ``(steps, rows)`` arrays: many at a time, but the first at once."""
-    for positions, valid in plan.chunks():
+def evaluate(
+    order: Order, plan: Plan, epoch: int, seed: int = 0, multiple: int = 1
+) -> Iterator[Steps]:
+    """Yield the remaining steps of a plan, many at a time, but the first at once: see ``Plan.chunks``."""
+    for positions, valid in plan.chunks(multiple):
         indices, draws = order.at(epoch, positions.ravel())
         rows = None if draws is None else draws.reshape(positions.shape)
-        yield IndexBatch(indices.reshape(positions.shape), epoch, rows, valid, seed)
+        yield Steps(indices.reshape(positions.shape), epoch, rows, valid, seed)
 
 
 def index_batches(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterator[IndexBatch]:
@@ -174,15 +182,7 @@ def index_batches(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterat
         [[0, 1], [2, 3], [4]]
     """
     for steps in evaluate(order, plan, epoch, seed):
-        indices, draws, valid = steps.indices, steps.draws, steps.valid
-        for row in range(len(indices)):
-            yield IndexBatch(
-                indices[row],
-                epoch,
-                None if draws is None else draws[row],
-                None if valid is None else valid[row],
-                seed,
-            )
+        yield from steps
 
 
 def samples(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterator[SampleIndex]:

@@ -158,15 +158,16 @@ class Plan:
         phases, which = np.unique(steps % self.num_lanes, return_inverse=True)
         return steps[:, None] + self._lane_by_lane(phases, slots)[which]
 
-    def chunks(self) -> Iterator[tuple[Int64s, Bools | None]]:
+    def chunks(self, multiple: int = 1) -> Iterator[tuple[Int64s, Bools | None]]:
         """Yield the positions of all remaining steps, and which are real, as ``(steps, rows)`` arrays.
 
-        Few rows at first, then twice as many each time, up to ``CHUNK`` rows; at least one step.
+        Few rows at first, then twice as many each time, up to ``CHUNK`` rows; at least one step. Of more steps than
+        ``multiple``, as many as divide by it.
         """
         first, num_full = 0, self.num_full_steps
         num = max(1, _FIRST_CHUNK // self.batch_size)
         while first < num_full:
-            num = min(num, num_full - first)
+            num = min(num - num % multiple or num, num_full - first)
             yield self.full_steps(first, num), self._all_valid((num, self.batch_size))
             first += num
             num = max(1, min(2 * num, CHUNK // self.batch_size))

@@ -20,7 +20,7 @@ from loaders.data.prefetch import Pages
 from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import collate
 from loaders.errors import SampleError, ShardError
-from loaders.sampling.batch import IndexBatch
+from loaders.sampling.batch import IndexBatch, Steps
 from loaders.schema import Array, Image, Label
 from packdata import pack
 from tests.refusals import At
@@ -70,13 +70,11 @@ def maker(dataset: Any, num_workers: int = 2) -> Maker:
     return Maker(dataset, collate, SIZE, True, num_workers)
 
 
-def batches(
-    dataset: Any, epoch: int = 3, num: int = 5, *, with_draws: bool = False
-) -> list[IndexBatch]:
+def batches(dataset: Any, epoch: int = 3, num: int = 5, *, with_draws: bool = False) -> Steps:
     order = np.random.default_rng(epoch).permutation(len(dataset))
     chosen = order[: num * SIZE].reshape(num, SIZE)
-    draws = np.arange(num * SIZE).reshape(num, SIZE) if with_draws else [None] * num
-    return [IndexBatch(*each, seed=7) for each in zip(chosen, [epoch] * num, draws, strict=True)]
+    draws = np.arange(num * SIZE).reshape(num, SIZE) if with_draws else None
+    return Steps(chosen, epoch, draws, seed=7)
 
 
 def request_of(job: Any) -> Any:
@@ -97,6 +95,15 @@ def assert_same(one: Any, other: Any) -> None:
             assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True)), name
         else:
             assert torch.equal(a, b), name
+
+
+def test_steps_are_cut_as_batches_are_taken_one_by_one() -> None:
+    steps = Steps(np.arange(40).reshape(20, 2)), Steps(np.arange(3).reshape(1, 3))
+    chunks = list(Chunks(iter(steps), 8))
+
+    made = [batch.indices.tolist() for chunk in chunks for batch in chunk.batches]
+    assert made == [batch.indices.tolist() for each in steps for batch in each]
+    assert [len(chunk.batches) for chunk in chunks] == [1, 2, 4, 8, 5, 1]
 
 
 def taken(chunks: Chunks, num: int = 1) -> list[list[int]]:
@@ -143,7 +150,7 @@ def test_an_error_of_the_order_comes_behind_the_batches_before_it(num: int) -> N
     assert list(chunks) == []
 
 
-def jobs_of(asked: list[IndexBatch], work: Maker) -> list[Any]:
+def jobs_of(asked: Steps | list[Any], work: Maker) -> list[Any]:
     chunk = Chunk(asked)
     return [chunk.job(turn, work) for turn in range(chunk.num_turns)]
 
@@ -240,8 +247,7 @@ def test_what_does_not_stay_in_memory_is_waited_for_batch_by_batch(
     dataset = pictures("raw")
 
     for _ in range(2):
-        requests = dataset.requests(batches(dataset))
-        assert requests is not None
+        requests: Any = maker(dataset).plan(batches(dataset))
         assert all(request.whole is None for request in requests)
         list(DataLoader(dataset, SIZE, shuffle=False))
 
@@ -265,7 +271,7 @@ def test_batches_of_several_epochs_or_of_others_share_nothing(
     dataset = pictures("jpeg").replace(augment=OPS)
     work = maker(dataset)
 
-    assert dataset.requests([FIRST, second]) is None
+    assert work.plan([FIRST, second]) == [FIRST, second]
     for job, batch in zip(jobs_of([FIRST, second], work), [FIRST, second], strict=True):
         assert_same(made(job), work.make(batch))
 
@@ -286,7 +292,7 @@ def test_of_a_chunk_only_what_is_small_is_read_at_once() -> None:
 def test_a_bad_index_is_an_error_of_its_own_batch(pictures: Opens) -> None:
     dataset = pictures("raw")
     asked = batches(dataset, num=3)
-    asked[1] = IndexBatch(np.array([0, 72]), 3, seed=7)
+    asked.indices[1, 1] = 72
     chunk, work = Chunk(asked), maker(dataset)
 
     assert made(chunk.job(0, work)).label.tolist() == asked[0].indices.tolist()
@@ -330,7 +336,7 @@ def test_a_bad_picture_of_a_chunk_costs_its_own_batch_alone(
     settings: dict[str, Any] = {"augment": [augment.RandomCrop(24)], "on_error": on_error}
     fields = ["image", "label", "sample_id"]
     data = ShardDataset(tmp_path / "a", fields=fields, check="never", **settings)
-    asked = [IndexBatch(np.arange(6 * n, 6 * n + 6), 1, seed=7) for n in range(4)]
+    asked = Steps(np.arange(24).reshape(4, SIZE), 1, seed=7)
     work = maker(data, 3)
     for batch in asked:  # from now on all of it is in memory
         with suppress(SampleError):
@@ -390,9 +396,13 @@ def test_sources_that_are_read_as_one_share_chunks_and_others_do_not(pictures: O
     joined = concat([part.replace(augment=OPS) for part in parts])
     apart = [parts[0], parts[1].replace(augment=OPS[:1])]
 
-    assert joined.requests(batches(joined)) is not None
-    assert Mixture(parts).requests(batches(joined)) is not None
-    assert Mixture(apart).requests(batches(joined)) is None
+    def is_planned(dataset: Any) -> bool:
+        asked = batches(joined)
+        return maker(dataset).plan(asked) is not asked
+
+    assert is_planned(joined)
+    assert is_planned(Mixture(parts))
+    assert not is_planned(Mixture(apart))
 
 
 @pytest.mark.slow
@@ -416,7 +426,7 @@ def test_a_child_is_told_of_a_chunk_once_wherever_it_begins(
     turns = [(chunks[0], turn) for turn in range(first, 5)] + [(chunks[1], t) for t in range(5)]
     pool = ChildPool(work, Child(work))
     try:
-        for turn, batch in zip(turns, asked[0][first:] + asked[1], strict=True):
+        for turn, batch in zip(turns, [*asked[0][first:], *asked[1]], strict=True):
             pool.put(*turn)
             (one,) = pool.take(TIMEOUT_S)
             assert_same(one, work.make(batch))

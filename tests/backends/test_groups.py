@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset, concat
-from loaders.buffers import FreshMemory
+from loaders.backends.maker import Maker
 from loaders.data.store import Store
+from loaders.datasets.reading.samples import collate
 from loaders.sampling.batch import IndexBatch, SampleIndex
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ def dataset(num_samples: int = 100) -> RAMDataset:
         x=rng.random((num_samples, 3), np.float32),
         label=np.arange(num_samples),
     )
+
+
+def group(data: RAMDataset, batches: list[Any]) -> Any:
+    return Maker(data, collate, 2, True, 1).make_group(batches)
 
 
 def assert_equal(one: Any, other: Any) -> None:
@@ -60,9 +65,8 @@ def test_a_group_is_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "gather", counted)
     data = dataset().replace(fields=["label"])
 
-    groups = data.read_group([[1, 2], [3], []], FreshMemory())
+    groups = group(data, [[1, 2], [3], []])
 
-    assert groups is not None
     assert [batch.label.tolist() for batch in groups] == [[1, 2], [3], []]
     assert num_rows == [3]
 
@@ -70,16 +74,15 @@ def test_a_group_is_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_indices_come_in_any_form() -> None:
     batches: list[Any] = [IndexBatch(np.array([5, 6])), [SampleIndex(7, epoch=3)], (8, -1)]
 
-    groups = dataset().read_group(batches, FreshMemory())
+    groups = group(dataset(), batches)
 
-    assert groups is not None
     assert [batch.label.tolist() for batch in groups] == [[5, 6], [7], [8, 99]]
 
 
 def test_what_is_decoded_or_transformed_is_read_batch_by_batch() -> None:
     data = dataset().replace(transform=lambda sample: sample)
 
-    assert data.read_group([[0], [1]], FreshMemory()) is None
+    assert group(data, [[0], [1]]) is None
 
 
 def test_a_batch_of_a_wrong_index_fails_alone() -> None:
@@ -93,9 +96,7 @@ def test_a_batch_of_a_wrong_index_fails_alone() -> None:
 
 
 def test_changing_a_batch_leaves_its_neighbours_as_they_are() -> None:
-    groups = dataset().read_group([[1, 2], [3]], FreshMemory())
-    assert groups is not None
-    first, second = groups
+    first, second = group(dataset(), [[1, 2], [3]])
 
     first.x.fill_(-1)
 
@@ -191,9 +192,8 @@ def test_a_foreign_sampler_is_asked_for_no_more_than_is_taken_where_there_are_no
 
 def test_batches_of_a_group_pickle_as_one() -> None:
     """Half of what handing small batches over takes would else be their many views."""
-    groups = dataset().read_group([[1, 2], [3], []], FreshMemory())
-    assert groups is not None
-    single = dataset().read_group([[1, 2, 3]], FreshMemory())
+    groups = group(dataset(), [[1, 2], [3], []])
+    single = group(dataset(), [[1, 2, 3]])
 
     data = pickle.dumps(groups)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset
-from loaders.backends.maker import Maker, Raised
+from loaders.backends.maker import Group, Maker, Raised
 from loaders.datasets.reading.samples import collate
 
 
@@ -26,7 +26,7 @@ def maker(dataset: Any = None, **changed: Any) -> Maker:
 
 
 def made_of(work: Maker, batches: list[list[int]]) -> Any:
-    job = work.job(batches)
+    job = Group(work, batches)
     job.run(0)
     return job.finish()
 
@@ -83,7 +83,7 @@ def test_a_batch_is_made_of_all_its_parts() -> None:
     rows = np.random.default_rng(0).integers(0, 256, (16, 1 << 20), np.uint8)
     work = maker(RAMDataset.from_arrays(x=rows), num_workers=4)
     indices = list(range(15, -1, -1))
-    assert work.job([indices]).num_parts > 1
+    assert work.job(indices).num_parts > 1
 
     assert np.array_equal(work.make(indices).x.numpy(), rows[::-1])
 
@@ -102,17 +102,11 @@ def test_each_bad_batch_of_a_group_has_its_own_error_and_its_neighbours_none(bad
     ]
 
 
-class OneByOne(RAMDataset):
-    """Cannot read several batches at once."""
-
-    def read_group(self, batches: Any, memory: Any) -> None:
-        return None
-
-
 def test_a_group_that_cannot_be_read_at_once_is_read_batch_by_batch() -> None:
-    made = made_of(maker(OneByOne.from_arrays(x=torch.arange(40))), [[0, 1], [2, 3]])
+    work = maker(small().replace(transform=lambda sample: sample))
 
-    assert [batch.x.tolist() for batch in made] == [[0, 1], [2, 3]]
+    assert work.make_group([[0, 1], [2, 3]]) is None
+    assert [batch.x.tolist() for batch in made_of(work, [[0, 1], [2, 3]])] == [[0, 1], [2, 3]]
 
 
 def test_a_group_says_which_of_its_batches_is_being_made() -> None:
@@ -122,8 +116,8 @@ def test_a_group_says_which_of_its_batches_is_being_made() -> None:
         seen.append(job.describe(0))
         return samples
 
-    work = Maker(OneByOne.from_arrays(x=torch.arange(40)), watched, 2, True, 1)
-    job = work.job([[0, 1], [2, 3]])
+    work = Maker(small().replace(transform=lambda sample: sample), watched, 2, True, 1)
+    job = Group(work, [[0, 1], [2, 3]])
     before = job.describe(0)
 
     job.run(0)

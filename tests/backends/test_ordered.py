@@ -20,7 +20,7 @@ from loaders.datasets.reading.samples import collate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loaders.datasets.reading.samples import SplitBatches
+    from loaders.datasets.reading.request import Request
 
 NUM = 400
 
@@ -127,9 +127,9 @@ class Gated(RAMDataset):
 
     gate: threading.Event
 
-    def read_group(self, batches: Any, memory: Any) -> SplitBatches | None:
-        assert max(map(max, batches)) < 4 or self.gate.wait(60)
-        return super().read_group(batches, memory)
+    def request(self, indices: Any, num_workers: int = 1) -> Request:
+        assert max(indices) < 4 or self.gate.wait(60)
+        return super().request(indices, num_workers)
 
 
 class Watching(RAMDataset):
@@ -138,13 +138,13 @@ class Watching(RAMDataset):
     indices: Counted
     asked: int
 
-    def read_group(self, batches: Any, memory: Any) -> SplitBatches | None:
-        if 0 in batches[0]:
+    def request(self, indices: Any, num_workers: int = 1) -> Request:
+        if 0 in indices:
             deadline = time.monotonic() + 0.5
-            while self.indices.asked == len(batches) and time.monotonic() < deadline:
+            while self.indices.asked == len(indices) and time.monotonic() < deadline:
                 time.sleep(0.01)
             self.asked = self.indices.asked
-        return super().read_group(batches, memory)
+        return super().request(indices, num_workers)
 
 
 def test_the_first_batch_is_made_before_other_small_ones_are_begun() -> None:

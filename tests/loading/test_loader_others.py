@@ -15,8 +15,6 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampl
 
 from loaders import DataLoader, Mixture, RAMDataset, audit, augment
 from loaders.backends.maker import Group, Raised
-from loaders.buffers import FreshMemory
-from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.errors import BatchError, StateError
 from loaders.sampling import Balanced
 from loaders.sampling.audit import audit_plans
@@ -417,15 +415,16 @@ class Fails:
 
 
 def test_small_batches_of_a_group_fail_alone() -> None:
-    request = Request(ReadPlan(None, ()), [0, 1, 2])
     work: Any = Fails(asyncio.CancelledError())
-    first, second, third = Group(work).make(request, FreshMemory())
+    group = Group(work, [0, 1, 2])
+    group.run(0)
+    first, second, third = group.finish()
 
     assert (first, third) == (0, 2)
     assert isinstance(second, Raised)
     assert isinstance(second.error, asyncio.CancelledError)
     with pytest.raises(KeyboardInterrupt):  # it is the trainer's, and at once
-        Group(Fails(KeyboardInterrupt())).make(request, FreshMemory())  # type: ignore[arg-type]
+        Group(Fails(KeyboardInterrupt()), [0, 1, 2]).run(0)  # type: ignore[arg-type]
 
 
 class Ends(Dataset[int]):

@@ -6,14 +6,12 @@ import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from loaders.cached import cached_property
 from loaders.data.finder import Rows
-from loaders.datasets.reading.samples import SplitBatches
 from loaders.datasets.replaced import BadSamples
 from loaders.errors import LoadersError, SampleError, ShardError
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     import numpy.typing as npt
-    import torch
 
     from loaders.data.view import View
     from loaders.datasets.reading.samples import Form
@@ -87,26 +84,27 @@ class Request:
         """Return a range of the samples, as the store knows them."""
         return self.rows if last - first == len(self.indices) else self.rows[first:last]
 
-    def split(self, sizes: Sequence[int]) -> list[Request]:
-        """Return a request for each of several batches, of so many samples.
+    def split(self, num_batches: int) -> list[Request]:
+        """Return a request for each of several batches of one size.
 
         What is made once for all parts is made once for all of these, too, where none is waited for: else the first
         batch would wait for the samples of all.
         """
         whole = self if self.plan.is_settled(self) else None
+        size = len(self) // num_batches
         return [
             Request(
                 self.plan,
-                self.indices[end - size : end],
-                self.rows[end - size : end],
+                self.indices[start : start + size],
+                self.rows[start : start + size],
                 self.epoch,
-                None if self.draws is None else self.draws[end - size : end],
+                None if self.draws is None else self.draws[start : start + size],
                 self.seed,
                 self.num_workers,
                 whole=whole,
-                start=end - size,
+                start=start,
             )
-            for size, end in zip(sizes, accumulate(sizes), strict=True)
+            for start in range(0, len(self), size)
         ]
 
     def shared(
@@ -253,21 +251,6 @@ class ReadPlan:
     def min_rows(self) -> int:
         """How many samples are worth a thread."""
         return min((reader.min_rows for reader in self.readers), default=ALL_ROWS)
-
-    def read_together(
-        self, request: Request, sizes: list[int], memory: Memory
-    ) -> SplitBatches | None:
-        """Return several batches, gathered at once, if all fields are only copied; they share memory."""
-        # None are copied where the device gathers.
-        if not self.sample_nbytes or self.unfinished is not None:
-            return None
-        tensors: list[torch.Tensor] = []
-        self.prefetch(request)
-        for reader in self.readers:
-            values = reader.begin(len(request), memory)
-            reader.read(values, request, 0, len(request))
-            tensors += reader.finish(values)
-        return SplitBatches(self.names, tensors, sizes)
 
     # -- storage -----------------------------------------------------------------------------------
 

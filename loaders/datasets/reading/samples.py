@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -203,28 +203,21 @@ class SplitBatches:
     again when the last of the batches is dropped; or (``is_copied``) in memory of their own, at the cost of a copy.
     """
 
-    __slots__ = ("is_copied", "names", "sizes", "tensors")
+    __slots__ = ("is_copied", "sizes", "whole")
 
-    def __init__(
-        self,
-        names: tuple[str, ...],
-        tensors: Sequence[torch.Tensor],
-        sizes: list[int],
-        *,
-        is_copied: bool = False,
-    ) -> None:
-        self.names, self.tensors, self.sizes, self.is_copied = names, tensors, sizes, is_copied
+    def __init__(self, whole: Any, sizes: list[int], *, is_copied: bool = False) -> None:
+        self.whole, self.sizes, self.is_copied = whole, sizes, is_copied
 
     def __reduce__(self) -> Any:
-        return SplitBatches, (self.names, self.tensors, self.sizes)
+        return SplitBatches, (self.whole, self.sizes)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def __iter__(self) -> Iterator[Any]:
         cut = _copied if self.is_copied else _cut
-        parts = zip(*(cut(tensor, self.sizes) for tensor in self.tensors), strict=True)
-        return map(batch_type(self.names)._make, parts)
+        parts = zip(*(cut(tensor, self.sizes) for tensor in self.whole), strict=True)
+        return map(partial(tuple.__new__, type(self.whole)), parts)  # takes half of ``_make``
 
 
 def _cut(tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
