@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.data.manifest import read_manifest
-from loaders.errors import PackError, SourceError
+from loaders.errors import PackError, RemoteError, SourceError
 from loaders.remote import origin
 from packdata.arrays.plan import pack_arrays, plan_arrays
 from packdata.cli import main
@@ -35,7 +35,7 @@ from packdata.sources import fetched, listed
 from packdata.sources.fetched import drop_copies, local_path
 from packdata.sources.listed import ListedURL, files_matching, list_sources, opened_in_order
 from packdata.tables.plan import pack_tables, plan_tables
-from packdata.tokens.plan import TokenOptions, pack_tokens
+from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from packdata.tokens.tokenizer import train_bpe
 from tests.packdata.recipes import contents
 from tests.remote.conftest import storage, wait_until
@@ -444,6 +444,19 @@ def test_the_next_objects_come_while_one_is_read_and_no_more_than_a_few(
     assert time.monotonic() - began < 15
     assert not copies.folder.exists()
     assert not [t for t in threading.enumerate() if t.name.startswith("fetch")]
+
+
+def test_many_text_files_are_looked_at_while_one_is_waited_for(raw: Path, store: Store) -> None:
+    (raw / "texts").mkdir()
+    for i in range(12):
+        (raw / "texts" / f"{i:02}.txt").write_text("to be\n\nor not\n\n")
+    origin.set_defaults(store.cache, storage(store.proxy.endpoint, timeout=2, max_retries=0))
+    store.proxy.set(faults=[{"kind": "hang", "match": "00.txt"}])
+
+    with pytest.raises(RemoteError):
+        plan_tokens(f"{RAW}/texts", TokenOptions(documents="\n\n"))
+
+    assert len({each["path"] for each in store.proxy.requests(".txt")}) > 8
 
 
 def test_what_comes_ahead_in_many_ranges_ends_with_the_packing(

@@ -20,7 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from loaders.errors import SourceError
+from loaders.system.limits import usable_cores
 from packdata.describe import counted
+from packdata.packing.pool import OrderedPool
 from packdata.sources.rowfiles import ROW_KINDS, open_row_file
 from packdata.tokens.contents import Texts
 from packdata.tokens.documents import Documents, Piece, TokenSource, not_utf8, texts_of
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from packdata.sources.objects import RemoteFile
     from packdata.tokens.contents import DocumentForm
 
+    Parts = list[tuple["TextPart | RowsPart", int]]
+
 PIECE_BYTES = 4 << 20
 _MAX_CHAR_BYTES = 4
 _CHECKED_BYTES = 64 << 10
@@ -40,6 +44,7 @@ _MAX_NUL_SHARE = 10  # one in so many bytes
 _BOM = b"\xef\xbb\xbf"
 _HEAD_BYTES = 64 << 10  # tell how the lines of a file end
 _SOME_FILES, _SOME_BYTES = 8, 1 << 20  # are searched for special tokens
+_AT_ONCE = 16  # objects that are looked at
 _TOKEN = re.compile(rb"<\|[A-Za-z_]{2,40}\|>")
 NEWLINE = b"\n"
 _WINDOWS = b"\r\n"
@@ -370,7 +375,7 @@ class TextSource(TokenSource):
         self.kind, self.has_labels = options.content.kind, options.content.has_labels
         self.empty_files: list[str] = []
         self.windows_files: list[str] = []
-        self._plan = self._group(part for file in files for part in self._parts(file))
+        self._plan = self._group(part for parts in self._found() for part in parts)
         self.runs = [*self._runs()]
 
     def __len__(self) -> int:
@@ -385,17 +390,28 @@ class TextSource(TokenSource):
                 return found[0].decode()
         return None
 
-    def _parts(self, file: SourceFile) -> Iterator[tuple[TextPart | RowsPart, int]]:
-        """Yield the parts of a file, with their sizes in bytes."""
+    def _found(self) -> Iterator[Parts]:
+        """Yield the parts of each file: many are looked at where that is waiting for answers of a store."""
+        are_stored = any(file.stored is not None for file in self.files)
+        with OrderedPool(self._parts, _AT_ONCE if are_stored else usable_cores()) as pool:
+            for file, parts in zip(self.files, pool.map(self.files), strict=True):
+                if not parts:
+                    self.empty_files.append(file.name)
+                elif getattr(parts[0][0], "mark", None) not in (None, self.options.mark(file)):
+                    self.windows_files.append(file.name)
+                yield parts
+
+    def _parts(self, file: SourceFile) -> Parts:
+        """Return the parts of a file, with their sizes in bytes."""
         if file.kind in ROW_KINDS:
-            yield from RowRanges(file, self.options.content).parts(self.options.piece_bytes)
-            return
+            return [*RowRanges(file, self.options.content).parts(self.options.piece_bytes)]
         ends, mark = self._ends(file)
-        if not ends or ends[-1] == 0:
-            self.empty_files.append(file.name)
-            return
-        for start, end in pairwise([0, *ends]):
-            yield TextPart(file, start, end, end == ends[-1], self.options, mark), end - start
+        if ends == [0]:
+            return []
+        return [
+            (TextPart(file, start, end, end == ends[-1], self.options, mark), end - start)
+            for start, end in pairwise([0, *ends])
+        ]
 
     def _runs(self) -> Iterator[int]:
         """Yield of each piece the number of the first that begins in the same compressed file, or group of rows."""
@@ -413,14 +429,8 @@ class TextSource(TokenSource):
             return [*range(step, file.size, step), file.size], None
         with closing(ForwardReader(file)) as reader:
             if mark is not None and file.kind == "text" and self.options.separator is not None:
-                mark = self._separator(file, mark, reader)
+                mark = ending_as(reader.peek(_HEAD_BYTES), mark)
             return list(self._find_ends(reader, mark)), mark
-
-    def _separator(self, file: SourceFile, given: bytes, reader: ForwardReader) -> bytes:
-        separator = ending_as(reader.peek(_HEAD_BYTES), given)
-        if separator != given:
-            self.windows_files.append(file.name)
-        return separator
 
     def _find_ends(self, reader: ForwardReader, mark: bytes | None) -> Iterator[int]:
         step = self.options.cut if mark is None else self.options.piece_bytes
