@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders import DataLoader, RAMDataset
@@ -276,7 +276,6 @@ def test_a_pool_that_is_dropped_takes_its_slots_along() -> None:
     assert resident_bytes() - before < 100 << 20
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 5)), max_size=60))
 def test_no_two_leases_overlap_whatever_is_asked_for_and_dropped(
     steps: list[tuple[int, int]],

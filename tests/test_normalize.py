@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders import Denormalize, Normalize
@@ -65,7 +65,6 @@ def test_it_equals_the_formula(dtype: torch.dtype, shape: tuple[int, ...]) -> No
     )  # fmt: skip
 
 
-@settings(max_examples=60)
 @given(
     channels=st.integers(1, 6),
     seed=st.integers(0, 99),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders import augment
@@ -213,7 +213,6 @@ def cuts(draw: st.DrawFn) -> tuple[Array, list[int], list[bool]]:
     return array, corner + lengths, draw(st.lists(st.booleans(), min_size=num, max_size=num))
 
 
-@settings(max_examples=80)
 @given(cuts())
 def test_cut_equals_looking_each_place_up(case: tuple[Array, list[int], list[bool]]) -> None:
     """Inside, across an edge and wholly outside; mirrored or not; into memory that was used before."""

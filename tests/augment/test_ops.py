@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loaders import augment
@@ -267,7 +267,6 @@ ops_strategy: st.SearchStrategy[Op] = st.one_of(
 image_sizes = st.tuples(st.integers(1, 300), st.integers(1, 300))
 
 
-@settings(max_examples=60)
 @example([Resize((44, 1)), CenterCrop((3, 1)), RandomResizedCrop(1)], [(47, 1)])  # ends on 23.5
 @example([Resize((30, 1)), CenterCrop((26, 1)), CenterCrop((12, 1))], [(5, 1)])  # starts on 3/2
 @given(st.lists(ops_strategy, max_size=5), st.lists(image_sizes, min_size=1, max_size=4))
@@ -291,7 +290,6 @@ def test_plan_equals_a_scalar_reference(ops: list[Op], sizes: list[tuple[int, in
                 assert abs(start - math.floor((first + last) / 2)) <= 1
 
 
-@settings(max_examples=100)
 @given(st.lists(ops_strategy, max_size=5), image_sizes)
 def test_output_size_is_what_plan_gives(ops: list[Op], size: tuple[int, int]) -> None:
     fixed = output_size(ops)
@@ -434,7 +432,6 @@ def test_two_flips_cancel() -> None:
     assert not geometry.flips.any()
 
 
-@settings(max_examples=100)
 @given(st.data(), st.integers(1, 12), st.integers(1, 12))
 def test_chains_without_resizing_equal_numpy_step_by_step(
     data: st.DataObject, height: int, width: int
@@ -654,7 +651,6 @@ def test_apply_equals_a_float64_reference(dtype: str) -> None:
         assert np.abs(result - exact).max() <= tolerance(dtype)
 
 
-@settings(max_examples=80)
 @given(
     shape=st.tuples(st.integers(1, 24), st.integers(1, 24)),
     corner=st.tuples(st.integers(-6, 26), st.integers(-6, 26)),
@@ -921,7 +917,6 @@ def test_an_image_of_another_size_is_refused() -> None:
         apply(noise((40, 40)), (0, 0, 90, 90), (9, 9), NO_FLIP, source_size=(90, 90))
 
 
-@settings(max_examples=80)
 @given(st.data(), st.sampled_from([2, 4, 8]), st.integers(1, 90), st.integers(1, 90))
 def test_reduced_crops_are_never_smaller_than_the_result(
     data: st.DataObject, factor: int, height: int, width: int

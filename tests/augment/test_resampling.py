@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
@@ -71,7 +71,6 @@ def test_evaluation_of_photos_is_what_pillow_gives(interpolation: Any, tmp_path:
         assert psnr(found, want) >= 45
 
 
-@settings(max_examples=60)
 @given(
     shape=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     size=st.tuples(st.integers(1, 30), st.integers(1, 30)),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders import augment
@@ -61,7 +61,6 @@ def test_a_step_gives_the_pixels_of_apply(ops: list[Any], channels: int, reducti
     assert num_inside > 10
 
 
-@settings(max_examples=100)
 @given(
     size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     box=st.tuples(*[st.integers(-3, 30)] * 2, *[st.integers(1, 40)] * 2),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.backends.slots import MappedSlots, SharedSlots, dump, make_file
@@ -176,7 +176,6 @@ def test_tensors_of_ordinary_memory_arrive_as_they_are(length: int, form: str) -
 DTYPES = [torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.bool, torch.complex64]
 
 
-@settings(max_examples=40)
 @given(st.lists(st.integers(0, 5), max_size=4), st.sampled_from(DTYPES))
 def test_every_shape_and_dtype_arrives(shape: list[int], dtype: torch.dtype) -> None:
     slots, mapped = pair()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import PIL.Image
 import pytest
 import simplejpeg
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders import codecs
@@ -151,7 +151,6 @@ def test_quality_is_the_callers() -> None:
         assert sizes == sorted(set(sizes))
 
 
-@settings(max_examples=50)
 @given(
     dtype=st.sampled_from(["bool", "int8", "uint16", "float32", "int64"]),
     dims=st.lists(st.none() | st.integers(1, 4), max_size=4),
@@ -202,7 +201,6 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=50)
 @given(json_values)
 def test_any_json_comes_back_and_is_json_to_others(value: Any) -> None:
     codec = codec_for(Json())
@@ -480,7 +478,6 @@ def test_a_damaged_record_is_a_codec_error(field: Field, data: bytes) -> None:
         codec_for(field).decode(record(data))
 
 
-@settings(max_examples=100)
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_value_or_a_codec_error(data: bytes) -> None:
     """A value is one that the field may have, whatever the bytes were."""
@@ -743,7 +740,6 @@ def test_decoding_into_a_buffer_gives_the_same_pixels(subsampling: str) -> None:
         codec.decode(data, out=np.empty(nbytes - 1, np.uint8))
 
 
-@settings(max_examples=60)
 @given(st.integers(1, 70), st.integers(1, 70), st.sampled_from(SUBSAMPLINGS))
 def test_a_reduced_picture_has_its_sides_divided_and_rounded_up(
     height: int, width: int, subsampling: str

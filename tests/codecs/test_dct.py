@@ -288,7 +288,6 @@ def test_damage_is_an_error(compression: str) -> None:
         codec.decode(record(packed + b"\0"))
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_serving_damaged_records_raises_or_returns(data: st.DataObject) -> None:
     """Without the checks, as behind those of a shard: wrong pixels at worst, an error of ours at best."""

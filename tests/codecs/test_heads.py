@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import simplejpeg
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.codecs import heads
@@ -104,7 +104,6 @@ def test_a_file_that_ends_within_its_header_is_read_as_if_alone(nbytes: int) -> 
         assert_alike(files)
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_damaged_headers_are_read_as_if_alone(data: st.DataObject) -> None:
     files = [FILES[data.draw(st.integers(0, len(FILES) - 1))]] * 9

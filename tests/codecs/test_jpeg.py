@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.codecs.heads import PictureHead, picture_head, picture_heads
@@ -97,7 +97,6 @@ def test_the_first_rows_are_those_of_the_whole(
     assert not cut[-1]
 
 
-@settings(max_examples=60)
 @given(
     height=st.integers(1, 200),
     width=st.integers(1, 70),
@@ -329,7 +328,6 @@ def test_every_crop_edge_keeps_its_pixels() -> None:
             assert_same(data, (20, 20, 20 + offset, 20 + offset), reduction)
 
 
-@settings(max_examples=80)
 @given(
     sides=st.tuples(st.integers(1, 300), st.integers(1, 300)),
     interval=st.integers(1, 80),
@@ -566,7 +564,6 @@ def test_an_index_that_goes_backwards_is_not_believed() -> None:
             assert decode(found, PictureCodec(Image())).shape == (found.height, found.width, 3)
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_damaged_headers_are_pictures_or_codec_errors(data: st.DataObject) -> None:
     """Nothing but a CodecError, whatever a header says."""

@@ -48,7 +48,6 @@ def shards(draw: st.DrawFn) -> tuple[int, list[Column]]:
     return nbytes, columns
 
 
-@settings(max_examples=80)
 @given(shards(), st.integers(0, 99), st.sampled_from([1 << 63, 1 << 30, 0]))
 def test_gather_equals_reading_row_by_row(
     case: tuple[int, list[Column]], seed: int, most: int

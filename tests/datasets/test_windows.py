@@ -651,7 +651,6 @@ def slow_fit(lengths: list[int], size: int, best: bool) -> list[int]:
     return bins
 
 
-@settings(max_examples=80)
 @given(
     lengths=st.lists(st.integers(1, 12), max_size=40), extra=st.integers(0, 12), best=st.booleans()
 )

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -140,7 +140,6 @@ def clear_centres(box: np.ndarray, size: np.ndarray, flip: np.ndarray) -> np.nda
     return np.asarray(lines[0][:, None] & lines[1][None, :])
 
 
-@settings(max_examples=40)
 @given(
     size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     out=st.tuples(st.integers(1, 40), st.integers(1, 40)),

@@ -183,7 +183,6 @@ def test_an_empty_batch_has_no_window() -> None:
     assert cut_around(moves, (64, 64), 16) is None
 
 
-@settings(max_examples=100)
 @given(
     size=st.tuples(st.integers(1, 200), st.integers(1, 200)),
     unit=st.sampled_from([1, 2, 4, 8, 16]),

@@ -15,7 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.data.manifest import MANIFEST_NAME
@@ -76,7 +76,6 @@ def on_another_machine(photos: Path, dst: Path) -> None:
         pack_images(photos, dst, part="0/1")
 
 
-@settings(max_examples=50)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=4), st.integers(1, 40))
 def test_every_item_is_in_one_part_in_order(lengths: list[int], of: int) -> None:
     recipes = [(str(i), Numbers(i, n)) for i, n in enumerate(lengths)]
