@@ -1,15 +1,10 @@
 """Columns made of single records."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
 from loaders.data.columns import FixedColumn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def fixed_column(rows: Sequence[bytes], nbytes: int) -> FixedColumn:

@@ -1,12 +1,11 @@
 """Ctrl-C means the same in every run (a shell starts what runs in its background with it ignored); nothing hangs."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -24,8 +23,6 @@ os.fsync = os.fstat  # type: ignore[assignment]
 settings.register_profile("any machine", settings.default, deadline=None, max_examples=50)
 settings.load_profile("any machine")
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,7 +1,5 @@
 """Small models that stand for torchvision's and Hugging Face's in the examples, with their interfaces."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

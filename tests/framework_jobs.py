@@ -5,8 +5,6 @@ and a new one goes on from the checkpoint. The numbers of all samples that the m
 ``OUT/RANK.json``: per run, per step.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

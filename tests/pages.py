@@ -1,17 +1,12 @@
 """What of a file lies in the page cache."""
 
-from __future__ import annotations
-
 import mmap
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
 from loaders.system.libc import libc
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 
 def resident_share(files: Iterable[Path]) -> float | None:

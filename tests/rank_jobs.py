@@ -4,8 +4,6 @@ Usage: ``rank_jobs.py DATASET STATE OUT``. What this rank was given goes to ``OU
 check. No loader here is told its rank: all ask ``torch.distributed``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

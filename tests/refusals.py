@@ -1,11 +1,7 @@
 """What an error is about, as a check for ``pytest.raises``: attributes that callers can rely on, and no wording."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 
 class At:

@@ -1,7 +1,5 @@
 """The page that shows the way through the code names what is there."""
 
-from __future__ import annotations
-
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path

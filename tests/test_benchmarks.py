@@ -1,7 +1,5 @@
 """Every benchmark case runs, at a size that measures nothing."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gc
 import io
 import os
@@ -7,9 +5,10 @@ import pickle
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +18,6 @@ from hypothesis import strategies as st
 
 from loaders import DataLoader, RAMDataset
 from loaders.buffers import FreshMemory, SlotPool, Slots
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NBYTES = 1 << 16
 

@@ -1,13 +1,11 @@
 """What is misspelled on a command line is named with what is close to it; shells complete what there is."""
 
-from __future__ import annotations
-
 import os
 import pty
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +13,6 @@ from loaders.bench.cli import build_parser as bench
 from loaders.commandline import Commands, completion, folded
 from packdata.cli import build_parser as packdata
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BUILDERS = {"packdata": packdata, "loaders-bench": bench}
 

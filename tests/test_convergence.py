@@ -1,11 +1,11 @@
 """The same network on the same data, through this package and through a plain pipeline, learns the same."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pytest
 import torch
@@ -17,11 +17,6 @@ from torch.utils.data import TensorDataset
 
 from loaders import DataLoader, Normalize, RAMDataset, ShardDataset, TokenWindows, augment
 from packdata.cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import numpy.typing as npt
 
 pytestmark = pytest.mark.slow
 

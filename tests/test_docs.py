@@ -1,16 +1,15 @@
 """Every command and code block of README and docs/ runs as written, and every link leads somewhere."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
@@ -22,9 +21,6 @@ from loaders import DataLoader, RAMDataset
 from loaders.codecs.heads import picture_size
 from loaders.data.manifest import read_manifest
 from tests.remote import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(

@@ -1,7 +1,5 @@
 """Examples in docstrings do what they show: one test a module, as pytest would look through every file for them."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each script of examples/ runs on small real data, and goes on where it was stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -11,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -20,9 +18,6 @@ from PIL import Image
 
 from tests.remote import servers
 from tests.remote.conftest import ended
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parent.parent
 PHOTOS = ROOT / "tests/data/photos"

@@ -1,7 +1,5 @@
 """What happens when something goes wrong: errors with their place, reports of what hangs, and nothing left behind."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import multiprocessing
@@ -16,9 +14,10 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +27,6 @@ from loaders import DataLoader, RAMDataset, ShardDataset, live
 from loaders.errors import LoadersError, SampleError
 from tests.packdata.packing import pack_samples
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NUM = 23
 ROOT = Path(__file__).parents[1]

@@ -1,7 +1,5 @@
 """Lightning, accelerate, transformers and ignite train and resume on the loader, on exactly the samples they should."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Ctrl-C in the trainer's thread, at any moment: nothing hangs, and states tell what was handed over."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os
@@ -10,8 +8,9 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +19,6 @@ from torch.utils.data import Dataset
 import loaders
 from loaders import DataLoader, RAMDataset
 from tests.loading.test_loader_others import Raises
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUM = 12
 

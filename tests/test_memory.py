@@ -3,23 +3,19 @@
 In a process of its own, or what other tests have left behind would move the figures.
 """
 
-from __future__ import annotations
-
 import gc
 import os
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from loaders import DataLoader, RAMDataset, ShardDataset
 from tests.packdata.packing import pack_samples
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 pytestmark = [
     pytest.mark.memory,

@@ -1,13 +1,13 @@
-from __future__ import annotations
-
 import copy
 import io
 import json
 import math
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
@@ -16,11 +16,6 @@ from hypothesis import strategies as st
 from loaders import Denormalize, Normalize
 from loaders.device.normalize import IMAGENET_MEAN, IMAGENET_STD
 from loaders.errors import BatchError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy.typing as npt
 
 # Half an ulp of the result for the last rounding; float32's own error where that is the result.
 TOLERANCE = {

@@ -1,7 +1,5 @@
 """Without what only Linux has: importing, packing, threads and memory work, and the rest says so."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

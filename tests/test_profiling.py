@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 import itertools
 import json
@@ -10,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +19,6 @@ import loaders
 from loaders import DataLoader, RAMDataset
 from loaders.errors import LoadersError
 from loaders.profiling import ProfileReport, TimedSpan
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def a_loader(**options: Any) -> DataLoader:

@@ -1,23 +1,19 @@
 """What several training processes get together: real ones, started by ``torchrun``, that talk over gloo."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from loaders import DataLoader, ShardDataset
 from tests.packdata.packing import pack_samples
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[1]
 NUM, BATCH_SIZE = 45, 4

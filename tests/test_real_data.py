@@ -1,21 +1,17 @@
 """Real text and tables, from the file to a model that has learnt something: pack, inspect, load, train."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, mse_loss
 
 from loaders import DataLoader, RAMDataset, ShardDataset, TokenWindows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 REAL = Path(__file__).parent / "data/real"
 

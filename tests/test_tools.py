@@ -1,7 +1,5 @@
 """The script that makes the environment, where Python lacks what it needs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,16 +3,15 @@
 Most tests run beside torch's loader where that is possible, so that the expectation is its, not ours.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import pickle
 import time
 import warnings
 from collections import namedtuple
+from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,9 +34,6 @@ from torch.utils.data import (
 
 from loaders import DataLoader
 from loaders.errors import StateError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TorchLoader = torch.utils.data.DataLoader
 WAYS: list[dict[str, Any]] = [

@@ -1,7 +1,5 @@
 """The training example of benchmarks/train.py, as people will copy it: alone, killed and resumed, on two ranks."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -10,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +19,6 @@ import torch
 
 import packdata
 from loaders.schema import Image, Label
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks/train.py"
 NUM, NUM_VAL, BATCH_SIZE = 40, 21, 8

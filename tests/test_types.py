@@ -3,8 +3,6 @@
 ``assert_type`` says what checkers must find, and each test looks whether it is so.
 """
 
-from __future__ import annotations
-
 import pickle
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The contract at the top of ``loaders/workers.py``, point by point."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import logging
@@ -15,11 +13,12 @@ import threading
 import time
 import traceback
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,9 +26,6 @@ from hypothesis import strategies as st
 
 from loaders import workers as workers_module
 from loaders.workers import Workers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 20.0

@@ -1,7 +1,5 @@
 """torchvision, as what ops are compared with: installed, or as `tools/venv` puts it beside, for CUDA or not."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Crops and flips of arrays with any number of axes."""
 
-from __future__ import annotations
-
 import mmap
 import pickle
 import resource

@@ -1,7 +1,5 @@
 """Recipes: what they make, on the host and on a sheet."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,22 +1,17 @@
 """Steps that were prepared for a batch: the pixels of ``apply``."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders import augment
 from loaders.augment import Geometry, apply, moved_steps, plan, steps_of, take_steps
+from loaders.augment.pixels import Step
 from loaders.errors import BatchError
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from loaders.augment.pixels import Step
 
 OPS: list[list[Any]] = [
     [augment.RandomResizedCrop(32), augment.RandomHorizontalFlip(), augment.RandomVerticalFlip()],

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ctypes
 import gc
 import hashlib
@@ -9,9 +7,11 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -22,19 +22,13 @@ from loaders.backends import auto
 from loaders.backends.auto import AutoPool, StepWatch, Successor, waits_for_interpreter
 from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
-from loaders.backends.ordered import OrderedBatches
+from loaders.backends.ordered import OrderedBatches, Pool
 from loaders.backends.subprocess import Child, ChildPool
 from loaders.backends.threads import ThreadPool
 from loaders.datasets.memory.sealed import HeldShard
 from loaders.datasets.reading.samples import collate
 from tests.device.copies import ManualCopies
 from tests.packdata.packing import pack_samples
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from loaders.backends.ordered import Pool
 
 POOL: Any = None  # where what it would be asked for is set
 

@@ -1,12 +1,12 @@
 """The child's side of ``backend="subprocess"``, here as threads of this process."""
 
-from __future__ import annotations
-
 import os
 import pickle
+import socket
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from torch.utils.data import Dataset
@@ -15,10 +15,6 @@ from loaders.backends import serving as module
 from loaders.backends.channel import Channel, pair
 from loaders.backends.maker import Maker
 from loaders.backends.slots import MappedSlots, SharedSlots, make_file
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
 
 TIMEOUT_S = 20.0
 

@@ -1,10 +1,9 @@
 """What workers say that they are doing, and for how long."""
 
-from __future__ import annotations
-
 import threading
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +13,6 @@ from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
 from tests.backends.test_subprocess import Waiting, wait_until
 from tests.packdata.packing import pack_samples
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TIMEOUT_S = 20.0
 

@@ -1,7 +1,5 @@
 """Forks: the child process of a loader, and what a trainer forks beside it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

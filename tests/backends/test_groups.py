@@ -1,11 +1,10 @@
 """Small batches are made several at a time, in one gather; nobody shall see the difference."""
 
-from __future__ import annotations
-
 import io
 import pickle
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +15,6 @@ from loaders.backends.maker import Maker
 from loaders.data.store import Store
 from loaders.datasets.reading.samples import collate
 from loaders.sampling.batch import IndexBatch, SampleIndex
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def dataset(num_samples: int = 100) -> RAMDataset:

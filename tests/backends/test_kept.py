@@ -1,7 +1,5 @@
 """A child process that is kept from epoch to epoch, and what may come between."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os
@@ -9,8 +7,9 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +18,6 @@ from torch.utils.data import Dataset, SequentialSampler
 
 from loaders import DataLoader, RAMDataset, augment
 from tests.backends.test_subprocess import child_loader, children, kept_loader, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 WHOLE = [[i, i + 1] for i in range(0, 12, 2)]
 _SOURCES = ("backends/subprocess.py", "backends/channel.py", "backends/slots.py")

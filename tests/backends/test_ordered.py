@@ -1,9 +1,8 @@
-from __future__ import annotations
-
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +14,8 @@ from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import Child, ChildPool
 from loaders.backends.threads import ThreadPool
+from loaders.datasets.reading.request import Request
 from loaders.datasets.reading.samples import collate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from loaders.datasets.reading.request import Request
 
 NUM = 400
 

@@ -1,7 +1,5 @@
 """What torch's own iterator serves: as torch serves it, and counted."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """How a child process starts: with other options of Python, from a script, from a process that may have none."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -178,7 +176,7 @@ def test_arrays_that_do_not_fit_into_memory_twice_are_an_error_with_figures(
         iter(DataLoader(dataset, 4, num_workers=1, backend="subprocess"))
 
 
-def try_in_daemon(results: multiprocessing.SimpleQueue[int]) -> None:
+def try_in_daemon(results: "multiprocessing.SimpleQueue[int]") -> None:
     dataset = RAMDataset.from_arrays(x=torch.zeros(8, 4))
     results.put(len(list(DataLoader(dataset, 4, num_workers=1, backend="subprocess"))))
 

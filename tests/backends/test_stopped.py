@@ -1,14 +1,13 @@
 """A child process that does not answer, and messages larger than its socket: every wait has an end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +16,6 @@ from torch.utils.data import Dataset
 from loaders import RAMDataset
 from loaders.backends import subprocess as backend
 from tests.backends.test_subprocess import ROOT, child_loader, children
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TIMEOUT_S = 0.5
 PATIENCE_S = 4.0  # of the tests, which wait for a minute without what they are about

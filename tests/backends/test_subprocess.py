@@ -1,14 +1,13 @@
-from __future__ import annotations
-
 import gc
 import logging
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +21,6 @@ from loaders.backends.maker import Maker
 from loaders.errors import SampleError
 from tests.packdata.packing import pack_samples
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUM = 23
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,5 @@
 """Figures of no machine, for tests of what is told of them: measuring takes seconds."""
 
-from __future__ import annotations
-
 import pytest
 
 from loaders.bench import cli

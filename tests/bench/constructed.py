@@ -1,14 +1,13 @@
 """Datasets and steps whose limit is known, because they were made to have it."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +16,6 @@ from loaders import RAMDataset
 from loaders.bench.measure import Config, Result, TimedPass
 from loaders.bench.sweep import Sweep
 from loaders.schema import Array
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _NOISE = bytes(torch.randint(256, (1 << 20,), generator=torch.Generator().manual_seed(0)).tolist())
 

@@ -1,7 +1,5 @@
 """Verdicts on datasets and steps that were made to have one limit, measured for real."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """What could help is tried for real; what it gains is the machine's business, what is tried is ours."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,6 @@
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +17,6 @@ from packdata.tokens.plan import pack_tokens
 from tests.bench.constructed import small_rows
 from tests.packdata.packing import pack_samples
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAX_PLACES = 64  # bytes of a sample that say where its records begin and end
 QUICK = ["--seconds", "0.1", "--repeats", "1"]

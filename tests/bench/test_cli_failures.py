@@ -1,11 +1,11 @@
 """What was measured is told whatever fails beside it; and what is asked for is done, or it is said that it is not."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -16,15 +16,9 @@ from loaders.bench import cli
 from loaders.bench.cli import main
 from loaders.bench.measure import Config
 from loaders.bench.sweep import Sweep
-from loaders.verdict import judge
+from loaders.verdict import Change, Facts, Verdict, judge
 from tests.bench.constructed import Stream, a_result
 from tests.packdata.packing import pack_samples
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from loaders.verdict import Change, Facts, Verdict
 
 HERE = "tests.bench.test_cli_failures"
 QUICK = ["--seconds", "0.1", "--repeats", "1"]

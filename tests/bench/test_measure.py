@@ -1,10 +1,9 @@
-from __future__ import annotations
-
 import itertools
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -24,9 +23,6 @@ from loaders.bench.measure import (
 )
 from loaders.datasets.reading.samples import Ragged, batch_type
 from tests.bench.constructed import Hashes, Instant, Stream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class Images(NamedTuple):

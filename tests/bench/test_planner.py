@@ -1,15 +1,14 @@
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from loaders import RAMDataset
 from loaders.bench.measure import Config, in_flight
@@ -25,11 +24,6 @@ from loaders.errors import LoadersError
 from loaders.schema import Image
 from tests.bench.constructed import Instant, Stream
 from tests.packdata.packing import pack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import torch
 
 PHOTOS = Path(__file__).parents[1] / "data/photos"
 

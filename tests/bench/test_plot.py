@@ -1,7 +1,6 @@
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +9,6 @@ from loaders.bench.plot import draw, plot
 from loaders.bench.sweep import Sweep
 from loaders.errors import LoadersError
 from tests.bench.constructed import a_result, a_sweep
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def labels(axes: Any) -> list[str]:

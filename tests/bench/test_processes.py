@@ -1,9 +1,9 @@
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from loaders.bench import machine
 from loaders.bench.machine import (
@@ -12,11 +12,6 @@ from loaders.bench.machine import (
     family,
     memory,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 HOLDING = """
 import sys

@@ -1,13 +1,12 @@
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
@@ -22,9 +21,6 @@ from loaders.bench.targets import TargetError, ops_for
 from loaders.datasets.base import BatchDataset
 from tests.bench.constructed import Counts, Instant, Stream, contended_core, small_rows
 from tests.packdata.packing import pack_samples
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def packed(folder: Path, field: str, size: int) -> ShardDataset:

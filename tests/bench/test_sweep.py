@@ -1,10 +1,9 @@
 """What a sweep may choose, what it makes of streams, and how cold a cold one is."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +24,6 @@ from loaders.bench.targets import MeasuredDataset, load
 from tests.bench.constructed import Instant, Made, a_result
 from tests.packdata.packing import pack_samples
 from tests.pages import resident_share
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Whole(IterableDataset[Any]):

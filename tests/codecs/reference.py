@@ -3,8 +3,6 @@
 Nothing of ``loaders`` is used here: what the fast paths give is compared with this.
 """
 
-from __future__ import annotations
-
 import struct
 from functools import cache
 

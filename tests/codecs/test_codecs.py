@@ -1,7 +1,5 @@
 """One suite for all codecs: what they keep, what they refuse, and that damage is an error."""
 
-from __future__ import annotations
-
 import io
 import json
 import struct

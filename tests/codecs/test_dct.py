@@ -1,7 +1,5 @@
 """``dct``: what is kept, at which quality, what a prefix gives, and that damage is an error."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Headers of many pictures at once: the same as one by one."""
 
-from __future__ import annotations
-
 import struct
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Parts of JPEG files: the pixels of a crop are those of the whole, whatever the file."""
 
-from __future__ import annotations
-
 import io
 from contextlib import suppress
 from typing import Any

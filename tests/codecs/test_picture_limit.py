@@ -1,12 +1,11 @@
 """One limit of memory for a picture of any format: at packing, at serving, and never in silence."""
 
-from __future__ import annotations
-
 import io
 import logging
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -19,9 +18,6 @@ from loaders.errors import CodecError, LoadersError, SampleError
 from packdata.images.pictures import decode_mask, decode_picture
 from packdata.images.plan import pack_images
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "AVIF", "JPEG2000", "PPM")
 SIDE = 600  # 600 x 600 RGB are 1,080,000 bytes: more than 1 MiB

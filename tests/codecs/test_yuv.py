@@ -1,7 +1,5 @@
 """``yuv420``: planes in, planes out, and the RGB of the reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cv2

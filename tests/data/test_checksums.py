@@ -1,10 +1,9 @@
 """Checksums of the chunks of large rows, beside those of the rows."""
 
-from __future__ import annotations
-
 import base64
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +17,6 @@ from loaders.errors import SampleError
 from loaders.schema import Array, Field
 from tests.columns import fixed_column
 from tests.packdata.packing import pack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROW = 1 << 20
 

@@ -1,10 +1,8 @@
 """A shard is on disk before anybody hears of it."""
 
-from __future__ import annotations
-
 import errno
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,6 @@ from loaders.data.formats import write_shard
 from loaders.schema import Label
 from tests.columns import fixed_column
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(params=["lmdb", "parquet"])

@@ -1,7 +1,5 @@
 """One suite for all shard formats: what goes in comes out, with the library and without it."""
 
-from __future__ import annotations
-
 import base64
 import gc
 import json
@@ -9,12 +7,14 @@ import os
 import shutil
 import struct
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lmdb
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -58,11 +58,6 @@ from loaders.schema import (
 )
 from tests.columns import fixed_column
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    import numpy.typing as npt
 
 Columns = dict[str, Column]
 SHARED = settings(

@@ -9,8 +9,6 @@ stays. This is how the files were made, from the repository's root::
         'write_golden'](Path('tests/data/golden-v1'))"
 """
 
-from __future__ import annotations
-
 import pathlib
 from pathlib import Path
 from typing import Any

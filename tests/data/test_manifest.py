@@ -1,13 +1,12 @@
-from __future__ import annotations
-
 import copy
 import errno
 import json
 import os
 import pickle
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import xxhash
@@ -26,9 +25,6 @@ from loaders.data.manifest import (
 from loaders.errors import ManifestError
 from loaders.schema import Array, Image, Label, Schema, Text
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Json = dict[str, Any]
 SCHEMA = Schema({"image": Image(), "label": Label(), "text": Text()}, ("image", "label"))

@@ -1,7 +1,5 @@
 """A dataset of many shards opens soon, and is read whatever the system lets be open and mapped."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -10,7 +8,8 @@ import resource
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +22,6 @@ from loaders.errors import ShardError
 from loaders.schema import Array
 from loaders.system.limits import most_maps
 from packdata.cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS, WIDTH = 8, 16
 

@@ -1,20 +1,15 @@
 """A shard that a reader of a cache has mapped is locked, wherever the cache lies."""
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from loaders.data.formats import map_shard
 from loaders.data.manifest import ShardInfo
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _OVERLAY = """
 mkdir lower upper work merged &&

@@ -1,9 +1,7 @@
 """Shards that claim more rows than there is memory for: a sparse file has any size."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,6 @@ from loaders.data.formats import open_checksums, open_columns
 from loaders.data.manifest import Manifest, Place, ShardInfo, publish_manifest
 from loaders.errors import ShardError
 from loaders.schema import Array, Field, Schema, Text
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM = 10**11
 SIZE = 14 * NUM

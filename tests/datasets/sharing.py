@@ -1,25 +1,21 @@
 """Ranks as real processes, for the tests of what they share."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from loaders import DataLoader, RAMDataset
 from loaders.datasets.memory import shared
 from loaders.datasets.memory.arena import filled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
 
 _PATIENCE_S = 60.0
 _context = multiprocessing.get_context("forkserver")

@@ -1,8 +1,7 @@
 """``check="always"``: whatever a file has that is not the manifest's is an error, also where nobody reads it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +11,6 @@ from loaders.errors import ChecksumError, LoadersError, SampleError
 from loaders.schema import Array, Field, Image, Label, Text
 from tests.packdata.packing import pack, pack_samples
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM = 10
 FIELDS: dict[str, Field] = {

@@ -1,9 +1,7 @@
-from __future__ import annotations
-
 import pickle
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +11,8 @@ from loaders import DataLoader, Mixture, RAMDataset, augment, concat
 from loaders.datasets.base import BatchDataset, SamplesOf
 from loaders.datasets.moving import moving_halves
 from loaders.datasets.packed import PackedDataset
+from loaders.datasets.reading.request import Request
 from loaders.errors import BatchError
-
-if TYPE_CHECKING:
-    from loaders.datasets.reading.request import Request
 
 
 class AsTheyAre(SamplesOf[PackedDataset]):

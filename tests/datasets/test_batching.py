@@ -1,9 +1,8 @@
 """Arrays of different lengths in a batch: along any axis, and as a transform leaves them."""
 
-from __future__ import annotations
-
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from loaders import DataLoader, Mixture, RAMDataset, ShardDataset
 from loaders.errors import BatchError, SchemaError
 from loaders.schema import Array, Boxes, Image, Keypoints
 from tests.packdata.packing import pack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LENGTHS = [3, 5, 2, 5]
 FIELDS: dict[str, Any] = {

@@ -1,14 +1,14 @@
 """Serving ``dct`` and ``yuv420``: whole or in halves, full or smaller, the same images every way."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -23,11 +23,6 @@ from loaders.errors import SampleError, SchemaError
 from loaders.schema import Boxes, Field, Image, Label, Mask, Text
 from tests.packdata.packing import pack
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy.typing as npt
 
 NUM, SIZE = 9, (40, 56)
 IMAGES: dict[str, Image] = {

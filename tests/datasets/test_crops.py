@@ -1,11 +1,10 @@
 """Crops out of stored arrays: volumes with their masks, from every store, verified where they are read."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +20,6 @@ from loaders.errors import BatchError, ChecksumError, LoadersError, SampleError,
 from loaders.schema import Array, Field, Image, Label, Text
 from tests.packdata.packing import pack
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM = 7
 CROP: list[augment.Op] = [RandomCrop((6, 7, 8)), RandomFlip()]

@@ -1,7 +1,5 @@
 """The shard of a sample, found by table as by binary search."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,8 +1,7 @@
 """Crops with the foreground: around points of a label, the same for all fields, on the host and on a device."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from loaders.device.augment import BatchAugment
 from loaders.errors import BatchError, SchemaError
 from loaders.schema import Array, Image, Label, Mask
 from tests.packdata.packing import pack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM = 24
 SIDE = 48

@@ -1,9 +1,7 @@
-from __future__ import annotations
-
 import mmap
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 import numpy as np
@@ -18,6 +16,7 @@ from loaders.data import gather as module
 from loaders.data.columns import Column, FixedColumn, VarColumn
 from loaders.data.gather import Gather, Take
 from loaders.data.gather import take_rows as numpy_take
+from loaders.data.shards import Check
 from loaders.data.store import Store
 from loaders.datasets.reading.fixed import FixedReader
 from loaders.datasets.reading.fixed import take_rows as torch_take
@@ -25,9 +24,6 @@ from loaders.datasets.reading.samples import SampleBatch
 from loaders.schema import Array
 from tests.packdata.packing import pack_samples
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from loaders.data.shards import Check
 
 MAP_NORESERVE = 0x4000  # of Linux
 

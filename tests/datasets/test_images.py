@@ -1,9 +1,8 @@
 """Any number of pictures a sample: as lists, flat, stacked where all have one size; each as a single one is served."""
 
-from __future__ import annotations
-
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +15,6 @@ from loaders.codecs.several import join_files, split_files
 from loaders.errors import CodecError, SampleError, SchemaError
 from loaders.schema import Image, Images, Label, Mask
 from tests.packdata.packing import pack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COUNTS = [2, 0, 1, 3, 2, 5]
 FIELDS: dict[str, Any] = {"images": Images(), "label": Label()}

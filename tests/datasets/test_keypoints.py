@@ -1,8 +1,7 @@
 """Keypoints move as the pixels below them, through packing, memory, views and the loader."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +10,8 @@ import torch
 from loaders import DataLoader, Mosaic, RAMDataset, ShardDataset, augment
 from loaders.datasets import settings
 from loaders.errors import BatchError, LoadersError, SchemaError
-from loaders.schema import Array, Image, Json, Keypoints, field_from_json
+from loaders.schema import Array, Field, Image, Json, Keypoints, field_from_json
 from packdata import pack
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loaders.schema import Field
 
 HEIGHT, WIDTH = 48, 64
 PLACES = np.array([[[10, 4], [40, 30], [21, 17]], [[3, 40], [60, 2], [33, 33]]], np.float32)

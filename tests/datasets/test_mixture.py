@@ -1,9 +1,8 @@
-from __future__ import annotations
-
 import copy
 import pickle
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +23,6 @@ from loaders.sampling import EpochSampler
 from loaders.schema import Array, Image, Label
 from tests.packdata.packing import pack, pack_samples
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FIELDS = ["pixels", "image", "label", "key", "boxes", "sample_id"]
 

@@ -1,9 +1,8 @@
 """Mosaics: a marker in each field is found at the same place, and what is drawn belongs to the batch."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from loaders.datasets.mosaic import _copied, _gathered, _pixels
 from loaders.datasets.reading.samples import Padded, Ragged
 from loaders.errors import BatchError, SchemaError
 from loaders.schema import Array, Boxes, Image, Keypoints, Label, Mask
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM, SIZE = 12, (40, 56)
 

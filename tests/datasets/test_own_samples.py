@@ -1,8 +1,7 @@
 """Subclasses with a ``__getitem__`` of their own: what it returns is what is served, by every way."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,6 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
 from loaders import DataLoader, JpegOnDevice, Mixture, RAMDataset, ShardDataset, augment, concat
 from tests.packdata.packing import pack_samples
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM = 12
 

@@ -1,12 +1,12 @@
 """Records are asked for before they are read, and waited for: seen in the page cache and in the questions."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -24,10 +24,6 @@ from loaders.schema import Array, Field, Image, Label, Text
 from loaders.system.libc import libc
 from tests.packdata.packing import pack
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 TIMEOUT_S = 20.0
 NUM, PER_SHARD = 24, 8

@@ -1,9 +1,8 @@
 """Pictures that are ready to be decoded and carried out: the same as those that are looked at one by one."""
 
-from __future__ import annotations
-
 import gc
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +19,6 @@ from loaders.schema import Boxes, Image, Mask
 from tests.codecs.test_codecs import jpeg, photo, pil_file
 from tests.packdata.packing import pack
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CROP = [
     augment.RandomResizedCrop(24),

@@ -1,9 +1,8 @@
-from __future__ import annotations
-
 import os
 import pickle
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -18,9 +17,6 @@ from loaders.schema import Array, Boxes, Image, Label, Mask, Text
 from loaders.system import limits
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM = 11
 

@@ -1,10 +1,9 @@
-from __future__ import annotations
-
 import logging
 import pickle
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -32,9 +31,6 @@ from loaders.errors import (
 from loaders.schema import Array, Boxes, Field, Image, Label, Mask, Text
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM = 10
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -16,8 +14,9 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,9 +35,6 @@ from loaders.schema import Array, Label
 from tests.datasets.sharing import Rank, digest, keepers, names
 from tests.packdata.packing import FIELDS, pack, sample
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd is of Linux")
 NUM = 11

@@ -1,9 +1,8 @@
 """Sizes of pictures, without decoding them: those that are served."""
 
-from __future__ import annotations
-
 import io
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from loaders.errors import ChecksumError, SampleError, SchemaError
 from loaders.schema import Image, Label, Mask
 from tests.codecs.test_codecs import photo, pil_file
 from tests.packdata.packing import pack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM = 30
 FIELDS: dict[str, Any] = {

@@ -1,11 +1,10 @@
 """A dataset that is packed anew in its folder while it is open."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +15,6 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import SampleError, StaleDatasetError
 from loaders.schema import Array, Field, Label
 from packdata.packed.combine import extend
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM, WIDTH = 12, 5_000
 

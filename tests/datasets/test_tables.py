@@ -1,8 +1,7 @@
 """Packed tables as datasets: rows by one gather a field, columns by name, and a model that learns from them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,9 +14,6 @@ from loaders.errors import SchemaError
 from loaders.schema import Categories, Features
 from packdata.tables import pack_tables
 from tests.packdata.packing import pack_samples
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS = 3000
 

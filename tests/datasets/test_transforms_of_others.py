@@ -1,11 +1,10 @@
 """Transforms of torchvision and albumentations draw what belongs to the sample, on threads too."""
 
-from __future__ import annotations
-
 import pickle
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,6 @@ import torch
 
 from loaders import DataLoader, RAMDataset
 from tests.torchvision_v2 import torchvision_v2
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def served(transform: Callable[..., Any], batch_size: int, **options: Any) -> dict[int, Any]:

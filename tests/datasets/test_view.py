@@ -1,25 +1,19 @@
 """The torch-free reader: records, samples, columns and keys by number, errors with their place."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loaders.data import view as view_module
 from loaders.data.manifest import read_manifest
+from loaders.data.shards import Check
 from loaders.data.view import open_view
 from loaders.errors import ChecksumError, ManifestError, SampleError, SchemaError, ShardError
 from loaders.schema import Image, Text
 from tests.packdata.packing import CLASSES, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from loaders.data.shards import Check
 
 FORMATS = ["lmdb", "parquet"]
 

@@ -1,12 +1,13 @@
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -19,12 +20,6 @@ from loaders.errors import ChecksumError, LoadersError, SchemaError, ShardError,
 from loaders.schema import Array, Tokens
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import numpy.typing as npt
 
 ROW = 16
 DTYPES = {"uint8": 200, "uint16": 60_000, "uint32": 4_000_000_000}

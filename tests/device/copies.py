@@ -1,7 +1,5 @@
 """A device of the tests: copies run when the test says so, and read the host's memory only then."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any

@@ -1,6 +1,5 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,6 @@ from loaders.codecs.picture import PictureCodec
 from loaders.errors import SchemaError
 from loaders.schema import Boxes, Image, Images, Keypoints, Label, Mask
 from tests.packdata.packing import pack, pack_samples
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OPS: list[Any] = [augment.RandomResizedCrop(20), augment.RandomHorizontalFlip()]
 

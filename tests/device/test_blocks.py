@@ -1,9 +1,8 @@
 """Crops before images are made: what is cut off afterwards, and nothing else, is never made."""
 
-from __future__ import annotations
-
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +20,6 @@ from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, _in_two
 from loaders.schema import Image, Label
 from tests.device.test_decode import host_half, pictures
 from tests.packdata.packing import pack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CPU = torch.device("cpu")
 SIZES = [(80, 96), (70, 83), (33, 130)]  # whole blocks, and odd rests of them

@@ -1,7 +1,5 @@
 """The device half: the codecs' own images, by the batch; on a GPU within one step of them."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

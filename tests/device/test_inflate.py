@@ -1,11 +1,10 @@
 """``dct`` records that are decompressed behind the copy to the device: the same coefficients, the same images."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,9 +33,6 @@ from loaders.schema import Field, Image, Label, Text
 from tests.device.test_decode import host_half, pictures
 from tests.packdata.packing import pack
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZE = (48, 56)
 FIELDS = {

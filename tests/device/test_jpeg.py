@@ -1,11 +1,10 @@
 """JPEG files decoded by a device's decoder, and by the CPU where that one refuses: real files of every kind."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -30,9 +29,6 @@ from tests.device.test_decode import pictures
 from tests.packdata.packing import pack
 from tests.refusals import At
 from tests.torchvision_v2 import torchvision_v2
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CPU = torch.device("cpu")
 JPEG = Image(codec="jpeg")

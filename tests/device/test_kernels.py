@@ -1,22 +1,18 @@
 """The Triton kernels: run by Triton's interpreter where Triton is installed, and on a GPU where there is one."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from loaders import Normalize
 from loaders.device import fused
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KINDS = {torch.uint8: 256, torch.uint16: 1 << 16, torch.int16: 1 << 15}
 SHAPES = [

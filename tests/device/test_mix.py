@@ -1,7 +1,5 @@
 """MixUp and CutMix: what they do is a function of the samples of a batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

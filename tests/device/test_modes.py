@@ -1,9 +1,9 @@
 """Batches are the same whatever mode they are asked for in, and can be trained on in any other."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +12,6 @@ import torch
 from loaders import DataLoader, Normalize, RAMDataset, ShardDataset, augment
 from loaders.schema import Array, Image, Label
 from packdata import pack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Every recipe of other tests, on a GPU: as on the CPU, where they compare it with the host and torchvision."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 torch uses such memory again only when its own copies from it are done. Slots know of no copy.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

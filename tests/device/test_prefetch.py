@@ -1,12 +1,11 @@
-from __future__ import annotations
-
 import gc
 import threading
 import traceback
 import weakref
 from collections import namedtuple
+from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +19,6 @@ from loaders.device.nested import map_tensors, tensors_of
 from loaders.device.prefetch import Prefetcher
 from tests.device.copies import ManualCopies
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 NBYTES = 4096
 
 
@@ -35,7 +31,7 @@ class Batches:
         self.pool, self.num, self.ready, self.errors = SlotPool(), num, ready, dict(errors or {})
         self.step = 0
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> "Batches":
         return self
 
     def __next__(self) -> Any:

@@ -1,7 +1,6 @@
-from __future__ import annotations
-
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +17,6 @@ from loaders.device.pinned import page_lock
 from loaders.errors import LoadersError, SchemaError
 from loaders.schema import Array, Image, Label, Mask, Text
 from tests.packdata.packing import pack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM = 23
 OPS: list[Any] = [augment.RandomResizedCrop(9), augment.RandomHorizontalFlip()]

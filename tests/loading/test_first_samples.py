@@ -1,7 +1,5 @@
 """``LOADERS_SAMPLE``: every order of ours gives its first samples alone, and states know it."""
 
-from __future__ import annotations
-
 from itertools import chain, islice
 from typing import Any
 

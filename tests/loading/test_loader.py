@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gc
 import json
 import logging
@@ -7,10 +5,11 @@ import pickle
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -22,9 +21,6 @@ from loaders import DataLoader, RAMDataset, ShardDataset, augment, collate
 from loaders.errors import BatchError, SampleError, StateError
 from loaders.sampling import Sequential
 from tests.packdata.packing import pack_samples
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 NUM = 23
 ROOT = Path(__file__).parents[2]

@@ -1,9 +1,8 @@
 """``shuffle="lanes"`` through datasets and loaders: the shards that a dataset was packed in say the order."""
 
-from __future__ import annotations
-
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +16,6 @@ from loaders.sampling import Lanes, Shuffled
 from loaders.schema import Label
 from packdata import pack_tokens
 from tests.packdata.packing import pack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM = 250
 

@@ -1,7 +1,5 @@
 """Whose order a loader follows: a sampler of ours, batches of ours, a dataset's own; batches or single samples."""
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any
 

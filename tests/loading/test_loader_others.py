@@ -1,7 +1,5 @@
 """What datasets, samplers and frameworks of others may expect of the loader, as they would of torch's."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import OrderedDict, UserDict

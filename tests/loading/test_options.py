@@ -1,10 +1,9 @@
 """What a loader chooses; what comes of it is tested with the loader."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import FrozenInstanceError, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +17,6 @@ from loaders.sampling.order import Sequential, Shuffled
 from loaders.schema import Image
 from loaders.system.limits import usable_cores
 from tests.packdata.packing import pack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 CROP = [augment.RandomCrop(8)]

@@ -1,13 +1,12 @@
 """States of third-party samplers and iterable datasets: their own where they have one, by counting where not."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json
 import pickle
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +22,6 @@ from torch.utils.data import (
 
 from loaders import DataLoader, RAMDataset
 from loaders.errors import StateError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NUM = 23
 

@@ -1,20 +1,16 @@
 """What goes wrong while packing: a disk that is full, an end between two lines of the journal."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from packdata.packing.journal import Journal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOM = "Make room there. Then run the same command again"
 

@@ -1,12 +1,12 @@
 """A folder with one small source of every kind, and packed datasets: what tests of the command line name."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -18,10 +18,6 @@ from packdata.tables import pack_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from packdata.tokens.tokenizer import train_bpe
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 _WORDS = "the cat sat on the mat, and the dog ate it. "
 

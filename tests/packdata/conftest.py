@@ -1,16 +1,11 @@
 """``verify`` reads shards back with processes that are kept: starting one takes longer than what it reads."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
 from packdata.inspect.readback import ReadBack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="session")

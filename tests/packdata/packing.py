@@ -1,8 +1,8 @@
 """Small packed datasets, made with nothing but the formats: what the commands are tested on."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +12,6 @@ from loaders.data.formats import write_shard
 from loaders.data.manifest import Manifest, ShardInfo, publish_manifest
 from loaders.schema import Array, Boxes, Field, Image, Label, Mask, MultiLabel, Schema, Text
 from tests.columns import fixed_column
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 CLASSES = ("bird", "cat", "dog")
 

@@ -1,7 +1,5 @@
 """PNG files of the kinds that no library writes."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from typing import Any

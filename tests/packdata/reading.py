@@ -1,16 +1,12 @@
 """Packed datasets as tests look at them: a view, with the records of one sample and the manifest."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from loaders.data.manifest import read_manifest
 from loaders.data.view import View, open_view
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class PackedReader(View):

@@ -1,14 +1,14 @@
 """A small recipe for the tests of the packer, and child processes that pack it and get killed."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,10 +21,6 @@ from packdata.packing.engine import Summary, pack_recipes
 from packdata.packing.journal import Journal
 from packdata.recipe import Block, Recipe, Records, Target
 from tests.columns import fixed_column
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 SHARD_BYTES = 20_000
 

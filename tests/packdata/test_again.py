@@ -1,10 +1,8 @@
 """The same command on what it has made finds itself done; any other command finds it in the way."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -16,9 +14,6 @@ from loaders.schema import Bytes
 from packdata import Writer, write
 from packdata.cli import main
 from tests.packdata.packing import pack_samples
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = ["label", "key", "score"]
 

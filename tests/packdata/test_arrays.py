@@ -1,12 +1,12 @@
 """``packdata arrays``: .npy and .npz files to a packed dataset, and back bit for bit."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,6 @@ from packdata.inspect.verify import verify
 from packdata.packing.engine import pack_recipe
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 AnyArray = npt.NDArray[Any]
 INTEGERS = ("uint8", "uint16", "int16", "int8", "int32", "int64")

@@ -1,9 +1,8 @@
 """Columns packed at once are the dataset that their rows make one by one, errors and rejects included."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +17,6 @@ from loaders.schema import Array, Boxes, Bytes, Field, Image, Json, Label, Mask,
 from packdata.inspect.verify import verify
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM, FEW = 50, 20
 RNG = np.random.default_rng(0)

@@ -1,9 +1,9 @@
 """Items that are blocks of samples give the bytes that single samples give, whatever happens on the way."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +22,6 @@ from packdata.recipe import Block
 from tests.columns import fixed_column
 from tests.packdata.recipes import SHARD_BYTES, STEPS, BlocksRecipe, Job, contents, labels
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 SIZES = (0, 40, None, 7, 0, None, 51, 0)  # 100 samples in shards of about 20
 FORMATS = ("lmdb", "parquet")

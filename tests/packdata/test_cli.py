@@ -1,7 +1,5 @@
 """The command: exit codes, plans, summaries, and every option of ``packdata images``."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json
@@ -14,7 +12,8 @@ import sys
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -39,9 +38,6 @@ from tests.packdata.breaking import deny_looking
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def picture(path: Path, seed: int, size: tuple[int, int] = (40, 50)) -> None:

@@ -1,19 +1,14 @@
 """Commands whose standard streams are closed, in real processes: they do their work, silently."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PACKDATA = f"{shlex.quote(sys.executable)} -W always -m packdata"
 

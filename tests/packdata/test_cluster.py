@@ -1,15 +1,14 @@
 """Parts as tasks of Ray: the bytes of the parts, also where a node is killed while it packs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
@@ -28,9 +27,6 @@ from packdata.tokens.plan import TokenOptions, plan_tokens
 from packdata.tokens.tokenizer import train_bpe
 from tests.packdata.command_sources import make_sources
 from tests.packdata.recipes import contents
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NUM_PARTS = 12
 PACKS = {

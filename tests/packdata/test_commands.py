@@ -1,7 +1,5 @@
 """The commands on packed datasets: what each does, its JSON, and what it refuses."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import io
@@ -10,8 +8,10 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -62,16 +62,11 @@ from packdata.packed.where import Where, scalar
 from packdata.packing import publish
 from packdata.packing.journal import Journal, JournalHeader
 from packdata.packing.lock import TargetLock
+from packdata.recipe import Block
 from tests.packdata.breaking import ROOM
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from packdata.recipe import Block
 
 FORMATS = ["lmdb", "parquet"]
 SMALL = ["label", "key", "score", "width"]

@@ -1,9 +1,7 @@
 """What differs between schemas, and what may stand in one dataset."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +15,6 @@ from packdata.packed.combine import extend, merge
 from packdata.packed.edit import CopyOptions, copy_dataset
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OTHER = [
     (Array(dims=(2, 2, 2), spatial=3), Array(dims=(2, 2, 2)), "spatial is 3 in A, None in B"),

@@ -1,22 +1,17 @@
 """What the summary counts is of the whole packing, however often it was interrupted, each item once."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 
 from packdata.images.plan import pack_images
+from packdata.packing.engine import Summary
 from packdata.tables import pack_tables
 from tests.packdata.breaking import interrupted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from packdata.packing.engine import Summary
 
 
 def pictures(tmp_path: Path) -> Callable[[str], Summary]:

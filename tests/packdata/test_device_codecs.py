@@ -1,7 +1,5 @@
 """``packdata images --codec dct|yuv420``, and every command on what it packs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

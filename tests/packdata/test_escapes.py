@@ -1,11 +1,10 @@
 """Names come from whoever made the files: what a terminal would obey in them is shown, never sent."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -17,10 +16,6 @@ from loaders.errors import SampleError, ShardError, SourceError
 from loaders.schema import Label
 from loaders.text import printable, printable_json
 from packdata.cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 EVIL = "a\x1b]0;owned\x07\x9b31m\u202eb\npackdata: all is well"
 OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")

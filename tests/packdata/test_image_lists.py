@@ -1,12 +1,12 @@
 """Sources of any number of pictures a sample: WebDataset's tars, Hugging Face's Parquet, JSON lines of paths."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import tarfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,6 @@ from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Image, Images, Label
 from packdata import pack_images
 from packdata.images.plan import plan_images
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 def jpeg(number: int, height: int = 12, width: int = 16, **options: Any) -> bytes:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -8,7 +6,8 @@ import struct
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -27,9 +26,6 @@ from packdata.images.plan import plan_images
 from packdata.images.recipe import ImagesRecipe, image_recipes
 from tests.packdata.pngs import clear_png
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Pixels = npt.NDArray[Any]
 

@@ -1,14 +1,14 @@
 """The journal survives torn lines, and the lock belongs to one process."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +20,6 @@ from packdata.packed.repair import repair
 from packdata.packing.journal import Journal, JournalHeader, Reject, State, flatten_plan
 from packdata.packing.lock import TargetLock
 from tests.packdata.command_sources import make_sources
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SHARD = ShardInfo("shard-00000.lmdb", 3, 100, "ff", {"x": Place(8, row_nbytes=4)}, (50, 9))
 HEADER = JournalHeader(

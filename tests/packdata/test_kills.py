@@ -4,13 +4,12 @@ An audit hook sees every file that is opened for writing, moved, linked or delet
 not ours to patch.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -23,9 +22,6 @@ from packdata.packing.lock import LOCK_NAME
 from packdata.packing.target import PACKING_NAME
 from tests.packdata.packing import pack, pack_samples
 from tests.packdata.reading import PackedReader
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 

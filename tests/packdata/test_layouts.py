@@ -1,10 +1,8 @@
 """Roots of public datasets, as they are after unpacking: no folder of theirs becomes a class unasked."""
 
-from __future__ import annotations
-
 import re
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -14,9 +12,6 @@ from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.plan import plan_images
 from packdata.sources.base import ARRAYS
 from packdata.sources.layouts import masks_beside
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # By name of the layout: the files, and the arguments of the commands that are meant, without the root.
 LAYOUTS = {

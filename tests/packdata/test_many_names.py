@@ -1,11 +1,10 @@
 """Names of many items: what a list of them says, in little memory, and which stand twice."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,9 +19,6 @@ from packdata.sources.listed import Tree
 from packdata.sources.listed import given as listed
 from packdata.sources.lists import ListSource
 from packdata.sources.names import Names, twice
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXTS = st.lists(st.text(max_size=4))
 

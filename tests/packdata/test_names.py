@@ -1,7 +1,5 @@
 """Names that are not UTF-8: folders by such names work, and files where the name must be text are named."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

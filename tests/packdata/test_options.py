@@ -3,16 +3,15 @@
 What that is, is tested beside the functions; here, that it arrives: a command that ignored one of its options fails.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shlex
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,9 +31,6 @@ from packdata.tables import pack_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.command_sources import make_sources
 from tests.packdata.recipes import contents
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DCT = "photos --size 16 --fit cover --codec dct"
 AS_DCT: dict[str, Any] = {"sizes": ["16"], "fit": "cover", "codec": "dct"}

@@ -1,7 +1,5 @@
 """The packer: its result, and what is left after every way to end early."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -13,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +30,7 @@ from packdata.packing.journal import Journal
 from packdata.packing.lock import LOCK_NAME, TargetLock
 from packdata.packing.progress import Quiet
 from packdata.packing.target import PACKING_NAME
+from packdata.recipe import Records
 from tests.packdata.breaking import tmpfs
 from tests.packdata.recipes import (
     SHARD_BYTES,
@@ -42,9 +41,6 @@ from tests.packdata.recipes import (
     labels,
 )
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from packdata.recipe import Records
 
 FORMATS = ("lmdb", "parquet")
 

@@ -1,7 +1,5 @@
 """Parts of a packing: the bytes of the whole, whoever packs them, however often they are killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

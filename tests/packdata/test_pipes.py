@@ -1,7 +1,5 @@
 """A named pipe among the files to pack: an error that names it, where opening it would wait for ever."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from functools import partial

@@ -1,12 +1,12 @@
 """What belongs to a folder or a process stays there: relative paths after ``chdir``, a ``Writer`` after ``fork``."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +19,6 @@ from packdata.packing.progress import Quiet
 from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 FIELDS = {"x": Label()}
 

@@ -1,17 +1,12 @@
 """Ordered work on threads: results in order, errors in their place, and only so much in flight."""
 
-from __future__ import annotations
-
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from packdata.packing.pool import OrderedPool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def collect(results: Iterator[int], taken: list[int]) -> None:

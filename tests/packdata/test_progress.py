@@ -1,7 +1,5 @@
 """What is told while something long is done: a bar on a terminal, lines elsewhere."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

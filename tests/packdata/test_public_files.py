@@ -1,10 +1,9 @@
 """Files as public datasets have them, written from their documented layout: read as what they are, or refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -15,9 +14,6 @@ from loaders.errors import SourceError
 from packdata import pack_images
 from packdata.tables.plan import plan_tables
 from tests.packdata.test_tokens import documents, pack, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def records(labels: tuple[int, ...], num: int = 300) -> np.ndarray[Any, Any]:

@@ -1,14 +1,13 @@
 """Datasets written by copy, merge, append and split: what is left where that ends early."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,9 +30,6 @@ from tests.packdata.breaking import ROOM, tmpfs
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SMALL = ["label", "key", "score", "width"]
 _KILLED = """

@@ -1,7 +1,5 @@
 """Files of rows that other libraries wrote: MDS of MosaicML Streaming, LitData, TFRecord, WebDataset."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

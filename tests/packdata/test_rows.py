@@ -1,8 +1,7 @@
 """Rows of numbers, also those so large that LMDB gives each a value of its own."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,6 @@ from loaders.schema import Array, Features
 from packdata.cli import main
 from packdata.inspect.stats import stats
 from tests.packdata.reading import PackedReader
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FORMATS = ["lmdb", "parquet"]
 

@@ -1,9 +1,9 @@
 """Folders that ``datasets.save_to_disk`` of Hugging Face wrote: pictures, tokens and tables."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +16,6 @@ from packdata.cli import main
 from packdata.tokens.plan import plan_tokens
 from tests.packdata.pngs import png
 from tests.packdata.test_tokens import documents
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 
 def save(folder: Path, *tables: pa.Table, features: Any = None, **state: Any) -> Path:

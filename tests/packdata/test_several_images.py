@@ -1,10 +1,10 @@
 """Any number of pictures a sample, as packdata writes them and its commands handle them."""
 
-from __future__ import annotations
-
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -16,10 +16,6 @@ from loaders import Normalize, ShardDataset
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Image, Images, Label, Mask
 from packdata.cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 FIELDS: dict[str, Any] = {"images": Images(), "label": Label()}
 COUNTS = [2, 0, 1, 5, 3]

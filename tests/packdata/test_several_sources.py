@@ -1,10 +1,8 @@
 """Several sources of pictures or arrays become one dataset, in their order, with one list of classes."""
 
-from __future__ import annotations
-
 import os
 import tarfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -17,9 +15,6 @@ from packdata.arrays.plan import pack_arrays
 from packdata.cli import main
 from packdata.images.plan import pack_images
 from tests.packdata.reading import PackedReader
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def picture(path: Path, value: int) -> None:

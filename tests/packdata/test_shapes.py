@@ -1,9 +1,8 @@
 """Boxes and keypoints from the command line: declared columns, and annotations beside folders of pictures."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -18,9 +17,6 @@ from packdata.cli import main
 from packdata.images.fit import SizeOption
 from packdata.images.plan import pack_images, plan_images
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEIGHT, WIDTH = 40, 80
 CORNERS: list[list[float]] = [[8, 4, 24, 20], [40, 10, 80, 40]]  # x1, y1, x2, y2

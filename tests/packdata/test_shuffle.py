@@ -1,7 +1,5 @@
 """``--shuffle`` of tables and tokens: every row and document once, in another order, whoever packs it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

@@ -1,24 +1,17 @@
 """Statistics: those of all numbers, whatever their size and however they are stored."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import packdata
-from loaders.schema import Array, Features
+from loaders.schema import Array, Features, Field
 from packdata.inspect.stats import stats
 from packdata.moments import Moments, WholeMoments
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy.typing as npt
-
-    from loaders.schema import Field
 
 
 def found(folder: Path, field: Field, rows: npt.NDArray[Any]) -> dict[str, Any]:

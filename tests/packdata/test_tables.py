@@ -1,11 +1,10 @@
 """`packdata tables`: numbers, categories and targets come out as they went in, from any kind of file."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -29,9 +28,6 @@ from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS = 400
 

@@ -1,11 +1,11 @@
 """Tables that are not as they should be: a right answer, or an error that says file, line and remedy."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,10 +19,6 @@ from packdata.tables import pack_tables, plan_tables
 from packdata.tables.values import shown
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def write(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:

@@ -1,7 +1,5 @@
 """Tables are cut into parts where rows end, whatever stands in their cells."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

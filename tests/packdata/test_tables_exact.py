@@ -1,10 +1,9 @@
 """Values of tables come out as they went in, however extreme: the right number, or an error that names the row."""
 
-from __future__ import annotations
-
 import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +15,6 @@ from loaders.errors import SourceError
 from packdata.tables import pack_tables
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write(folder: Path, table: pa.Table, **options: Any) -> Path:

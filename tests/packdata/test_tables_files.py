@@ -1,10 +1,8 @@
 """Which files a table is made of: each once, and what a folder holds beside them is told."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,9 +12,6 @@ from packdata.cli import main
 from packdata.tables import pack_tables, plan_tables
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """Tables in memory are packed, and served, as a file of them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,9 +16,6 @@ from packdata.cli import main
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,18 +1,14 @@
 """What packing a table says of its columns: times that are rounded, zones, and numbers that are written as texts."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from packdata.tables import pack_tables, plan_tables
 from tests.packdata.reading import PackedReader
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 UTC = "dates with a time zone are taken in UTC: "
 TEXTS = "texts, though perhaps meant as numbers: "

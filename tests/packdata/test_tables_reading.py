@@ -1,13 +1,12 @@
 """How tables are read: without a header, below folders of keys, with missing words, nested deep, in other encodings."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
 import sys
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,9 +21,6 @@ from packdata.tables.delimited import DelimitedFile
 from packdata.tables.kept import TableReader
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:

@@ -1,9 +1,8 @@
 """The statistics of a table are those of the rows that are packed, and no number blows up by them."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +18,6 @@ from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write(folder: Path, text: str, name: str = "t.csv") -> Path:

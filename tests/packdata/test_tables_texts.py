@@ -1,9 +1,9 @@
 """Texts of tables that others read as something else: NA is missing among numbers, and a country among countries."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +14,6 @@ from loaders.errors import SourceError
 from packdata.tables import pack_tables, plan_tables
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 SUFFIXES = ["csv", "jsonl", "parquet", "feather"]
 

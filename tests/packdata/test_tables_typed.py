@@ -1,7 +1,5 @@
 """What is parsed at once as the numbers or dates that a column seems to hold comes out as if it were parsed as text."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

@@ -1,9 +1,8 @@
 """Types of Arrow: those that hold numbers, texts or dates are packed, and the others named."""
 
-from __future__ import annotations
-
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,9 +14,6 @@ from loaders.errors import PackError, SourceError
 from packdata.tables import pack_tables
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write(folder: Path, values: pa.Array, suffix: str = "feather", name: str = "t") -> Path:

@@ -1,13 +1,11 @@
 """Sources come first and the target last; a target that is a source, lies in one or holds one is refused."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +17,6 @@ from tests.packdata.packing import pack_samples
 from tests.packdata.reading import PackedReader
 from tests.packdata.test_commands import SMALL, run, samples_of
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SOURCE_COMMANDS = {  # of each, how it is given a source and a target
     "copy": ["copy", "SRC", "DST", "--overwrite"],

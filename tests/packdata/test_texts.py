@@ -1,22 +1,16 @@
 """Text larger than what is looked at in one go: characters across the cuts, places of bad bytes, line ends."""
 
-from __future__ import annotations
-
 import gzip
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loaders.errors import SourceError
+from packdata.tokens.documents import Documents
 from packdata.tokens.files import SourceFile
 from packdata.tokens.texts import TextOptions, TextSource, split_at, split_lines
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from packdata.tokens.documents import Documents
 
 MANY = 100_000  # characters; more bytes than are checked at once
 

@@ -1,9 +1,8 @@
 """Conversations through a chat template: the text is the template's, targets are what the assistant says."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,9 +17,6 @@ from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from tests.packdata.test_token_lists import labels_of
 from tests.packdata.test_tokens import documents, pack, texts, write
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content "

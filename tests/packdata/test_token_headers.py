@@ -1,7 +1,5 @@
 """What begins with a header is read as what it is, or refused: no header becomes tokens."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io
@@ -10,7 +8,9 @@ import pickle
 import struct
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +23,6 @@ from loaders.errors import SourceError
 from packdata.sources.tfrecord import masked_crc32c
 from tests.packdata.test_tokens import documents, pack, texts, write, write_pair
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 IDS = np.array([50256, 40, 716, 257, 50256, 3290, 13], np.int64)
 

@@ -1,12 +1,12 @@
 """Lists of ids, as tokenizers of other libraries leave them in Parquet, Arrow and JSON lines."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +22,6 @@ from packdata.packed.partition import split
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from tests.packdata.test_tokens import documents, pack, texts, write
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 LISTS = [[5, 6, 7], [8], [], [9, 10, 11, 12]]
 LABELS = [[-100, 6, 7], [8], [], [-100, -100, 11, -100]]

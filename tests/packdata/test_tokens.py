@@ -1,14 +1,15 @@
-from __future__ import annotations
-
 import functools
 import gzip
 import json
 import operator
 import os
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -35,12 +36,6 @@ from packdata.tokens.tokenizer import JsonTokenizer, Vocabulary, train_bpe
 from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import numpy.typing as npt
 
 TEXT = "First line.\n\nGrüße, 猫!\nlast without an end"
 WORDS = [

@@ -1,8 +1,6 @@
 """``packdata copy --update``: other values for some fields of some samples, and all else byte for byte."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,6 @@ from packdata.packed.edit import CopyOptions, copy_dataset
 from tests.packdata.packing import CLASSES, pack, pack_samples
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

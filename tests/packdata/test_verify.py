@@ -1,7 +1,5 @@
 """Damage: each byte of a dataset that changes, each cut, each swap is found and repaired."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,10 +1,9 @@
 """Messages name options as their reader gave them; what newcomers meet on their way from ids and chats to batches."""
 
-from __future__ import annotations
-
 import inspect
 import io
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,9 +19,6 @@ from packdata.sources.readers import csv_cells
 from packdata.tokens.plan import TokenOptions, plan_tokens
 from packdata.wording import in_python, in_shell, names_in_option
 from tests.packdata.test_tokens import documents, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 """``packdata.write``: views of packed samples as datasets of their own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +22,6 @@ from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
 from tests.packdata.packing import CLASSES, pack_samples, sample
 from tests.packdata.reading import PackedReader
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = ["label", "key", "score", "pixels"]
 

@@ -1,14 +1,14 @@
 """``Writer`` and ``pack``: any fields from Python, and errors that name the sample."""
 
-from __future__ import annotations
-
 import io
 import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -25,10 +25,6 @@ from tests.packdata.pngs import clear_png
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 RNG = np.random.default_rng(0)
 PIXELS = cv2.GaussianBlur(RNG.integers(0, 256, (30, 40, 3), dtype=np.uint8), (9, 9), 3)

@@ -1,7 +1,5 @@
 """Wrong use of the commands: one clear error that names what was found, the right status, and nothing written."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

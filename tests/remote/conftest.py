@@ -1,14 +1,13 @@
 """A dataset in a bucket, servers before it, and caches that leave nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,9 +16,6 @@ import packdata
 from loaders.remote import origin
 from loaders.schema import Array, Label
 from tests.remote import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NUM_SAMPLES, ROW = 600, 5_000  # of 20 kB: 10 shards of 1.2 MB
 SETTINGS: dict[str, Any] = {

@@ -5,8 +5,6 @@ It prints its port. ``POST /-/`` with JSON sets how it behaves, ``GET /-/`` tell
 not.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

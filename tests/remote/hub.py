@@ -3,8 +3,6 @@
 ``ROOT/datasets/OWNER/NAME`` is a repository's main branch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

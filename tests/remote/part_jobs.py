@@ -3,8 +3,6 @@
 ``part_jobs.py FOLDER ENDPOINT PROXY KIND``: a process of its own, as clients of stores do not live through a fork.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

@@ -3,20 +3,16 @@
 Its model is the samples that it has seen, in each epoch, saved together with the loader's state.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from loaders import DataLoader, RAMDataset, ShardDataset
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EPOCHS = 2
 

@@ -1,7 +1,5 @@
 """Real servers that speak S3, each a process of its own, and the fault proxy before one."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hmac
@@ -12,12 +10,10 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
 
 _BIN = Path(sys.executable).parent
 # As a store does, it lets connections wait, not ask again after a second; and answers at once, not after the 40 ms

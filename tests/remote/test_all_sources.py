@@ -1,7 +1,5 @@
 """Every kind of source, from URLs and to them: the shards of the same files in a folder, whoever is killed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -11,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
@@ -38,13 +37,8 @@ from packdata.tables.plan import pack_tables, plan_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from packdata.tokens.tokenizer import train_bpe
 from tests.packdata.recipes import contents
-from tests.remote.conftest import storage, wait_until
+from tests.remote.conftest import Store, storage, wait_until
 from tests.remote.test_packing import killed_before_asking, shards_at, staging
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.remote.conftest import Store
 
 __all__ = ["staging"]  # a fixture: nothing of what is fetched stays
 RAW = "s3://raw"

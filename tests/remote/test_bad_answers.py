@@ -1,12 +1,11 @@
 """What a store may answer: the same bits, or one error that says what to do, in bounded time."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +15,6 @@ from loaders.remote.faults import fault_of
 from tests.remote import servers
 from tests.remote.conftest import storage, wait_until
 from tests.remote.test_remote import S3, assert_same, batches
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TRANSIENT = ["503", "503-after", "reset", "cut", "short", "flip", "200", "hang", "slow"]
 TRANSIENT += ["400-expired", "403-expired", "403-throttled", "412", "500"]

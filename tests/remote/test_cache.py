@@ -1,7 +1,5 @@
 """What a cache downloads, keeps and evicts; what it refuses before the first batch."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -13,9 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,9 +36,6 @@ from loaders.schema import Array
 from tests.remote import servers
 from tests.remote.conftest import ended, fetcher_of, is_alive, storage, wait_until
 from tests.remote.test_remote import S3, assert_same, batches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NUM_SHARDS, PER_SHARD, ROW = 48, 20, 5_000
 

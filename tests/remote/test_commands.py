@@ -1,11 +1,10 @@
 """Commands take URLs where they take folders, and show, fill and clear the cache."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +15,6 @@ from packdata.cli import main
 from packdata.packed.remote import cache_report, verify_cache
 from tests.remote.conftest import SETTINGS
 from tests.remote.test_remote import S3
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
 """Who may start a fetcher, who may ask one, and who shares it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +16,6 @@ from loaders.remote import client
 from loaders.remote.origin import origin_of
 from tests.remote.conftest import ended, fetcher_of, storage
 from tests.remote.test_remote import S3
-
-if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
 
 OPEN = """
 import json, sys

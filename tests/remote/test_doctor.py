@@ -1,9 +1,9 @@
 """``python -m loaders.bench`` with URLs, on real servers."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +15,6 @@ from loaders.remote import origin
 from tests.remote import servers
 from tests.remote.conftest import ended, storage
 from tests.remote.test_remote import S3
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """Budgets, users and full disks; local and remote in turn."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +15,6 @@ from loaders.errors import CacheError, RemoteError
 from tests.remote import servers
 from tests.remote.conftest import ended, storage
 from tests.remote.test_remote import S3, assert_same, batches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def test_a_run_goes_on_with_the_local_copy_and_with_the_store(

@@ -1,10 +1,9 @@
 """Datasets merged and extended in a store: what is there is not sent again, nothing is deleted, none is added twice."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,13 +25,8 @@ from packdata.tables import pack_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.recipes import contents
 from tests.remote import servers
-from tests.remote.conftest import SETTINGS, ended
+from tests.remote.conftest import SETTINGS, Store, ended
 from tests.remote.test_packing import killed_before_asking, shards_at
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.remote.conftest import Store
 
 OUT = "s3://out/all"
 

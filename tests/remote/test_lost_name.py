@@ -1,25 +1,19 @@
 """A server's name that stops resolving in the middle of a run: ridden out, or one error on all ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from loaders import DataLoader, ShardDataset
+from tests.remote import servers
 from tests.remote.conftest import SETTINGS, ended
 from tests.remote.test_remote import S3
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.remote import servers
 
 NAME = "bucket.test"
 RANK = """

@@ -1,10 +1,10 @@
 """Shards are fetched in the order in which they will be read, whatever reads them."""
 
-from __future__ import annotations
-
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +13,9 @@ import packdata
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, TokenWindows
 from loaders.errors import CacheError
 from loaders.schema import Array, Tokens
+from tests.remote import servers
 from tests.remote.conftest import fetcher_of, storage, wait_until
 from tests.remote.test_remote import S3
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.remote import servers
 
 ROW, ROWS, NUM_SHARDS = 16_384, 640, 4  # 2.6 MB a shard: a column by ranges is less
 

@@ -1,7 +1,5 @@
 """Packing into a store, whole or in parts: the bytes of a folder, all or nothing, whatever is killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -9,7 +7,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import boto3
 import cv2
@@ -21,6 +21,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import LoadersError, PackError, RemoteError
 from loaders.remote import origin
 from loaders.remote.client import Client
+from loaders.remote.url import URL
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
 from packdata.packing import upload
@@ -32,14 +33,7 @@ from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.breaking import tmpfs
 from tests.packdata.recipes import contents
 from tests.remote import servers
-from tests.remote.conftest import storage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from loaders.remote.url import URL
-    from tests.remote.conftest import Store
+from tests.remote.conftest import Store, storage
 
 OUT = "s3://out/packed"
 SHARD = 4096

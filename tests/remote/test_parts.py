@@ -1,7 +1,5 @@
 """A file that comes in several parts, each of which may come wrong."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,11 +1,10 @@
 """Records by ranges: few samples of a store are read without fetching whole shards."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +20,6 @@ from loaders.schema import Bytes, Label
 from tests.remote import servers
 from tests.remote.conftest import storage, wait_until
 from tests.remote.test_remote import S3, assert_same, batches
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def by_records(folder: Path, proxy: servers.Proxy, url: str = S3) -> ShardDataset:

@@ -1,13 +1,11 @@
 """``--engine ray`` into a bucket: the driver is killed, and then two of them finish; a node is killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -16,12 +14,7 @@ import pytest
 from loaders.data.manifest import read_manifest
 from tests.packdata import test_cluster
 from tests.packdata.recipes import contents
-from tests.remote.conftest import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.remote.conftest import Store
+from tests.remote.conftest import Store, wait_until
 
 NUM_PARTS, NUM_FILES = 8, 64
 PACKS = {

@@ -1,13 +1,12 @@
 """A dataset at a URL is the same dataset."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +18,6 @@ from loaders.remote.url import URL, is_url, split_secrets
 from packdata.cli import main
 from tests.remote import servers
 from tests.remote.conftest import is_alive, storage, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 S3 = "s3://bucket/packed"
 

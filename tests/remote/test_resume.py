@@ -1,7 +1,5 @@
 """One training that is stopped, killed, and goes on: other ranks each time, the store and the local copy in turn."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -9,8 +7,9 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +20,6 @@ from loaders.system.regular import hash_file
 from tests.remote import resume_jobs, servers
 from tests.remote.conftest import fetcher_of, storage, wait_until
 from tests.remote.resume_jobs import EPOCHS, Job
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.slow
 NUM_SHARDS, PER_SHARD, ROW = 63, 24, 5_000

@@ -1,13 +1,13 @@
 """Stores that do not speak S3: Google's by its XML, Azure's by azurite, the Hugging Face hub by a stand-in."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,10 +29,6 @@ from packdata.packed.combine import upload
 from tests.remote import servers
 from tests.remote.conftest import SETTINGS
 from tests.remote.test_remote import assert_same, batches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 GOOGLE = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
 RETRIES = {name: SETTINGS[name] for name in ("retry_timeout", "max_retries", "timeout")}

@@ -1,15 +1,15 @@
 """Sources in a store: the samples of the folder, listed once, fetched ahead, compared with what was listed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle
 import shutil
 import time
 import tracemalloc
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -32,12 +32,7 @@ from packdata.plan import pack_plan
 from packdata.sources.listed import ListedURL, Tree, files_matching, given, list_sources
 from packdata.sources.objects import fetched_ahead
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from tests.remote.conftest import Store
+from tests.remote.conftest import Store
 
 RAW, OUT = "s3://raw/photos", "s3://out/packed"
 ODD = ["a b.png", "ü.png", "100%.png", "a#b.png", "a+b.png", "q?x.png", "[x].png", "it's.png"]

@@ -1,13 +1,13 @@
 """A dataset is sent to a store: all or nothing, and what is there not again."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,13 +20,7 @@ from loaders.remote.url import URL
 from packdata.cli import main
 from packdata.packed.combine import upload
 from tests.remote import servers
-from tests.remote.conftest import SETTINGS, storage, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.remote.conftest import Store
+from tests.remote.conftest import SETTINGS, Store, storage, wait_until
 
 OUT = "s3://out/packed"
 

@@ -1,12 +1,12 @@
 """Uploads that nobody finishes: ``finish`` ends those of what it publishes, whoever may still be sending it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import boto3
 import numpy as np
@@ -17,10 +17,6 @@ from packdata.cli import main
 from tests.remote import servers
 from tests.remote.conftest import SETTINGS, ended, fetcher_of, wait_until
 from tests.remote.test_packing import shards_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 OUT = "s3://out/packed"
 

@@ -1,7 +1,5 @@
 """Batches of similar lengths: each sample once, alike within a step, resumable, for any ranks."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

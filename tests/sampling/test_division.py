@@ -1,6 +1,5 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,6 @@ from loaders.rng import hash64, key64
 from loaders.schema import Label, Text
 from tests.packdata.packing import pack
 from tests.packdata.reading import PackedReader
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHARES = [[0.7, 0.3], [0.5, 0.3, 0.2], [1 / 3] * 3, [0.1], [1.0], [0.25, 0.5]]
 

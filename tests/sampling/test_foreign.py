@@ -1,12 +1,12 @@
 """Crops and flips change from pass to pass, whoever draws the indices; and who cannot have it so is told."""
 
-from __future__ import annotations
-
 import pickle
 import tracemalloc
 import warnings
 from collections import Counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -30,10 +30,6 @@ from loaders.sampling import Balanced, EpochSampler, Weighted
 from loaders.sampling.foreign import numbered
 from loaders.schema import Image
 from tests.packdata.packing import pack_samples
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 TorchLoader = torch.utils.data.DataLoader
 NUM = 24

@@ -1,7 +1,5 @@
 """Lanes: each sample once, every node its own part of the shards, the same in every epoch, from anywhere on."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from itertools import product

@@ -1,9 +1,8 @@
-from __future__ import annotations
-
 import json
 import pickle
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +11,6 @@ import pytest
 from loaders import DataLoader, Mixture, RAMDataset
 from loaders.errors import StateError
 from loaders.sampling import EpochSampler, MixtureOrder, audit, mixture
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CASES: dict[str, dict[str, Any]] = {
     "first": {"sizes": [1000, 300], "weights": [0.7, 0.3]},

@@ -1,22 +1,16 @@
 """A memory file is mapped where huge pages can be seen as such, and has them where the kernel gives any."""
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from loaders.system.hugepages import HUGE, collapse, lay
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy.typing as npt
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 NBYTES = 3 * HUGE + 5000

@@ -1,13 +1,11 @@
 """Files are read whole by few calls; a pipe or a device is an error, at once, wherever one is opened."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,9 +21,6 @@ from packdata.inspect.verify import verify
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.command_sources import make_sources
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
 

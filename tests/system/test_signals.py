@@ -1,7 +1,5 @@
 """Signals that were held back reach their handlers."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import sys

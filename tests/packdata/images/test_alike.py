@@ -1,10 +1,9 @@
 """JPEGs that cannot be kept keep their tables and sampling, in real files."""
 
-from __future__ import annotations
-
 import io
 import struct
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -19,9 +18,6 @@ from packdata.images.alike import encode_alike
 from packdata.images.pictures import decode_picture
 from packdata.images.plan import plan_images
 from packdata.images.stored import stored_picture
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SAMPLINGS = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
 

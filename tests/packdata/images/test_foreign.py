@@ -1,12 +1,11 @@
 """Files of other kinds than they are called, or that decoders refuse for reasons of their own."""
 
-from __future__ import annotations
-
 import io
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import PIL.Image
 import pytest
 
@@ -16,9 +15,6 @@ from loaders.errors import CodecError
 from loaders.schema import Image
 from packdata.images.foreign import kind_of
 from packdata.images.pictures import decode_picture
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8)
 

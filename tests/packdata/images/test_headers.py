@@ -1,14 +1,12 @@
 """What is read of a file before it is decoded, where shortcuts are taken."""
 
-from __future__ import annotations
-
 import os
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,9 +15,6 @@ from loaders.codecs.picture import encode_jpeg
 from packdata.images.headers import read_header
 from packdata.sources.base import key_of
 from packdata.sources.npy import read_header as read_array_header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EXIF = b"Exif\0\0" + struct.pack("<2sHIHHHIHHI", b"II", 42, 8, 1, 0x0112, 3, 1, 6, 0, 0)
 

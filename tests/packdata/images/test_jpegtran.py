@@ -1,11 +1,10 @@
 """What ``jpegtran`` makes of JPEGs, in real files; without the program, that it is asked for."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -24,9 +23,6 @@ from packdata.images.jpegtran import (
 from packdata.images.plan import _change_notes, plan_images
 from packdata.images.recipe import ImageOptions
 from tests.packdata.images.test_alike import jpeg, opened, photo, psnr, record_of, shown
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 needs_jpegtran = pytest.mark.skipif(shutil.which(JPEGTRAN) is None, reason="no jpegtran here")
 

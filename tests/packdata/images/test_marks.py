@@ -1,9 +1,8 @@
 """Masks whose names end otherwise, that hold colours, or numbers of other classes: in real files."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +17,6 @@ from packdata.images.marks import IGNORED, Marks
 from packdata.images.plan import pack_images, plan_images
 from packdata.sources.folders import MaskFolder
 from tests.refusals import At
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUMBERS = np.arange(12, dtype=np.uint8).reshape(3, 4) % 3
 COLORS = np.array([[64, 128, 64], [192, 0, 128], [0, 128, 192]], np.uint8)

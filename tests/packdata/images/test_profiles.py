@@ -1,9 +1,8 @@
 """Colour profiles: counted, and converted where that is asked for."""
 
-from __future__ import annotations
-
 import io
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from loaders import ShardDataset
 from loaders.errors import CodecError
 from packdata.cli import main
 from packdata.images.pictures import decode_picture
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COLOUR = (200, 30, 90)
 

@@ -1,7 +1,5 @@
 """Memory that threads use again: each has its own, and what is decoded into it is the same."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
