@@ -80,7 +80,8 @@ def _check_resampling(op: Any) -> None:
         raise TypeError(f"antialias must be True, False or None, got {shown(op.antialias)}")
 
 
-def _check_plane(op: object, window: Window) -> None:
+def check_plane(op: object, window: Window) -> None:
+    """Refuse samples that are no images: BatchError."""
     if window.size.shape[1] != 2:
         raise BatchError(
             f"{op} is for images; arrays of {window.size.shape[1]} axes can only be cropped and flipped"
@@ -153,7 +154,7 @@ class RandomResizedCrop(Op):
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
-        _check_plane(self, window)
+        check_plane(self, window)
         extent, found = self._try(window.size, draws[:, :-2])
         missed = np.flatnonzero(~found)
         if len(missed):  # rare, and each of these calls takes microseconds, however few the rows
@@ -368,7 +369,7 @@ class Resize(Op):
                 )
 
     def move(self, window: Window, draws: Floats) -> None:
-        _check_plane(self, window)
+        check_plane(self, window)
         if isinstance(self.size, int):
             window.resize(fitted(window.size, self.size, self.max_size))
         elif self.pad:
@@ -419,7 +420,7 @@ class RandomResize(SizedBySample):
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
-        _check_plane(self, window)
+        check_plane(self, window)
         length = self.min_size + pick(draws, self.max_size - self.min_size)
         window.resize(fitted(window.size, length, None))
 
@@ -459,7 +460,7 @@ class RandomShortestSize(SizedBySample):
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
-        _check_plane(self, window)
+        check_plane(self, window)
         lengths = np.array(self.min_size)
         chosen = lengths[pick(draws, len(lengths))]
         window.resize(fitted(window.size, chosen, self.max_size))
@@ -495,7 +496,7 @@ class ScaleJitter(SizedBySample):
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
-        _check_plane(self, window)
+        check_plane(self, window)
         fit = (np.array(self.target_size) / window.size).min(axis=1, keepdims=True)
         sides = window.size * fit * between(self.scale_range, draws)
         window.resize(np.maximum(sides.astype(np.int64), 1))

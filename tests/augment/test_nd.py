@@ -158,6 +158,11 @@ def test_volumes_are_not_resampled(op: Any) -> None:
         plan_of([op], (9, 9, 9))
 
 
+def test_volumes_have_no_canvas() -> None:
+    with pytest.raises(BatchError):
+        plan_of([augment.RandomZoomOut()], (9, 9, 9))
+
+
 @pytest.mark.parametrize(
     "op",
     [
