@@ -216,9 +216,8 @@ class profile:
         self._is_on = False
         self._num_left, self._num_read = self.steps, 0
         self._thread = threading.get_ident()
-        self._step: tuple[float, Any] | None = (
-            None  # since when it computes, and torch's name for it
-        )
+        # Since when the step computes, and torch's name for it.
+        self._step: tuple[float, Any] | None = None
         self._kept: list[Any] = []  # the batch that is served again and again
 
     def __enter__(self) -> Self:

@@ -24,7 +24,7 @@ _EXPLAINED = 0.4  # of what a limit allows: a rate below that is not explained b
 _SHARED = 0.15  # the same of copying, where many cores together do less than each by itself
 _MOSTLY = 0.5  # of the time waiting for data: with less, the step takes most of it
 _COPYING = (
-    2e9  # bytes of a sample for each second of its CPU time: what decodes or computes makes fewer
+    2e9  # bytes of a sample per second of its CPU time: what decodes or computes makes fewer
 )
 _BEHIND_LOADING = ("transfer", "finish")
 _WORTH = 1.05

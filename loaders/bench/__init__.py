@@ -4,9 +4,9 @@ Each answer comes from a few files, in this order:
 
 - ``sweep``: ``targets`` (what is measured), ``measure`` (one loader under the clock), ``sweep`` (many settings, in
   turns), ``stages`` (what a sample costs in each alone: the facts that ``loaders.verdict`` judges), ``changes`` (what
-  could help, tried), ``report`` and ``plot`` (how it is shown).
+  could help, tried), ``report`` (how it is shown).
 - ``recommend``: the same, without trying changes; the number of workers is kept (``loaders.loading.tuning``).
-- ``plan``: ``planner`` for memory; ``store`` for what an epoch over a URL downloads.
+- ``plan``: ``planner``: memory, and what an epoch over a URL downloads.
 - ``doctor``: ``doctor`` for a machine; ``store`` for a URL.
 
 ``cli`` has the commands; ``machine`` what a run takes of the machine. ``loaders.profiling`` times a run of the user's.

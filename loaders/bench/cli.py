@@ -16,7 +16,6 @@ import torch
 
 from loaders.bench import changes, doctor, planner, report
 from loaders.bench.measure import Config, as_arguments
-from loaders.bench.plot import check_plot, plot
 from loaders.bench.stages import Analysis, analyse
 from loaders.bench.sweep import Sweep, dropped, grid, run_sweep
 from loaders.bench.targets import CROP, MeasuredDataset, holds, is_map_style, load, load_object
@@ -140,7 +139,7 @@ def _check_before(args: argparse.Namespace) -> None:
         except ValueError as error:
             raise LoadersError(f"--device: {error}") from error
     if getattr(args, "plot", None):
-        check_plot(args.plot)
+        report.check_plot(args.plot)
 
 
 # -- sweep and recommend ---------------------------------------------------------------------------
@@ -190,7 +189,7 @@ def run_sweep_command(args: argparse.Namespace) -> int:
     elif found is not None:
         _show(f"\n{_verdict_text(sweep.best.config, *found)}")
     if args.plot:
-        plot(sweep, args.plot, subtitle=f"{report.cpu_name()}, {usable_cores()} cores")
+        report.plot(sweep, args.plot, subtitle=f"{report.cpu_name()}, {usable_cores()} cores")
         _say(f"picture: {args.plot}")
     return int(not sweep.sound or (found is None and not args.no_verdict))
 
@@ -493,13 +492,11 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def _plan_epochs(args: argparse.Namespace) -> int:
     """Print what an epoch over a dataset at a URL downloads, takes and costs."""
-    from loaders.bench import store
-
     set_remote(args)
     dataset = ShardDataset(args.dataset)
     (origin,) = dataset.store.remotes
     cache_bytes = origin.cache.size_bytes or origin.budget()
-    found = store.epochs(
+    found = planner.epochs(
         dataset,
         shuffle=_ORDERS[args.shuffle],
         batch_size=args.batch_size,
@@ -507,7 +504,7 @@ def _plan_epochs(args: argparse.Namespace) -> int:
         cache_bytes=cache_bytes,
     )
     prices = args.per_gb, args.per_1000_requests
-    costs = [store.cost(each, args.rate, *prices) for each in found]
+    costs = [planner.cost(each, args.rate, *prices) for each in found]
     if args.json:
         epochs = dict(zip(("first_epoch", "each_later_epoch"), costs, strict=True))
         print(report.as_json({"cache_bytes": cache_bytes, "nodes": args.nodes} | epochs))
@@ -516,7 +513,7 @@ def _plan_epochs(args: argparse.Namespace) -> int:
         f"{origin.url}: {len(dataset):,} samples; shuffle={_ORDERS[args.shuffle]!r}, "
         f"{args.nodes} node(s), each with a cache of {describe_size(cache_bytes)}"
     )
-    _show("\n".join(report.aligned(store.table(costs))))
+    _show("\n".join(report.aligned(planner.epoch_table(costs))))
     _show(f"at {number(args.rate)} MB/s of each node; --rate changes it")
     said = "give your provider's prices by --per-gb and --per-1000-requests"
     if prices != (None, None):

@@ -296,10 +296,8 @@ def direct_reads(path: Path) -> tuple[float | None, float] | None:
 
 def _timed_reads(places: Iterable[tuple[Path, int]], nbytes: int) -> Iterator[tuple[int, float]]:
     """Yield what each read gave, and how long it took, for a second; nothing where there are no direct reads."""
-    buffer, deadline = (
-        mmap.mmap(-1, nbytes),
-        time.perf_counter() + _READ_S,
-    )  # aligned, as it must be
+    buffer = mmap.mmap(-1, nbytes)  # aligned, as direct reads must be
+    deadline = time.perf_counter() + _READ_S
     for file, offset in itertools.takewhile(lambda _: time.perf_counter() < deadline, places):
         with suppress(OSError):
             fd = os.open(file, os.O_RDONLY | os.O_DIRECT)

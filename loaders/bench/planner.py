@@ -1,4 +1,4 @@
-"""What a configuration will need in memory, before it runs: batches in flight times their bytes, and the rest."""
+"""What a configuration will need, before it runs: memory, and what an epoch over a URL downloads and costs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ from loaders.bench.machine import memory
 from loaders.bench.measure import batch_nbytes, group_size_of, in_flight
 from loaders.bench.targets import ImageFiles, is_map_style, spread
 from loaders.codecs.heads import picture_size
+from loaders.data.ahead import files_at
 from loaders.datasets.memory.loading import plan_columns
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.samples import collate
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.errors import LoadersError
-from loaders.text import describe_size
+from loaders.loading.fetching import LoaderPass
+from loaders.loading.loader import DataLoader
+from loaders.remote.needs import downloads
+from loaders.remote.transfer import PART_BYTES
+from loaders.sampling.plan import Plan
+from loaders.sampling.sampler import EpochSampler
+from loaders.text import describe_size, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from loaders.bench.measure import Config
     from loaders.bench.targets import MeasuredDataset
@@ -172,3 +179,66 @@ def fits(plan: NodePlan, available: int) -> str:
     if plan.cache_bytes:
         remedy = "--shared, --ram encoded or ShardDataset"
     return f"does not fit: {needed}, and {here} are available here\nDo: {remedy}"
+
+
+# -- at a URL --------------------------------------------------------------------------------------
+
+
+def epochs(
+    dataset: PackedDataset[Any], *, shuffle: Any, batch_size: int, nodes: int, cache_bytes: int
+) -> list[dict[str, float]]:
+    """Return what the first epoch of a dataset at a URL downloads into empty caches, one a node, and each later one.
+
+    Both are ``{"num_bytes", "num_requests", "node_bytes"}``: of all nodes, and of the one that downloads most.
+    """
+    (origin,) = dataset.store.remotes
+    loader = DataLoader(dataset, batch_size, shuffle=shuffle, rank=0, world_size=nodes)
+    assert isinstance(loader.sampler, EpochSampler)
+    order = loader.sampler.order
+    lanes = getattr(order, "num_lanes", 1)
+    sizes = [file.size for file in files_at(dataset.store, origin)[0]]
+    first, later = list[int](), list[int]()
+    for node in range(nodes):
+        plan = Plan(order.length, batch_size, node, nodes, num_lanes=lanes)
+        reading = LoaderPass(dataset, origin, order, plan, 0)
+        needs = reading.needs()
+        reads = needs.which[needs.starts < reading.num_samples].tolist()
+        first.append(downloads(reads, sizes, cache_bytes))
+        later.append(needs.epoch_bytes(cache_bytes) - first[-1])
+    part = sum(sizes) / sum(-(-size // PART_BYTES) for size in sizes)
+    return [
+        {
+            "num_bytes": sum(each),
+            "num_requests": round(sum(each) / part),  # of parts
+            "node_bytes": max(each),
+        }
+        for each in (first, later)
+    ]
+
+
+def cost(
+    epoch: dict[str, float], rate: float, per_gb: float | None, per_1000_requests: float | None
+) -> dict[str, float]:
+    """Return an epoch with its seconds at so many MB/s of each node, and the dollars, if prices are given."""
+    figures = epoch | {"seconds": epoch["node_bytes"] / max(rate, 1e-9) / 1e6}
+    if per_gb is not None or per_1000_requests is not None:
+        requests = epoch["num_requests"] / 1000 * (per_1000_requests or 0)
+        figures["dollars"] = epoch["num_bytes"] / 1e9 * (per_gb or 0) + requests
+    return figures
+
+
+def epoch_table(costs: Sequence[dict[str, float]]) -> list[tuple[str, ...]]:
+    """Return rows for ``report.aligned``."""
+    rows = {
+        "num_bytes": ("downloaded by all nodes", describe_size),
+        "node_bytes": ("by the one with most", describe_size),
+        "num_requests": ("requests", number),
+        "seconds": ("seconds, if the link bounds it", number),
+        "dollars": ("dollars", number),
+    }
+    said = [
+        (what, *(as_text(each[name]) for each in costs))
+        for name, (what, as_text) in rows.items()
+        if name in costs[0]
+    ]
+    return [("", "first epoch", "each later one"), *said]

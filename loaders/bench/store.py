@@ -1,4 +1,4 @@
-"""A dataset's URL, looked at as the doctor looks at a machine; and what an epoch over it downloads and costs."""
+"""A dataset's URL, looked at as the doctor looks at a machine."""
 
 from __future__ import annotations
 
@@ -9,25 +9,16 @@ import time
 import uuid
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from loaders.bench.doctor import Finding, examine, finding
-from loaders.data.ahead import files_at
 from loaders.data.shards import open_manifest
-from loaders.loading.fetching import LoaderPass
-from loaders.loading.loader import DataLoader
-from loaders.remote.needs import downloads
 from loaders.remote.origin import origin_of
 from loaders.remote.transfer import MAX_CONNECTIONS, PART_BYTES
-from loaders.sampling.plan import Plan
-from loaders.sampling.sampler import EpochSampler
 from loaders.text import describe_size, in_seconds, number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from loaders.datasets.packed import PackedDataset
     from loaders.remote.origin import Origin
 
 _ASKS = 5
@@ -162,63 +153,3 @@ def _date_of(origin: Origin) -> float | str:
     finally:
         connection.close()
     return parsedate_to_datetime(date).timestamp() if date else f"{place.netloc} does not say it"
-
-
-def epochs(
-    dataset: PackedDataset[Any], *, shuffle: Any, batch_size: int, nodes: int, cache_bytes: int
-) -> list[dict[str, float]]:
-    """Return what the first epoch of a dataset at a URL downloads into empty caches, one a node, and each later one.
-
-    Both are ``{"num_bytes", "num_requests", "node_bytes"}``: of all nodes, and of the one that downloads most.
-    """
-    (origin,) = dataset.store.remotes
-    loader = DataLoader(dataset, batch_size, shuffle=shuffle, rank=0, world_size=nodes)
-    assert isinstance(loader.sampler, EpochSampler)
-    order = loader.sampler.order
-    lanes = getattr(order, "num_lanes", 1)
-    sizes = [file.size for file in files_at(dataset.store, origin)[0]]
-    first, later = list[int](), list[int]()
-    for node in range(nodes):
-        plan = Plan(order.length, batch_size, node, nodes, num_lanes=lanes)
-        reading = LoaderPass(dataset, origin, order, plan, 0)
-        needs = reading.needs()
-        reads = needs.which[needs.starts < reading.num_samples].tolist()
-        first.append(downloads(reads, sizes, cache_bytes))
-        later.append(needs.epoch_bytes(cache_bytes) - first[-1])
-    part = sum(sizes) / sum(-(-size // PART_BYTES) for size in sizes)
-    return [
-        {
-            "num_bytes": sum(each),
-            "num_requests": round(sum(each) / part),  # of parts
-            "node_bytes": max(each),
-        }
-        for each in (first, later)
-    ]
-
-
-def cost(
-    epoch: dict[str, float], rate: float, per_gb: float | None, per_1000_requests: float | None
-) -> dict[str, float]:
-    """Return an epoch with its seconds at so many MB/s of each node, and the dollars, if prices are given."""
-    figures = epoch | {"seconds": epoch["node_bytes"] / max(rate, 1e-9) / 1e6}
-    if per_gb is not None or per_1000_requests is not None:
-        requests = epoch["num_requests"] / 1000 * (per_1000_requests or 0)
-        figures["dollars"] = epoch["num_bytes"] / 1e9 * (per_gb or 0) + requests
-    return figures
-
-
-def table(costs: Sequence[dict[str, float]]) -> list[tuple[str, ...]]:
-    """Return rows for ``report.aligned``."""
-    rows = {
-        "num_bytes": ("downloaded by all nodes", describe_size),
-        "node_bytes": ("by the one with most", describe_size),
-        "num_requests": ("requests", number),
-        "seconds": ("seconds, if the link bounds it", number),
-        "dollars": ("dollars", number),
-    }
-    said = [
-        (what, *(as_text(each[name]) for each in costs))
-        for name, (what, as_text) in rows.items()
-        if name in costs[0]
-    ]
-    return [("", "first epoch", "each later one"), *said]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from loaders.bench.measure import Config
-from loaders.bench.plot import draw, plot
+from loaders.bench.report import draw, plot
 from loaders.bench.sweep import Sweep
 from loaders.errors import LoadersError
 from tests.bench.constructed import a_result, a_sweep

@@ -9,7 +9,8 @@ import pytest
 
 from loaders import ShardDataset
 from loaders.bench.cli import main
-from loaders.bench.store import StoreProbe, epochs
+from loaders.bench.planner import epochs
+from loaders.bench.store import StoreProbe
 from loaders.bench.targets import TargetError, load
 from loaders.remote import origin
 from tests.remote import servers
