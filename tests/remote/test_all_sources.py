@@ -33,6 +33,7 @@ from packdata.parts.local import finish
 from packdata.sources import fetched, listed
 from packdata.sources.fetched import drop_copies, local_path
 from packdata.sources.listed import ListedURL, files_matching, list_sources, opened_in_order
+from packdata.sources.objects import fetched_ahead
 from packdata.tables.plan import pack_tables, plan_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from packdata.tokens.tokenizer import train_bpe
@@ -438,6 +439,19 @@ def test_the_next_objects_come_while_one_is_read_and_no_more_than_a_few(
     assert time.monotonic() - began < 15
     assert not copies.folder.exists()
     assert not [t for t in threading.enumerate() if t.name.startswith("fetch")]
+
+
+def test_what_was_yielded_comes_though_nothing_follows_it(raw: Path, store: Store) -> None:
+    (raw / "many").mkdir()
+    for i in range(300):
+        (raw / "many" / f"{i:03}.bin").write_bytes(str(i).encode())
+    list_sources([f"{RAW}/many"])
+    files = [ListedURL(f"{RAW}/many/{i:03}.bin").stored for i in range(300)]
+    store.proxy.set(latency_s=0.2)
+
+    yielded = [*fetched_ahead(filter(None, files))]
+
+    assert [file() for file in yielded] == [str(i).encode() for i in range(300)]
 
 
 def test_many_text_files_are_looked_at_while_one_is_waited_for(raw: Path, store: Store) -> None:

@@ -123,7 +123,11 @@ class _OpenObject(io.RawIOBase):
 
 
 def fetched_ahead(items: Iterator[T]) -> Generator[T]:
-    """Yield items; the objects that they are, ``read``, or name as ``reads``, are fetched meanwhile, some ahead."""
+    """Yield items; the objects that they are, ``read``, or name as ``reads``, are fetched meanwhile, some ahead.
+
+    When all were yielded the last ones may still be on their way; when it is closed before, what has not begun is not
+    fetched.
+    """
     first = list(islice(items, 1))
     if not any(map(_files, first)):
         yield from first
@@ -131,7 +135,7 @@ def fetched_ahead(items: Iterator[T]) -> Generator[T]:
         return
     pool = ThreadPoolExecutor(_ASKS, "fetch-ahead")
     ahead: deque[list[T]] = deque()
-    most = _FIRST_ITEMS
+    most, is_over = _FIRST_ITEMS, False
     try:
         while True:
             while len(ahead) < _ASKS and sum(map(_nbytes, ahead)) < _ASKS * _ASK_BYTES:
@@ -140,11 +144,11 @@ def fetched_ahead(items: Iterator[T]) -> Generator[T]:
                 first, most = [], min(2 * most, _ASK_ITEMS)
                 _expect(pool, some)
                 ahead.append(some)
-            if not ahead:
+            if is_over := not ahead:
                 return
             yield from ahead.popleft()
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=not is_over, cancel_futures=not is_over)
 
 
 def _some(first: list[T], items: Iterator[T], most: int) -> list[T]:
