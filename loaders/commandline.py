@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shutil
 import sys
 import textwrap
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from loaders.checks import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 SHELLS = ("bash", "zsh", "fish")
 _WRONG_USAGE = 2
@@ -57,6 +59,31 @@ def _broken(line: str, width: int) -> str:
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         return f"{first.rstrip()}\n{textwrap.fill(rest, width, initial_indent=indent, subsequent_indent=indent)}"
     return textwrap.fill(rest, width, initial_indent=first, subsequent_indent=" " * len(first))
+
+
+def number_from(least: float, most: float = math.inf, kind: type = int) -> Callable[[str], Any]:
+    """Return what reads a number in a range, whole unless ``kind`` is ``float``; infinity is none."""
+
+    def parse(text: str) -> Any:
+        with suppress(ValueError):
+            if least <= kind(text) <= most and kind(text) < math.inf:
+                return kind(text)
+        what = "a whole number" if kind is int else "a number"
+        where = f"from {least}" + (f" to {most:,}" if most < math.inf else "")
+        raise argparse.ArgumentTypeError(f"must be {what} {where}, got {text!r}")
+
+    return parse
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command that was parsed, and return its status: 0 where who reads the output has seen enough."""
+    try:
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # Python would complain when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

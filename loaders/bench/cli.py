@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
 import sys
 import traceback
-from contextlib import suppress
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +16,7 @@ from loaders.bench.measure import Config, as_arguments
 from loaders.bench.stages import Analysis, analyse
 from loaders.bench.sweep import Sweep, dropped, grid, run_sweep
 from loaders.bench.targets import CROP, MeasuredDataset, holds, is_map_style, load, load_object
-from loaders.commandline import Commands, wrapped
+from loaders.commandline import Commands, number_from, run, wrapped
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
@@ -33,7 +30,8 @@ from loaders.text import describe_size, in_seconds, number, printable
 from loaders.verdict import BUSY, Verdict, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import argparse
+    from collections.abc import Sequence
 
 _BACKENDS = ("thread", "subprocess", "process")
 _ORDERS = {"lanes": "lanes", "block": "block", "full": True, "no": False}
@@ -48,13 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0 for done, 1 for what cannot be measured (argparse exits 2)."""
     args = build_parser().parse_args(sys.argv[1:] if argv is None else argv)
     try:
-        status = int(args.run(args))
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        # Whoever reads the output has seen enough. Python would complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return run(args)
     except KeyboardInterrupt:
         _say("loaders.bench: interrupted")
         return 130
@@ -74,22 +66,8 @@ def build_parser() -> Commands:
     return commands
 
 
-def _number(least: float, most: float = math.inf, kind: type = int) -> Callable[[str], Any]:
-    """Return what parses a number in a range; infinity is none."""
-
-    def parse(text: str) -> Any:
-        with suppress(ValueError):
-            if least <= kind(text) <= most and kind(text) < math.inf:
-                return kind(text)
-        what = "a whole number" if kind is int else "a number"
-        where = f"from {least}" + (f" to {most:,}" if most < math.inf else "")
-        raise argparse.ArgumentTypeError(f"must be {what} {where}, got {text!r}")
-
-    return parse
-
-
-_count, _positive, _pixels = _number(0), _number(1), _number(0, _MAX_PIXELS)
-_seconds, _amount = _number(0.01, kind=float), _number(0, kind=float)
+_count, _positive, _pixels = number_from(0), number_from(1), number_from(0, _MAX_PIXELS)
+_seconds, _amount = number_from(0.01, kind=float), number_from(0, kind=float)
 
 
 def _add_dataset(parser: argparse.ArgumentParser) -> None:

@@ -55,7 +55,7 @@ USAGE = [
     ("copy packed {dst} --fields label,label", "each field can be kept once"),
     ("copy packed {dst} --fields ''", "argument --fields: takes names"),
     ("copy packed {dst} --codec gif", "argument --codec: invalid choice: 'gif'"),
-    ("copy packed {dst} --codec jpeg --quality 101", "takes a whole number of 1 to 100, got '101'"),
+    ("copy packed {dst} --codec jpeg --quality 101", "must be a whole number from 1 to 100, got '101'"),
     ("copy packed {dst} --on label", "no CSV file is read: --on goes with --add and --update"),
     ("copy packed {dst} --missing skip", "no CSV file is added"),
     ("copy packed {dst} --as grade=text", "no CSV file is added"),

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from loaders.commandline import Commands
+from loaders.commandline import Commands, run
 from loaders.errors import LoadersError
 from loaders.remote.options import set_remote
 from loaders.remote.url import URL
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Literal, TextIO
 
-_DONE, _BAD_DATA, _INTERRUPTED = 0, 1, 130  # beside a command's own 3
+_BAD_DATA, _INTERRUPTED = 1, 130  # beside a command's own 0 and 3
 _WRITING = {each.name for title in ("pack", "derive") for each in GROUPS[title]}
 
 _DESCRIPTION = """\
@@ -134,13 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv is None and words[0] in _WRITING and "pandas" not in sys.modules:
             _keep_pandas_out()  # of a process that does nothing else
         with _quiet_pillow():
-            status = int(args.run(args))
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        # The reader of the output has closed the pipe: Python would complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _DONE
+            return run(args)
     except KeyboardInterrupt as error:
         what = ", ".join(["interrupted", *getattr(error, "__notes__", ())])
         print(f"packdata: {what}", file=sys.stderr)

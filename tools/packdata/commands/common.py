@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaders.commandline import number_from
 from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import LoadersError, SchemaError, SourceError
 from loaders.remote.options import add_remote
@@ -127,24 +128,6 @@ def parse_size(text: str) -> int:
     return round(float(match[1]) * unit)
 
 
-def parse_count(text: str) -> int:
-    """Read a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)
-
-
-def parse_skip(text: str) -> int:
-    """Read a whole number."""
-    return 0 if text == "0" else parse_count(text)
-
-
-def _parse_quality(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 100:
-        raise argparse.ArgumentTypeError(f"takes a whole number of 1 to 100, got {text!r}")
-    return int(text)
-
-
 def parse_names(text: str) -> list[str]:
     """Read names separated by commas; one with a comma stands in quotes, as in CSV."""
     from packdata.sources.readers import csv_cells
@@ -198,8 +181,8 @@ def unescaped(text: str) -> str:
 
 
 _READ: dict[str, dict[str, Any]] = {  # by what an argument takes
-    "N": {"type": parse_count},
-    "Q": {"type": _parse_quality},
+    "N": {"type": number_from(1)},
+    "Q": {"type": number_from(1, 100)},
     "SIZE": {"type": parse_size},
     "NAMES": {"type": parse_names, "action": "extend", "default": []},
     **{takes: {"type": parse_place} for takes in ("FILE", "FOLDER", "DATASET", "OTHER")},

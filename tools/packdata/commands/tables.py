@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from loaders.commandline import number_from
 from loaders.progress import Meter
-from packdata.commands.common import TARGET, parse_names, parse_skip, unescaped
+from packdata.commands.common import TARGET, parse_names, unescaped
 from packdata.commands.packing import AGAIN, packing_command, run_packing, share_of
 from packdata.packing.shards import TABLE_SHARD_BYTES
 
@@ -119,6 +120,6 @@ packdata tables test.parquet packed/test --like packed/train""",
         "dtype": {"default": "float32"},
         "missing-values": {"type": parse_names, "action": "extend", "default": []},
         "delimiter": {"type": unescaped},
-        "skip-rows": {"type": parse_skip, "default": 0},
+        "skip-rows": {"type": number_from(0), "default": 0},
     },
 )
