@@ -234,7 +234,8 @@ def _busy(facts: Facts) -> str:
 def _next_limit(bound: Bound, facts: Facts, limits: dict[str, float]) -> str:
     base = limits["step"] if bound == "step" else facts.rate
     others = {"loading": facts.rate} if bound == "step" else {}
-    above = {n: v for n, v in (limits | others).items() if n != bound and v > base}
+    own = "cpu" if bound == "memory" else bound  # of which it is a kind
+    above = {n: v for n, v in (limits | others).items() if n != own and v > base}
     if not above:
         return ""
     name = min(above, key=above.__getitem__)

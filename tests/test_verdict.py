@@ -72,6 +72,11 @@ def test_limits_come_with_the_lowest_first_and_the_next_is_told() -> None:
     assert judge(facts(num_workers=0, rate=950.0)).limits["cpu"] == 1000
 
 
+def test_the_cpu_is_not_what_comes_behind_copying() -> None:
+    """The limit of the CPU is that of the copies."""
+    assert "the CPU" not in judge(facts(**COPIES)).sentence
+
+
 def test_a_limit_is_what_was_computed_also_where_more_was_seen() -> None:
     """What was seen still counts: what comes behind loading may bound it at less."""
     assert judge(facts(rate=3000.0)).limits["cpu"] == 2000

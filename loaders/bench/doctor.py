@@ -176,6 +176,7 @@ def frequency_governor(place: Surroundings) -> Finding:
 # -- files -----------------------------------------------------------------------------------------
 
 _BLOCK, _SMALL = 4 << 20, 4096  # bytes of a read: one after another, and at random
+_MIN_FILE = 1 << 20
 _READ_S = 1.0
 _MAX_READS, _MAX_FILES = 2000, 2000
 
@@ -261,7 +262,7 @@ def read_rate(place: Surroundings) -> Finding:
     rate, latency_s = rates
     late = f"{in_seconds(latency_s)} for 4 KiB at a random place, page cache bypassed"
     if rate is None:
-        found = f"{late}; no file has {describe_size(_BLOCK)}, so MB/s are not known"
+        found = f"{late}; no file has 1 MiB, so MB/s are not known"
         return Finding(name, "unknown", found, remedy="name a folder that has larger files")
     cost = f"at most {number(rate / 20e3)} JPEGs of 20 kB a second in the first epoch"
     return finding(
@@ -275,7 +276,7 @@ def read_rate(place: Surroundings) -> Finding:
 def direct_reads(path: Path) -> tuple[float | None, float] | None:
     """Read files of a folder past the page cache, for about two seconds.
 
-    Return bytes/s from the start of the largest (None if that has less than 4 MiB), and the median seconds of 4 KiB at
+    Return bytes/s from the start of the largest (None if that has less than 1 MiB), and the median seconds of 4 KiB at
     random places of random files. None if that cannot be done.
     """
     files = _files(path)
@@ -288,7 +289,7 @@ def direct_reads(path: Path) -> tuple[float | None, float] | None:
     if not late:
         return None
     size, largest = max(files)
-    blocks = ((largest, block * _BLOCK) for block in range(size // _BLOCK))
+    blocks = ((largest, at) for at in range(0, size if size >= _MIN_FILE else 0, _BLOCK))
     took = list(_timed_reads(blocks, _BLOCK))
     rate = sum(got for got, _ in took) / sum(s for _, s in took) if took else None
     return rate, statistics.median(late)
