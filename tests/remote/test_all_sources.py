@@ -30,7 +30,7 @@ from packdata.images.plan import pack_images, plan_images
 from packdata.packing.engine import pack_recipes
 from packdata.parts import stored
 from packdata.parts.local import finish
-from packdata.sources import fetched, listed
+from packdata.sources import fetched, listed, objects, readers
 from packdata.sources.fetched import drop_copies, local_path
 from packdata.sources.listed import ListedURL, files_matching, list_sources, opened_in_order
 from packdata.sources.objects import fetched_ahead
@@ -255,6 +255,27 @@ def test_of_every_source_a_url_gets_what_a_folder_gets(
     notes = {note.replace("out/mixed", "out/packed") for note in mixed.notes}
     assert {*there.notes} == notes
     assert not pack(case, RAW, "s3://out/packed").datasets
+
+
+@pytest.mark.parametrize("case", ["parquet of pictures", "parquet", "texts in parquet"])
+def test_of_a_large_parquet_what_is_read_is_fetched_in_ranges(
+    case: str,
+    files: Path,
+    raw: Path,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(readers, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(objects, "_FIRST_BYTES", 200)
+    monkeypatch.setattr(objects, "_MOST_BYTES", 300)
+    store.proxy.set()
+
+    pack(case, RAW, tmp_path / "there")
+
+    assert len(store.proxy.requests(".parquet")) > 9
+    pack(case, files, tmp_path / "local")
+    assert shards_at(tmp_path / "there") == shards_at(tmp_path / "local")
 
 
 def words(case: str, above: Path | str, dst: Path | str, store: Store, *more: str) -> list[str]:

@@ -23,6 +23,7 @@ _FIRST_ITEMS = (
     4  # of the first question, twice as many of the next: who waits for it can soon begin
 )
 _FIRST_BYTES, _MOST_BYTES = 256 << 10, 8 << 20  # of a file that is read in its order
+_WANTED_BYTES = 64 << 20  # at once, of what is read at once
 
 
 class RemoteFile:
@@ -44,9 +45,7 @@ class RemoteFile:
             got = self.origin.objects([(self.entry, self.start, self.end)])[0]
         else:
             got = self._some.result()[self._number]
-        if isinstance(got, str):
-            raise SourceError(got, self.where, "Was the source changed? Then list it again")
-        return bytes(got)
+        return bytes(_checked(got, self.where))
 
     @property
     def url(self) -> str:
@@ -74,8 +73,14 @@ class RemoteFile:
         self._some, self._number = some, number
 
 
+def _checked(got: memoryview | str, where: str) -> memoryview:
+    if isinstance(got, str):
+        raise SourceError(got, where, "Was the source changed? Then list it again")
+    return got
+
+
 class _OpenObject(io.RawIOBase):
-    """An object as a file: what is read in its order comes in larger and larger ranges."""
+    """An object as a file: what is read in its order comes in larger and larger ranges, a large one in several."""
 
     def __init__(self, origin: Origin, entry: Entry, where: str) -> None:
         self._origin, self._entry, self._where = origin, entry, where
@@ -117,8 +122,10 @@ class _OpenObject(io.RawIOBase):
     def _fetch(self, wanted: int) -> None:
         is_next = self._at == self._next
         self._size = min(2 * self._size, _MOST_BYTES) if is_next else _FIRST_BYTES
-        end = self._at + min(max(wanted, self._size), _MOST_BYTES)
-        self._data = RemoteFile(self._origin, self._entry, self._where, self._at, end)()
+        end = min(self._at + min(max(wanted, self._size), _WANTED_BYTES), self._entry.size)
+        starts = range(self._at, end, _MOST_BYTES)  # at once
+        ranges = [(self._entry, start, min(start + _MOST_BYTES, end)) for start in starts]
+        self._data = b"".join(_checked(got, self._where) for got in self._origin.objects(ranges))
         self._first, self._next = self._at, self._at + len(self._data)
 
 

@@ -27,6 +27,7 @@ UTF8_HINT = (
     "iconv -f CP1252 -t UTF-8 FILE if that was Windows in Western Europe, -f MACINTOSH an old Mac"
 )
 _UTF16_HINT = "Convert it: iconv -f UTF-16{} -t UTF-8 FILE"
+_WHOLE_BYTES = 8 << 20  # an object of a store that is fetched whole
 _MOST_NESTED = 64  # Arrow's parser is recursive, and ends the process where the stack does
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _csv_limit = threading.Lock()
@@ -200,8 +201,8 @@ def open_parquet(path: Path, metadata: Any = None) -> pq.ParquetFile:
     check_name(str(path), path)
     stored = path.stored if isinstance(path, ListedURL) else None
     try:
-        # Of a store, what is read of it is fetched.
-        file = path if stored is None else stored.open()
+        # Of a large object, what is read of it is fetched; a small one is a file, as those are that come ahead.
+        file = path if stored is None or stored.entry.size <= _WHOLE_BYTES else stored.open()
         return pq.ParquetFile(file, metadata=metadata, coerce_int96_timestamp_unit="us")
     except (OSError, ValueError, pa.ArrowException) as error:
         raise SourceError(f"it cannot be read as Parquet ({error})", path) from error

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from loaders.errors import SourceError
 from loaders.system.regular import read_regular
-from packdata.sources.base import read_file
+from packdata.sources.base import open_file, read_file
 from packdata.tokens.documents import Documents, Piece, TokenSource
 from packdata.tokens.headers import LLMC, LLMC_BYTES, check_header, check_no_text, check_width
 
@@ -97,7 +97,7 @@ def open_ids(file: SourceFile, bin_dtype: str | None) -> IdsFile:
 
 
 def _head(file: SourceFile) -> bytes:
-    with file.open() as opened:
+    with open_file(file.path, str(file.path)) as opened:  # of a store it is mapped as a file, too
         return opened.read(LLMC_BYTES)
 
 
