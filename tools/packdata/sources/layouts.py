@@ -75,16 +75,16 @@ class _FolderName:
         return cls(split, role, rest, is_vague)
 
 
-class _FilesBelow:
-    """Folders that hold files, as paths below a root, seen from a folder of it.
+class _Tree:
+    """Folders that hold files, as paths below a root, seen from a folder of it; and what it is, if no folder per class.
 
     Attributes:
         path: The folder.
         has_files: True if files lie directly in it.
     """
 
-    def __init__(self, path: Path, folders: Iterable[str]) -> None:
-        self.path, self.has_files = path, False
+    def __init__(self, path: Path, folders: Iterable[str], command: str) -> None:
+        self.path, self.has_files, self._command = path, False, command
         # The trees that files lie in, by name, each made when it is asked for.
         self.inner: defaultdict[str, list[str]] = defaultdict(list)
         for folder in folders:
@@ -94,14 +94,107 @@ class _FilesBelow:
             else:
                 self.has_files = True
 
-    def at(self, name: str) -> _FilesBelow:
-        return _FilesBelow(self.path / name, self.inner[name])
+    def at(self, name: str) -> _Tree:
+        return _Tree(self.path / name, self.inner[name], self._command)
 
-    def only(self) -> _FilesBelow:
+    def only(self) -> _Tree:
         """Return the first tree on the way down that holds files, or several folders."""
         if self.has_files or len(self.inner) != 1:
             return self
         return self.at(next(iter(self.inner))).only()
+
+    def read(self, are_classes: bool = True) -> tuple[str, str] | None:
+        """Return what is wrong with it as a folder per class, and the right command."""
+        if self.has_files or all(name.lower() in SPLIT_NAMES for name in self.inner):
+            return None
+        names = {name: _FolderName.of(name) for name in self.inner}
+        found = self._masks(names) or self._splits(names)
+        if found or not are_classes:
+            return found
+        return self._single() if len(names) == 1 else self._several(names)
+
+    def _run(self, more: str = "", dst: str = "DST", path: Path | None = None) -> str:
+        path = path or self.path
+        boxes = "" if more else _annotations_of(path)
+        return f"packdata {self._command} {shlex.quote(str(path))} {dst}{more}{boxes}"
+
+    def _meant(self) -> str:
+        """Return the command for a tree that lies inside another."""
+        inside = self.only()
+        found = inside.read()
+        return found[1] if found else inside._run()
+
+    def _masks(self, names: Mapping[str, _FolderName]) -> tuple[str, str] | None:
+        """Pictures in one folder, masks in another: ``JPEGImages`` and ``SegmentationClass``."""
+        for mask in (name for name, said in names.items() if said.role == "masks"):
+            pictures = _pictures_of(mask, names)
+            if pictures:
+                what = f"it holds pictures and their masks ({few([pictures[0], mask], 4)}), not classes"
+                inside = self.at(pictures[0]).only()
+                return what, inside._run(_masks_at(self.at(mask), inside.path))
+            if self.at(mask).inner.keys() & (names.keys() - {mask}):
+                what = f"{mask} holds the masks of its other folders"
+                return what, f"after moving {mask} elsewhere, {self._run()} --masks {mask}"
+        return None
+
+    def _splits(self, names: Mapping[str, _FolderName]) -> tuple[str, str] | None:
+        """Splits under other names: ``train2017``, ``seg_test``."""
+        alike: defaultdict[frozenset[str], dict[str, str]] = defaultdict(dict)
+        for name, said in names.items():
+            if said.split:
+                alike[said.rest][name] = said.split
+        for found in alike.values():
+            is_known = {*found.values()} - {"more"}
+            is_apart = len({*found.values()}) > 1 or len(found) == len(names)
+            if len(found) > 1 and is_known and is_apart:
+                what = f"it holds splits ({few([*found], 4)}), not classes"
+                return what, self.each([*found])
+        if len(names) == 1 and alike:
+            return f"it holds a split ({next(iter(names))}), not classes", self._meant()
+        return None
+
+    def each(self, splits: Sequence[str]) -> str:
+        """Return a command for each split: all have the classes of the first."""
+        ordered = sorted(splits, key=lambda name: (_FolderName.of(name).split != "train", name))
+        names = {name: _FolderName.of(name) for name in self.inner}
+        masks = [n for n, said in names.items() if said.role == "masks" and n not in splits]
+        commands, classes = [], ""
+        for name in ordered:
+            inside = self.at(name).only()
+            dst = f"DST/{shlex.quote(name)}"
+            more = "" if inside.has_files else classes
+            of_these = [self.at(n) for n in masks if name in _pictures_of(n, names)]
+            more += _masks_at(of_these[0], inside.path) if of_these else ""
+            commands.append(inside._run(more, dst))
+            classes = classes or f" --classes {dst}"
+        return "; ".join(commands)
+
+    def _single(self) -> tuple[str, str] | None:
+        """One folder around all: ``archive``."""
+        (name,) = self.inner
+        inside = self.at(name)
+        if inside.has_files and not _FolderName.of(name).is_vague:
+            return None
+        where = "in folders of " if not inside.has_files else "in "
+        what = f"everything in it lies {where}{name}, which would be the only class"
+        return what, self._meant()
+
+    def _several(self, names: Mapping[str, _FolderName]) -> tuple[str, str] | None:
+        """Parts of a dataset, or datasets, beside each other."""
+        if all(said.is_vague for said in names.values()):
+            what = f"its folders ({few(names, 4)}) are named like parts of one dataset, not like classes"
+            listed = "of the columns path and label, or one folder with all files"
+            listed_in = self._run(path=self.path / "list.csv")
+            return what, f"a .csv list {listed}: {listed_in}"
+        trees = [self.at(name) for name in names]
+        is_deep = not any(each.has_files for each in trees)
+        if is_deep and (found := _apart_below(names, trees) or _same_below(names, trees)):
+            return found
+        around = [t for t in trees if names[t.path.name].is_vague and not t.has_files]
+        if around:
+            what = f"{around[0].path.name} holds only folders: it is not a class, but a folder around classes"
+            return what, around[0]._meant()
+        return None
 
 
 def check_layout(
@@ -115,7 +208,7 @@ def check_layout(
         command: ``images`` or ``arrays``.
         are_classes: False where folders say nothing: only splits and masks are looked for.
     """
-    found = _LayoutFinder(f"packdata {command}").read(_FilesBelow(root, folders), are_classes)
+    found = _Tree(root, folders, command).read(are_classes)
     if found is not None:
         what, meant = found
         raise SourceError(what, root, f"You probably want: {meant} ({_OTHERWISE})")
@@ -123,7 +216,7 @@ def check_layout(
 
 def split_commands(root: Path, folders: Sequence[str], splits: Sequence[str], command: str) -> str:
     """Return the commands that pack the splits below a root, each by itself; see ``check_layout``."""
-    return _LayoutFinder(f"packdata {command}").each(_FilesBelow(root, folders), splits)
+    return _Tree(root, folders, command).each(splits)
 
 
 def masks_beside(root: Path) -> list[Path]:
@@ -148,140 +241,24 @@ def _folders(path: Path) -> list[Path]:
         return []
 
 
-class _LayoutFinder:
-    """Finds out what a tree is, if it is no folder per class: what is wrong, and the right command."""
-
-    def __init__(self, command: str) -> None:
-        self._command = command
-
-    def read(self, tree: _FilesBelow, are_classes: bool = True) -> tuple[str, str] | None:
-        if tree.has_files or all(name.lower() in SPLIT_NAMES for name in tree.inner):
+def _apart_below(names: Iterable[str], trees: Sequence[_Tree]) -> tuple[str, str] | None:
+    """Splits, or pictures and masks, in each folder: ``VOC2007`` and ``VOC2012``, or samples."""
+    for tree in trees:
+        inner = {name: _FolderName.of(name) for name in tree.inner}
+        if len(inner) < 2 or not (tree._masks(inner) or tree._splits(inner)):
             return None
-        names = {name: _FolderName.of(name) for name in tree.inner}
-        found = self._masks(tree, names) or self._splits(tree, names)
-        if found or not are_classes:
-            return found
-        return self._single(tree) if len(names) == 1 else self._several(tree, names)
+    what = f"its folders ({few(names, 4)}) hold splits or masks ({few(trees[0].inner, 4)})"
+    return what, f"{trees[0]._meant()} and so on; or a .csv list of all files"
 
-    def _run(self, path: Path, more: str = "", dst: str = "DST") -> str:
-        boxes = "" if more else _annotations_of(path)
-        return f"{self._command} {shlex.quote(str(path))} {dst}{more}{boxes}"
 
-    def _meant(self, tree: _FilesBelow) -> str:
-        """Return the command for a tree that lies inside another."""
-        inside = tree.only()
-        found = self.read(inside)
-        return found[1] if found else self._run(inside.path)
-
-    def _masks(
-        self, tree: _FilesBelow, names: Mapping[str, _FolderName]
-    ) -> tuple[str, str] | None:
-        """Pictures in one folder, masks in another: ``JPEGImages`` and ``SegmentationClass``."""
-        for mask in (name for name, said in names.items() if said.role == "masks"):
-            pictures = _pictures_of(mask, names)
-            if pictures:
-                what = f"it holds pictures and their masks ({few([pictures[0], mask], 4)}), not classes"
-                where = tree.at(pictures[0]).only().path
-                return what, self._run(where, _masks_at(tree.at(mask), where))
-            if tree.at(mask).inner.keys() & (names.keys() - {mask}):
-                what = f"{mask} holds the masks of its other folders"
-                return (
-                    what,
-                    f"after moving {mask} elsewhere, {self._run(tree.path)} --masks {mask}",
-                )
+def _same_below(names: Collection[str], trees: Sequence[_Tree]) -> tuple[str, str] | None:
+    """The same folders in each of few: those are the classes."""
+    first = trees[0].inner.keys()
+    if len(first) < max(_MANY, len(names) + 1) or any(t.inner.keys() != first for t in trees):
         return None
-
-    def _splits(
-        self, tree: _FilesBelow, names: Mapping[str, _FolderName]
-    ) -> tuple[str, str] | None:
-        """Splits under other names: ``train2017``, ``seg_test``."""
-        alike: defaultdict[frozenset[str], dict[str, str]] = defaultdict(dict)
-        for name, said in names.items():
-            if said.split:
-                alike[said.rest][name] = said.split
-        for found in alike.values():
-            is_known = {*found.values()} - {"more"}
-            is_apart = len({*found.values()}) > 1 or len(found) == len(names)
-            if len(found) > 1 and is_known and is_apart:
-                return f"it holds splits ({few([*found], 4)}), not classes", self.each(
-                    tree, [*found]
-                )
-        if len(names) == 1 and alike:
-            return f"it holds a split ({next(iter(names))}), not classes", self._meant(tree)
-        return None
-
-    def each(self, tree: _FilesBelow, splits: Sequence[str]) -> str:
-        """Return a command for each split: all have the classes of the first."""
-        ordered = sorted(splits, key=lambda name: (_FolderName.of(name).split != "train", name))
-        names = {name: _FolderName.of(name) for name in tree.inner}
-        masks = [
-            name for name, said in names.items() if said.role == "masks" and name not in splits
-        ]
-        commands, classes = [], ""
-        for name in ordered:
-            inside = tree.at(name).only()
-            dst = f"DST/{shlex.quote(name)}"
-            more = "" if inside.has_files else classes
-            of_these = [tree.at(n) for n in masks if name in _pictures_of(n, names)]
-            more += _masks_at(of_these[0], inside.path) if of_these else ""
-            commands.append(self._run(inside.path, more, dst))
-            classes = classes or f" --classes {dst}"
-        return "; ".join(commands)
-
-    def _single(self, tree: _FilesBelow) -> tuple[str, str] | None:
-        """One folder around all: ``archive``."""
-        (name,) = tree.inner
-        inside = tree.at(name)
-        if inside.has_files and not _FolderName.of(name).is_vague:
-            return None
-        where = "in folders of " if not inside.has_files else "in "
-        return f"everything in it lies {where}{name}, which would be the only class", self._meant(
-            tree
-        )
-
-    def _several(
-        self, tree: _FilesBelow, names: Mapping[str, _FolderName]
-    ) -> tuple[str, str] | None:
-        """Parts of a dataset, or datasets, beside each other."""
-        if all(said.is_vague for said in names.values()):
-            what = f"its folders ({few(names, 4)}) are named like parts of one dataset, not like classes"
-            listed = "of the columns path and label, or one folder with all files"
-            return what, f"a .csv list {listed}: {self._run(tree.path / 'list.csv')}"
-        trees = [tree.at(name) for name in names]
-        is_deep = not any(each.has_files for each in trees)
-        if is_deep and (
-            found := self._apart_below(names, trees) or self._same_below(names, trees)
-        ):
-            return found
-        around = [t for t in trees if names[t.path.name].is_vague and not t.has_files]
-        if around:
-            what = f"{around[0].path.name} holds only folders: it is not a class, but a folder around classes"
-            return what, self._meant(around[0])
-        return None
-
-    def _apart_below(
-        self, names: Iterable[str], trees: Sequence[_FilesBelow]
-    ) -> tuple[str, str] | None:
-        """Splits, or pictures and masks, in each folder: ``VOC2007`` and ``VOC2012``, or samples."""
-        for tree in trees:
-            inner = {name: _FolderName.of(name) for name in tree.inner}
-            if len(inner) < 2 or not (self._masks(tree, inner) or self._splits(tree, inner)):
-                return None
-        what = f"its folders ({few(names, 4)}) hold splits or masks ({few(trees[0].inner, 4)})"
-        return what, f"{self._meant(trees[0])} and so on; or a .csv list of all files"
-
-    def _same_below(
-        self, names: Collection[str], trees: Sequence[_FilesBelow]
-    ) -> tuple[str, str] | None:
-        """The same folders in each of few: those are the classes."""
-        first = trees[0].inner.keys()
-        if len(first) < max(_MANY, len(names) + 1) or any(t.inner.keys() != first for t in trees):
-            return None
-        what = (
-            f"its folders ({few(names, 4)}) all hold folders of the same names ({few(first, 4)})"
-        )
-        runs = [self._run(t.path, dst=f"DST/{shlex.quote(t.path.name)}") for t in trees]
-        return what, "; ".join(runs)
+    what = f"its folders ({few(names, 4)}) all hold folders of the same names ({few(first, 4)})"
+    runs = [t._run(dst=f"DST/{shlex.quote(t.path.name)}") for t in trees]
+    return what, "; ".join(runs)
 
 
 def _pictures_of(mask: str, names: Mapping[str, _FolderName]) -> list[str]:
@@ -323,7 +300,7 @@ def _has_labels(folder: Path) -> bool:
     )
 
 
-def _masks_at(tree: _FilesBelow, pictures: Path) -> str:
+def _masks_at(tree: _Tree, pictures: Path) -> str:
     masks = tree.only().path
     suffix = _suffix_between(_first_name(pictures), _first_name(masks))
     more = f" --mask-suffix {shlex.quote(suffix)}" if suffix else ""
