@@ -109,11 +109,7 @@ def stats(
     if has_tokens(view.schema):
         decoded.remove(DOCUMENT_ENDS)  # positions in rows mean nothing
     found = {name: _of_all(view, name, kind) for name, kind in fields.items()}
-    gathered = {
-        name: _GatheredImages(kind) if isinstance(kind, Images) else _Gathered(kind)
-        for name, kind in fields.items()
-        if name in decoded
-    }
+    gathered = {name: _Gathered(kind) for name, kind in fields.items() if name in decoded}
     if decoded:
         for values in _decode(view, indices, decoded, workers or usable_cores()):
             for name, value in zip(decoded, values, strict=True):
@@ -197,10 +193,11 @@ def _moments_of(numbers: npt.NDArray[Any]) -> tuple[Summary, int]:
 
 
 class _Gathered:
-    """The statistics of one decoded field while they come in."""
+    """The statistics of one decoded field while they come in; of several pictures a sample, those of all."""
 
     def __init__(self, kind: Field) -> None:
-        self.kind = kind
+        self.kind = kind.one if isinstance(kind, Images) else kind
+        self._counts: list[int] | None = [] if isinstance(kind, Images) else None  # by sample
         self._channels: list[Summary] = []
         self._whole: Summary = Moments()
         self._is_varied = False
@@ -208,7 +205,13 @@ class _Gathered:
         self._shapes: list[tuple[int, ...]] = []
         self._values: Counter[int] = Counter()
 
-    def add(self, value: Any) -> None:
+    def add(self, value: _Value | list[_Value]) -> None:
+        if self._counts is not None and isinstance(value, list):
+            self._counts.append(len(value))
+        for each in value if isinstance(value, list) else [value]:
+            self._add(each)
+
+    def _add(self, value: _Value) -> None:
         if not self._shapes:
             self._channels, self._whole = list(value.channels), value.whole or Moments()
         else:
@@ -222,6 +225,13 @@ class _Gathered:
         self._values.update(value.values)
 
     def to_json(self) -> dict[str, Any]:
+        if self._counts is None:
+            return self._to_json()
+        counts = {"images_per_sample": _percentiles(np.array(self._counts))}
+        pixels = self._to_json() if any(self._counts) else {}
+        return {**counts, "num_images": sum(self._counts), **pixels}
+
+    def _to_json(self) -> dict[str, Any]:
         if isinstance(self.kind, Boxes):
             counts = np.array([shape[0] for shape in self._shapes])
             return {"boxes_per_sample": _percentiles(counts), "num_boxes": int(counts.sum())}
@@ -247,24 +257,6 @@ class _Gathered:
         least = min((channel.least for channel in self._channels), default=math.inf)
         most = max((channel.most for channel in self._channels), default=-math.inf)
         return {"min": _finite(least), "max": _finite(most)}
-
-
-class _GatheredImages(_Gathered):
-    """The same of several pictures a sample."""
-
-    def __init__(self, kind: Images) -> None:
-        super().__init__(kind.one)
-        self._counts: list[int] = []
-
-    def add(self, value: Any) -> None:
-        self._counts.append(len(value))
-        for each in value:
-            super().add(each)
-
-    def to_json(self) -> dict[str, Any]:
-        counts = {"images_per_sample": _percentiles(np.array(self._counts))}
-        pixels = super().to_json() if any(self._counts) else {}
-        return {**counts, "num_images": sum(self._counts), **pixels}
 
 
 def _sizes(shapes: list[tuple[int, ...]]) -> dict[str, Any]:
