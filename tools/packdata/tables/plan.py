@@ -44,7 +44,7 @@ from packdata.tables.parts import FilePart
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import Scanner
 from packdata.tables.shares import joined_scan, scan_to_json
-from packdata.tables.typed import FrameTable, is_frame
+from packdata.tables.typed import frame_table, is_frame
 from packdata.tables.values import in_words
 from packdata.wording import in_python, speaks_python
 
@@ -137,8 +137,8 @@ class TablesPlan:
 
 
 def _identity(files: Sequence[TableFile]) -> dict[str, Any]:
-    if isinstance(files[0], FrameTable):
-        return {"kind": "frame", "digest": files[0].digest}
+    if digest := getattr(files[0], "digest", ""):
+        return {"kind": "frame", "digest": digest}
     return files_identity("table", [file.path for file in files])
 
 
@@ -263,7 +263,7 @@ def _opened(
 ) -> tuple[list[TableFile], tuple[Path | str, ...], Counter[str]]:
     """Return the files of sources, what these are called, and what else folders hold."""
     if is_frame(sources):
-        return [FrameTable(sources, options.missing_values)], (), Counter()
+        return [frame_table(sources, options.missing_values)], (), Counter()
     paths, ignored = list_tables(sources)
     files = open_tables(paths, csv, options.missing_values)
     return files, tuple(without_secrets(sources)), ignored

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ class TypedTable:
         sizes: Lists the groups: where each begins, as ``tables`` takes it, and its rows.
         tables: Yields a group, in one or more tables of the columns that are named.
         missing: Texts that stand for no value, as null does.
+        digest: Hash of all values, if it is a table in memory.
     """
 
     unit = "row"
@@ -46,8 +47,10 @@ class TypedTable:
         sizes: Callable[[], Iterable[tuple[int, int]]],
         tables: Callable[[int, list[str]], Iterator[pa.Table]],
         missing: Sequence[str] = (),
+        digest: str = "",
     ) -> None:
         self.path, self._sizes, self._tables, self._missing = path, sizes, tables, missing
+        self.digest = digest
         self.columns: tuple[str, ...] = tuple(columns)
 
     def guesses(self, column: str) -> frozenset[str]:
@@ -180,32 +183,21 @@ def is_frame(source: Any) -> bool:
     return hasattr(source, "__arrow_c_stream__") or hasattr(source, "iloc")
 
 
-class FrameTable(TypedTable):
-    """A table in memory; the index of a pandas DataFrame is no column of it.
+def frame_table(frame: Any, missing: Sequence[str] = ()) -> TypedTable:
+    """Open a table in memory; the index of a pandas DataFrame is no column of it."""
+    path = Path(type(frame).__name__)
+    table = _as_table(frame, path)
+    digest = xxhash.xxh3_128(str(table.schema).encode())
+    for batch in table.to_batches(BATCH_ROWS):
+        digest.update(batch.serialize())
 
-    Args:
-        frame: The table.
-        missing: Texts that stand for no value, as null does.
-    """
+    def tables(start: int, names: list[str]) -> Iterator[pa.Table]:
+        yield table.slice(start, BATCH_ROWS).select(names)
 
-    def __init__(self, frame: Any, missing: Sequence[str] = ()) -> None:
-        path = Path(type(frame).__name__)
-        self._table = table = _as_table(frame, path)
-
-        def tables(start: int, names: list[str]) -> Iterator[pa.Table]:
-            yield table.slice(start, BATCH_ROWS).select(names)
-
-        firsts = range(0, len(table), BATCH_ROWS)
-        sizes = [(first, min(BATCH_ROWS, len(table) - first)) for first in firsts]
-        super().__init__(path, table.column_names, lambda: sizes, tables, missing)
-
-    @cached_property
-    def digest(self) -> str:
-        """Hash of all values."""
-        digest = xxhash.xxh3_128(str(self._table.schema).encode())
-        for batch in self._table.to_batches(BATCH_ROWS):
-            digest.update(batch.serialize())
-        return digest.hexdigest()
+    firsts = range(0, len(table), BATCH_ROWS)
+    sizes = [(first, min(BATCH_ROWS, len(table) - first)) for first in firsts]
+    names = table.column_names
+    return TypedTable(path, names, lambda: sizes, tables, missing, digest.hexdigest())
 
 
 def _as_table(frame: Any, name: Path) -> pa.Table:
