@@ -19,7 +19,7 @@ from loaders.schema import Boxes, Field, Image, Keypoints, Schema
 from loaders.schema.tables import find_column
 from packdata.describe import counted
 from packdata.packed.content import ViewContent, check_no_stream, check_whole_stream
-from packdata.packed.joined_columns import KINDS, JoinedColumns, read_columns, read_updates
+from packdata.packed.joined_columns import KINDS, read_columns, read_updates
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
 from packdata.packed.where import Where, column_fields, has_scalar, parse_condition, scalar
@@ -126,13 +126,7 @@ def copy_dataset(
     view = open_view(src)
     if options.where is not None or options.skip_missing:
         check_no_stream(view, "choosing rows")
-    table = None
-    if options.add is not None:
-        field = view.schema.fields.get(options.on)
-        table = read_columns(
-            options.add, options.on, options.kinds, field, skip_missing=options.skip_missing
-        )
-    plan = _EditPlan(view, table, options)
+    plan = _EditPlan(view, options)
     for text in plan.notes():
         note(text)
     provenance = {"command": "copy", "source": origin_of(view), "options": options.to_json()}
@@ -147,12 +141,18 @@ def copy_dataset(
 class _EditPlan:
     """What becomes of each sample, checked before anything is written."""
 
-    def __init__(self, view: View, table: JoinedColumns | None, options: CopyOptions) -> None:
-        self.view, self.table, self.options = view, table, options
+    def __init__(self, view: View, options: CopyOptions) -> None:
+        self.view, self.options = view, options
+        self.added: Mapping[str, Field] = {}  # fields that a table adds, and by key their records
+        self.table: Mapping[str, Mapping[str, bytes]] | None = None
+        if options.add is not None:
+            field, skip = view.schema.fields.get(options.on), options.skip_missing
+            self.added, self.table = read_columns(
+                options.add, options.on, options.kinds, field, skip_missing=skip
+            )
         self.kept = list(view.schema.fields if options.fields is None else options.fields)
         view.check_fields(self.kept)
         check_whole_stream(view, self.kept)
-        self.added = {} if table is None else dict(table.fields)
         for name in self.added:
             if name in self.kept:
                 hint = "leave it out with --fields, or rename the column; --update changes values"
@@ -163,7 +163,7 @@ class _EditPlan:
             raise SchemaError(f"{view.path}: {what}")
         self.schema = self._schema()
         self.updates = {} if options.update is None else self._read_updates(options.update)
-        self.keys = self._keys() if table is not None or self.updates else []
+        self.keys = self._keys() if self.table is not None or self.updates else []
         self._check_updates()
         self.indices = self._select()
 
@@ -175,7 +175,7 @@ class _EditPlan:
                 changes.setdefault(name, {})[n] = record
         values = {}
         if self.table is not None:
-            rows = [self.table.records[self.keys[i]] for i in self.indices.tolist()]
+            rows = [self.table[self.keys[i]] for i in self.indices.tolist()]
             values = {
                 name: column_of([row[name] for row in rows], field.record_nbytes)
                 for name, field in self.added.items()
@@ -202,14 +202,14 @@ class _EditPlan:
     def notes(self) -> Iterator[str]:
         """Yield notes: a table may list more samples than are here, such as those of all splits."""
         keys = {*self.keys}
-        if self.table is not None and (extra := [k for k in self.table.records if k not in keys]):
+        if self.table is not None and (extra := [k for k in self.table if k not in keys]):
             belong = "belongs" if len(extra) == 1 else "belong"
-            rows = f"{len(extra)} of its {counted(len(self.table.records), 'row')}"
+            rows = f"{len(extra)} of its {counted(len(self.table), 'row')}"
             yield f"{self.options.add}: {rows} {belong} to no sample here: {few(extra)}"
 
     def _schema(self) -> Schema:
         old = self.view.schema
-        fields: dict[str, Field] = {name: old.fields[name] for name in self.kept} | self.added
+        fields: dict[str, Field] = {name: old.fields[name] for name in self.kept} | {**self.added}
         fields |= {name: recode.field for name, recode in self.recoders.items()}
         served = [*(name for name in old.defaults if name in fields), *self.added]
         check_boxes(old.fields, fields)
@@ -231,12 +231,12 @@ class _EditPlan:
     def _select(self) -> Indices:
         keep = np.ones(len(self.view), bool)
         if self.table is not None:
-            keep = np.array([key in self.table.records for key in self.keys], bool)
+            keep = np.array([key in self.table for key in self.keys], bool)
             if not keep.all() and not (self.options.skip_missing and keep.any()):
-                raise self._lacking(self.table, keep)
+                raise self._lacking(keep)
         if self.options.where is not None:
             columns = column_fields(self.view.schema)
-            known = columns | dict(self.view.schema.fields) | self.added
+            known = {**columns, **self.view.schema.fields, **self.added}
             where = Where(self.options.where, known)
             left = np.flatnonzero(keep)
             names = sorted(where.names)
@@ -249,20 +249,20 @@ class _EditPlan:
                 raise SourceError(what, self.view.path)
         return np.flatnonzero(keep)
 
-    def _lacking(self, table: JoinedColumns, keep: npt.NDArray[np.bool_]) -> SourceError:
+    def _lacking(self, keep: npt.NDArray[np.bool_]) -> SourceError:
         """Return the error that samples are not in the table."""
         lacking = dict.fromkeys(self.keys[i] for i in np.flatnonzero(~keep).tolist())
         what = f"it lacks {int((~keep).sum())} of {len(keep)} samples: {few(lacking)}"
         hint = "Add them, or leave these samples out with '--missing skip'"
         if not keep.any():
-            has = f"Its column {self.options.on!r} has {few(table.records) or 'nothing'}"
+            has = f"Its column {self.options.on!r} has {few(self.table or ()) or 'nothing'}"
             hint = f"{has}; --on NAME matches by another"
         return SourceError(what, self.options.add or "", hint)
 
     def _scalars(self, name: str, field: Field, positions: Indices) -> Iterator[Any]:
         """Yield what a condition sees of a field, or of a column of a table, in some samples."""
         if name in self.added and self.table is not None:
-            records = (self.table.records[self.keys[i]][name] for i in positions.tolist())
+            records = (self.table[self.keys[i]][name] for i in positions.tolist())
             values: Iterator[Any] = (_decoded(field, record) for record in records)
         elif find_column(self.view.schema, name) is not None:
             column = self.view.column(name)

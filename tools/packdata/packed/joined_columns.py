@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,14 +31,6 @@ _MAX_SHOWN_CHARS = 80
 KINDS = ("label", "text", "json", "int64", "float32", "float64")
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedColumns:
-    """New fields, and for each key what to store in them."""
-
-    fields: Mapping[str, Field]  # field by column name
-    records: Mapping[str, Mapping[str, bytes]]  # by key: the record of each field
-
-
 def read_columns(
     path: Path | str,
     on: str,  # the column of keys
@@ -49,8 +40,8 @@ def read_columns(
     field: Field | None = None,
     *,
     skip_missing: bool = False,  # leave out rows without a label, instead of refusing
-) -> JoinedColumns:
-    """Read a CSV file with a header line: UTF-8, separated by commas.
+) -> tuple[dict[str, Field], dict[str, dict[str, bytes]]]:
+    """Read new fields, and by key the record of each, from a CSV file: UTF-8, separated by commas, with a header line.
 
     Columns of whole numbers become int64, of other numbers float64 (empty cells NaN), the rest
     text; so do whole numbers of 19 digits and more, and those that float64 would round. ``kinds``
@@ -83,7 +74,7 @@ def read_columns(
         for n, key, text in zip(numbers, keys, values, strict=True):
             where = f"row {n}, column {name!r}"
             records[key][name] = _record(fields[name], parse, text, where, path)
-    return JoinedColumns(fields, records)
+    return fields, records
 
 
 def _labeled(
