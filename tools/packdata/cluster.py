@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, PackError
 from loaders.remote.origin import get_defaults, set_defaults
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 
     from packdata.packing.engine import Summary
     from packdata.packing.progress import Progress
-    from packdata.packing.shards import Format
     from packdata.plan import SourcePlan
-    from packdata.recipe import Recipe
 
 # Of one part: about 1 GB of pictures, of text or of tables. It depends on nothing but the source, as the bytes do.
 _FILES_OF_A_PART, _BLOCKS_OF_A_PART = 10_000, 128
@@ -108,9 +106,8 @@ def pack_on_ray(
             else f" of {describe_size(size_bytes)}"
         )
         note(f"{items}{size} in {counted(of, 'part')}, on {counted(nodes, 'node')}")
-        job = ray.put(
-            _Cluster(recipes, plan.format, str(place), os.getcwd(), get_defaults(), settings)
-        )
+        shared = recipes, plan.format, str(place), os.getcwd(), get_defaults(), settings
+        job = ray.put(shared)
         quiet = Quiet() if progress is None else progress
         samples = _pack_all(ray, job, of, settings["workers"], quiet)
     if not plan.is_unchanged():
@@ -130,24 +127,12 @@ def pack_on_ray(
     )
 
 
-class _Cluster(NamedTuple):
-    """What all tasks share."""
-
-    recipes: Sequence[tuple[str, Recipe]]
-    format: Format
-    dst: str
-    folder: str
-    remote: dict[str, Any]
-    settings: dict[str, Any]
-
-
 @lru_cache(maxsize=1)
-def _job_of(job: Any) -> _Cluster:
-    """Return the job, which a worker fetches for its first part."""
+def _job_of(job: Any) -> Any:
+    """Return what all tasks share, which a worker fetches for its first part."""
     import ray
 
-    found: _Cluster = ray.get(job)
-    return found
+    return ray.get(job)
 
 
 def _pack_one(jobs: list[Any], part: Part) -> tuple[int, int]:

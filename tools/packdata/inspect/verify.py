@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ _MAX_DUPLICATES = 1000
 # Of fewer, starting what it reads back with takes longer than all else.
 _BYTES_PER_WORKER = 32 << 20
 Tick = Callable[[int], object]
+_Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +105,6 @@ class Report:
         }
 
 
-@dataclass(slots=True)
-class _Findings:
-    """What the check of one shard found, and the hashes of its keys."""
-
-    file: str
-    faults: list[Fault] = field(default_factory=list)
-    key_hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
-
-    def add(self, what: str, *where: Any) -> None:
-        """Add a fault."""
-        self.faults.append(Fault(self.file, what, *where))
-
-
 def verify(
     path: Path | str,
     *,
@@ -150,7 +138,7 @@ def verify(
         for _ in range(workers):
             libraries.put(stack.enter_context(ReadBack(timeout_s)))
 
-        def check(info: ShardInfo) -> _Findings:
+        def check(info: ShardInfo) -> tuple[list[Fault], _Hashes]:
             library = libraries.get()
             try:
                 path, depth = folder / info.file, {"quick": quick, "decode": decode}
@@ -161,9 +149,9 @@ def verify(
 
         pool = stack.enter_context(OrderedPool(check, workers))
         findings = list(pool.map(manifest.shards))
-    faults = [fault for found in findings for fault in found.faults]
+    faults = [fault for found, _ in findings for fault in found]
     faults += _side_file_faults(folder, manifest)
-    faults += _duplicate_keys(folder, manifest, [found.key_hashes for found in findings])
+    faults += _duplicate_keys(folder, manifest, [hashes for _, hashes in findings])
     return Report(folder, tuple(faults), tuple(_notes(folder, manifest)), manifest)
 
 
@@ -175,24 +163,24 @@ def _check_shard(
     *,
     quick: bool,
     decode: bool,
-) -> _Findings:
-    found = _Findings(info.file)
+) -> tuple[list[Fault], _Hashes]:
+    """Return what is wrong with a shard, and the hashes of its keys."""
+    hashes = np.empty(0, np.uint64)
     if (what := size_fault(path, info)) is not None:
-        found.add(what)
-        return found
+        return [Fault(info.file, what)], hashes
     try:
         digest = hash_file(path)
     except OSError as error:
-        found.add(f"it cannot be read ({error.strerror or error})")
-        return found
+        return [Fault(info.file, f"it cannot be read ({error.strerror or error})")], hashes
+    faults: list[Fault] = []
     if not quick:
-        _check_rows(path, info, manifest, library, found, decode)
+        hashes = _check_rows(path, info, manifest, library, faults, decode)
     if digest != info.xxh3_128:
         what = f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}"
-        if not quick and not found.faults:
+        if not quick and not faults:
             what += "; all rows are intact: the damage lies between them"
-        found.faults.insert(0, Fault(info.file, what))
-    return found
+        faults.insert(0, Fault(info.file, what))
+    return faults, hashes
 
 
 def _check_rows(
@@ -200,9 +188,10 @@ def _check_rows(
     info: ShardInfo,
     manifest: Manifest,
     library: ReadBack,
-    found: _Findings,
+    found: list[Fault],
     decode: bool,
-) -> None:
+) -> _Hashes:
+    """Add what is wrong with the rows of a shard to what was found; return the hashes of its keys."""
     columns = dict(_open_each(path, info, found))
     key_field = manifest.schema.fields.get(KEY_FIELD)
     keys = columns.get(KEY_FIELD) if isinstance(key_field, Text) else None
@@ -210,33 +199,33 @@ def _check_rows(
     try:
         checksums = open_checksums(path, info)
     except ShardError as error:
-        found.add(error.what)
+        found.append(Fault(info.file, error.what))
     for name, column in columns.items():
         faults = list(_checksum_faults(name, column, checksums.get(name)))
         if not faults:
             faults += _value_faults(name, column, manifest)
         if decode:
             faults += _decode_faults(name, column, manifest)
-        found.faults += [replace(f, file=info.file, keys=_keys_of(keys, f.rows)) for f in faults]
+        found += [replace(f, file=info.file, keys=_keys_of(keys, f.rows)) for f in faults]
     difference = library.check(path, info, columns) if columns else None
     if difference is not None:
         reader = "liblmdb" if path.suffix == ".lmdb" else "pyarrow"
-        found.add(f"through {reader}, {difference}")
-    if keys is not None:
-        found.key_hashes = _hash_keys(keys)
+        found.append(Fault(info.file, f"through {reader}, {difference}"))
+    return np.empty(0, np.uint64) if keys is None else _hash_keys(keys)
 
 
-def _open_each(path: Path, info: ShardInfo, found: _Findings) -> Iterator[tuple[str, Column]]:
+def _open_each(path: Path, info: ShardInfo, found: list[Fault]) -> Iterator[tuple[str, Column]]:
     """Yield the columns that can be opened, one by one: a damaged one does not hide the others."""
     for name, place in info.places.items():
         try:
             column = open_columns(path, info._replace(places={name: place}))[name]
         except ShardError as error:
-            found.add(error.what, name, None if error.row is None else (error.row, error.row))
+            rows = None if error.row is None else (error.row, error.row)
+            found.append(Fault(info.file, error.what, name, rows))
             continue
         if column.nbytes > info.size_bytes:  # hashing them could take for ever
             what = f"its rows have {column.nbytes} bytes, the file {info.size_bytes}: they overlap"
-            found.add(what, name)
+            found.append(Fault(info.file, what, name))
             continue
         yield name, column
 
@@ -310,13 +299,13 @@ def _key(keys: Column, row: int) -> str:
     return keys.row(row)[:1000].tobytes().decode(errors="backslashreplace")
 
 
-def _hash_keys(keys: Column) -> npt.NDArray[np.uint64]:
+def _hash_keys(keys: Column) -> _Hashes:
     hashes = (xxhash.xxh3_64_intdigest(keys.row(row).tobytes()) for row in range(len(keys)))
     return np.fromiter(hashes, np.uint64, len(keys))
 
 
 def _duplicate_keys(
-    folder: Path, manifest: Manifest, hashes: Sequence[npt.NDArray[np.uint64]]
+    folder: Path, manifest: Manifest, hashes: Sequence[_Hashes]
 ) -> Iterator[Fault]:
     """Yield a fault for each sample whose key an earlier one has."""
     shard_of = np.repeat(np.arange(len(hashes)), [len(part) for part in hashes])
