@@ -7,6 +7,7 @@ import re
 import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -22,36 +23,25 @@ from packdata.packing.provenance import PLAN
 from packdata.packing.publish import Reached
 from packdata.packing.settings import OVERWRITE
 from packdata.packing.target import PACKING_NAME, PARTS_NAME, digest_of
+from packdata.parts.part import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from packdata.packing.upload import ShardSender
-    from packdata.parts.part import Part
 
 NUM_PARTS = "num_parts"  # in the provenance of a dataset that was joined of several
 OF = "part."  # what of a part's plan is no part of that of the whole
-_NAME = re.compile(r"part-(\d+)-of-(\d+)(\..+)?")
+Found = Sequence[tuple[Path, Part]]  # what lies there of parts, in order, and of which each is
+_NAME = re.compile(r"part-(\d+)-of-(\d+)(?:\..+)?")
 _SHOWN = 10
 
 
-class PackedPart(NamedTuple):
-    """What lies there of a part, by its name."""
-
-    path: Path
-    number: int
-    of: int
-    is_complete: bool
-
-
-def found_parts(place: Path, names: Iterable[str]) -> list[PackedPart]:
-    """Return what of these names in a place is of parts, in order."""
+def found_parts(place: Path, names: Iterable[str]) -> Found:
+    """Return what of these names in a place is of parts."""
     matches = ((name, _NAME.fullmatch(name)) for name in sorted(names))
-    return [
-        PackedPart(place / name, int(m[1]), int(m[2]), m[3] is None)
-        for name, m in matches
-        if m is not None
-    ]
+    numbers = ((place / name, int(m[1]), int(m[2])) for name, m in matches if m is not None)
+    return [(path, Part(number, of)) for path, number, of in numbers if number < of]
 
 
 class Complete(NamedTuple):
@@ -144,14 +134,12 @@ class PartPlace(ABC, Generic[_P]):
         return differs
 
 
-def all_parts(
-    dst: Path, found: Sequence[PackedPart], complete: Mapping[int, Complete | None]
-) -> list[Complete]:
+def all_parts(dst: Path, found: Found, complete: Mapping[int, Complete | None]) -> list[Complete]:
     """Return all parts in order; PackError if some are missing, or they are of several numbers of parts."""
-    counts = sorted({part.of for part in found})
+    counts = sorted({part.of for _, part in found})
     if len(counts) > 1:
         what = f"there are parts of {' and of '.join(map(str, counts))}"
-        raise PackError(what, dst, f"Remove those that are not meant from {found[0].path.parent}")
+        raise PackError(what, dst, f"Remove those that are not meant from {found[0][0].parent}")
     there = {number: part for number, part in complete.items() if part is not None}
     if num := counts[0] - len(there):
         missing = islice((i for i in range(counts[0]) if i not in there), _SHOWN)

@@ -61,7 +61,7 @@ from packdata.packing.target import (
 )
 from packdata.parts.joining import (
     Complete,
-    PackedPart,
+    Found,
     PartPlace,
     all_parts,
     check_alike,
@@ -235,7 +235,7 @@ class _FolderPart(PartPlace[Path]):
             if is_unfinished(self.dst):
                 hint = f"Finish it with the command that began it, or {OVERWRITE}"
                 raise PackError("packing into it was not finished", self.dst, hint)
-        others = [found.path for found in _found(self.dst) if found.of != self.part.of]
+        others = [path for path, part in _found(self.dst) if part.of != self.part.of]
         was_there = self._record.exists()  # asked first: it comes whole, by a rename
         if self.check_others(others) or (was_there and self.found() is None):
             others.append(self._record)  # of another packing, or some of its files are gone
@@ -271,7 +271,7 @@ def _this_machine() -> str:
     return re.sub(r"\W", "-", socket.gethostname())
 
 
-def _found(dst: Path) -> list[PackedPart]:
+def _found(dst: Path) -> Found:
     """Return the folders of parts below a destination, in order."""
     try:
         names = os.listdir(dst / PARTS_NAME)
@@ -372,10 +372,9 @@ def _complete_parts(dst: Path) -> list[Complete]:
     found = _found(dst)
     if not found:
         return []
-    places = [part for part in found if part.is_complete]
+    places = {part.number: path for path, part in found if path.name == part.name}
     with ThreadPoolExecutor(_THREADS) as pool:
-        parts = pool.map(_complete, [part.path for part in places])
-        complete = {place.number: part for place, part in zip(places, parts, strict=True)}
+        complete = dict(zip(places, pool.map(_complete, places.values()), strict=True))
     return all_parts(dst, found, complete)
 
 

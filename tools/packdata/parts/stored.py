@@ -52,7 +52,7 @@ from packdata.packing.upload import (
 )
 from packdata.parts.joining import (
     Complete,
-    PackedPart,
+    Found,
     PartPlace,
     all_parts,
     check_alike,
@@ -125,7 +125,7 @@ class StoredPart(PartPlace[URL]):
                 raise PackError(
                     "a packed dataset is there, and is complete", self.dst / below, hint
                 )
-        others = [found.path for found in _found(self._origin) if found.of != self.part.of]
+        others = [path for path, part in _found(self._origin) if part.of != self.part.of]
         if self.check_others(others):
             self.remove()
         self._origin.delete(*(f"{PARTS_NAME}/{path.name}" for path in others))
@@ -168,7 +168,7 @@ def _complete(data: bytes, path: Path) -> Complete | None:
     return None if found is None or found[1].done is None else Complete(path, *found)
 
 
-def _found(origin: Origin) -> list[PackedPart]:
+def _found(origin: Origin) -> Found:
     entries, _ = origin.in_folder(PARTS_NAME)
     names = [entry.name.rpartition("/")[2] for entry in entries]
     return found_parts(origin.url / PARTS_NAME, names)
@@ -250,11 +250,11 @@ def _all_parts(origin: Origin) -> list[Complete]:
     found = found_parts(origin.url / PARTS_NAME, by_name)
     if not found:
         return []
-    files = (RemoteFile(origin, by_name[each.path.name], str(each.path)) for each in found)
+    files = (RemoteFile(origin, by_name[path.name], str(path)) for path, _ in found)
     try:
         complete = {
-            each.number: _complete(file(), each.path)
-            for each, file in zip(found, fetched_ahead(files), strict=True)
+            part.number: _complete(file(), path)
+            for (path, part), file in zip(found, fetched_ahead(files), strict=True)
         }
     except SourceError as error:
         what = "parts went away while they were read"
@@ -265,7 +265,7 @@ def _all_parts(origin: Origin) -> list[Complete]:
     except PackError:
         if first is None:
             raise
-        plan = whole(first.header.plan, found[0].of)
+        plan = whole(first.header.plan, found[0][1].of)
         if not _is_made(origin, first.header.first, digest_of(plan)):
             raise
         _clear(origin)  # killed while it deleted them, or one came late
