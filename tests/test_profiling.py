@@ -18,6 +18,7 @@ import torch
 import loaders
 from loaders import DataLoader, RAMDataset
 from loaders.errors import LoadersError
+from loaders.loading.delivery import Delivery
 from loaders.profiling import ProfileReport, TimedSpan
 
 
@@ -47,7 +48,7 @@ def test_it_stops_after_so_many_steps_and_leaves_the_loader_as_it_was(options: A
 
     with loaders.profile(loader, steps=5) as profile:
         epochs = [len(list(loader)) for _ in range(2)]
-        assert type(iter(loader)).__name__ == "Delivery"  # it is off already
+        assert isinstance(iter(loader), Delivery)  # it is off already
 
     assert epochs == [8, 8]
     assert profile.report.num_steps == len(profile.report.compute_s) == 5
@@ -432,7 +433,7 @@ def test_a_forked_process_has_a_first_loader_too(tmp_path: Path) -> None:
 def test_the_environment_leaves_it_off(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("LOADERS_PROFILE", value)
 
-    assert type(iter(a_loader())).__name__ == "Delivery"
+    assert isinstance(iter(a_loader()), Delivery)
 
 
 def test_an_odd_value_of_the_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,8 @@ class Delivery(Generic[BatchT]):
 
     def _take_from(self, current: Cursor | None, batches: OrderedBatches | TorchBatches) -> None:
         self._pass, self._batches = current, batches
-        self._num_failed = self._num_counted = 0
+        self._num_failed = 0  # since the last batch that was handed over
+        self._num_noted = 0  # that errors stand for, in all
         self._is_told = False  # an error said why batches are missing, if any are
         accelerator = self._accelerator
         plan = current.plan if current is not None and current.plan.pad == "mark" else None
@@ -126,12 +127,6 @@ class Delivery(Generic[BatchT]):
     def __len__(self) -> int:
         return self._length()
 
-    def __getattr__(self, name: str) -> Any:
-        """Have the attributes of torch's iterator (``_workers``) where that is what makes the batches."""
-        if name.startswith("__") or name == "_batches":
-            raise AttributeError(name)
-        return getattr(self._batches, name)
-
     def __next__(self) -> BatchT:
         if self._broken is not None:
             self.close()
@@ -152,7 +147,8 @@ class Delivery(Generic[BatchT]):
         """Note what an error stands for: the end, a batch that failed, or an interrupt that may have lost one."""
         # Taken, and not waiting to be handed over.
         num_out = self._batches.num_taken - getattr(self._source, "num_waiting", 0)
-        num_lost, self._num_counted = num_out - self._num_counted, num_out
+        num_lost = num_out - self._num_delivered - self._num_noted
+        self._num_noted += num_lost
         if isinstance(error, StopIteration):
             self._end()
         elif isinstance(error, Interrupted):
@@ -218,13 +214,12 @@ class Delivery(Generic[BatchT]):
         who goes on has done without it.
         """
         self._stats.num_batches += 1
-        self._num_delivered += 1
         if self._pass is not None:
             self._pass.count(1 + self._num_failed)
         elif self._others is not None:
             self._others.count(1 + self._num_failed)
         self._num_failed = 0  # nothing that Ctrl-C could come into stands behind what counts
-        self._num_counted += 1
+        self._num_delivered += 1
 
     def describe(self) -> str:
         """Say what is served, how far it came, and what each worker is doing; safe in a signal handler."""
@@ -258,6 +253,18 @@ class Delivery(Generic[BatchT]):
         if isinstance(self._source, Prefetcher):
             self._source.close()
         self._batches.close()
+
+
+class TorchsDelivery(Delivery[BatchT]):
+    """Has the attributes of torch's iterator (``_workers``), which makes the batches.
+
+    A class of its own: where there is a ``__getattr__``, Python looks up every attribute the slow way.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_batches":
+            raise AttributeError(name)
+        return getattr(self._batches, name)
 
 
 class _Marked:

@@ -30,7 +30,7 @@ from loaders.datasets.reading.samples import collate, collate_dict
 from loaders.device.accelerator import accelerator_for, pins, shared_device
 from loaders.device.pinned import pinned_buffer
 from loaders.live import register
-from loaders.loading.delivery import BatchT, Delivery, LoaderStats
+from loaders.loading.delivery import BatchT, Delivery, LoaderStats, TorchsDelivery
 from loaders.loading.options import LoaderOptions, check_alone, check_marks, choose_halves
 from loaders.loading.ordered import OrderedLoader
 from loaders.loading.resume import ThirdParty
@@ -356,7 +356,8 @@ class DataLoader(OrderedLoader[BatchT]):
         current = self._begin()
         others = None if self._others is None else self._others.begin(self)
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
-        delivery: Delivery[BatchT] = Delivery(
+        kind = TorchsDelivery if self.backend == "process" else Delivery
+        delivery: Delivery[BatchT] = kind(
             self._start(),
             current,
             self._finish,
