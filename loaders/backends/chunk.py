@@ -87,7 +87,7 @@ class Chunks:
             # By next(), not by a loop: some iterators begin anew whenever iter() is called on them.
             while len(taken) < size and self._failed is None and not self._steps:
                 batch = next(self._batches)
-                if isinstance(batch, Steps):
+                if type(batch) is Steps:
                     self._steps = batch
                 else:
                     taken.append(batch)

@@ -161,16 +161,17 @@ class Plan:
     def chunks(self, multiple: int = 1) -> Iterator[tuple[Int64s, Bools | None]]:
         """Yield the positions of all remaining steps, and which are real, as ``(steps, rows)`` arrays.
 
-        Few rows at first, then twice as many each time, up to ``CHUNK`` rows; at least one step. Of more steps than
-        ``multiple``, as many as divide by it.
+        Few rows at first, then twice as many each time, up to ``CHUNK`` rows; at least one step. If as many as
+        ``multiple`` fit, a number of steps that it divides.
         """
         first, num_full = 0, self.num_full_steps
-        num = max(1, _FIRST_CHUNK // self.batch_size)
+        most = max(1, CHUNK // self.batch_size)
+        num = max(min(multiple, most), _FIRST_CHUNK // self.batch_size)
         while first < num_full:
             num = min(num - num % multiple or num, num_full - first)
             yield self.full_steps(first, num), self._all_valid((num, self.batch_size))
             first += num
-            num = max(1, min(2 * num, CHUNK // self.batch_size))
+            num = min(2 * num, most)
         for step in range(num_full, self.num_remaining_steps):
             positions, valid = self.positions(step)
             yield positions[None], None if valid is None else valid[None]

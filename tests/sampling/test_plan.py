@@ -253,6 +253,19 @@ def test_batches_are_the_steps_one_by_one(order: Any, batch_size: int, pad: Pad)
         np.testing.assert_array_equal(batches[step].valid, valid)
 
 
+@pytest.mark.parametrize("batch_size", [3, 1024, 5000, 1 << 16, 1 << 17])
+def test_steps_that_are_taken_a_multiple_at_a_time_are_the_same(batch_size: int) -> None:
+    plan = Plan(1_000_003, batch_size, pad=False)
+
+    apart, together = list(plan.chunks()), list(plan.chunks(10))
+
+    flat = [np.concatenate([rows.ravel() for rows, _ in chunks]) for chunks in (apart, together)]
+    assert np.array_equal(*flat)
+    sizes = [len(rows) for rows, _ in together]
+    assert all(size % 10 == 0 or size < 10 for size in sizes[:-2])  # the last two are the rest
+    assert max(rows.size for rows, _ in together) <= max(1 << 16, batch_size)
+
+
 def test_the_order_is_asked_seldom_and_never_for_more_than_a_chunk() -> None:
     class Counting(Sequential):
         sizes: ClassVar[list[int]] = []
