@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from loaders.checks import did_you_mean
+from loaders.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,6 +85,13 @@ def run(args: argparse.Namespace) -> int:
     except BrokenPipeError:  # Python would complain when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def show(text: str) -> None:
+    """Print lines to standard output; what it has no bytes for, such as half a name, as its number."""
+    encoding = sys.stdout.encoding or "utf-8"
+    shown = printable(text, keep="\n").encode(encoding, "backslashreplace").decode(encoding)
+    sys.stdout.write(f"{shown}\n")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -16,7 +16,7 @@ from loaders.bench.measure import Config, as_arguments
 from loaders.bench.stages import Analysis, analyse
 from loaders.bench.sweep import Sweep, dropped, grid, run_sweep
 from loaders.bench.targets import CROP, MeasuredDataset, holds, is_map_style, load, load_object
-from loaders.commandline import Commands, number_from, run, wrapped
+from loaders.commandline import Commands, number_from, run, show, wrapped
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
@@ -205,7 +205,7 @@ def run_recommend(args: argparse.Namespace) -> int:
         value = _sweep_json(sweep, found) | {"line": line, "kept_in": str(kept or "")}
         print(report.as_json(value))
     else:
-        print(printable(line), flush=True)  # to be copied: never wrapped
+        show(line)  # to be copied: never wrapped
         low, high = map(number, best.spread)
         tokens = f", {number(best.rate * sweep.tokens)} tokens/s" if sweep.tokens else ""
         _say(f"{number(best.rate)} samples/s ({low} to {high}){tokens}")
@@ -377,8 +377,9 @@ def _describe(target: MeasuredDataset) -> str:
 
 
 def _show(text: str) -> None:
-    """Print lines to standard output."""
-    print(wrapped(printable(text, keep="\n")), flush=True)
+    """Print lines to standard output, as wide as the terminal."""
+    show(wrapped(printable(text, keep="\n")))
+    sys.stdout.flush()
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -465,6 +466,17 @@ def test_plan_prints_what_is_needed(packed: Path, capsys: pytest.CaptureFixture[
     assert "one batch" in out
     assert "0 copies" not in out
     assert out.splitlines()[-1].startswith("fits: ")
+
+
+def test_a_folder_whose_name_is_no_text_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bytes that are no UTF-8: output has no letters for them."""
+    folder = pack_samples(tmp_path / os.fsdecode(b"\xff"), 6)
+
+    assert main(["plan", str(folder)]) == 0
+
+    assert f"{tmp_path}/\\udcff, num_workers=" in capsys.readouterr().out
 
 
 def test_plan_says_that_something_does_not_fit(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaders.commandline import number_from
+from loaders.commandline import number_from, show
 from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import LoadersError, SchemaError, SourceError
 from loaders.remote.options import add_remote
@@ -205,13 +205,6 @@ def usage_errors(args: argparse.Namespace, *, schema: bool) -> Iterator[None]:
 
 
 # -- output ----------------------------------------------------------------------------------------
-
-
-def show(text: str) -> None:
-    """Print lines to standard output; what it has no bytes for, such as half a name, as its number."""
-    encoding = sys.stdout.encoding or "utf-8"
-    shown = printable(text, keep="\n").encode(encoding, "backslashreplace").decode(encoding)
-    sys.stdout.write(f"{shown}\n")
 
 
 def show_json(data: Any) -> None:

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from loaders.commandline import show
 from loaders.data.manifest import read_manifest
 from loaders.errors import ManifestError
 from loaders.progress import Meter
@@ -22,7 +23,6 @@ from packdata.commands.common import (
     made,
     parse_names,
     parse_size,
-    show,
     show_json,
     show_made,
     show_notes,

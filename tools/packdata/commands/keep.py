@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from loaders.commandline import show
 from loaders.data.manifest import read_manifest
 from loaders.errors import ManifestError
 from loaders.progress import Meter
 from loaders.text import describe_size, printable
-from packdata.commands.common import JSON, PATH, SOURCE, Command, datasets_at, show, show_json
+from packdata.commands.common import JSON, PATH, SOURCE, Command, datasets_at, show_json
 from packdata.describe import counted
 
 if TYPE_CHECKING:

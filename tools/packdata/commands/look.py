@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaders.commandline import folded, wrapped
+from loaders.commandline import folded, show, wrapped
 from loaders.errors import SchemaError
 from loaders.progress import Meter
 from loaders.schema import field_from_json
@@ -16,7 +16,6 @@ from packdata.commands.common import (
     SOURCE,
     Command,
     datasets_at,
-    show,
     show_json,
     show_notes,
 )

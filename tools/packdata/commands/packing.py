@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from loaders.commandline import show
 from loaders.errors import SourceError
 from loaders.progress import Meter
 from loaders.remote.url import is_url
@@ -14,7 +15,6 @@ from packdata.commands.common import (
     SIZES,
     TARGET,
     Command,
-    show,
     show_json,
     show_notes,
     usage_errors,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaders.commandline import show
 from loaders.remote.url import is_url
 from loaders.text import describe_size
-from packdata.commands.common import JSON, TARGET, Command, show, show_json, usage_errors
+from packdata.commands.common import JSON, TARGET, Command, show_json, usage_errors
 from packdata.commands.packing import show_result
 from packdata.describe import counted
 

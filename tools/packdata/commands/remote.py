@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaders.commandline import show
 from loaders.data.manifest import read_manifest
 from loaders.progress import Meter
 from loaders.text import describe_size, printable
-from packdata.commands.common import JSON, PATH, SOURCE, Command, show, show_json
+from packdata.commands.common import JSON, PATH, SOURCE, Command, show_json
 from packdata.describe import counted
 
 if TYPE_CHECKING:
