@@ -259,8 +259,8 @@ def test_steps_that_are_taken_a_multiple_at_a_time_are_the_same(batch_size: int)
 
     apart, together = list(plan.chunks()), list(plan.chunks(10))
 
-    flat = [np.concatenate([rows.ravel() for rows, _ in chunks]) for chunks in (apart, together)]
-    assert np.array_equal(*flat)
+    one, other = (np.concatenate([rows.ravel() for rows, _ in x]) for x in (apart, together))
+    assert np.array_equal(one, other)
     sizes = [len(rows) for rows, _ in together]
     assert all(size % 10 == 0 or size < 10 for size in sizes[:-2])  # the last two are the rest
     assert max(rows.size for rows, _ in together) <= max(1 << 16, batch_size)
