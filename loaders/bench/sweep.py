@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from tqdm import tqdm
 
 from loaders.bench import machine
@@ -32,8 +33,6 @@ from loaders.system.limits import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
 _BATCH_S = 0.2  # a batch of the default size takes about so long on one worker
 _LOOK_S = 0.1  # at a few samples, again and again
@@ -221,4 +220,4 @@ def repeats_itself(stream: Any) -> bool:
 
 
 def _as_bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().numpy().tobytes()
+    return tensor.detach().view(torch.uint8).numpy().tobytes()  # numpy knows no bfloat16

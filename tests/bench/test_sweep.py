@@ -34,7 +34,7 @@ class Whole(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for i in range(512):
-            yield {"x": torch.full((16,), i), "name": f"sample {i}"}
+            yield {"x": torch.full((16,), i, dtype=torch.bfloat16), "name": f"sample {i}"}
 
 
 class Divided(IterableDataset[Any]):
