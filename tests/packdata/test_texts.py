@@ -114,7 +114,7 @@ def test_separators_across_the_cuts_part_the_same_documents(
     monkeypatch.setattr("packdata.tokens.files._CHUNK", chunk)
     rng = np.random.default_rng(0)
     path = tmp_path / "a.txt"
-    for piece_bytes in [1, 2, 3, 7, 20] * 8:
+    for piece_bytes in [1, 2, 3, 7, 20] * 3:
         data = rng.choice(np.frombuffer(b"aaab\n\n\n", np.uint8), 60)
         path.write_bytes(data.tobytes() if compression is None else gzip.compress(data.tobytes()))
         file = SourceFile(path, path.name, "text", compression, path.stat().st_size)

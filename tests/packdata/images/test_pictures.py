@@ -456,18 +456,11 @@ class TestDamage:
         with pytest.raises(CodecError):
             decode_picture(bytes(data))
 
-    @pytest.mark.parametrize(
-        "data", [b"hello, world", b"\0" * 99, b"GIF89a", b"\xff\xd8\xff", b"RIFF"]
-    )
-    def test_what_is_no_picture_is_refused(self, data: bytes) -> None:
-        with pytest.raises(CodecError):
-            decode_picture(data)
-        with pytest.raises(CodecError):
-            decode_picture(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
-
-    def test_an_empty_file_is_refused(self) -> None:
-        with pytest.raises(CodecError):
-            decode_picture(b"")
+    def test_what_is_no_picture_is_refused(self) -> None:
+        eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
+        for data in (b"", b"hello, world", b"\0" * 99, b"GIF89a", b"\xff\xd8\xff", b"RIFF", eps):
+            with pytest.raises(CodecError):
+                decode_picture(data)
 
     def test_a_header_of_a_million_by_a_million_is_refused_before_decoding(self) -> None:
         rows = np.zeros((1, 1), np.uint8)
@@ -537,30 +530,16 @@ class TestDamage:
 
         assert np.array_equal(picture.pixels, decode_picture(jpeg()).pixels)
 
-    @pytest.mark.parametrize("oddity", ["bytes before the end", "junk after it", "jfif", "icc"])
-    def test_harmless_oddities_pass(self, oddity: str) -> None:
+    def test_bytes_around_the_end_pass(self) -> None:
         plain = jpeg()
-        expected = decode_picture(plain).pixels
-        at = plain.index(b"JFIF") + 5
-        bad_profile = b"\xff\xe2\x00\x1aICC_PROFILE\0\x05\x02" + b"0" * 10
-        data = {
-            "bytes before the end": plain[:-2] + bytes(range(1, 60)) + plain[-2:],
-            "junk after it": plain + b"\0junk",
-            "jfif": plain[:at] + b"\3" + plain[at + 1 :],
-            "icc": plain[:2] + bad_profile + plain[2:],
-        }[oddity]
-
-        picture = decode_picture(data)
-
-        assert np.array_equal(picture.pixels, expected)
-        assert picture.changes == (() if oddity == "junk after it" else ("odd jpeg",))
-
-    def test_a_damaged_jpeg_with_an_odd_header_is_refused(self) -> None:
-        data = jpeg()
-        at = data.index(b"JFIF") + 5
-
-        with pytest.raises(CodecError):
-            decode_picture(data[:at] + b"\3" + data[at + 1 : -40] + b"\xff\xd9")
+        several = {
+            plain[:-2] + bytes(range(1, 60)) + plain[-2:]: ("odd jpeg",),
+            plain + b"\0junk": (),
+        }
+        for data, changes in several.items():
+            picture = decode_picture(data)
+            assert np.array_equal(picture.pixels, decode_picture(plain).pixels)
+            assert picture.changes == changes
 
 
 def _bright_edged(shape: tuple[int, int]) -> Array:
