@@ -371,8 +371,7 @@ def test_as_many_workers_are_started(
 
     assert run(command, f"{plain(command, tmp_path / 'out')} --workers {num}") == 0
 
-    assert started
-    assert set(started) == {num}
+    assert {*started} - {usable_cores()} == {num}  # as many as there are cores look at texts
 
 
 @pytest.mark.parametrize("command", commands_with("--no-link"))
