@@ -110,14 +110,12 @@ def limits_of(facts: Facts) -> dict[str, float]:
     """Return the samples/s that each part would allow if it were the only one, by its cost alone."""
     workers = max(1, facts.num_workers)
     cores = min(workers, facts.cores)
+    # On a busy machine threads hardly run at once.
     may_see_gil = facts.available >= _TOO_BUSY and facts.backend in ("thread", "subprocess")
     by_cost = {
         "cpu": (cores, facts.cpu_s),
         "storage": (workers, facts.wait_s),
-        "gil": (
-            1,
-            facts.gil_s if may_see_gil else 0.0,
-        ),  # of a busy machine threads hardly run at once
+        "gil": (1, facts.gil_s if may_see_gil else 0.0),
         "transfer": (1, facts.transfer_s),
         "step": (1, facts.step_s and facts.step_s + facts.finish_s),
         "finish": (1, 0.0 if facts.step_s else facts.finish_s),

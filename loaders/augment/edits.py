@@ -30,11 +30,8 @@ if TYPE_CHECKING:
     Values = Sequence[float]
 
 NUM_VALUES = 12  # of an edit: what a warp needs
-GRAY = (
-    0.2989,
-    0.587,
-    0.114,
-)  # torchvision's: they sum to 0.9999, so that gray becomes darker by one
+# Torchvision's: they sum to 0.9999, so that gray becomes darker by one.
+GRAY = (0.2989, 0.587, 0.114)
 _LEVELS = np.arange(256)
 # Added before rounding, it truncates, as torch does, but for results just below a whole number (float32 errors).
 _CUT = -0.5 + 2.0**-10
@@ -59,9 +56,8 @@ class Kind(IntEnum):
     EQUALIZE = 11
     SHARPNESS = 12  # factor
     ERASE = 13  # y, x, height, width; 1 for noise; the seed of it, or the value of each channel
-    WARP = (
-        14  # 2 x 3 of the matrix from result to source; 1 for bilinear; the fill of each channel
-    )
+    # 2 x 3 of the matrix from result to source; 1 for bilinear; the fill of each channel
+    WARP = 14
     KEEP = 15  # weight of the original image, from which several chains of edits start
     MIX = 16  # weight of the chain that ends here; 1 if it is the last one
 

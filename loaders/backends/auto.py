@@ -38,9 +38,8 @@ _WAITS_PER_S = 100
 _LOST_SHARE = 0.05
 _NOTHING: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
 _BUSY_SHARE = 0.5  # of the time lost: the thread that holds the GIL meanwhile works
-_MIN_STEP_S = (
-    1e-3  # between processes a batch costs tens of microseconds more: a shorter step loses by it
-)
+# Between processes a batch costs tens of microseconds more: a shorter step loses by it.
+_MIN_STEP_S = 1e-3
 
 
 def can_watch() -> bool:

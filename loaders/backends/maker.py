@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 _GROUP_BYTES = 8 << 20  # hand smaller batches over several at a time
 _GROUP_BYTES_BETWEEN_PROCESSES = 16 << 20  # where handing over costs several times as much
 _MAX_GROUP = 64
-MAX_KEPT = (
-    4  # groups of which a batch is kept; from the next one on, each batch has memory of its own
-)
+# Groups of which a batch is kept; from the next one on, each batch has memory of its own.
+MAX_KEPT = 4
 _PLANNED_SAMPLES = 1024  # beside so many, what is done once is little
 _MAX_PLANNED = 8
 

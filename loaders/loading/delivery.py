@@ -92,9 +92,8 @@ class Delivery(Generic[BatchT]):
         self._stats, self._length, self._name, self._others = stats, length, name, others
         self.on_close: Callable[[], object] = bool  # what else ends with it
         self._num_delivered = 0
-        self._broken: Exception | None = (
-            None  # by Ctrl-C, where it is unknown which batch was lost
-        )
+        # By Ctrl-C, where it is unknown which batch was lost.
+        self._broken: Exception | None = None
         self._waiting_since: float | None = None
         self.pid = os.getpid()
         if current is not None:

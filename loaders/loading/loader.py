@@ -320,9 +320,8 @@ class DataLoader(OrderedLoader[BatchT]):
 
     def _make_parts(self) -> None:
         """Make what no pickle takes along."""
-        self._iterator = (
-            None  # torch's, of worker processes that persist: nothing public lets go of them
-        )
+        # Torch's, of worker processes that persist: nothing public lets go of them.
+        self._iterator = None
         self._served, self._finisher = self._halves()
         self._num_before = getattr(self._served, "num_replaced", 0)  # by other loaders
         # Page-locked only where we copy: a copy of the user's may still read a slot whose batch was dropped.

@@ -213,9 +213,8 @@ class ThirdParty:
                 )
         self._next, self.epoch, self._current = state, state["epoch"], None
         self._num_told = self._times_told
-        loader._iterator = (
-            None  # workers that persist are elsewhere; nothing public lets go of them
-        )
+        # Workers that persist are elsewhere; nothing public lets go of them.
+        loader._iterator = None
 
     # -- samplers ----------------------------------------------------------------------------------
 

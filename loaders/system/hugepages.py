@@ -20,11 +20,8 @@ from loaders.system.libc import libc
 UInt8Array = npt.NDArray[np.uint8]
 # Of x86-64, and of arm64 with pages of 4 KB; elsewhere the kernel refuses, and nothing is lost.
 HUGE = 2 << 20
-_MAP_FIXED, _MAP_NORESERVE, _MADV_COLLAPSE = (
-    0x10,
-    0x4000,
-    25,
-)  # on all processors that have such pages
+# On all processors that have such pages.
+_MAP_FIXED, _MAP_NORESERVE, _MADV_COLLAPSE = 0x10, 0x4000, 25
 
 
 def lay(fd: int, nbytes: int, *, is_writable: bool = True) -> tuple[mmap.mmap, int]:

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ASKS, _ASK_ITEMS, _ASK_BYTES = 8, 32, 4 << 20  # questions on their way, and how much each is for
-_FIRST_ITEMS = (
-    4  # of the first question, twice as many of the next: who waits for it can soon begin
-)
+# Of the first question, twice as many of the next: who waits for it can soon begin.
+_FIRST_ITEMS = 4
 _FIRST_BYTES, _MOST_BYTES = 256 << 10, 8 << 20  # of a file that is read in its order
 _WANTED_BYTES = 64 << 20  # at once, of what is read at once
 
