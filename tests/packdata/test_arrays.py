@@ -17,9 +17,8 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import LoadersError, SchemaError, SourceError
 from loaders.schema import Array, Label
 from packdata import pack_arrays
-from packdata.arrays.files import Axes
 from packdata.arrays.plan import plan_arrays
-from packdata.arrays.recipe import ArraysRecipe, array_recipes
+from packdata.arrays.recipe import ArraysRecipe, Axes, array_recipes
 from packdata.cli import main
 from packdata.inspect.preview import contact_sheet, middle_slice
 from packdata.inspect.stats import stats

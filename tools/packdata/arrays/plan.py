@@ -6,8 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import Array
-from packdata.arrays.files import ArrayOptions
-from packdata.arrays.recipe import ARRAY, ArraysRecipe, array_recipes
+from packdata.arrays.recipe import ARRAY, ArrayOptions, ArraysRecipe, array_recipes
 from packdata.files.recipe import FilesPlan
 from packdata.files.splits import SourceOptions
 from packdata.packing.settings import PackSettings, check_options, take
@@ -102,7 +101,7 @@ def pack_arrays(
         dst: A folder that is new or empty.
         format: ``"lmdb"`` or ``"parquet"``; by default LMDB for arrays of 1 MiB and more.
         options: ``dtype``, ``mask_dtype``, ``channels``, ``array`` and ``mask_array``
-            (``packdata.arrays.files.ArrayOptions``); ``masks``, ``mask_suffix``, ``classes``, ``array_column``,
+            (``packdata.arrays.recipe.ArrayOptions``); ``masks``, ``mask_suffix``, ``classes``, ``array_column``,
             ``mask_column`` and ``label_column`` (``packdata.files.splits.SourceOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
             (``packdata.packing.settings.PackSettings``).

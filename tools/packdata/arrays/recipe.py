@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,6 @@ from loaders.codecs import codec_for
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import MAX_RECORD_NBYTES, Array, Text
 from loaders.text import describe_size
-from packdata.arrays.files import ArrayOptions, Axes
 from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import open_splits
 from packdata.recipe import Target
@@ -37,8 +37,85 @@ if TYPE_CHECKING:
     from packdata.sources.objects import RemoteFile
 
 ARRAY, MASK = "array", "mask"
+Channels = Literal["first", "last", "none"]
+_VOLUME_AXES = 3
 _CUT = "Cut it into parts along an axis, a file each, or store a narrower --dtype"
 _LOOKS, _LOOKS_AT_ONCE = 256, 16  # at headers: of a store, each is a request
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """How the axes of a file become those of a sample."""
+
+    num: int  # axes in the file
+    # ``first``, ``last``: there is an axis of channels; ``none``: one of length 1 is put in front; None: of four
+    # axes the first is channels, three are a volume that gets such an axis, one or two stay as they are.
+    channels: Channels | None
+
+    def __post_init__(self) -> None:
+        if self.channels not in (None, *get_args(Channels)):
+            names = ", ".join(get_args(Channels))
+            raise SchemaError(f"channels must be one of {names}, got {self.channels!r}")
+        if self.channels in ("first", "last") and self.num < 2:
+            raise SchemaError(f"channels {self.channels!r} needs two axes, the arrays have one")
+        if self.num > _VOLUME_AXES + 1 and self.channels is None:
+            raise SchemaError(
+                f"the arrays have {self.num} axes: say --channels first, last or none"
+            )
+
+    @property
+    def _is_added(self) -> bool:
+        return self.channels == "none" or (self.channels is None and self.num == _VOLUME_AXES)
+
+    @property
+    def spatial(self) -> int:
+        """How many of a sample's last axes are spatial."""
+        if self.channels in ("first", "last") or self.num == _VOLUME_AXES + 1:
+            return self.num if self._is_added else self.num - 1
+        return self.num
+
+    def arrange(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array with its axes as they are served, channels first; a view."""
+        if self.channels == "last":
+            return np.moveaxis(array, -1, 0)
+        return array[None] if self._is_added else array
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape that an array of this shape is served in."""
+        if self.channels == "last":
+            return (shape[-1], *shape[:-1])
+        return (1, *shape) if self._is_added else shape
+
+    def spatial_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the spatial lengths of an array of this shape."""
+        served = self.shape(shape)
+        return served[len(served) - self.spatial :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayOptions:
+    """What becomes of each array."""
+
+    dtype: str | None = None  # to store, or None for that of the files
+    mask_dtype: str | None = None  # the same for masks
+    channels: Channels | None = None  # where the files have their channels; see ``Axes``
+    array: str | None = None  # the name of the array in an ``.npz`` that holds several
+    # The name of the mask in an ``.npz``; without masks of their own, in the array's.
+    mask_array: str | None = None
+
+    def __post_init__(self) -> None:
+        for dtype in (self.dtype, self.mask_dtype):
+            if not isinstance(dtype, str | None):
+                raise TypeError(f"a dtype is given by its name, such as 'float32', got {dtype!r}")
+            if dtype is not None:
+                Array(dtype=dtype)  # SchemaError if it is none
+        if self.mask_dtype is not None and np.dtype(self.mask_dtype).kind not in "ui":
+            raise SchemaError(f"masks are whole numbers, not {self.mask_dtype}")
+        Axes(2, self.channels)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON types."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def array_recipes(
@@ -96,8 +173,8 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         if self._has_masks:
             mask = self._read_mask(item, self.axes.spatial_shape(shape))
             records[MASK] = self._encode(MASK, mask, item.where)
-        array = self.axes.arrange(self._read_array(item))
-        records[ARRAY] = self._encode(ARRAY, array, item.where)
+        array = read_array(_path_of(item), item.where, self.options.array)
+        records[ARRAY] = self._encode(ARRAY, self.axes.arrange(array), item.where)
         return [records]
 
     def _encode(self, name: str, array: npt.NDArray[Any], where: str) -> bytes:
@@ -190,10 +267,6 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         what += describe_size(self.max_nbytes)
         fits_lmdb = nbytes <= MAX_RECORD_NBYTES
         raise SourceError(what, where, "Pack it with --format lmdb" if fits_lmdb else _CUT)
-
-    def _read_array(self, item: Item) -> npt.NDArray[Any]:
-        """Read the array of an item; SourceError."""
-        return read_array(_path_of(item), item.where, self.options.array)
 
     def _mask_header(self, item: Item) -> ArrayHeader:
         """Read the header of an item's mask; SourceError if there is none or it holds no integers."""

@@ -5,7 +5,7 @@ from packdata.commands.derive import COPY, EXTEND, MERGE, SPLIT
 from packdata.commands.images import IMAGES
 from packdata.commands.keep import REPAIR, VERIFY
 from packdata.commands.look import DIFF, INFO, PREVIEW, STATS
-from packdata.commands.parts import FINISH, PLAN
+from packdata.commands.packing import FINISH, PLAN
 from packdata.commands.remote import CACHE, FETCH
 from packdata.commands.tables import TABLES
 from packdata.commands.tokens import TOKENS
