@@ -138,8 +138,7 @@ def test_states_of_other_lanes_are_refused(folder: Path) -> None:
     loader(RAMDataset(folder)).load_state_dict(state)
 
 
-@pytest.mark.parametrize("stride", [64, 40, 7])
-@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize(("stride", "tail"), [(64, "drop"), (40, "pad"), (7, "drop")])
 def test_windows_of_tokens_are_dealt_by_where_they_begin(
     tokens: Path, stride: int, tail: Any
 ) -> None:

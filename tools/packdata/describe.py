@@ -88,6 +88,7 @@ def row_text(kind: Features | Categories, value: npt.NDArray[Any]) -> str:
     """Return a row with the names of its columns.
 
     Example:
+        >>> import numpy as np
         >>> kind = Categories(columns=("cut", "color"), vocabularies=(("Ideal",), ("G", "E")))
         >>> row_text(kind, np.array([1, 0]))
         'cut=Ideal color=?'
