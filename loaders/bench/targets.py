@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,18 +62,15 @@ class MeasuredDataset:
     size: int = 0  # height and width that images are cropped to, or 0
     window: int = 0  # tokens of the windows that a packed stream of tokens is served in, or 0
     python: str = ""  # what makes the dataset that was measured
-    _dataset: Any = None
 
-    @property
+    @cached_property
     def dataset(self) -> Any:
         """The dataset, made when it is first needed; views of torch's as a loader serves them."""
-        if self._dataset is None:
-            self._dataset = as_ours(self.open())
-        return self._dataset
+        return as_ours(self.open())
 
     def reopen(self) -> None:
         """Forget the dataset and its maps: pages that are mapped cannot be dropped from the page cache."""
-        self._dataset = None
+        self.__dict__.pop("dataset", None)
 
     @property
     def backend(self) -> str:

@@ -152,7 +152,7 @@ def test_a_cold_run_ends_with_the_pass(tmp_path: Path, backend: str) -> None:
         seen.append(1)
         return sample
 
-    target._dataset = target.dataset.replace(transform=count)
+    target.dataset = target.dataset.replace(transform=count)
 
     run = time_target(target, Config(0, 4, backend), seconds=20, once=True)
 
