@@ -195,10 +195,14 @@ class Group:
     num_parts = 1
     needs_prefetch = False
 
-    def __init__(self, maker: Maker, batches: Sequence[Any]) -> None:
-        self._maker, self._batches = maker, batches
+    def __init__(
+        self,
+        maker: Maker,
+        batches: Sequence[Any],
+        made: Made | None = None,  # what comes of them, if that is known: errors, say
+    ) -> None:
+        self._maker, self._batches, self._made = maker, batches, made
         self._at = 0  # how many were begun one by one
-        self._made: Made | None = None
 
     def prefetch(self) -> None:
         """Do nothing: storage is asked as they are read."""
@@ -206,7 +210,7 @@ class Group:
     def run(self, part: int) -> None:
         """Make them all; one that fails does not take the others with it."""
         try:
-            self._made = self._maker.make_group(self._batches)
+            self._made = self._made or self._maker.make_group(self._batches)
         except KeyboardInterrupt:
             raise
         except BaseException:  # of one of them, or of more: one by one says which
@@ -255,14 +259,3 @@ class CallReader(SamplesReader):
         (indices,) = request.indices
         what = f"sample {indices}" if self.is_single else f"{len(indices)} samples"
         return f"fetching {what} of {type(self.dataset).__name__}"
-
-
-class Raising(SamplesReader):
-    """Reader of a batch that could not be planned: raises the error when that batch is due."""
-
-    def make(self, request: Request, memory: Memory) -> Any:
-        """Raise the error and drop it: its traceback would keep the job alive."""
-        raise request.indices.pop()
-
-    def describe(self, *what: Any) -> str:
-        return "raising an error"

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.backends.maker import Raising
-from loaders.buffers import FreshMemory
-from loaders.datasets.reading.job import BatchJob
-from loaders.datasets.reading.request import ReadPlan, Request
+from loaders.backends.maker import Group, Raised
 from loaders.device.modes import without_autocast
 from loaders.system import opencv
 from loaders.workers import Workers
@@ -102,8 +99,8 @@ class ThreadPool:
     def put(self, chunk: Chunk, turn: int) -> None:
         try:
             job = chunk.job(turn, self._maker)
-        except Exception as error:  # an index out of range, say
-            job = BatchJob(Request(ReadPlan(None, (Raising(),)), [error]), FreshMemory())
+        except Exception as error:  # an index out of range, say: it is raised in its turn
+            job = Group(self._maker, chunk.batches[turn : turn + 1], [Raised(error)])
         self._workers.put(job)
 
     def take(self, timeout_s: float | None = None) -> Made:
