@@ -72,52 +72,45 @@ class _Copies:
             RemoteError: The store does not answer, or refuses.
         """
         name = _name_of(stored)
-        while not self._touch(name):  # what came ahead may have found no room
+        while not self._touch(name):  # it may have gone again
             coming = self._start(name, stored, is_ahead=False)
             self._start_following(name)
-            coming.result()
+            if coming is not None:
+                coming.result()
         self._start_following(name)
         return self.folder / name
 
-    def _start(self, name: str, stored: RemoteFile, *, is_ahead: bool) -> Future[None]:
-        """Fetch an object on another thread, if that was not begun yet."""
+    def _start(self, name: str, stored: RemoteFile, *, is_ahead: bool) -> Future[None] | None:
+        """Fetch an object on another thread; return None if it is there, or comes ahead and does not fit."""
         with self._lock:
-            if name not in self._coming:
-                fetching = self._objects.submit(self._bring, name, stored, is_ahead=is_ahead)
-                self._coming[name] = fetching
-            return self._coming[name]
+            if name in self._used:
+                return None
+            if name not in self._coming and self._take_room(stored.entry.size, is_ahead=is_ahead):
+                self._coming[name] = self._objects.submit(self._fetch, name, stored)
+            return self._coming.get(name)
 
     def _start_following(self, name: str) -> None:
         """Fetch what is opened after an object; what fails is an error when it is opened."""
         for following, stored in _following(name):
-            if following not in self._used:
-                with suppress(RuntimeError):  # it was closed
-                    self._start(following, stored, is_ahead=True)
+            with suppress(RuntimeError):  # it was closed
+                self._start(following, stored, is_ahead=True)
 
-    def _bring(self, name: str, stored: RemoteFile, *, is_ahead: bool) -> None:
-        """Fetch an object, if it is not there, and there is room."""
-        size = stored.entry.size
-        try:
-            if name not in self._used and self._take_room(size, is_ahead=is_ahead):
-                self._fetch(stored, name)
-        finally:
-            with self._lock:
-                del self._coming[name]
-
-    def _fetch(self, stored: RemoteFile, name: str) -> None:
-        size = stored.entry.size
+    def _fetch(self, name: str, stored: RemoteFile) -> None:
+        size, is_there = stored.entry.size, False
         try:
             _fetch(stored, self.folder / name, self._ranges)
-        except BaseException as error:
-            with self._lock:
-                self._total -= size
-            if not isinstance(error, OSError):
-                raise
+            is_there = True
+        except OSError as error:
             what = f"it cannot be fetched into {self.folder} ({error.strerror})"
             hint = "Set TMPDIR to a folder on a disk with more room"
             raise SourceError(what, stored.where, hint) from error
-        with self._lock:
-            self._used[name] = size, time.monotonic()
+        finally:
+            with self._lock:
+                del self._coming[name]
+                if is_there:
+                    self._used[name] = size, time.monotonic()
+                else:
+                    self._total -= size
 
     def _touch(self, name: str) -> bool:
         """Note that a file is used; return False if it is not there."""
@@ -129,19 +122,18 @@ class _Copies:
 
     def _take_room(self, size: int, *, is_ahead: bool) -> bool:
         """Remove what was opened longest ago; return False for what comes ahead and does not fit even so."""
-        with self._lock:
-            before = time.monotonic() - _SAFE_S
-            while self._total + size > self._limit and self._used:
-                oldest, (freed, used) = next(iter(self._used.items()))
-                if used > before:
-                    break
-                (self.folder / oldest).unlink(missing_ok=True)
-                del self._used[oldest]
-                self._total -= freed
-            if is_ahead and self._total + size > self._limit:
-                return False
-            self._total += size
-            return True
+        before = time.monotonic() - _SAFE_S
+        while self._total + size > self._limit and self._used:
+            oldest, (freed, used) = next(iter(self._used.items()))
+            if used > before:
+                break
+            (self.folder / oldest).unlink(missing_ok=True)
+            del self._used[oldest]
+            self._total -= freed
+        if is_ahead and self._total + size > self._limit:
+            return False
+        self._total += size
+        return True
 
     def close(self) -> None:
         """Remove the files."""
