@@ -287,6 +287,38 @@ def test_keys_of_folders_above_text_files_are_columns(tmp_path: Path, suffix: st
     assert reader.column("features").tolist() == [[1], [2]]
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("options", [{"features": ["year"]}, {"drop": ["x", "y"]}])
+def test_keys_of_folders_may_be_all_columns_that_are_taken(
+    tmp_path: Path, suffix: str, options: dict[str, list[str]]
+) -> None:
+    for year, num in ((2023, 2), (2024, 3)):
+        frame = pd.DataFrame({"x": range(num), "y": range(num)})
+        folder = tmp_path / f"in/year={year}"
+        folder.mkdir(parents=True)
+        made = {
+            "csv": frame.to_csv(index=False).encode() + b"1,2,3\n",  # one row too long
+            "jsonl": frame.to_json(orient="records", lines=True).encode(),
+            "parquet": frame.to_parquet(),
+        }
+        (folder / f"a.{suffix}").write_bytes(made[suffix])
+
+    reader = packed(tmp_path, tmp_path / "in", on_error="skip", **options)
+
+    assert columns_of(reader) == ("year",)
+    assert reader.column("features").ravel().tolist() == [2023, 2023, 2024, 2024, 2024]
+
+
+@pytest.mark.parametrize("columns", [["x"], ["x", "x2"]])
+def test_a_table_of_which_all_columns_are_dropped_is_refused(
+    tmp_path: Path, columns: list[str]
+) -> None:
+    frame = pd.DataFrame({name: [1.0, 2.0] for name in columns})
+    for source in (write(tmp_path, frame.to_csv(index=False)), frame):
+        with pytest.raises(SchemaError):
+            pack_tables(source, tmp_path / "out", drop=columns)
+
+
 def test_a_column_of_the_file_goes_before_a_key_of_the_same_name(tmp_path: Path) -> None:
     write(tmp_path, "x,y\n1,5\n", "in/y=7/a.csv")
 

@@ -144,12 +144,15 @@ class SourceFile:
             if key not in (self.opened.columns or ()) and (columns is None or key in columns)
         }
         own = None if columns is None else [name for name in columns if name not in keys]
+        if own == []:  # what has no column has no rows
+            own = None if self.opened.columns is None else [*self.opened.columns[:1]]
         for rows in self.opened.read(part, own, kinds):
             table = rows.table
             for key, value in keys.items():
                 if key not in table.column_names:  # of JSON, columns are known row by row
                     constant = pa.repeat(pa.scalar(value, pa.string()), len(table))
                     table = table.append_column(key, constant)
+            table = table if columns is None else table.select([*columns])
             yield replace(rows, table=table, cell=None if keys else rows.cell)
 
 

@@ -322,6 +322,8 @@ def _scanner(
     if common.first is not None and not {*options.named} <= {*(common.first.columns or ())}:
         known = [name for file in files for name in file.columns or ()]
         check_names(options.named, list(dict.fromkeys(known)), files[0].path)
+    if common.columns == []:
+        raise SchemaError("no column is left to pack")
     local = (file for file in files if not isinstance(file.path, ListedURL))
     for file in local:  # objects are opened and checked when they have come
         opened(file)
