@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from loaders import augment
+from loaders.cached import cached_property
 from loaders.data.manifest import read_manifest
 from loaders.data.shards import FileShard
 from loaders.datasets.base import BatchDataset
