@@ -222,6 +222,13 @@ def test_a_full_disk_leaves_nothing(tiny_disk: Path, source: Path, taken: int) -
     assert entries(tiny_disk) == ["ballast"]
 
 
+def test_shards_of_no_bytes_are_refused(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(ValueError):
+        merge(tmp_path / "dst", [source], shard_bytes=0)
+
+    assert not (tmp_path / "dst").exists()
+
+
 @pytest.mark.parametrize("command", ["copy", "split", "merge"])
 @pytest.mark.parametrize("size", ["24k", "32k", "48k", "64k"])
 def test_every_command_says_what_to_do_about_a_full_disk(

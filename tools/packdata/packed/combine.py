@@ -109,8 +109,9 @@ def merge(
     content = ViewContent(joined.verified(), joined.schema)
     whole = joined.whole_shards if shard_bytes is None else None
     dataset = Written(content, provenance, joined.path, whole)
-    format, size = format_of(joined), shard_bytes or DEFAULT_SHARD_BYTES
-    options = WriteOptions(format, size, overwrite, link=link, on_link=on_link, note=note)
+    size = DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes
+    how = format_of(joined), size, overwrite
+    options = WriteOptions(*how, link=link, on_link=on_link, note=note)
     return write_datasets(dst, plan, {"": dataset}, options)[""]
 
 
