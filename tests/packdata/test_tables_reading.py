@@ -319,10 +319,26 @@ def test_a_table_of_which_all_columns_are_dropped_is_refused(
             pack_tables(source, tmp_path / "out", drop=columns)
 
 
-def test_a_column_of_the_file_goes_before_a_key_of_the_same_name(tmp_path: Path) -> None:
-    write(tmp_path, "x,y\n1,5\n", "in/y=7/a.csv")
+@pytest.mark.parametrize("options", [{}, {"features": ["x", "y"]}])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_column_of_the_file_goes_before_a_key_of_the_same_name(
+    tmp_path: Path, suffix: str, options: dict[str, list[str]]
+) -> None:
+    text = "x,y\n1,5\n" if suffix == "csv" else json.dumps({"x": 1, "y": 5})
+    write(tmp_path, text, f"in/y=7/a.{suffix}")
 
-    assert packed(tmp_path, tmp_path / "in").column("features").tolist() == [[1, 5]]
+    assert packed(tmp_path, tmp_path / "in", **options).column("features").tolist() == [[1, 5]]
+
+
+def test_the_key_of_a_folder_stands_where_lines_of_json_name_no_such_column(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, json.dumps({"x": 1, "y": 5}), "in/y=7/a.jsonl")
+    write(tmp_path, json.dumps({"x": 2}), "in/y=7/b.jsonl")
+
+    reader = packed(tmp_path, tmp_path / "in", features=["x", "y"])
+
+    assert reader.column("features").tolist() == [[1, 5], [2, 7]]
 
 
 # ------------------------------------------------------------------------------ text that is none

@@ -138,20 +138,26 @@ class SourceFile:
         self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
     ) -> Iterator[TableRows]:
         """Read columns of a part, the keys among them."""
+        known = (
+            self.opened.columns
+        )  # None of JSON, of which a piece may have a column of a key's name
         keys = {
             key: value
             for key, value in self._keys.items()
-            if key not in (self.opened.columns or ()) and (columns is None or key in columns)
+            if key not in (known or ()) and (columns is None or key in columns)
         }
-        own = None if columns is None else [name for name in columns if name not in keys]
-        if own == []:  # what has no column has no rows
-            own = None if self.opened.columns is None else [*self.opened.columns[:1]]
+        own = columns
+        if (
+            columns is not None and known is not None
+        ):  # one at least: without any there are no rows
+            own = [name for name in columns if name not in keys] or known[:1]
         for rows in self.opened.read(part, own, kinds):
             table = rows.table
             for key, value in keys.items():
-                if key not in table.column_names:  # of JSON, columns are known row by row
+                if key not in table.column_names or table[key].null_count == len(table):
                     constant = pa.repeat(pa.scalar(value, pa.string()), len(table))
-                    table = table.append_column(key, constant)
+                    others = table.select([name for name in table.column_names if name != key])
+                    table = others.append_column(key, constant)
             table = table if columns is None else table.select([*columns])
             yield replace(rows, table=table, cell=None if keys else rows.cell)
 
