@@ -6,13 +6,14 @@ import os
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from glob import has_magic
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pyarrow as pa
 
+from loaders.cached import cached_property
 from loaders.errors import SchemaError, SourceError
 from packdata.sources.base import FFCV_HINT, is_hidden, suffix_of
 from packdata.sources.listed import (
