@@ -395,9 +395,10 @@ class TextSource(TokenSource):
         are_stored = any(file.stored is not None for file in self.files)
         with OrderedPool(self._parts, _AT_ONCE if are_stored else usable_cores()) as pool:
             for file, parts in zip(self.files, pool.map(self.files), strict=True):
-                if not parts:
+                first = parts[0][0] if parts else None
+                if first is None:
                     self.empty_files.append(file.name)
-                elif getattr(parts[0][0], "mark", None) not in (None, self.options.mark(file)):
+                elif isinstance(first, TextPart) and first.mark != self.options.mark(file):
                     self.windows_files.append(file.name)
                 yield parts
 
