@@ -14,7 +14,7 @@ from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.request import ReadPlan, Request, SamplesReader
 from loaders.datasets.reading.samples import SplitBatches, collate
 from loaders.errors import LoadersError
-from loaders.sampling.batch import Steps, listed
+from loaders.sampling.batch import IndexBatch, Steps, listed
 from loaders.sampling.context import reading
 
 if TYPE_CHECKING:
@@ -167,11 +167,17 @@ class Maker:
 
 
 def _joined(batches: Sequence[Any]) -> tuple[Any, list[int]]:
-    """Return the indices of several batches end to end, and how many each has."""
+    """Return the indices of several batches of an epoch end to end, and how many each has."""
     if isinstance(batches, Steps):
         return batches.joined, [batches.indices.shape[1]] * len(batches)
     arrays = [index_array(batch) for batch in batches]
-    return np.concatenate(arrays), list(map(len, arrays))
+    indices, sizes = np.concatenate(arrays), list(map(len, arrays))
+    if not all(isinstance(batch, IndexBatch) for batch in batches):
+        return indices, sizes
+    none = (np.zeros(size, np.int64) for size in sizes)
+    draws = [n if b.draws is None else b.draws for b, n in zip(batches, none, strict=True)]
+    first = batches[0]
+    return IndexBatch(indices, first.epoch, np.concatenate(draws), None, first.seed), sizes
 
 
 def num_in_flight(num_workers: int, *, is_together: bool) -> int:

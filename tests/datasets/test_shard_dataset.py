@@ -1012,6 +1012,24 @@ def block_of(row: int) -> range:
     return range(first, first + 21)
 
 
+def test_small_batches_of_a_foreign_sampler_have_the_epochs_replacements_too(
+    tmp_path: Path,
+) -> None:
+    packed = with_flipped_bits(tmp_path / "a", 20_000, (5,))
+    data = [pickle.loads(pickle.dumps(packed)) for _ in range(2)]
+    of_one, of_many = (
+        DataLoader(each, 2, sampler=[*range(84), 5, 6], num_workers=n)
+        for each, n in zip(data, (0, 2), strict=True)
+    )
+
+    epochs = [[torch.cat([b.sample_id for b in each]).tolist() for each in (of_one, of_many)]
+              for _ in range(2)]  # fmt: skip
+
+    assert epochs[0][0] != epochs[1][0]
+    assert [one for one, _ in epochs] == [many for _, many in epochs]
+    assert data[0].num_replaced == data[1].num_replaced
+
+
 def test_the_error_that_ends_a_run_says_how_many_causes_there_were(tmp_path: Path) -> None:
     dataset = with_flipped_bits(tmp_path / "a", 3_000, (5,))
 
