@@ -1479,6 +1479,24 @@ def test_the_rejects_of_a_packing_go_with_what_it_packed(tmp_path: Path, command
     assert verify(old).ok
 
 
+def test_a_condition_that_nothing_fulfils_writes_nothing(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 3, fields=SMALL)
+
+    with pytest.raises(SourceError, check=At("a")):
+        copy_dataset(folder, tmp_path / "b", CopyOptions(where="width > 1000"))
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_codec_that_cannot_hold_the_pictures_writes_nothing(tmp_path: Path) -> None:
+    fields = {"image": Image(channels=1, dtype="uint16", codec="png")}
+    folder = pack(tmp_path / "a", fields, [{"image": np.zeros((4, 4, 1), np.uint16)}])
+
+    for codec in ("jpeg", "nonsense"):
+        with pytest.raises(LoadersError):
+            copy_dataset(folder, tmp_path / "b", CopyOptions(codec=codec))
+    assert not (tmp_path / "b").exists()
+
+
 def test_options_for_the_copy_are_in_its_provenance_without_paths(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 3, fields=SMALL)
 
