@@ -20,7 +20,7 @@ from loaders.live import since
 from loaders.loading.frameworks import tell_accelerate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from loaders.backends.ordered import OrderedBatches
     from loaders.backends.process import TorchBatches
@@ -107,13 +107,14 @@ class Delivery(Generic[BatchT]):
         self._is_told = False  # an error said why batches are missing, if any are
         accelerator = self._accelerator
         plan = current.plan if current is not None and current.plan.pad == "mark" else None
-        self._source: Any = batches
+        self._source: Iterator[Any] = batches
         self._marked: _Marked | None = None
+        self._prefetcher: Prefetcher | None = None
         if plan is not None or accelerator is not None:
             pin = accelerator is not None and accelerator.is_ahead
             self._source = self._marked = _Marked(batches, plan, pin=pin)
         if accelerator is not None:
-            self._source = Prefetcher(
+            self._source = self._prefetcher = Prefetcher(
                 self._source,
                 accelerator,
                 ahead=self._ahead,
@@ -145,7 +146,8 @@ class Delivery(Generic[BatchT]):
     def _note(self, error: BaseException) -> None:
         """Note what an error stands for: the end, a batch that failed, or an interrupt that may have lost one."""
         # Taken, and not waiting to be handed over.
-        num_out = self._batches.num_taken - getattr(self._source, "num_waiting", 0)
+        num_waiting = 0 if self._prefetcher is None else self._prefetcher.num_waiting
+        num_out = self._batches.num_taken - num_waiting
         num_lost = num_out - self._num_delivered - self._num_noted
         self._num_noted += num_lost
         if isinstance(error, StopIteration):
@@ -178,7 +180,7 @@ class Delivery(Generic[BatchT]):
 
     def _lose(self, num: int) -> None:
         """Count what was under way at an interrupt as failed, if its place is known: copies ahead may be behind it."""
-        if not isinstance(self._source, Prefetcher):
+        if self._prefetcher is None:
             self._num_failed += num
         elif self._marked is not None and self._marked.has_failed:
             self._num_failed += max(num, 1)
@@ -240,7 +242,7 @@ class Delivery(Generic[BatchT]):
     @property
     def device_bytes(self) -> int:
         """Bytes of the batches that were copied to the device ahead."""
-        return getattr(self._source, "device_bytes", 0)
+        return 0 if self._prefetcher is None else self._prefetcher.device_bytes
 
     def close(self) -> None:
         """End the workers now, or let go of those that persist; otherwise it happens when this iterator is dropped."""
@@ -249,8 +251,8 @@ class Delivery(Generic[BatchT]):
         self.on_close()
 
     def _close_source(self) -> None:
-        if isinstance(self._source, Prefetcher):
-            self._source.close()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
         self._batches.close()
 
 
