@@ -550,7 +550,9 @@ def test_after_the_death_of_a_kept_child_the_next_epoch_has_another(folder: Path
     expected = list(loader)
     (pid,) = children()
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not children())
+    # Until all of its threads have ended it can be a zombie that is not yet dead.
+    ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    wait_until(lambda: os.waitid(os.P_PID, pid, ended) is not None)
 
     assert_same(list(loader), expected)
     (pid,) = children()
