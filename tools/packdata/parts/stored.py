@@ -3,14 +3,15 @@
 1. A part is packed in a folder of this machine below ``$TMPDIR``, where the same command continues it; a second
    process that packs it meanwhile takes another.
 2. Its shards are sent, each when it is finished, and then deleted here, under names that hold the part's number and
-   their hash: whoever packs it sends the same. When all are there, its journal is put as
+   their hash: every process that packs it sends the same. When all are there, its journal is put as
    ``URL/.parts/part-00003-of-00010``, only where none is.
 3. ``finish`` lists the journals, reads them, asks whether all shards are there, and puts the manifests, each under a
    condition. Then it deletes the journals. Killed, the same command finishes: where manifests are there that say
    that the same plan made them, deleting is all that is left.
 4. Nothing that a manifest may have named is deleted but by ``delete_old``.
-5. Unfinished uploads of the shards that it publishes are ended: they are there, so whoever still sends one is done.
-   Others may be of another packing: ``delete_old`` ends them.
+5. Unfinished uploads of the shards that it publishes are aborted: these are complete, so a process that still sends
+   one finds it there and is done.
+   Others may belong to another packing: ``delete_old`` aborts them.
 """
 
 from __future__ import annotations
