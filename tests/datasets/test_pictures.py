@@ -104,7 +104,8 @@ def test_what_is_wanted_of_many_pictures_is_no_more_garbage_than_of_few(
     num_objects(48)  # layouts are kept
     gc.disable()
     try:
-        assert num_objects(48) == num_objects(16)
+        more = num_objects(48) - num_objects(16)  # other threads make a few at any time
+        assert more < 16
     finally:
         gc.enable()
 
