@@ -169,15 +169,12 @@ def finish_case(folder: Path, num_parts: int) -> Case:
     return Case("finish", "parts/s", {"os.link alone": link, "finish": join}, note)
 
 
-def source_case(
-    folder: Path, what: str, num: int, workers: int, proxy: servers.Proxy, options: list[str]
-) -> Case:
+def source_case(folder: Path, what: str, num: int, workers: int, options: list[str]) -> Case:
     """Pack the same pictures, tars or tables from files and from objects that take 30 ms each."""
     files = folder / "root" / "raw" / what.lower().replace(" ", "-")
     if not files.exists():
         make = {"pictures": make_pictures, "tars": make_tars}
         make.get(what, partial(make_tables, CSV_ROWS.get(what, 0)))(files, num)
-    proxy.set(latency_s=LATENCY_S)
     command = ["tables", "--target", "a"] if what in CSV_ROWS else ["images", "--size", "256"]
 
     dst = folder / "packed"
@@ -206,9 +203,9 @@ def source_case(
     }
     notes |= {each: f"{num:,} files of {rows:,} rows" for each, rows in CSV_ROWS.items()}
     unit = "files/s" if what in CSV_ROWS else "images/s"
-    cores = "with the server, the proxy and the fetcher on the other core"
+    cores = "with the server and the fetcher on the other core"
     if workers > 1:
-        cores = "with the server, the proxy and the fetcher on the same two cores"
+        cores = "with the server and the fetcher on the same two cores"
     name = f"{what} in a bucket, workers: {workers}"
     return Case(name, unit, runs, f"{notes[what]}; {cores}")
 
@@ -371,16 +368,16 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (place / "root").mkdir()
-        endpoint = stack.enter_context(servers.bucket(place / "root"))
-        proxy = stack.enter_context(servers.proxy(endpoint))
-        storage = {"endpoint": proxy.endpoint, "skip_signature": True}
+        far = stack.enter_context(servers.bucket(place / "root", latency_s=LATENCY_S))
+        storage = {"endpoint": far, "skip_signature": True}
         options = [f"--storage={name}={value}" for name, value in storage.items()]
         options.append(f"--cache={place / 'cache'}")
         for what in ("pictures", "tars", *CSV_ROWS):
             num = max(2, args.pictures // (10 if what == "large CSV" else 2))
             for workers in (1, PROCESSES):
-                case = source_case(place, what, num, workers, proxy, options)
+                case = source_case(place, what, num, workers, options)
                 told.run(case, args.repeats)
+        endpoint = stack.enter_context(servers.bucket(place / "root"))
         set_defaults(place / "cache", storage | {"endpoint": endpoint})
         told.run(stored_finish_case(place, args.parts), args.repeats)
         told.run(memory_case(args.items, place, endpoint, on_ray=args.ray), 1)

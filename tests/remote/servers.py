@@ -19,9 +19,14 @@ _BIN = Path(sys.executable).parent
 # As a store does, it lets connections wait, not ask again after a second; and answers at once, not after the 40 ms
 # that Nagle's algorithm waits for an acknowledgement.
 _LOCALBUCKET = """
-import localbucket, socketserver
+import localbucket, os, socketserver, time
 socketserver.TCPServer.request_queue_size = 1024
 socketserver.StreamRequestHandler.disable_nagle_algorithm = True
+class Far(localbucket.S3Handler):  # LATENCY_S away
+    def _dispatch(self, action):
+        time.sleep(float(os.environ.get("LATENCY_S", 0)))
+        super()._dispatch(action)
+localbucket.S3Handler = Far
 localbucket.main()
 """
 AZURE = {
@@ -59,11 +64,11 @@ def running(command: list[str], port: int, **environment: str) -> Iterator[subpr
 
 
 @contextlib.contextmanager
-def bucket(root: Path, port: int | None = None) -> Iterator[str]:
+def bucket(root: Path, port: int | None = None, latency_s: float = 0) -> Iterator[str]:
     """Serve the folders of ``root`` as buckets; yields ``http://host:port``."""
     port = port or free_port()
     command = [sys.executable, "-c", _LOCALBUCKET, str(root), "--port", str(port)]
-    with running(command, port):
+    with running(command, port, LATENCY_S=str(latency_s)):
         yield f"http://127.0.0.1:{port}"
 
 
