@@ -341,6 +341,40 @@ class TestAnnotations:
         assert train.schema.fields["box_labels"].classes == ("cat", "dog")  # type: ignore[attr-defined]
         assert "label" not in train.schema.fields
 
+    @pytest.mark.parametrize(
+        ("names", "expected"),
+        [
+            ("names: {0: cat, 1: dog}", ("cat", "dog")),
+            ("names:\n  1: dog\n  0: cat", ("cat", "dog")),
+            ("names:\n  0: cat\n\n  # 7: cow\n  1: dog\nnc: 2", ("cat", "dog")),
+            ("names: # of two\n- cat\n- dog", ("cat", "dog")),
+            ("names: ['cat, tabby', \"dog\"]", ("cat, tabby", "dog")),
+            ("names: [\n  'cat', # or kitten\n  it's a dog,\n]", ("cat", "it's a dog")),
+            ("names: ['it''s a cat', 'no # comment']", ("it's a cat", "no # comment")),
+        ],
+    )
+    def test_names_of_yolo_are_what_yaml_says(
+        self, tmp_path: Path, names: str, expected: tuple[str, ...]
+    ) -> None:
+        pictures(tmp_path / "in", "1.png")
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels/1.txt").write_text("1 0.5 0.5 0.1 0.1\n")
+        (tmp_path / "data.yaml").write_text(f"nc: 2\n{names}\n")
+
+        pack_images(tmp_path / "in", tmp_path / "out", annotations=tmp_path / "labels")
+
+        field = ShardDataset(tmp_path / "out").schema.fields["box_labels"]
+        assert field.classes == expected  # type: ignore[attr-defined]
+
+    def test_names_of_yolo_with_a_gap_are_refused(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "1.png")
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels/1.txt").write_text("1 0.5 0.5 0.1 0.1\n")
+        (tmp_path / "data.yaml").write_text("names: {0: cat, 2: dog}\n")
+
+        with pytest.raises(SourceError, check=At("data.yaml")):
+            plan_images(tmp_path / "in", annotations=tmp_path / "labels")
+
     def test_polygons_of_yolo_have_their_bounds(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")
         (tmp_path / "labels").mkdir()

@@ -7,6 +7,7 @@ kit, section 4; docs.ultralytics.com, "Dataset formats".
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from contextlib import closing
@@ -38,6 +39,7 @@ from packdata.sources.listed import (
 from packdata.sources.objects import RemoteFile, fetched_ahead
 from packdata.sources.readers import parse_json
 from packdata.sources.regular import nothing_at
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,6 +52,12 @@ _NO_LABELS = frozenset(
     {"classes.txt", "obj.names", "train.txt", "val.txt", "test.txt", "readme.txt"}
 )
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
+# Of YAML: a comment, or a quoted word, in which none begins; a name, perhaps numbered, in brackets; on a line.
+_COMMENT = re.compile(r"""(?P<quoted>(?<!\w)'(?:[^'\n]|'')*'|"[^"\n]*")|(?<!\S)#[^\n]*""")
+_IN_BRACKETS = re.compile(
+    r"""\s*(?:(?P<number>\d+)\s*:\s)?\s*(?P<word>'(?:[^']|'')*'|"[^"]*"|[^,]*?)\s*(?:,|$)"""
+)
+_ON_A_LINE = re.compile(r"\s*(?:-|(?P<number>\d+)\s*:)(?P<word>.*)")
 
 Values = dict[str, Any]  # of a picture, by field
 
@@ -416,7 +424,7 @@ def _yolo_names(path: Path) -> tuple[str, ...]:
     for file in (file for folder in folders for file in sorted(folder.glob("*.y*ml"))):
         text = read_file(file, str(file)).decode(errors="replace")
         _check_no_pose(text, file)
-        if names := _yaml_names(text):
+        if names := _yaml_names(text, file):
             return names
     for file in (folder / name for folder in folders for name in ("classes.txt", "obj.names")):
         if file.is_file():
@@ -431,16 +439,35 @@ def _check_no_pose(text: str, file: Path) -> None:
         raise SourceError(what, file, "Convert them to COCO's person_keypoints")
 
 
-def _yaml_names(text: str) -> tuple[str, ...]:
-    """Read the key ``names`` of YOLO's YAML: a list in brackets, or a line for each."""
-    inline = re.search(r"^names:\s*\[(.*?)\]", text, re.MULTILINE | re.DOTALL)
-    if inline:
-        return tuple(word.strip().strip("'\"") for word in inline[1].split(",") if word.strip())
-    block = re.search(r"^names:[^\n]*\n((?:[ \t]*(?:-|\d+:)[^\n]*\n?)+)", text, re.MULTILINE)
-    lines = block[1].splitlines() if block else []
-    return tuple(
-        re.sub(r"^\s*(-|\d+:)\s*", "", line).split(" #")[0].strip().strip("'\"") for line in lines
-    )
+def _yaml_names(text: str, file: Path) -> tuple[str, ...]:
+    """Read the key ``names`` of YOLO's YAML: names or numbered names, in brackets or a line for each.
+
+    Raises:
+        SourceError: Names are numbered otherwise than from 0 on.
+    """
+    text = _COMMENT.sub(lambda found: found["quoted"] or "", text)
+    key = re.search(r"^names:[ \t]*", text, re.MULTILINE)
+    value = text[key.end() :] if key else ""
+    found: list[re.Match[str] | None] = []
+    if inside := re.match(r"[\[{](.*?)[\]}]", value, re.DOTALL):
+        found += _IN_BRACKETS.finditer(inside[1])
+    else:
+        lines = (line for line in value.splitlines()[1:] if line.strip())
+        found += itertools.takewhile(bool, map(_ON_A_LINE.fullmatch, lines))
+    words = [(each["number"], each["word"].strip()) for each in found if each]
+    words = [(number, _unquoted(word)) for number, word in words if word]
+    numbers = [int(number) for number, _ in words if number is not None]
+    if numbers and sorted(numbers) != list(range(len(words))):
+        what = f"its names are not numbered from 0 to {len(words) - 1}: {few(list(map(str, numbers)), 8)}"
+        raise SourceError(what, file, "Number them from 0 on, without gaps")
+    by_number = dict(zip(numbers or range(len(words)), (word for _, word in words), strict=True))
+    return tuple(by_number[number] for number in range(len(words)))
+
+
+def _unquoted(word: str) -> str:
+    if len(word) < 2 or word[0] != word[-1] or word[0] not in "'\"":
+        return word
+    return word[1:-1].replace("''", "'") if word[0] == "'" else word[1:-1]
 
 
 _READERS = {".json": _read_coco, ".xml": _read_voc, ".txt": _read_yolo}

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.sources.arrow import STATE, open_arrow, read_json, saved_files
+from packdata.sources.arrow import (
+    INFO,
+    STATE,
+    cached_files,
+    open_arrow,
+    read_json,
+    saved_files,
+)
 from packdata.sources.base import suffix_of
 from packdata.sources.litdata import LitDataRows, is_litdata
 from packdata.sources.mds import COMPRESSED as MDS_COMPRESSED
@@ -19,7 +26,7 @@ from packdata.sources.tars import TAR_SUFFIXES, TarRows
 from packdata.sources.tfrecord import TfrecordRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
 
@@ -112,16 +119,18 @@ def open_row_file(path: Path) -> RowFile:
     return _KINDS["litdata" if path.name == INDEX else row_kind(path.name) or ""](path)
 
 
-def listed_files(folder: Path, names: Container[str]) -> list[Path] | None:
+def listed_files(folder: Path, names: Collection[str]) -> list[Path] | None:
     """Return the files that an index in a folder lists, in its order; None if there is none among its ``names``.
 
     Of LitData it is the index itself, which stands for its chunks.
 
     Raises:
-        SourceError: The index is damaged, or a file is missing.
+        SourceError: The index is damaged, a file is missing, or a cache holds several splits.
     """
     if STATE in names:
         return saved_files(folder)
+    if INFO in names and (cached := cached_files(folder, names)) is not None:
+        return cached
     index = read_json(folder / INDEX) if INDEX in names else None
     if isinstance(index, dict) and "shards" in index:
         return mds_files(folder, index)
