@@ -50,6 +50,7 @@ _HEAD_BYTES = 1 << 20
 _LOOK_BYTES = 1 << 16
 _PARSED_BYTES = 1 << 20  # at once: a quarter less time than for a part, as it stays in the cache
 _LOOKED_BYTES = 1 << 17
+_TAIL_BYTES = 1 << 12
 _WORDS = pa.dictionary(pa.int32(), pa.string())
 
 
@@ -261,8 +262,7 @@ class DelimitedFile:
         data = data[: last_record_end(data, ord(self.delimiter)) or len(data)]
         names = [name for name in self.columns if self.columns.count(name) == 1]
         table = self._parsed(data, names, {})
-        found = {} if table is None else {name: type_of_texts(table[name]) for name in names}
-        return {name: kind for name, kind in found.items() if kind is not None}
+        return {} if table is None or not names else types_of_texts(table)
 
     def _respelled(self, data: bytes, table: pa.Table, doubtful: list[str]) -> pa.Table:
         """Return a table with the texts of what may be none: all NA, " nan ", or numbers that begin with zeros."""
@@ -348,16 +348,21 @@ class DelimitedFile:
         return ""
 
 
-def type_of_texts(column: pa.ChunkedArray) -> pa.DataType | None:
-    """Return the type as which some texts can be read: all numbers, or dates with or without a zone."""
-    words = combined(column).dictionary
-    groups = {GROUPS[code] for code in groups_of_texts(words)} - {None}
-    if groups == {"number"}:
-        return pa.float64()
-    zoned = are_zoned(words)
-    if groups != {"date"} or (zoned.any() and not zoned.all()):
-        return None
-    return pa.timestamp("us", "UTC" if zoned.all() else None)
+def types_of_texts(table: pa.Table) -> dict[str, pa.DataType]:
+    """Return the types as which texts can be read: of columns of numbers, or of dates with or without a zone."""
+    words = [combined(column).dictionary for column in table.columns]
+    # Of all columns at once, as patterns are compiled at each call.
+    codes = np.split(groups_of_texts(pa.concat_arrays(words)), np.cumsum([*map(len, words)])[:-1])
+    types = {}
+    for name, texts, found in zip(table.column_names, words, codes, strict=True):
+        groups = {GROUPS[code] for code in np.unique(found)} - {None}
+        if groups == {"number"}:
+            types[name] = pa.float64()
+        elif groups == {"date"}:
+            zoned = are_zoned(texts)
+            if zoned.all() or not zoned.any():
+                types[name] = pa.timestamp("us", "UTC" if zoned.all() else None)
+    return types
 
 
 def _has_nan(column: pa.ChunkedArray) -> bool:
@@ -425,9 +430,14 @@ def last_record_end(data: bytes, delimiter: int) -> int:
     end = data.rfind(b"\n")
     if end < 0 or data.find(b'"') < 0:
         return end + 1
+    begin = data.rfind(b"\n", 0, max(0, end - _TAIL_BYTES)) + 1
+    # If quotes there are the same whether that line begins in a cell or not, those above do not matter.
+    found = _last_end(data, delimiter, begin) if begin else 0
+    if found and found == _last_end(data, delimiter, begin, is_open=True):
+        return found
     text = np.frombuffer(data, np.uint8)
-    found = [np.flatnonzero(piece == _QUOTE) + first for first, piece in parts.pieces(text)]
-    quotes = np.concatenate(found)
+    places = [np.flatnonzero(piece == _QUOTE) + first for first, piece in parts.pieces(text)]
+    quotes = np.concatenate(places)
     if not _alternate(data, quotes, delimiter):
         quotes = np.array([*_quoted(data, delimiter)], np.int64).reshape(-1)
     while end >= 0:
@@ -436,6 +446,17 @@ def last_record_end(data: bytes, delimiter: int) -> int:
             return end + 1
         end = data.rfind(b"\n", 0, int(quotes[before - 1]))
     return 0
+
+
+def _last_end(data: bytes, delimiter: int, begin: int, *, is_open: bool = False) -> int:
+    """Return where the last row ends that does so behind the beginning of a line; 0 if none does."""
+    end = data.rfind(b"\n", begin)
+    for first, last in reversed([*_quoted(data, delimiter, begin, is_open=is_open)]):
+        if last < end:
+            break
+        if first < end:
+            end = data.rfind(b"\n", begin, max(begin, first))
+    return end + 1
 
 
 def _alternate(data: bytes, quotes: npt.NDArray[np.int64], delimiter: int) -> bool:
@@ -447,14 +468,24 @@ def _alternate(data: bytes, quotes: npt.NDArray[np.int64], delimiter: int) -> bo
     return bool(is_right[1:].all() and (is_right[:1] | (opening[:1] == 0)).all())
 
 
-def _quoted(data: bytes, delimiter: int) -> Iterator[tuple[int, int]]:
-    """Yield first and last byte of what stands in quotes, quote by quote; the last may be open."""
+def _quoted(
+    data: bytes, delimiter: int, begin: int = 0, *, is_open: bool = False
+) -> Iterator[tuple[int, int]]:
+    """Yield first and last byte of what stands in quotes, quote by quote; the last may be open.
+
+    Args:
+        data: Text.
+        delimiter: Code of the separator.
+        begin: Where a line begins.
+        is_open: It does so in quotes, which were opened in front of it.
+    """
     openers = (delimiter, *_LINE_ENDS)
-    at = data.find(b'"')
-    while at >= 0:
-        if at and data[at - 1] not in openers:
+    at = begin - 1 if is_open else data.find(b'"', begin)
+    while is_open or at >= 0:
+        if not is_open and at and data[at - 1] not in openers:
             at = data.find(b'"', at + 1)
             continue
+        is_open = False
         close = data.find(b'"', at + 1)
         while close >= 0 and data[close + 1 : close + 2] == b'"':
             close = data.find(b'"', close + 2)
