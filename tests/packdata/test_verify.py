@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from loaders.data.manifest import MANIFEST_NAME, Manifest, publish_manifest, rea
 from loaders.errors import LoadersError, ManifestError, PackError, ShardError
 from loaders.schema import Array, Field, Image, Label, Text
 from packdata.cli import main
-from packdata.inspect.readback import ReadBack
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import Fault, Report, verify
 from packdata.packed.repair import repair
@@ -287,61 +285,6 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
 
     assert report.manifest is not None
     assert sum(seen) == report.manifest.size_bytes
-
-
-# The process that reads back
-
-
-def test_a_reader_that_dies_is_a_finding_and_the_next_shard_is_read(tmp_path: Path) -> None:
-    """The root page is set to one beyond the end of the file: liblmdb's process gets SIGBUS."""
-    folder = pack_samples(tmp_path / "a", 8, fields=FIELDS)
-    first, second = read_manifest(folder).shards
-    data = bytearray((folder / first.file).read_bytes())
-    for page in (0, 1):
-        meta = page * 4096 + 16
-        beyond = first.size_bytes // 4096 + 3
-        struct.pack_into("<q", data, meta + 24 + 48 + 40, beyond)  # root of the main database
-        struct.pack_into("<q", data, meta + 24 + 96, beyond)  # last page
-    (folder / first.file).write_bytes(data)
-
-    with ReadBack() as library:
-        death = library.check(folder / first.file, first)
-        fine = library.check(folder / second.file, second)
-
-    assert death is not None
-    assert "reading it ended the process (SIG" in death
-    assert fine is None
-    faults = verify(folder).faults
-    assert any("through liblmdb, reading it ended the process" in f.what for f in faults)
-
-
-def test_a_reader_that_hangs_is_given_up(tmp_path: Path) -> None:
-    folder = pack_samples(tmp_path / "a", 4, fields=["label"])
-    shard = read_manifest(folder).shards[0]
-    with ReadBack() as library:
-        assert library.check(folder / shard.file, shard) is None
-        assert library._child is not None
-        os.kill(library._child.pid, signal.SIGSTOP)
-        library.timeout_s = 0.2
-
-        stuck = library.check(folder / shard.file, shard)
-
-        library.timeout_s = None
-        assert stuck == "reading it was not done after 0 s"
-        assert library.check(folder / shard.file, shard) is None
-
-
-def test_the_reader_never_imports_from_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = pack_samples(tmp_path / "a", 4, fields=["label"])
-    for name in ("json", "lmdb", "numpy"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('ran what lay in the folder')")
-    monkeypatch.chdir(tmp_path)
-    shard = read_manifest(folder).shards[0]
-
-    with ReadBack() as library:
-        assert library.check(folder / shard.file, shard) is None
 
 
 # The manifest

@@ -81,8 +81,7 @@ DATASET
     run=_verify,
     details="""\
 Every fault is listed with file, field, rows and keys; the exit status is then 1. Each shard
-is read once from disk, for the hash of the file and the checksums of its rows, and again
-(mostly from memory) through liblmdb or pyarrow, in a process of its own, which damage may crash.""",
+is read once from disk, for the hash of the file and the checksums of its rows.""",
     example="packdata verify packed/train",
     how={"dataset": SOURCE},
     has_remote=True,

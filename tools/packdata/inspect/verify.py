@@ -1,15 +1,13 @@
 """Checking a packed dataset against everything that it says about itself, and naming every fault.
 
-For each shard: it exists, has its size and its hash; each block of rows has its checksum; liblmdb
-or pyarrow reads the same; labels name a class. For the whole: the manifest is intact, keys are
-unique, and what else lies in the folder.
+For each shard: it exists, has its size and its hash; each block of rows has its checksum; labels
+name a class. For the whole: the manifest is intact, keys are unique, and what else lies in the folder.
+That liblmdb or pyarrow reads the same was proved of these bytes when they were written (``write_shard``).
 """
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +24,6 @@ from loaders.errors import CodecError, ManifestError, ShardError
 from loaders.schema import Label, MultiLabel, Text, Tokens
 from loaders.system.limits import usable_cores
 from loaders.system.regular import read_regular
-from packdata.inspect.readback import ReadBack
 from packdata.packing.links import file_fault, size_fault
 from packdata.packing.pool import OrderedPool
 
@@ -36,8 +33,6 @@ if TYPE_CHECKING:
 
 _OWN_FILES = frozenset({MANIFEST_NAME, "rejected.jsonl"})
 _MAX_DUPLICATES = 1000
-# Of fewer, starting what it reads back with takes longer than all else.
-_BYTES_PER_WORKER = 32 << 20
 Tick = Callable[[int], object]
 _Hashes = npt.NDArray[np.uint64]
 
@@ -112,17 +107,14 @@ def verify(
     quick: bool = False,
     # Also decode every record, which takes as long as an epoch without augmentation.
     decode: bool = False,
-    # Shards checked at once; by default as many as are worth it, up to all cores.
+    # Shards checked at once; by default as many as there are cores.
     workers: int | None = None,
-    # Longest time for a library to read one shard; by default its size decides.
-    timeout_s: float | None = None,
     # Called with the bytes of each shard when it is done, possibly on another thread.
     tick: Tick = int,
 ) -> Report:
     """Check a packed dataset and return all of its faults.
 
-    The default reads every file once from the disk and hashes it twice (as a file and by rows),
-    then has its own library read it again, from the page cache as far as that holds it.
+    The default reads every file once from the disk and hashes it twice, as a file and by rows.
     """
     folder = Path(path)
     try:
@@ -130,24 +122,15 @@ def verify(
     except ManifestError as error:
         what = f"{error.what}. {error.hint}".rstrip(". ")
         return Report(folder, (Fault(MANIFEST_NAME, what),))
-    with ExitStack() as stack:
-        if workers is None:
-            workers = min(usable_cores(), 1 + manifest.size_bytes // _BYTES_PER_WORKER)
-        workers = min(workers, max(1, len(manifest.shards)))
-        libraries: queue.SimpleQueue[ReadBack] = queue.SimpleQueue()
-        for _ in range(workers):
-            libraries.put(stack.enter_context(ReadBack(timeout_s)))
 
-        def check(info: ShardInfo) -> tuple[list[Fault], _Hashes]:
-            library = libraries.get()
-            try:
-                path, depth = folder / info.file, {"quick": quick, "decode": decode}
-                return _check_shard(path, info, manifest, library, **depth)
-            finally:
-                libraries.put(library)
-                tick(info.size_bytes)
+    def check(info: ShardInfo) -> tuple[list[Fault], _Hashes]:
+        try:
+            return _check_shard(folder / info.file, info, manifest, quick=quick, decode=decode)
+        finally:
+            tick(info.size_bytes)
 
-        pool = stack.enter_context(OrderedPool(check, workers))
+    workers = max(1, min(workers or usable_cores(), len(manifest.shards)))
+    with OrderedPool(check, workers) as pool:
         findings = list(pool.map(manifest.shards))
     faults = [fault for found, _ in findings for fault in found]
     faults += _side_file_faults(folder, manifest)
@@ -156,13 +139,7 @@ def verify(
 
 
 def _check_shard(
-    path: Path,
-    info: ShardInfo,
-    manifest: Manifest,
-    library: ReadBack,
-    *,
-    quick: bool,
-    decode: bool,
+    path: Path, info: ShardInfo, manifest: Manifest, *, quick: bool, decode: bool
 ) -> tuple[list[Fault], _Hashes]:
     """Return what is wrong with a shard, and the hashes of its keys."""
     hashes = np.empty(0, np.uint64)
@@ -174,7 +151,7 @@ def _check_shard(
         return [Fault(info.file, f"it cannot be read ({error.strerror or error})")], hashes
     faults: list[Fault] = []
     if not quick:
-        hashes = _check_rows(path, info, manifest, library, faults, decode)
+        hashes = _check_rows(path, info, manifest, faults, decode)
     if digest != info.xxh3_128:
         what = f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}"
         if not quick and not faults:
@@ -187,7 +164,6 @@ def _check_rows(
     path: Path,
     info: ShardInfo,
     manifest: Manifest,
-    library: ReadBack,
     found: list[Fault],
     decode: bool,
 ) -> _Hashes:
@@ -207,10 +183,6 @@ def _check_rows(
         if decode:
             faults += _decode_faults(name, column, manifest)
         found += [replace(f, file=info.file, keys=_keys_of(keys, f.rows)) for f in faults]
-    difference = library.check(path, info, columns) if columns else None
-    if difference is not None:
-        reader = "liblmdb" if path.suffix == ".lmdb" else "pyarrow"
-        found.append(Fault(info.file, f"through {reader}, {difference}"))
     return np.empty(0, np.uint64) if keys is None else _hash_keys(keys)
 
 
