@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -515,6 +516,41 @@ def test_test_data_gets_the_columns_dictionaries_and_statistics_of_training_data
     assert "unknown to the vocabulary: cut (1)" in summary.notes[-1]
     assert len(extend(train.path, [tmp_path / "test"]).shards) == 2
     assert verify(train.path).ok
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("gaps", ["train", "test"])
+def test_numbers_of_categories_are_known_also_where_pandas_made_floats_of_them(
+    tmp_path: Path, suffix: str, gaps: str
+) -> None:
+    """A column of integers is one of floats as soon as a value is missing: 3 is then written as 3.0."""
+    whole = pd.DataFrame({"id": [12345678901, 3, 3, 70], "x": [0.5, 1, 2, 3]})
+    train, test = whole, whole.copy()
+    (train if gaps == "train" else test).loc[4] = [np.nan, 4]
+    for name, table in (("train", train), ("test", test)):
+        to = partial(table.to_csv, index=False) if suffix == "csv" else table.to_parquet
+        to(tmp_path / f"{name}.{suffix}")
+    pack_tables(tmp_path / f"train.{suffix}", tmp_path / "train", target="x", categorical="id")
+
+    source = tmp_path / f"test.{suffix}"
+    summary = pack_tables(source, tmp_path / "test", like=tmp_path / "train")
+
+    known, codes = (
+        PackedReader(tmp_path / name).column("categories")[:4, 0] for name in ("train", "test")
+    )
+    assert codes.tolist() == known.tolist()
+    assert codes.all()
+    assert "unknown" not in str(summary.notes)
+
+
+def test_numbers_that_a_vocabulary_writes_in_two_ways_stay_apart(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("v,x\n3,1\n3,1\n3.0,1\n03,1\n")
+    (tmp_path / "test.csv").write_text("v,x\n3,1\n3.0,1\n03,1\n03.0,1\n3.00,1\n")
+    pack_tables(tmp_path / "train.csv", tmp_path / "train", categorical="v")
+
+    pack_tables(tmp_path / "test.csv", tmp_path / "test", like=tmp_path / "train")
+
+    assert PackedReader(tmp_path / "test").column("categories")[:, 0].tolist() == [1, 3, 2, 0, 1]
 
 
 def test_test_data_without_a_target_can_be_packed_without_it(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ _NUMBER = r"^\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf|infinity))\
 _FLAG = r"^(?i:true|false)$"
 _DATE = r"^\s*\d{4}-\d\d-\d\d(?:[ T]\d\d(?::\d\d(?::\d\d(?:\.\d{1,9})?)?)?(?:Z|[+-]\d\d:?(?:\d\d)?)?)?\s*$"
 _TIME = r"^\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?$"
+_WHOLE = r"^-?(?:0|[1-9]\d*)(?:\.0+)?$"
+_EXACT = 2.0**53  # float64 holds whole numbers up to here
 _BEYOND_US = r"(\.\d{6})\d+"
 _ZONE = r"[ T]\d\d\S*(?:Z|[+-]\d\d:?(?:\d\d)?)\s*$"
 _CODE = r"^\s*[+-]?0\d"  # a number with zeros in front, which it would lose
@@ -92,9 +94,16 @@ def why_other(kind: pa.DataType) -> str:
 
 
 def as_text(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return values as strings; NaN, with which pandas says that there is none, as null."""
+    """Return values as strings; NaN, with which pandas says that there is none, as null.
+
+    Whole numbers are written alike as integers and as floats, which pandas makes of integers where some are missing.
+    """
     if pa.types.is_floating(array.type):
         array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
+        wide = array.cast(pa.float64())  # Arrow computes nothing of float16
+        is_whole = pc.and_(pc.equal(pc.trunc(wide), wide), pc.less_equal(pc.abs(wide), _EXACT))
+        whole = pc.if_else(is_whole, wide, pa.scalar(None, wide.type)).cast(pa.int64())
+        return pc.coalesce(whole.cast(pa.string()), array.cast(pa.string()))
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid:
@@ -398,13 +407,32 @@ def _part_of_each(days: npt.NDArray[np.int64], name: str) -> Floats:
 
 
 def codes(array: pa.Array, vocabulary: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the number of each text in a vocabulary, from 1; 0 for what is not in it."""
+    """Return the number of each text in a vocabulary, from 1; 0 for what is not in it.
+
+    ``3.0`` is ``3`` where the vocabulary has only that, and the other way round.
+    """
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.int64)
-    coded = words_of(array if pa.types.is_dictionary(array.type) else array.cast(pa.string()))
-    found = pc.index_in(coded.dictionary.cast(pa.string()), value_set=vocabulary)
+    coded = words_of(array if pa.types.is_dictionary(array.type) else as_text(array))
+    words = coded.dictionary.cast(pa.string())
+    found = pc.index_in(words, value_set=vocabulary)
+    if found.null_count:
+        found = pc.coalesce(found, _index_by_number(words, vocabulary))
     numbers = pc.fill_null(found, -1).to_numpy().astype(np.int64) + 1
     return at_places(numbers, coded, 0)
+
+
+def _index_by_number(words: pa.Array, vocabulary: pa.Array) -> pa.Array:
+    """Return where a vocabulary has each whole number, in whichever spelling; null for all else."""
+    wanted, known = (
+        pc.replace_substring_regex(
+            pc.if_else(pa.array(_matches(each, _WHOLE)), each, pa.scalar(None, each.type)),
+            r"\.0+$",
+            "",
+        )
+        for each in (words, vocabulary)
+    )
+    return pc.if_else(pc.is_valid(wanted), pc.index_in(wanted, value_set=known), None)
 
 
 def has_value(array: pa.Array) -> Flags:
