@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from packdata.tables.parts import Text
+
     Bytes = npt.NDArray[np.uint8]
     Types = Mapping[str, pa.DataType]
 
@@ -198,7 +200,7 @@ class DelimitedFile:
             hint="Is there a quote that is never closed?",
         )
 
-    def _check_closed(self, rest: bytes, line: int) -> None:
+    def _check_closed(self, rest: Text, line: int) -> None:
         spans = [*_quoted(rest, ord(self.delimiter))]
         if spans and spans[-1][1] == len(rest):
             opened = line + rest.count(b"\n", 0, spans[-1][0])
@@ -420,7 +422,7 @@ def first_record_end(data: bytes, delimiter: int) -> int:
     return end + 1
 
 
-def last_record_end(data: bytes, delimiter: int) -> int:
+def last_record_end(data: Text, delimiter: int) -> int:
     """Return where the last complete row ends, its line end included; 0 if there is none.
 
     Args:
@@ -448,7 +450,7 @@ def last_record_end(data: bytes, delimiter: int) -> int:
     return 0
 
 
-def _last_end(data: bytes, delimiter: int, begin: int, *, is_open: bool = False) -> int:
+def _last_end(data: Text, delimiter: int, begin: int, *, is_open: bool = False) -> int:
     """Return where the last row ends that does so behind the beginning of a line; 0 if none does."""
     end = data.rfind(b"\n", begin)
     for first, last in reversed([*_quoted(data, delimiter, begin, is_open=is_open)]):
@@ -459,7 +461,7 @@ def _last_end(data: bytes, delimiter: int, begin: int, *, is_open: bool = False)
     return end + 1
 
 
-def _alternate(data: bytes, quotes: npt.NDArray[np.int64], delimiter: int) -> bool:
+def _alternate(data: Text, quotes: npt.NDArray[np.int64], delimiter: int) -> bool:
     """Tell whether every second quote opens a cell (or is the second of two), and no other does."""
     opening = quotes[0::2]
     can_open = np.zeros(256, bool)
@@ -469,7 +471,7 @@ def _alternate(data: bytes, quotes: npt.NDArray[np.int64], delimiter: int) -> bo
 
 
 def _quoted(
-    data: bytes, delimiter: int, begin: int = 0, *, is_open: bool = False
+    data: Text, delimiter: int, begin: int = 0, *, is_open: bool = False
 ) -> Iterator[tuple[int, int]]:
     """Yield first and last byte of what stands in quotes, quote by quote; the last may be open.
 

@@ -47,11 +47,7 @@ class TableReader:
     ) -> Iterator[TableRows]:
         """Read columns of a part; see ``TableFile.read``."""
         kept = self._parts.get(part)
-        if (
-            columns is None
-            or kept is None
-            or not all(_fits(kept, n, kinds.get(n)) for n in columns)
-        ):
+        if columns is None or kept is None or not _fits(kept.table, columns, kinds):
             yield from self.files[part.file].read(part, columns, kinds)
         else:
             yield replace(kept, table=kept.table.select([*columns]))
@@ -67,11 +63,14 @@ class TableReader:
                 self._parts[part] = replace(rows, table=table)
 
 
-def _fits(kept: TableRows, name: str, kind: Kind | None) -> bool:
-    place = kept.table.schema.get_field_index(name)
-    if place < 0 or kind is None:
+def _fits(kept: pa.Table, columns: Sequence[str], kinds: Mapping[str, Kind]) -> bool:
+    own = dict(zip(kept.column_names, kept.schema.types, strict=True))
+    return all(name in own and _is_of(own[name], kinds.get(name)) for name in columns)
+
+
+def _is_of(own: pa.DataType, kind: Kind | None) -> bool:
+    if kind is None:
         return False
-    own = kept.table.schema.types[place]
     if pa.types.is_null(own) or (pa.types.is_dictionary(own) and is_text(own.value_type)):
         return True
     if kind in _TYPES:

@@ -6,6 +6,7 @@ memory, packing goes on in the middle after a kill, and the result does not depe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -30,6 +31,7 @@ PART_BYTES = 4 << 20  # of text: large enough for few calls, small enough for ma
 MAX_ROW_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 17
 _LINE_END = 10
+Text = bytes | bytearray
 Why = str | Callable[[], str]  # a reason in words, or what makes some
 
 
@@ -110,11 +112,11 @@ class TableFile(Protocol):
 def cut(
     path: Path,
     number: int,
-    last_end: Callable[[bytes], int],
+    last_end: Callable[[Text], int],
     begin: int = 0,
     line: int = 1,
     *,
-    check_end: Callable[[bytes, int], None] | None = None,
+    check_end: Callable[[Text, int], None] | None = None,
     hint: str = "",
 ) -> Iterator[FilePart]:
     """List pieces of whole rows of a text file, the last one though its row may have no end.
@@ -129,26 +131,34 @@ def cut(
         hint: What to do about a row of no end.
     """
     with open(path, "rb", opener=regular) as file:
-        start, rest = begin, b""
+        whole, start, rest = os.fstat(file.fileno()).st_size, begin, 0
+        data = bytearray()  # filled again and again: fresh memory takes longer than reading
         while True:
             file.seek(start)  # again what belongs to no whole row yet
-            data = file.read(len(rest) + PART_BYTES)
-            if len(data) <= len(rest):
+            size = min(rest + PART_BYTES, max(0, whole - start))
+            data.extend(bytes(max(0, size - len(data))))
+            del data[size:]
+            del data[file.readinto(data) :]
+            if len(data) <= rest:
                 break
             length = last_end(data)
             if length:
                 yield FilePart(number, start, start + length, line)
                 start += length
-                text = np.frombuffer(data, np.uint8, length)
-                line += sum(int(np.count_nonzero(p == _LINE_END)) for _, p in pieces(text))
+                line += _num_lines(data, length)
             elif len(data) > MAX_ROW_BYTES:
                 what = f"the row has more than {MAX_ROW_BYTES >> 20} MiB"
                 raise SourceError(what, f"{path}, line {line}", hint)
-            rest = data[length:]
-        if rest.strip(b"\r\n"):
+            rest = len(data) - length
+        if data.strip(b"\r\n"):
             if check_end is not None:
-                check_end(rest, line)
-            yield FilePart(number, start, start + len(rest), line)
+                check_end(data, line)
+            yield FilePart(number, start, start + len(data), line)
+
+
+def _num_lines(data: bytearray, stop: int) -> int:
+    text = np.frombuffer(data, np.uint8, stop)
+    return sum(int(np.count_nonzero(piece == _LINE_END)) for _, piece in pieces(text))
 
 
 def pieces(text: Bytes) -> Iterator[tuple[int, Bytes]]:

@@ -37,6 +37,7 @@ from packdata.tables.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from loaders.schema import Features
     from packdata.recipe import Draw
     from packdata.tables.chosen import ColumnPlan, TargetColumn
     from packdata.tables.kept import TableReader
@@ -184,6 +185,10 @@ class TablesRecipe(Recipe):
         rows = np.empty((len(features.columns), len(table)), features.dtype)  # turned at once
         mask = np.zeros(rows.T.shape if self.columns.missing_mask else (0, 0), bool)
         for i, (column, how) in enumerate(features.sources):
+            array = table.array(column)
+            is_plain = how == "number" and pa.types.is_float64(array.type) and not array.null_count
+            if is_plain and _fill(rows[i], _scaled(array.to_numpy(), features, i)):
+                continue  # nothing is missing, as NaN would be
             values, missing = table.numbers(column, how), table.missing(column, how)
             if missing.any():
                 counted[_MISSING + column] = missing
@@ -193,11 +198,8 @@ class TablesRecipe(Recipe):
                     table.note(missing, f"column {column!r} has no value")
                 elif features.missing == "mean":
                     values = np.where(missing, features.mean[i], values)
-            if features.standardized:
-                values = standardized(values, features.mean[i], features.std[i])
-            with np.errstate(over="ignore"):
-                rows[i] = values
-            if not np.isfinite(rows[i]).all():
+            values = _scaled(values, features, i)
+            if not _fill(rows[i], values):
                 is_too_large = np.isinf(rows[i]) & np.isfinite(values) & ~missing
                 self._note_unfit(column, how, is_too_large, table)
         return np.ascontiguousarray(rows.T), mask
@@ -302,6 +304,20 @@ class _Table:
         """Note where a number is too large."""
         values = self._of(column, how).values
         self.note(flags, lambda row: f"{what} ({float(values[row])!r})")
+
+
+def _scaled(values: Floats, features: Features, i: int) -> Floats:
+    """Return the values of a feature as they are stored, before they are rounded."""
+    if not features.standardized:
+        return values
+    return standardized(values, features.mean[i], features.std[i])
+
+
+def _fill(row: Matrix, values: Floats) -> bool:
+    """Fill a row with values; tell whether all of them are finite there."""
+    with np.errstate(over="ignore"):
+        row[:] = values
+    return bool(np.isfinite(row).all())
 
 
 def _others(rows: TableRows, wrong: Mapping[int, Why]) -> npt.NDArray[np.int64]:

@@ -141,7 +141,7 @@ def at_places(
     else:
         places = pc.fill_null(coded.indices.cast(pa.int64()), len(of_words)).to_numpy()
         of_words = np.append(of_words, np.array([none], of_words.dtype))
-    found: npt.NDArray[Any] = of_words[places]
+    found: npt.NDArray[Any] = of_words.take(places)
     return found
 
 
