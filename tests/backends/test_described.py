@@ -11,8 +11,9 @@ from loaders import DataLoader, ShardDataset, workers
 from loaders.backends import subprocess as backend
 from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
-from tests.backends.test_subprocess import Waiting, wait_until
+from tests.backends.test_subprocess import Waiting
 from tests.packdata.packing import pack_samples
+from tests.waiting import wait_until
 
 TIMEOUT_S = 20.0
 

@@ -27,9 +27,9 @@ from tests.backends.test_subprocess import (
     dataset,
     kept_loader,
     pool_of,
-    wait_until,
 )
 from tests.packdata.packing import pack_samples
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from loaders.backends.maker import Maker
 from loaders.errors import SampleError
 from tests.packdata.packing import pack_samples
 from tests.refusals import At
+from tests.waiting import wait_until
 
 NUM = 23
 ROOT = Path(__file__).parents[2]
@@ -57,13 +57,6 @@ def is_child(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         return int(parent) == os.getpid() and b"loaders.backends.child" in command
     return False
-
-
-def wait_until(true: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 def assert_same(one: Any, other: Any) -> None:

@@ -3,8 +3,6 @@
 import ctypes
 import errno
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from loaders.schema import Array, Field, Image, Label, Text
 from loaders.system.libc import libc
 from tests.packdata.packing import pack
 from tests.refusals import At
+from tests.waiting import wait_until
 
 TIMEOUT_S = 20.0
 NUM, PER_SHARD = 24, 8
@@ -84,13 +83,6 @@ def in_memory(record: np.ndarray[Any, Any]) -> bool:
     states = np.zeros(-(-(address + len(record) - first) // 4096), np.uint8)
     assert not library.mincore(first, address + len(record) - first, states.ctypes.data)
     return bool((states & 1).all())
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

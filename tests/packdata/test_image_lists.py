@@ -3,8 +3,6 @@
 import io
 import json
 import os
-import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Image, Images, Label
 from packdata import pack_images
 from packdata.images.plan import plan_images
+from tests.packdata.test_sources import write_tar
 
 
 def jpeg(number: int, height: int = 12, width: int = 16, **options: Any) -> bytes:
@@ -35,15 +34,6 @@ def stored(dataset: ShardDataset) -> dict[str, list[bytes]]:
     records = dataset.store.records("images", rows)
     files = [[file.tobytes() for file in split_files(record)] for record in records]
     return dict(zip(dataset.view.keys(), files, strict=True))
-
-
-def write_tar(path: Path, members: Mapping[str, bytes], mode: str = "w") -> Path:
-    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
 
 
 NUMBERED = {

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import packdata
 from loaders.remote import origin
 from loaders.schema import Array, Label
 from tests.remote import servers
+from tests.waiting import wait_until
 
 NUM_SAMPLES, ROW = 600, 5_000  # of 20 kB: 10 shards of 1.2 MB
 SETTINGS: dict[str, Any] = {
@@ -141,13 +141,6 @@ def is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return False
-
-
-def wait_until(condition: Any, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def storage(endpoint: str, **more: Any) -> dict[str, Any]:

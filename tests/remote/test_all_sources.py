@@ -38,8 +38,9 @@ from packdata.tables.plan import pack_tables, plan_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from packdata.tokens.tokenizer import train_bpe
 from tests.packdata.recipes import contents
-from tests.remote.conftest import Store, storage, wait_until
+from tests.remote.conftest import Store, storage
 from tests.remote.test_packing import killed_before_asking, shards_at, staging
+from tests.waiting import wait_until
 
 __all__ = ["staging"]  # a fixture: nothing of what is fetched stays
 RAW = "s3://raw"

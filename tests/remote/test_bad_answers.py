@@ -13,8 +13,9 @@ from loaders import DataLoader, ShardDataset
 from loaders.errors import LoadersError, RemoteError, SampleError
 from loaders.remote.faults import fault_of
 from tests.remote import servers
-from tests.remote.conftest import storage, wait_until
+from tests.remote.conftest import storage
 from tests.remote.test_remote import S3, assert_same, batches
+from tests.waiting import wait_until
 
 TRANSIENT = ["503", "503-after", "reset", "cut", "short", "flip", "200", "hang", "slow"]
 TRANSIENT += ["400-expired", "403-expired", "403-throttled", "412", "500"]

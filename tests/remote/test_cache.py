@@ -34,8 +34,9 @@ from loaders.remote.wanted import NO_NEED
 from loaders.remote.wire import File
 from loaders.schema import Array
 from tests.remote import servers
-from tests.remote.conftest import ended, fetcher_of, is_alive, storage, wait_until
+from tests.remote.conftest import ended, fetcher_of, is_alive, storage
 from tests.remote.test_remote import S3, assert_same, batches
+from tests.waiting import wait_until
 
 NUM_SHARDS, PER_SHARD, ROW = 48, 20, 5_000
 

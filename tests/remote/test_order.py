@@ -14,8 +14,9 @@ from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, TokenWindows
 from loaders.errors import CacheError
 from loaders.schema import Array, Tokens
 from tests.remote import servers
-from tests.remote.conftest import fetcher_of, storage, wait_until
+from tests.remote.conftest import fetcher_of, storage
 from tests.remote.test_remote import S3
+from tests.waiting import wait_until
 
 ROW, ROWS, NUM_SHARDS = 16_384, 640, 4  # 2.6 MB a shard: a column by ranges is less
 

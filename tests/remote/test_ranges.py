@@ -18,8 +18,9 @@ from loaders.errors import CacheError, ChecksumError, SampleError
 from loaders.remote import origin
 from loaders.schema import Bytes, Label
 from tests.remote import servers
-from tests.remote.conftest import storage, wait_until
+from tests.remote.conftest import storage
 from tests.remote.test_remote import S3, assert_same, batches
+from tests.waiting import wait_until
 
 
 def by_records(folder: Path, proxy: servers.Proxy, url: str = S3) -> ShardDataset:

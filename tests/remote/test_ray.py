@@ -14,7 +14,8 @@ import pytest
 from loaders.data.manifest import read_manifest
 from tests.packdata import test_cluster
 from tests.packdata.recipes import contents
-from tests.remote.conftest import Store, wait_until
+from tests.remote.conftest import Store
+from tests.waiting import wait_until
 
 NUM_PARTS, NUM_FILES = 8, 64
 PACKS = {

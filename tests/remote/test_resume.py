@@ -18,8 +18,9 @@ import packdata
 from loaders.schema import Array
 from loaders.system.regular import hash_file
 from tests.remote import resume_jobs, servers
-from tests.remote.conftest import fetcher_of, storage, wait_until
+from tests.remote.conftest import fetcher_of, storage
 from tests.remote.resume_jobs import EPOCHS, Job
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 NUM_SHARDS, PER_SHARD, ROW = 63, 24, 5_000

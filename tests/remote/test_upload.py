@@ -20,7 +20,8 @@ from loaders.remote.url import URL
 from packdata.cli import main
 from packdata.packed.combine import upload
 from tests.remote import servers
-from tests.remote.conftest import SETTINGS, Store, storage, wait_until
+from tests.remote.conftest import SETTINGS, Store, storage
+from tests.waiting import wait_until
 
 OUT = "s3://out/packed"
 

@@ -15,8 +15,9 @@ import pytest
 from loaders.data.manifest import read_manifest
 from packdata.cli import main
 from tests.remote import servers
-from tests.remote.conftest import SETTINGS, ended, fetcher_of, wait_until
+from tests.remote.conftest import SETTINGS, ended, fetcher_of
 from tests.remote.test_packing import shards_at
+from tests.waiting import wait_until
 
 OUT = "s3://out/packed"
 
