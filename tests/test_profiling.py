@@ -440,8 +440,10 @@ def test_an_odd_value_of_the_environment_is_an_error(monkeypatch: pytest.MonkeyP
     from loaders import profiling
 
     monkeypatch.setattr(profiling, "_has_begun", set())
+    iter(a_loader())
+    monkeypatch.setattr(profiling, "_has_begun", set())
     monkeypatch.setenv("LOADERS_PROFILE", "yes")
-    with pytest.raises(ValueError, match="LOADERS_PROFILE"):
+    with pytest.raises(ValueError):
         iter(a_loader())
 
 

@@ -760,7 +760,8 @@ def test_ops_agree_on_what_lies_outside_of_masks() -> None:
     assert fill_mask_of([CenterCrop(4)]) == 0
     disagreeing = [*ops, CenterCrop(20, fill_mask=7)]
     for make in (as_augment, lambda view: Views(weak=view, strong=ops)):
-        with pytest.raises(ValueError, match="fill_mask"):
+        make(ops)
+        with pytest.raises(ValueError):
             make(disagreeing)
 
 

@@ -113,10 +113,11 @@ def test_the_limit_of_serving_is_a_setting(tmp_path: Path) -> None:
         assert made.max_picture_mb == 1
         with pytest.raises(SampleError):
             made[0]
-    with pytest.raises(LoadersError, match="max_picture_mb"):
+    with pytest.raises(LoadersError):
         RAMDataset(tmp_path / "out", max_picture_mb=1, decode=True, progress=False)
+    RAMDataset(tmp_path / "out", max_picture_mb=2, decode=True, progress=False)
     assert ShardDataset(tmp_path / "out", max_picture_mb=2)[0].image.shape == (3, SIDE, SIDE)
-    with pytest.raises(ValueError, match="max_picture_mb"):
+    with pytest.raises(ValueError):
         ShardDataset(tmp_path / "out", max_picture_mb=0)
 
 

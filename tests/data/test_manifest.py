@@ -494,7 +494,7 @@ def test_a_manifest_of_another_gigabyte_is_not_read(tmp_path: Path) -> None:
 def test_another_version_says_what_to_do(version: int, hint: str, tmp_path: Path) -> None:
     write_json(tmp_path, {"format": "loaders", "version": version, "from the future": []})
 
-    with pytest.raises(ManifestError, match=hint):
+    with pytest.raises(ManifestError, check=At("manifest.json", hint=hint)):
         read_manifest(tmp_path)
 
 

@@ -30,10 +30,12 @@ def dataset(num_samples: int = 10, **options: Any) -> RAMDataset:
 @pytest.mark.parametrize("missing", ["__len__", "fingerprint", "request"])
 def test_what_a_loader_needs_cannot_be_left_out(missing: str) -> None:
     parts = {name: getattr(AsTheyAre, name) for name in ("__len__", "fingerprint", "request")}
+    whole: Any = type("Whole", (BatchDataset,), dict(parts))
     del parts[missing]
     unfinished: Any = type("Unfinished", (BatchDataset,), parts)
 
-    with pytest.raises(TypeError, match=missing):
+    whole()
+    with pytest.raises(TypeError):
         unfinished()
 
 

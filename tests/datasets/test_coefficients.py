@@ -290,7 +290,7 @@ def test_crops_act_on_the_smaller_image(folders: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("scale", [0.3, 2, 0, -1])
 def test_other_scales_are_refused(folders: dict[str, Path], scale: float) -> None:
-    with pytest.raises(ValueError, match="scale"):
+    with pytest.raises(ValueError):
         ShardDataset(folders["dct"], scale=scale)
 
 

@@ -370,7 +370,7 @@ def test_what_is_no_mixture_is_refused(alike: Mixture, tmp_path: Path) -> None:
     with pytest.raises(SchemaError):
         Mixture([first, second.replace(fields=["key"])], [1, 1])
     for shuffle in (False, "block"):
-        with pytest.raises(ValueError, match="shuffle"):
+        with pytest.raises(ValueError):
             DataLoader(alike, shuffle=shuffle)
     assert len(DataLoader(alike, 8, shuffle=True)) == 5
 

@@ -106,7 +106,8 @@ def test_what_only_the_host_can_do_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_datasets_are_refused() -> None:
-    with pytest.raises(ValueError, match="augment_on"):
+    DataLoader([1, 2, 3])
+    with pytest.raises(ValueError):
         DataLoader([1, 2, 3], augment_on="device")
 
 

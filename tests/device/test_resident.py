@@ -148,7 +148,8 @@ def test_records_that_differ_in_size_are_refused(tmp_path: Path) -> None:
 
 
 def test_another_device_is_refused() -> None:
-    with pytest.raises(ValueError, match="device"):
+    DataLoader(RAMDataset(arrays(), device="cpu"), device="cpu")
+    with pytest.raises(ValueError):
         DataLoader(RAMDataset(arrays(), device="cpu"), device="meta")
 
 
@@ -173,7 +174,7 @@ def test_the_current_gpu_is_refused_if_the_samples_lie_on_another(
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
-    with pytest.raises(ValueError, match="device"):
+    with pytest.raises(ValueError):
         DataLoader(dataset, device="cuda")
 
 

@@ -93,9 +93,10 @@ def test_ranks_that_a_sampler_of_ours_does_not_have_are_refused(name: str) -> No
 
 
 def test_marks_that_would_go_astray_are_refused() -> None:
-    with pytest.raises(ValueError, match="in_order"):
+    DataLoader(numbers(), 2, pad="mark")
+    with pytest.raises(ValueError):
         DataLoader(numbers(), 2, pad="mark", in_order=False)
-    with pytest.raises(ValueError, match="batch_size"):
+    with pytest.raises(ValueError):
         DataLoader(numbers(), None, pad="mark")
 
 
@@ -117,7 +118,8 @@ def test_a_mixture_keeps_its_weights(given: dict[str, Any]) -> None:
 
 
 def test_a_mixture_in_an_order_of_torchs_is_refused() -> None:
-    with pytest.raises(ValueError, match="generator"):
+    DataLoader(mixture(), 8, shuffle=True)
+    with pytest.raises(ValueError):
         DataLoader(mixture(), 8, shuffle=True, generator=torch.Generator())
 
 
@@ -307,7 +309,8 @@ def test_what_a_subclass_of_a_sampler_yields_is_what_is_served(num_workers: int)
 def test_marks_are_refused_where_a_subclass_yields_its_own_indices() -> None:
     with pytest.raises(ValueError):
         Three(NUM).batches(2, pad="mark")
-    with pytest.raises(ValueError, match="pad"):
+    DataLoader(numbers(), 2, sampler=Three(NUM))
+    with pytest.raises(ValueError):
         DataLoader(numbers(), 2, sampler=Three(NUM), pad="mark")
 
 

@@ -324,7 +324,8 @@ class Stream(IterableDataset[int]):
     ids=["stream", "sampler", "batch sampler", "generator"],
 )
 def test_marks_of_what_is_never_padded_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="pad"):
+    DataLoader(**settings)
+    with pytest.raises(ValueError):
         DataLoader(**settings, pad="mark")
 
 

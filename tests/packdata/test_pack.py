@@ -145,7 +145,8 @@ def test_a_record_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> Non
     ],
 )
 def test_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
+    pack(tmp_path / "right")
+    with pytest.raises(ValueError):
         pack(tmp_path / "out", **options)
 
     assert not (tmp_path / "out").exists()

@@ -36,6 +36,7 @@ from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 from tests.packdata.test_kills import killed_before
+from tests.refusals import At
 
 COMMANDS = {
     "images": "images broken DST --on-error skip --size 16 --size 8 --shard-size 1kB",
@@ -564,7 +565,7 @@ def test_a_part_that_lost_a_shard_is_missing_and_packed_again(
     dst = tmp_path / "dst"
     pack_all(photos, dst, 2)
     next((dst / PARTS_NAME / Part(1, 2).name).rglob("*.lmdb")).unlink()
-    with pytest.raises(PackError, match="1"):
+    with pytest.raises(PackError, check=At("dst")):
         finish(dst)
 
     assert pack_images(photos, dst, part="1/2").samples == 5
@@ -611,7 +612,7 @@ def test_a_twin_on_the_same_machine_is_told(photos: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("text", ["", "3", "3/3", "-1/2", "0/0", "1/2/3", "a/b"])
 def test_what_is_no_part_is_wrong_usage(text: str) -> None:
-    with pytest.raises(ValueError, match="part"):
+    with pytest.raises(ValueError):
         Part.parse(text)
     with pytest.raises(SystemExit) as ended:
         main(["images", "photos", "dst", f"--part={text}"])

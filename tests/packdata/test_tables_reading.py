@@ -83,7 +83,7 @@ def test_names_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         plan_tables([source], names=("a", "a"))
     with pytest.raises(SourceError, check=At("t.csv")):
         plan_tables([source], skip_rows=9)
-    with pytest.raises(ValueError, match="skip_rows"):
+    with pytest.raises(ValueError):
         plan_tables([source], skip_rows=-1)
 
 

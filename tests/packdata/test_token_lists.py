@@ -179,8 +179,11 @@ def test_windows_of_the_stream_have_labels_as_targets_too(
 def test_labels_and_narrow_targets_contradict_each_other(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.parquet", {"input_ids": LISTS, "labels": LABELS})
 
-    with pytest.raises(ValueError, match="labels"):
-        TokenWindows(pack(source, tmp_path / "p"), 2, dtype="stored")
+    folder = pack(source, tmp_path / "p")
+
+    TokenWindows(folder, 2)
+    with pytest.raises(ValueError):
+        TokenWindows(folder, 2, dtype="stored")
 
 
 def test_labels_go_with_their_documents_when_these_are_divided_and_joined(tmp_path: Path) -> None:
@@ -280,11 +283,11 @@ def test_columns_and_options_that_do_not_fit_are_refused(tmp_path: Path) -> None
         pack(source, tmp_path / "p", ids_column="missing")
     with pytest.raises(SourceError, check=At("a.parquet")):
         pack(source, tmp_path / "p", ids_column="n")
-    with pytest.raises(ValueError, match="text_column"):
-        pack(source, tmp_path / "p", ids_column="input_ids", text_column="n")
-    ids = write_rows(tmp_path / "b.parquet", {"input_ids": [[1]]})
-    with pytest.raises(ValueError, match="train_bpe"):
-        pack(ids, tmp_path / "p", train_bpe=300)
+    ids = write_rows(tmp_path / "b.parquet", {"input_ids": [[1]], "n": [1]})
+    for wrong in ({"text_column": "n"}, {"train_bpe": 300}):
+        with pytest.raises(ValueError):
+            pack(ids, tmp_path / "p", ids_column="input_ids", **wrong)
+    pack(ids, tmp_path / "p", ids_column="input_ids")
 
 
 def test_plain_text_beside_lists_of_ids_is_refused(tmp_path: Path) -> None:
@@ -315,7 +318,8 @@ def test_an_id_can_be_put_before_each_text(tmp_path: Path) -> None:
 
     assert documents(folder) == [[257, 97, 98, 256], [257, 99, 100, 256]]
     assert TokenWindows(folder, 4).vocab_size == 258
-    with pytest.raises(ValueError, match="bos"):
-        pack(source, tmp_path / "q", bos=258)
-    with pytest.raises(ValueError, match="bos"):
-        pack(write(tmp_path / "a.bin", b"\1\0"), tmp_path / "q", bos=1)
+    numbers = write(tmp_path / "a.bin", b"\1\0")
+    for wrong, bos in ((source, 258), (numbers, 1)):
+        with pytest.raises(ValueError):
+            pack(wrong, tmp_path / "q", bos=bos)
+    pack(numbers, tmp_path / "q")

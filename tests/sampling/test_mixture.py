@@ -331,7 +331,8 @@ def test_new_weights_are_for_mixtures() -> None:
     sampler = EpochSampler(10)
     with pytest.raises(StateError):
         sampler.load_state_dict(sampler.state_dict(), weights="new")
-    with pytest.raises(ValueError, match="weights"):
+    sampler.load_state_dict(sampler.state_dict())
+    with pytest.raises(ValueError):
         sampler.load_state_dict(sampler.state_dict(), weights="old")  # type: ignore[arg-type]
 
 
