@@ -20,7 +20,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Nobody pulls the plug: what is flushed before what, tests of it read from the calls, whose number makes the disk slow.
 os.fsync = os.fstat  # type: ignore[assignment]
 
-settings.register_profile("any machine", settings.default, deadline=None, max_examples=50)
+settings.register_profile("any machine", settings.default, deadline=None, max_examples=30)
 settings.load_profile("any machine")
 
 

@@ -1,7 +1,10 @@
 """What an error is about, as a check for ``pytest.raises``: attributes that callers can rely on, and no wording."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class At:
@@ -29,3 +32,16 @@ class At:
 
     def __repr__(self) -> str:
         return f"At({self._place!r}, {self._cause}, {self._others})"
+
+
+def accepted(error: type[Exception], call: Callable[[T], object], cases: Iterable[T]) -> list[T]:
+    """Return the cases of a table for which a call raises no such error: none, if all are refused."""
+
+    def is_refused(case: T) -> bool:
+        try:
+            call(case)
+        except error:
+            return True
+        return False
+
+    return [case for case in cases if not is_refused(case)]

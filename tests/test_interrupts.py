@@ -158,7 +158,7 @@ class Interrupted:
 @pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
-    "step", [17, pytest.param(1, marks=pytest.mark.slow)], ids=["some moments", "every moment"]
+    "step", [29, pytest.param(1, marks=pytest.mark.slow)], ids=["some moments", "every moment"]
 )
 def test_after_ctrl_c_an_epoch_is_whole_or_one_error_says_where_it_ended(
     alarm: Callable[[], None], step: int, num_workers: int, device: str | None

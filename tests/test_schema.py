@@ -1,6 +1,6 @@
 import json
 import pickle
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from loaders.schema import (
     Tokens,
     field_from_json,
 )
+from tests.refusals import accepted
 
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "float32", "float64"]
@@ -87,10 +88,8 @@ def test_a_field_survives_json_and_pickle(field: Field) -> None:
     assert hash(pickle.loads(pickle.dumps(field))) == hash(field)
 
 
-@pytest.mark.parametrize("field", FIELDS, ids=str)
-def test_a_field_cannot_be_changed(field: Field) -> None:
-    with pytest.raises((FrozenInstanceError, AttributeError)):
-        field.codec = "raw"  # type: ignore[misc]
+def test_a_field_cannot_be_changed() -> None:
+    assert accepted(AttributeError, lambda field: setattr(field, "codec", "raw"), FIELDS) == []
 
 
 @given(
@@ -158,90 +157,87 @@ def test_a_dtype_is_kept_by_its_name(dtype: Any) -> None:
     assert Array(dtype=dtype).dtype == "uint16"
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (Image, {"channels": 0}),
-        (Image, {"channels": 65}),
-        (Image, {"channels": True}),
-        (Image, {"channels": 3.0}),
-        (Image, {"channels": "3"}),
-        (Image, {"channels": None}),
-        (Image, {"size": (0, 5)}),
-        (Image, {"size": (-1, 5)}),
-        (Image, {"size": (2.0, 5)}),
-        (Image, {"size": (True, 5)}),
-        (Image, {"size": (5,)}),
-        (Image, {"size": 5}),
-        (Image, {"size": "ab"}),
-        (Image, {"size": (1 << 20, 1 << 20)}),
-        (Image, {"dtype": "float32"}),
-        (Image, {"dtype": "int8"}),
-        (Mask, {"dtype": "float32"}),
-        (Mask, {"dtype": "bool"}),
-        (Mask, {"size": (10**9, 10**9)}),
-        (Array, {"dtype": "complex64"}),
-        (Array, {"dtype": "object"}),
-        (Array, {"dtype": "str"}),
-        (Array, {"dtype": "datetime64[s]"}),
-        (Array, {"dtype": "longdouble"}),
-        (Array, {"dtype": "(2,3)u1"}),
-        (Array, {"dtype": "u1,u1"}),
-        (Array, {"dtype": "i4,("}),  # numpy parses some strings as Python, and raises SyntaxError
-        (Array, {"dtype": "\ud800"}),
-        (Array, {"dtype": "bfloat16"}),
-        (Array, {"dtype": "no such type"}),
-        (Array, {"dtype": ""}),
-        (Array, {"dtype": None}),
-        (Array, {"dtype": 5}),
-        (Array, {"dims": (0,)}),
-        (Array, {"dims": (None, 0)}),
-        (Array, {"dims": (-1,)}),
-        (Array, {"dims": (2.0,)}),
-        (Array, {"dims": (True,)}),
-        (Array, {"dims": ((1,),)}),
-        (Array, {"dims": "ab"}),
-        (Array, {"dims": 5}),
-        (Array, {"dims": (1,) * 33}),
-        (Array, {"dims": (1 << 30, 2)}),
-        (Array, {"dims": (10**30,)}),
-        (Label, {"classes": ()}),
-        (Label, {"classes": ("a", "a")}),
-        (Label, {"classes": "abc"}),
-        (Label, {"classes": 5}),
-        (Label, {"classes": ("a", 1)}),
-        (MultiLabel, {}),
-        (MultiLabel, {"classes": None}),
-        (MultiLabel, {"classes": ("a", "a")}),
-        (Features, {}),
-        (Features, {"columns": "ab"}),
-        (Features, {"columns": ("a", "a")}),
-        (Features, {"columns": ("a",), "dims": (2,)}),
-        (Features, {"columns": ("a",), "dtype": "int32"}),
-        (Features, {"columns": ("a",), "mean": (1.0, 2.0)}),
-        (Features, {"columns": ("a",), "std": (float("nan"),)}),
-        (Features, {"columns": ("a",), "standardized": True}),
-        (Features, {"columns": ("a",), "missing": "zero"}),
-        (Features, {"columns": ("a",), "sources": (("a",),)}),
-        (Categories, {}),
-        (Categories, {"columns": ("a",)}),
-        (Categories, {"columns": ("a",), "vocabularies": (("x", "x"),)}),
-        (Categories, {"columns": ("a",), "vocabularies": (("x",),), "dtype": "int8"}),
-        (Categories, {"columns": ("a",), "vocabularies": (tuple(map(str, range(256))),)}),
-        (Tokens, {"dtype": "int32"}),
-        (Tokens, {"row_tokens": 1}),
-        (Tokens, {"dtype": "uint8", "vocab_size": 257}),
-        (Tokens, {"vocab_size": 5, "eod": 5}),
-        (Tokens, {"eod": -1}),
-        (Tokens, {"tokenizer": "../tokenizer-a.json", "tokenizer_xxh3_128": "0" * 32}),
-        (Tokens, {"tokenizer": "manifest.json", "tokenizer_xxh3_128": "0" * 32}),
-        (Tokens, {"tokenizer": "tokenizer-a.json"}),
-    ],
-    ids=str,
-)
-def test_a_field_that_contradicts_itself_is_refused(kind: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(SchemaError):
-        kind(**options)
+CONTRADICTIONS: list[tuple[Any, dict[str, Any]]] = [
+    (Image, {"channels": 0}),
+    (Image, {"channels": 65}),
+    (Image, {"channels": True}),
+    (Image, {"channels": 3.0}),
+    (Image, {"channels": "3"}),
+    (Image, {"channels": None}),
+    (Image, {"size": (0, 5)}),
+    (Image, {"size": (-1, 5)}),
+    (Image, {"size": (2.0, 5)}),
+    (Image, {"size": (True, 5)}),
+    (Image, {"size": (5,)}),
+    (Image, {"size": 5}),
+    (Image, {"size": "ab"}),
+    (Image, {"size": (1 << 20, 1 << 20)}),
+    (Image, {"dtype": "float32"}),
+    (Image, {"dtype": "int8"}),
+    (Mask, {"dtype": "float32"}),
+    (Mask, {"dtype": "bool"}),
+    (Mask, {"size": (10**9, 10**9)}),
+    (Array, {"dtype": "complex64"}),
+    (Array, {"dtype": "object"}),
+    (Array, {"dtype": "str"}),
+    (Array, {"dtype": "datetime64[s]"}),
+    (Array, {"dtype": "longdouble"}),
+    (Array, {"dtype": "(2,3)u1"}),
+    (Array, {"dtype": "u1,u1"}),
+    (Array, {"dtype": "i4,("}),  # numpy parses some strings as Python, and raises SyntaxError
+    (Array, {"dtype": "\ud800"}),
+    (Array, {"dtype": "bfloat16"}),
+    (Array, {"dtype": "no such type"}),
+    (Array, {"dtype": ""}),
+    (Array, {"dtype": None}),
+    (Array, {"dtype": 5}),
+    (Array, {"dims": (0,)}),
+    (Array, {"dims": (None, 0)}),
+    (Array, {"dims": (-1,)}),
+    (Array, {"dims": (2.0,)}),
+    (Array, {"dims": (True,)}),
+    (Array, {"dims": ((1,),)}),
+    (Array, {"dims": "ab"}),
+    (Array, {"dims": 5}),
+    (Array, {"dims": (1,) * 33}),
+    (Array, {"dims": (1 << 30, 2)}),
+    (Array, {"dims": (10**30,)}),
+    (Label, {"classes": ()}),
+    (Label, {"classes": ("a", "a")}),
+    (Label, {"classes": "abc"}),
+    (Label, {"classes": 5}),
+    (Label, {"classes": ("a", 1)}),
+    (MultiLabel, {}),
+    (MultiLabel, {"classes": None}),
+    (MultiLabel, {"classes": ("a", "a")}),
+    (Features, {}),
+    (Features, {"columns": "ab"}),
+    (Features, {"columns": ("a", "a")}),
+    (Features, {"columns": ("a",), "dims": (2,)}),
+    (Features, {"columns": ("a",), "dtype": "int32"}),
+    (Features, {"columns": ("a",), "mean": (1.0, 2.0)}),
+    (Features, {"columns": ("a",), "std": (float("nan"),)}),
+    (Features, {"columns": ("a",), "standardized": True}),
+    (Features, {"columns": ("a",), "missing": "zero"}),
+    (Features, {"columns": ("a",), "sources": (("a",),)}),
+    (Categories, {}),
+    (Categories, {"columns": ("a",)}),
+    (Categories, {"columns": ("a",), "vocabularies": (("x", "x"),)}),
+    (Categories, {"columns": ("a",), "vocabularies": (("x",),), "dtype": "int8"}),
+    (Categories, {"columns": ("a",), "vocabularies": (tuple(map(str, range(256))),)}),
+    (Tokens, {"dtype": "int32"}),
+    (Tokens, {"row_tokens": 1}),
+    (Tokens, {"dtype": "uint8", "vocab_size": 257}),
+    (Tokens, {"vocab_size": 5, "eod": 5}),
+    (Tokens, {"eod": -1}),
+    (Tokens, {"tokenizer": "../tokenizer-a.json", "tokenizer_xxh3_128": "0" * 32}),
+    (Tokens, {"tokenizer": "manifest.json", "tokenizer_xxh3_128": "0" * 32}),
+    (Tokens, {"tokenizer": "tokenizer-a.json"}),
+]
+
+
+def test_a_field_that_contradicts_itself_is_refused() -> None:
+    assert accepted(SchemaError, lambda each: each[0](**each[1]), CONTRADICTIONS) == []
 
 
 def test_doubled_classes_among_many_are_found_at_once() -> None:
@@ -335,35 +331,32 @@ def test_any_json_is_a_schema_or_a_schema_error(fields: Any, defaults: Any) -> N
     assert Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "a b",
-        "a-b",
-        "1a",
-        "class",
-        "None",
-        "_a",
-        "a__nbytes",
-        "count",
-        "index",
-        "valid",
-        "sample_id",
-        "a" * 201,
-        "猫" * 67,
-        "ﬁeld",  # a ligature: Python reads the attribute as "field"
-        "a\0",
-        "a\udcff",
-        "../a",
-        5,
-        None,
-    ],
-    ids=ascii,
-)
-def test_a_name_that_cannot_be_an_attribute_is_refused(name: Any) -> None:
-    with pytest.raises(SchemaError):
-        Schema({name: Text()})
+NO_NAMES: list[Any] = [
+    "",
+    "a b",
+    "a-b",
+    "1a",
+    "class",
+    "None",
+    "_a",
+    "a__nbytes",
+    "count",
+    "index",
+    "valid",
+    "sample_id",
+    "a" * 201,
+    "猫" * 67,
+    "ﬁeld",  # a ligature: Python reads the attribute as "field"
+    "a\0",
+    "a\udcff",
+    "../a",
+    5,
+    None,
+]
+
+
+def test_a_name_that_cannot_be_an_attribute_is_refused() -> None:
+    assert accepted(SchemaError, lambda name: Schema({name: Text()}), NO_NAMES) == []
 
 
 @pytest.mark.parametrize("name", ["a", "image", "counts", "a_", "Straße", "猫", "a" * 200])

@@ -109,7 +109,7 @@ def cropped(op: RandomIoUCrop, num: int = 300) -> tuple[Any, list[Floats]]:
 
 def test_boxes_are_kept_as_torchvision_does_at_the_same_crop() -> None:
     v2, tv = torchvision_v2(), torchvision_v2("torchvision.tv_tensors")
-    geometry, boxes = cropped(RandomIoUCrop(), 60)
+    geometry, boxes = cropped(RandomIoUCrop(), 40)
     num_cut = 0
     for i, given in enumerate(boxes):
         y, x, height, width = geometry.boxes[i].tolist()
@@ -132,7 +132,7 @@ def test_boxes_are_kept_as_torchvision_does_at_the_same_crop() -> None:
         sane = v2.SanitizeBoundingBoxes()(sample)
         kept = SanitizeBoundingBoxes().keeps(found)
         assert sane["labels"].tolist() == labels[kept].tolist()
-    assert num_cut > 20
+    assert num_cut > 10
 
 
 @pytest.mark.slow

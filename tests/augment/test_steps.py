@@ -28,14 +28,13 @@ def take(image: npt.NDArray[np.uint8], step: Step) -> npt.NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("ops", OPS, ids=str)
-@pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize("reduction", [1, 2, 4, 8])
+@pytest.mark.parametrize(("channels", "reduction"), [(1, 1), (3, 1), (4, 2), (3, 4), (1, 8)])
 def test_a_step_gives_the_pixels_of_apply(ops: list[Any], channels: int, reduction: int) -> None:
     rng = np.random.default_rng(reduction)
-    sizes = rng.integers(24, 150, (60, 2))
-    geometry = plan(ops, sizes, seed=1, epoch=0, indices=np.arange(60))
+    sizes = rng.integers(24, 150, (40, 2))
+    geometry = plan(ops, sizes, seed=1, epoch=0, indices=np.arange(40))
 
-    steps, are_inside = steps_of(geometry, sizes, np.full(60, reduction))
+    steps, are_inside = steps_of(geometry, sizes, np.full(40, reduction))
 
     num_inside = 0
     for size, step, is_inside, box, shape, flip in zip(
@@ -53,7 +52,7 @@ def test_a_step_gives_the_pixels_of_apply(ops: list[Any], channels: int, reducti
             )  # fmt: skip
             np.testing.assert_array_equal(take(image, step), wanted)
             num_inside += 1
-    assert num_inside > 10
+    assert num_inside > 6
 
 
 @given(

@@ -239,6 +239,8 @@ def test_image_mask_boxes_and_keypoints_agree(name: str, tmp_path: Path) -> None
         assert x2 >= where[:, 1].max() - 0.5
         assert y1 <= where[:, 0].min() + 1.5
         assert y2 >= where[:, 0].max() - 0.5
+        if num_seen == 10:
+            break
     assert num_seen > 2
 
 

@@ -65,7 +65,7 @@ def psnr(one: Pixels, other: Pixels) -> float:
 # -- quality -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("quality", [50, 75, 90, 95, 100])
+@pytest.mark.parametrize("quality", [50, 90, 100])
 @pytest.mark.parametrize("subsampling", ["420", "444"])
 def test_quality_is_that_of_libjpeg_or_better(quality: int, subsampling: str) -> None:
     """On every photo; another folder of photos: LOADERS_TEST_PHOTOS=FOLDER."""
@@ -120,20 +120,20 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("size", "channels", "subsampling"), SETTINGS)
-@pytest.mark.parametrize("side", [8, 4, 2, 1])
 def test_pixels_are_those_of_the_reference(
-    size: tuple[int, int], channels: int, subsampling: str, side: int
+    size: tuple[int, int], channels: int, subsampling: str
 ) -> None:
     """Rounded to the nearest, at every scale, edges of any size; the reference reads the record itself."""
     codec = dct(size, channels=channels, subsampling=subsampling, quality=85)
     packed = codec.encode(picture(*size, channels))
     halved = subsampling == "420" and channels == 3
-    wanted = reference.decode(packed, size, channels, halved=halved, side=side)
 
-    served = codec.decode(record(packed), side)
+    for side in (8, 4, 2, 1):
+        wanted = reference.decode(packed, size, channels, halved=halved, side=side)
+        served = codec.decode(record(packed), side)
 
-    assert served.shape == wanted.shape == (*(-(-n * side // 8) for n in size), channels)
-    assert np.abs(served - wanted).max() <= 0.501
+        assert served.shape == wanted.shape == (*(-(-n * side // 8) for n in size), channels)
+        assert np.abs(served - wanted).max() <= 0.501
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])

@@ -2,6 +2,7 @@
 
 import io
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import cv2
@@ -47,12 +48,17 @@ def decode(found: PicturePart, codec: PictureCodec, reduction: int = 1) -> Pixel
     return codec.decode(found.record, reduction, out, size, ends_early=found.ends_early)
 
 
+@lru_cache(maxsize=4)
+def whole_picture(data: bytes, reduction: int, channels: int) -> UInt8Array:
+    return PictureCodec(Image(channels=channels)).decode(np.frombuffer(data, np.uint8), reduction)
+
+
 def assert_same(
     data: UInt8Array, box: tuple[int, int, int, int], reduction: int = 1, channels: int = 3
 ) -> PicturePart:
     """Compare the pixels of a box with those of the whole picture; return the part."""
     codec = PictureCodec(Image(channels=channels))
-    whole = codec.decode(data, reduction)
+    whole = whole_picture(data.tobytes(), reduction, channels)
     found = part(data, *box)
     pixels = decode(found, codec, reduction)
     top, left = found.top // reduction, found.left // reduction
@@ -88,11 +94,13 @@ def test_the_first_rows_are_those_of_the_whole(
     """Chroma is interpolated between rows: the last rows of a cut picture may not be used."""
     data = jpeg(photo(97, 41), subsampling)
 
-    cut = [ends_early(data, rows, reduction, channels) for rows in range(98)]
+    cut = {
+        rows: ends_early(data, rows, reduction, channels) for rows in (*range(0, 97, 3), 70, 97)
+    }
 
     assert cut[0]
     assert cut[70]
-    assert not cut[-1]
+    assert not cut[97]
 
 
 @given(
@@ -306,10 +314,10 @@ def test_a_crop_of_segments_has_the_pixels_of_the_whole(
     """Chroma is interpolated across the edges of segments: what lies beside a crop is decoded too."""
     data = make(photo(211, 320), None, subsampling)
 
-    found = [assert_same(data, box, reduction) for box in boxes(211, 320, 60)]
+    found = [assert_same(data, box, reduction) for box in boxes(211, 320, 30)]
 
     smaller = [part for part in found if len(part.record) < 0.8 * len(data)]
-    assert len(smaller) > 30
+    assert len(smaller) > 15
     assert not any(part.ends_early for part in smaller)
     assert (
         {part.left > 0 for part in smaller} == {part.top > 0 for part in smaller} == {True, False}
@@ -554,8 +562,9 @@ def test_pictures_with_markers_missing_are_left_to_the_decoder() -> None:
 
 
 def test_an_index_that_goes_backwards_is_not_believed() -> None:
-    for at in range(600, 900):
-        file = indexed(photo(256, 256)).copy()
+    whole = indexed(photo(256, 256))
+    for at in range(600, 900, 3):
+        file = whole.copy()
         file[at] = 0
         with suppress(CodecError):
             found = part(file, 100, 100, 30, 30)

@@ -489,33 +489,33 @@ def test_chunks_and_whole_records_mix(
     assert batch.array.amax((1, 2, 3, 4)).tolist() == [1, 2, 1, 2]
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_spans_name_every_chunk_that_is_touched_and_no_other(seed: int) -> None:
+def test_spans_name_every_chunk_that_is_touched_and_no_other() -> None:
     """Against every byte's own number: boxes in arrays of two to four axes, chunks of any size."""
-    rng = np.random.default_rng(seed)
-    shape = rng.integers(1, 13, rng.integers(2, 5))
-    first = [int(rng.integers(0, n)) for n in shape]
-    last = [int(rng.integers(f + 1, n + 1)) for f, n in zip(first, shape, strict=True)]
-    strides = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
-    chunk_bytes, header = int(rng.integers(1, 40)), int(rng.integers(0, 20))
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        shape = rng.integers(1, 13, rng.integers(2, 5))
+        first = [int(rng.integers(0, n)) for n in shape]
+        last = [int(rng.integers(f + 1, n + 1)) for f, n in zip(first, shape, strict=True)]
+        strides = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+        chunk_bytes, header = int(rng.integers(1, 40)), int(rng.integers(0, 20))
 
-    start = header + sum(f * s for f, s in zip(first, strides, strict=True))
-    lengths = [b - a for a, b in zip(first, last, strict=True)]
-    spans = BoxBytes(start, lengths, strides, header)
+        start = header + sum(f * s for f, s in zip(first, strides, strict=True))
+        lengths = [b - a for a, b in zip(first, last, strict=True)]
+        spans = BoxBytes(start, lengths, strides, header)
 
-    padded = np.arange(header + int(np.prod(shape)))
-    inside = padded[header:].reshape(shape)[tuple(map(slice, first, last))]
-    wanted = {
-        *(padded[:header] // chunk_bytes).tolist(),
-        *(inside // chunk_bytes).ravel().tolist(),
-    }
-    assert set(spans.chunks(chunk_bytes).tolist()) == wanted
-    known = np.ones(-(-len(padded) // chunk_bytes), bool)
-    assert spans.are_within(known, chunk_bytes)
-    for chunk in wanted:
-        known[chunk] = False
-        assert not spans.are_within(known, chunk_bytes)
-        known[chunk] = True
+        padded = np.arange(header + int(np.prod(shape)))
+        inside = padded[header:].reshape(shape)[tuple(map(slice, first, last))]
+        wanted = {
+            *(padded[:header] // chunk_bytes).tolist(),
+            *(inside // chunk_bytes).ravel().tolist(),
+        }
+        assert set(spans.chunks(chunk_bytes).tolist()) == wanted
+        known = np.ones(-(-len(padded) // chunk_bytes), bool)
+        assert spans.are_within(known, chunk_bytes)
+        for chunk in wanted:
+            known[chunk] = False
+            assert not spans.are_within(known, chunk_bytes)
+            known[chunk] = True
 
 
 def test_of_chunks_that_were_verified_before_nothing_is_looked_at_again(

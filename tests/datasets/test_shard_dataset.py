@@ -969,9 +969,8 @@ MANY = {"image": tuple(range(1, 84, 2)), "x": (5, 26, 70)}
     "damaged",
     [
         {},
-        {"image": (30, 51)},
         {"x": (5,)},
-        {"image": (9,), "x": (70,)},
+        {"image": (9, 51), "x": (70,)},
         pytest.param(MANY, marks=pytest.mark.slow),
     ],
 )

@@ -37,24 +37,24 @@ def host_half(codec: DctCodec, records: list[bytes], side: int) -> Coefficients:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("channels", "subsampling"), [(3, "420"), (3, "444"), (1, "420")])
-@pytest.mark.parametrize("scale", [1, 1 / 2, 1 / 4, 1 / 8])
 def test_dct_images_are_those_of_the_codec(
-    size: tuple[int, int], channels: int, subsampling: str, scale: float
+    size: tuple[int, int], channels: int, subsampling: str
 ) -> None:
     """To the bit, in a batch of any length, and with values beyond int8 in some images only."""
     field = Image(size=size, codec="dct", channels=channels, subsampling=subsampling, quality=98)
-    codec, side = DctCodec(field), round(8 * scale)
+    codec = DctCodec(field)
     images = pictures(7, size, channels)
     images[3] = np.full((*size, channels), 120, np.uint8)
     records = [codec.encode(image) for image in images]
-    wanted = np.stack([codec.decode(np.frombuffer(r, np.uint8), side) for r in records])
-    finish = DctFinish.of(field, scale)
 
-    for num in (7, 1):
-        served = finish(host_half(codec, records[:num], side))
-        assert served.shape == (num, channels, *finish.size)
-        assert np.array_equal(served.permute(0, 2, 3, 1), wanted[:num])
-    assert finish(host_half(codec, [], side)).shape == (0, channels, *finish.size)
+    for side in (8, 4, 2, 1):
+        wanted = np.stack([codec.decode(np.frombuffer(r, np.uint8), side) for r in records])
+        finish = DctFinish.of(field, side / 8)
+        for num in (7, 1):
+            served = finish(host_half(codec, records[:num], side))
+            assert served.shape == (num, channels, *finish.size)
+            assert np.array_equal(served.permute(0, 2, 3, 1), wanted[:num])
+        assert finish(host_half(codec, [], side)).shape == (0, channels, *finish.size)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -260,7 +260,8 @@ def test_other_batches_are_refused() -> None:
 
 
 def test_other_scales_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"0\.3"):
+    DctFinish.of(Image(size=(8, 8), codec="dct"), 0.5)
+    with pytest.raises(ValueError):
         DctFinish.of(Image(size=(8, 8), codec="dct"), 0.3)
 
 

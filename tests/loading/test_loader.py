@@ -758,7 +758,7 @@ class Counting(IterableDataset[int]):
 
 def test_an_iterable_dataset_is_served() -> None:
     assert [batch.tolist() for batch in DataLoader(Counting(), 4)] == [[0, 1, 2, 3], [4, 5]]
-    with pytest.raises(ValueError, match="backend"):
+    with pytest.raises(ValueError):
         DataLoader(Counting(), 4, backend="thread")
 
 
@@ -841,7 +841,8 @@ def test_workers_are_initialized_as_in_torch(one: Path) -> None:
 
     assert loader.backend == "process"
     for backend in ("thread", "subprocess"):
-        with pytest.raises(ValueError, match="worker_init_fn"):
+        DataLoader(only_ids(one), 8, num_workers=1, backend=backend)
+        with pytest.raises(ValueError):
             DataLoader(only_ids(one), 8, num_workers=1, worker_init_fn=print, backend=backend)
 
 
@@ -905,7 +906,8 @@ def test_ram_and_shards_give_the_same_batches(one: Path) -> None:
 
 def test_what_an_order_of_torchs_leaves_no_room_for_is_refused(one: Path) -> None:
     torchs = SequentialSampler(range(NUM))
-    with pytest.raises(ValueError, match="shuffle"):
+    DataLoader(only_ids(one), sampler=torchs)
+    with pytest.raises(ValueError):
         DataLoader(only_ids(one), sampler=torchs, shuffle="block")
     with pytest.raises(ValueError):
         DataLoader(only_ids(one), sampler=torchs, rank=0, world_size=2)
@@ -957,8 +959,9 @@ def test_between_two_batches_the_trainers_thread_makes_none(one: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("num_taken", [1, 3, 5, 6, 11])
-@pytest.mark.parametrize("pending", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("num_taken", "pending"), [(1, 0), (1, 2), (3, 1), (5, 2), (6, 1), (11, 0)]
+)
 def test_batches_that_are_pending_come_again(
     one: Path, num_taken: int, pending: int, num_workers: int
 ) -> None:
@@ -989,9 +992,10 @@ def flat_batches(loader: DataLoader, num: int) -> list[list[int]]:
 
 
 def test_forever_refuses_what_would_drift_or_spin(one: Path) -> None:
-    with pytest.raises(ValueError, match="drift"):
+    DataLoader(only_ids(one), 11, rank=1, world_size=2).forever()
+    with pytest.raises(ValueError):
         DataLoader(only_ids(one), 11, pad=False, rank=1, world_size=2).forever()
-    with pytest.warns(UserWarning, match="no batch"), pytest.raises(ValueError, match="no batch"):
+    with pytest.warns(UserWarning, match="no batch"), pytest.raises(ValueError):
         next(DataLoader(only_ids(one), 500, drop_last=True).forever())
 
 

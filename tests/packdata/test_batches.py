@@ -1,6 +1,6 @@
 """Columns packed at once are the dataset that their rows make one by one, errors and rejects included."""
 
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,9 @@ def fingerprint(folder: Path) -> str:
     return read_manifest(folder).fingerprint
 
 
-@pytest.mark.parametrize("format", ["lmdb", "parquet"])
-@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize(
+    ("name", "format"), [*zip(COLUMNS, cycle(("lmdb", "parquet")), strict=False)]
+)
 def test_a_column_is_its_rows(tmp_path: Path, name: str, format: Any) -> None:
     field, values = COLUMNS[name]
     size = {"format": format, "shard_bytes": 2_000}

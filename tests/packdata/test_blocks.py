@@ -42,18 +42,17 @@ def pack(dst: Path, sizes: Sequence[int | None] = SIZES, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("sizes", [SIZES, (100,), (1,) * 100, (99, 1)])
-def test_blocks_are_cut_where_single_samples_are(
-    tmp_path: Path, format: str, sizes: tuple[int | None, ...]
-) -> None:
+def test_blocks_are_cut_where_single_samples_are(tmp_path: Path, format: str) -> None:
     Job(tmp_path / "single", folders=("a", "b"), options={"format": format}).run()
 
-    summary = pack(tmp_path / "blocks", sizes, folders=("a", "b"), format=format)
+    for i, sizes in enumerate((SIZES, (100,), (1,) * 100, (99, 1))):
+        blocks = tmp_path / f"blocks-{i}"
+        summary = pack(blocks, sizes, folders=("a", "b"), format=format)
 
-    assert contents(tmp_path / "blocks") == contents(tmp_path / "single")
-    assert labels(tmp_path / "blocks" / "b") == list(range(100))
-    assert summary.samples == 100
-    assert len(read_manifest(tmp_path / "blocks" / "a").shards) > 3
+        assert contents(blocks) == contents(tmp_path / "single")
+        assert labels(blocks / "b") == list(range(100))
+        assert summary.samples == 100
+        assert len(read_manifest(blocks / "a").shards) > 3
 
 
 def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
@@ -285,7 +284,8 @@ def test_a_block_that_contradicts_the_schema_is_refused(name: str, column: Colum
         "label": fixed_column([bytes(8)], 8),
     }
 
-    with pytest.raises(ValueError, match=f"'{name}'"):
+    check_block(Block(dict(columns)), SCHEMA, "lmdb")
+    with pytest.raises(ValueError):
         check_block(Block(columns | {name: column}), SCHEMA, "lmdb")
 
 

@@ -67,7 +67,7 @@ from packdata.recipe import Block
 from tests.packdata.breaking import ROOM
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
-from tests.refusals import At
+from tests.refusals import At, accepted
 
 FORMATS = ["lmdb", "parquet"]
 SMALL = ["label", "key", "score", "width"]
@@ -963,48 +963,49 @@ def test_copy_takes_the_samples_that_fulfil_a_condition(tmp_path: Path) -> None:
         assert [int(key[-3:]) for key in keys] == kept, where
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "__import__('os')",
-        "key.upper() == 'X'",
-        "key[0] == 'c'",
-        "(lambda: 1)()",
-        "[k for k in key]",
-        "width * 2 > 3",
-        "f'{key}' == 'a'",
-        "(x := 3)",
-        "width if label else score",
-        "label is 3",
-        "key == b'x'",
-        "key == None",
-        "width == 1j",
-        "...",
-        "label ==",
-        "a; b",
-        "(" * 300 + ")" * 300,
-        "not " * 100_000 + "label",
-        "x" * 20_000,
-        "\0",
-        "image == 3",
-        "boxes == 3",
-        "klass == 3",
-        'label == "catt"',
-        "label < 'dog'",
-        "'bird' >= label",
-        "label = 'cat'",
-        'label in ("cat", "cow")',
-        '"dusk" in tags',
-        "key > 3",
-        "score in width",
-        "",
-    ],
-)
-def test_conditions_that_are_none_are_refused(tmp_path: Path, where: str) -> None:
+NO_CONDITIONS = [
+    "__import__('os')",
+    "key.upper() == 'X'",
+    "key[0] == 'c'",
+    "(lambda: 1)()",
+    "[k for k in key]",
+    "width * 2 > 3",
+    "f'{key}' == 'a'",
+    "(x := 3)",
+    "width if label else score",
+    "label is 3",
+    "key == b'x'",
+    "key == None",
+    "width == 1j",
+    "...",
+    "label ==",
+    "a; b",
+    "(" * 300 + ")" * 300,
+    "not " * 100_000 + "label",
+    "x" * 20_000,
+    "\0",
+    "image == 3",
+    "boxes == 3",
+    "klass == 3",
+    'label == "catt"',
+    "label < 'dog'",
+    "'bird' >= label",
+    "label = 'cat'",
+    'label in ("cat", "cow")',
+    '"dusk" in tags',
+    "key > 3",
+    "score in width",
+    "",
+]
+
+
+def test_conditions_that_are_none_are_refused(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 2)
 
-    with pytest.raises(SchemaError):
-        copy_dataset(folder, tmp_path / "b", CopyOptions(where=where))
+    def copy(where: str) -> object:
+        return copy_dataset(folder, tmp_path / "b", CopyOptions(where=where))
+
+    assert accepted(SchemaError, copy, NO_CONDITIONS) == []
     assert not (tmp_path / "b").exists()
 
 
@@ -1230,7 +1231,7 @@ def test_quality_encodes_what_has_the_codec_already(tmp_path: Path) -> None:
         {"quality": 101, "codec": "jpeg"},
         {"quality": 5, "codec": "png"},
     ):
-        with pytest.raises(ValueError, match="quality"):
+        with pytest.raises(ValueError):
             CopyOptions(**options)
     with pytest.raises(SystemExit, check=At(code=2)):
         run("copy", folder, tmp_path / "x", "--quality", 50)

@@ -81,7 +81,7 @@ def test_a_listing_is_sent_without_a_copy_and_reads_the_same() -> None:
 
 
 def test_what_a_list_names_of_a_listing_takes_no_room_beside_it() -> None:
-    num = 4_000
+    num = 2_500
     names = Names(f"x{i % 4}/img_{i * 7919 % num:08d}.jpg" for i in range(num))
     entries = [Entry(name + end, 9, 1) for end in ("", ".xml") for name in names]
     tree = Tree(origin_of("s3://raw"), entries)
@@ -100,7 +100,7 @@ def test_what_a_list_names_of_a_listing_takes_no_room_beside_it() -> None:
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_a_row_of_a_list_takes_little_memory(tmp_path: Path, suffix: str) -> None:
-    num, path = 4_000, tmp_path / f"list.{suffix}"
+    num, path = 2_500, tmp_path / f"list.{suffix}"
     rows: list[dict[str, Any]] = [
         {"file": f"x/img_{i:010d}.jpg", "label": f"c{i % 10}", "x": i / 7} for i in range(num)
     ]

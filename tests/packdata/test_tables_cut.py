@@ -212,7 +212,7 @@ _CELLS = (
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.lists(st.sampled_from(_CELLS), min_size=1, max_size=4), min_size=2, max_size=4))
 def test_a_file_that_is_guessed_to_be_like_another_is_packed_as_by_itself(
     files: list[list[str]],

@@ -58,7 +58,7 @@ def outcome(source: Path, folder: Path, options: dict[str, Any]) -> Any:
     return fields, notes, {name: reader.column(name).tobytes() for name in fields}
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     st.sampled_from(sorted(KINDS)),
     st.lists(st.tuples(st.sampled_from(ODD), st.booleans()), min_size=1, max_size=3),

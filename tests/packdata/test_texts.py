@@ -101,8 +101,8 @@ def test_a_bad_byte_in_a_cut_file_is_found_in_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
-@pytest.mark.parametrize("mark", ["\n\n", "aa", "aba", "ab", "\n"])
-@pytest.mark.parametrize("chunk", [1, 2, 5, 1 << 16])
+@pytest.mark.parametrize("mark", ["\n\n", "aba", "ab", "\n"])
+@pytest.mark.parametrize("chunk", [1, 5, 1 << 16])
 def test_separators_across_the_cuts_part_the_same_documents(
     tmp_path: Path,
     mark: str,
@@ -114,7 +114,7 @@ def test_separators_across_the_cuts_part_the_same_documents(
     monkeypatch.setattr("packdata.tokens.files._CHUNK", chunk)
     rng = np.random.default_rng(0)
     path = tmp_path / "a.txt"
-    for piece_bytes in [1, 2, 3, 7, 20] * 3:
+    for piece_bytes in [1, 2, 3, 7, 20] * 2:
         data = rng.choice(np.frombuffer(b"aaab\n\n\n", np.uint8), 60)
         path.write_bytes(data.tobytes() if compression is None else gzip.compress(data.tobytes()))
         file = SourceFile(path, path.name, "text", compression, path.stat().st_size)

@@ -183,16 +183,13 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("what", KNOWN)
-@pytest.mark.parametrize("options", [{}, {"bin_dtype": "uint8"}])
-def test_what_is_known_by_its_header_is_refused_as_what_it_is(
-    tmp_path: Path, what: str, options: dict[str, str]
-) -> None:
+def test_what_is_known_by_its_header_is_refused_as_what_it_is(tmp_path: Path, what: str) -> None:
     source = write(tmp_path / "train.bin", KNOWN[what])
 
-    with pytest.raises(SourceError, check=At("train.bin")) as caught:
-        pack(source, tmp_path / "p", **options)
+    for options in ({}, {"bin_dtype": "uint8"}):
+        with pytest.raises(SourceError, check=At(source)):
+            pack(source, tmp_path / "p", **options)
 
-    assert caught.value.path == source
     assert not (tmp_path / "p").exists()
 
 

