@@ -2,12 +2,14 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from loaders.errors import SourceError
+from packdata import Summary, pack_images, pack_tokens
 from packdata.cli import main
 from packdata.tables import pack_tables, plan_tables
 from tests.packdata.reading import PackedReader
@@ -40,6 +42,32 @@ def test_what_a_folder_holds_beside_tables_is_told(
     assert main(["tables", str(folder), str(tmp_path / "b"), "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == [told]
     assert pack_tables(folder / "a.csv", tmp_path / "c").notes == ()
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "_delta_log/00000000000000000000.json",
+        "metadata/v1.metadata.json",
+        "metadata/00001-0c8a.metadata.json",
+        ".hoodie/hoodie.properties",
+    ],
+)
+@pytest.mark.parametrize("pack", [pack_tables, pack_tokens, pack_images])
+def test_a_table_whose_log_says_which_files_count_is_refused(
+    tmp_path: Path, pack: Callable[..., Summary], log: str
+) -> None:
+    """What Delta Lake deletes or writes anew stays in the folder: its rows came back, or came twice."""
+    (tmp_path / "in" / log).parent.mkdir(parents=True)
+    (tmp_path / "in" / log).write_text("{}")
+    for name in ("before", "after"):
+        pd.DataFrame({"text": ["a"], "x": [1]}).to_parquet(tmp_path / f"in/{name}.parquet")
+
+    with pytest.raises(SourceError, check=At(tmp_path / "in")) as caught:
+        pack(tmp_path / "in", tmp_path / "out")
+
+    assert log.split("/")[0] in caught.value.what
+    assert pack_tables(f"{tmp_path}/in/*.parquet", tmp_path / "all").samples == 2
 
 
 def test_what_is_given_by_itself_is_not_told_as_passed_over(folder: Path, tmp_path: Path) -> None:

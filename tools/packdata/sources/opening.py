@@ -25,7 +25,7 @@ from packdata.sources.layouts import SPLIT_NAMES, split_commands
 from packdata.sources.listed import files_matching, opened_in_order, place_of_source
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.litdata import is_litdata
-from packdata.sources.regular import check_not_packed, check_regular, nothing_at
+from packdata.sources.regular import check_folder, check_regular, nothing_at
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIXES, TarSource
@@ -102,7 +102,7 @@ def _open_files(
 ) -> Source:
     """Open a folder or list of files that are no pictures."""
     if path.is_dir():
-        check_not_packed(path)
+        check_folder(path)
         _check_columns_unused(path, columns)
         return FolderSource(path, kind, without)
     if not path.exists():
@@ -280,7 +280,7 @@ def are_of_one_archive(paths: Sequence[Path | str]) -> bool:
 def _files_at(path: Path) -> list[Path] | None:
     """Return the files to read, all of one kind, or None for a folder of pictures."""
     if is_folder(path):
-        check_not_packed(path)
+        check_folder(path)
         inside = _look_into(path)
         files = _archives(inside)
         if not files or any(map(_is_picture, inside.files)):

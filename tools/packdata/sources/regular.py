@@ -10,6 +10,12 @@ from pathlib import Path
 from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import SourceError
 
+# Of Delta Lake, Iceberg and Hudi: files of rows that were deleted since stay in the folder.
+_LOGS = {
+    "_delta_log": "*.json",
+    "metadata": "[v0-9]*.metadata.json",
+    ".hoodie": "hoodie.properties",
+}
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/+")  # a Path has one slash
 
 
@@ -34,11 +40,16 @@ def check_regular(path: Path | str, where: Path | str) -> None:
     check_mode(mode, where)
 
 
-def check_not_packed(folder: Path) -> None:
-    """Raise SourceError for a dataset that is packed already."""
+def check_folder(folder: Path) -> None:
+    """Raise SourceError for a dataset that is packed already, or a table that has a log of which files are its own."""
     if (folder / MANIFEST_NAME).exists():
         hint = "'packdata copy', 'split', 'merge' and 'extend' work on packed datasets"
         raise SourceError("it is a packed dataset already", folder, hint)
+    for name, pattern in _LOGS.items():
+        if any((folder / name).glob(pattern)):
+            what = f"it is a table with a log ({name}): rows that were deleted or replaced may lie in its files"
+            hint = "Write the rows that it has to a Parquet file; a pattern such as '*.parquet' takes all of them"
+            raise SourceError(what, folder, hint)
 
 
 def check_mode(mode: int, where: Path | str) -> None:

@@ -24,7 +24,7 @@ from packdata.sources.listed import (
     real_path,
 )
 from packdata.sources.litdata import INDEX, is_litdata
-from packdata.sources.regular import check_not_packed, check_regular
+from packdata.sources.regular import check_folder, check_regular
 from packdata.sources.rowfiles import listed_files, row_kind
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.jsonl import JsonLinesFile
@@ -260,7 +260,7 @@ def _keys_of_folders(path: Path) -> dict[str, str | None]:
 def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
     """Return what a source names: tables, and of a folder what else is there, with its suffix or ``FOLDER``."""
     path = place_of_source(source)
-    check_not_packed(path)
+    check_folder(path)
     if path.is_dir():
         return _list_folder(path)
     if path.exists() or not has_magic(str(source)):

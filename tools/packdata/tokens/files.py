@@ -20,7 +20,7 @@ from packdata.sources.listed import (
     place_of_source,
 )
 from packdata.sources.litdata import is_litdata
-from packdata.sources.regular import check_mode, check_not_packed, nothing_at
+from packdata.sources.regular import check_folder, check_mode, nothing_at
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def list_files(sources: Sequence[Path | str]) -> tuple[list[SourceFile], Counter
 
 
 def _list_folder(folder: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
-    check_not_packed(folder)
+    check_folder(folder)
     found: list[tuple[str, Path]] = []
     for relative, entries in files_below(folder):
         if entries is None:
