@@ -22,7 +22,7 @@ from loaders.data.manifest import Manifest, publish_manifest
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Image, Json, Label, Mask, Schema, Text
 from packdata.cli import main
-from packdata.images.plan import plan_images
+from packdata.images.plan import pack_images, plan_images
 from packdata.images.recipe import ImagesRecipe, image_recipes
 from tests.packdata.pngs import clear_png
 from tests.refusals import At
@@ -977,3 +977,31 @@ def test_a_picture_that_a_format_cannot_hold_is_refused_with_the_limit(
         encode(plan(tmp_path / "high", codec=codec))
 
     assert capfd.readouterr().err == ""  # OpenCV would print its own
+
+
+@pytest.mark.parametrize("orientation", [2, 3, 6])
+def test_masks_below_turned_pictures_are_told(tmp_path: Path, orientation: int) -> None:
+    """Where the sides agree, nothing else says whether a mask was drawn before the picture was turned, or after."""
+    for name in ("pictures", "masks"):
+        (tmp_path / name).mkdir()
+    save(tmp_path / "pictures/a.jpg", photo(16, 16), exif=turned(orientation))
+    save(tmp_path / "masks/a.png", np.eye(16, dtype=np.uint8))
+
+    notes = pack_images(tmp_path / "pictures", tmp_path / "out", masks=tmp_path / "masks").notes
+
+    told = "1 picture rotated as Exif says: masks, boxes and keypoints are read as of the upright"
+    assert any(note.startswith(told) for note in notes)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_pictures_of_several_frames_are_told(tmp_path: Path, is_alone: bool) -> None:
+    """Also where all files are encoded anew, and no change of others is listed."""
+    (tmp_path / "in").mkdir()
+    frames = [PIL.Image.fromarray(photo(16, 16, seed)) for seed in range(3)]
+    frames[0].save(tmp_path / "in/a.tif", save_all=True, append_images=frames[1:])
+    if not is_alone:
+        save(tmp_path / "in/b.png", photo())
+
+    notes = pack_images(tmp_path / "in", tmp_path / "out").notes
+
+    assert "1 picture of several frames or pages: only the first is packed" in notes

@@ -19,6 +19,7 @@ from packdata.images.fit import SizeOption
 from packdata.images.marks import Marks
 from packdata.images.profiles import CONVERTED
 from packdata.images.recipe import (
+    ANIMATED,
     DIVIDED,
     HAS_PROFILE,
     MENDED,
@@ -141,8 +142,14 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
         for what, n in smaller.items()
     ]
     if turned := counts.pop(TURNED_BELOW, 0):
-        what = "rotated as Exif says: boxes and keypoints are read as positions in the upright picture"
+        what = (
+            "rotated as Exif says: masks, boxes and keypoints are read as of the upright picture"
+        )
         notes.append(f"{counted(turned, 'picture')} {what}")
+    if animated := counts.pop(ANIMATED, 0):
+        notes.append(
+            f"{counted(animated, 'picture')} of several frames or pages: only the first is packed"
+        )
     if profiles := counts.pop(HAS_PROFILE, 0):
         what = "with a colour profile: pixel values are kept as they are; --icc srgb converts those that are not sRGB"
         notes.append(f"{counted(profiles, 'picture')} {what}")

@@ -62,7 +62,8 @@ _MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), an
 _ONE_SIZE = ("raw", "yuv420", "dct")
 TURNED, MENDED, DIVIDED = "turned without loss", "mended", "divided"
 HAS_PROFILE = "colour profiles"
-TURNED_BELOW = "turned below boxes or keypoints"
+ANIMATED = "animated"
+TURNED_BELOW = "turned below a mask, boxes or keypoints"
 SMALLER = "smaller than "
 _NUM_PEEKED = 16
 
@@ -304,7 +305,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             ]
         except CodecError as error:
             raise SourceError(str(error), item.where) from error
-        self._count(picture, is_kept)
+        self._count(picture, is_kept, has_mask=mask is not None)
         return samples
 
     def _encode_several(self, item: Item, files: list[bytes]) -> list[dict[str, bytes]]:
@@ -453,13 +454,14 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             raise SourceError("it has no mask, others have", item.where)
         return None if item.read_mask is None else item.read_mask()
 
-    def _count(self, picture: Picture, kept: bool) -> None:
+    def _count(self, picture: Picture, kept: bool, *, has_mask: bool = False) -> None:
         self.tally.add("kept" if kept else "re-encoded")
         for change in picture.changes:
             self.tally.add(MENDED if kept else change)
         if picture.has_profile and CONVERTED not in picture.changes:
             self.tally.add(HAS_PROFILE)
-        if "rotated" in picture.changes and any(label.column.form for label in self.labels):
+        is_drawn_on = has_mask or any(label.column.form for label in self.labels)
+        if "rotated" in picture.changes and is_drawn_on:
             self.tally.add(TURNED_BELOW)
         for resize in self.options.sizes:
             if resize.fixed is None and min(picture.size) < resize.height:
