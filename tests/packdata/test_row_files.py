@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from loaders import ShardDataset
 from loaders.errors import SourceError
 from packdata.cli import main
 from packdata.sources.rowfiles import listed_files, open_row_file
+from packdata.sources.tfrecord import masked_crc32c
+from packdata.tables import pack_tables
 from tests.packdata.test_sources import write_tar
 from tests.packdata.test_tokens import documents, pack, texts
 from tests.refusals import At
@@ -177,6 +180,30 @@ def test_pictures_and_ids_of_tfrecord_are_packed(tmp_path: Path) -> None:
     assert [sample.image.shape[2] for sample in ShardDataset(tmp_path / "p")] == [3, 4, 5]
     assert documents(pack(source, tmp_path / "q")) == [[0], [0, 1], [0, 1, 2]]
     assert texts(pack(source, tmp_path / "r", text_column="text")) == TEXTS
+
+
+def test_a_sequence_example_is_refused(tmp_path: Path) -> None:
+    """Its second field looks like features on the wire: text came back with the bytes of a message before it."""
+
+    def message(number: int, *parts: bytes) -> bytes:
+        data = b"".join(parts)
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    def features(values: bytes) -> bytes:
+        return message(1, message(1, b"text"), message(2, values))
+
+    words = message(1, message(1, b"hello"))
+    context, lists = message(1, features(words)), message(2, features(message(1, words)))
+    for name, data in (("plain", context), ("empty", context + message(2)), ("lists", lists)):
+        length = struct.pack("<Q", len(data))
+        crcs = [struct.pack("<I", masked_crc32c(each)) for each in (length, data)]
+        (tmp_path / f"{name}.tfrecord").write_bytes(length + crcs[0] + data + crcs[1])
+
+    for name in ("plain", "empty"):
+        pack_tables(tmp_path / f"{name}.tfrecord", tmp_path / name)
+        assert ShardDataset(tmp_path / name).to_pandas()["text"].tolist() == ["hello"]
+    with pytest.raises(SourceError, check=At(f"{tmp_path}/lists.tfrecord, row 0")):
+        pack_tables(tmp_path / "lists.tfrecord", tmp_path / "lists")
 
 
 @pytest.mark.parametrize("change", ["cut", "length", "checksum", "empty"])

@@ -168,8 +168,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _features(data: bytes) -> Iterator[tuple[str, Value]]:
-    for _, features in _fields(data):
-        for _, entry in _fields(features):
+    for number, features in _fields(data):
+        if number == 2 and features:
+            raise ValueError("it is a SequenceExample, with lists of features")
+        for _, entry in _fields(features) if number == 1 else ():
             pair = dict(_fields(entry))
             yield pair[1].decode(), _feature(pair.get(2, b""))
 
