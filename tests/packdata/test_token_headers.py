@@ -222,6 +222,17 @@ def test_text_called_bin_is_not_read_as_ids_wider_than_bytes(
     assert documents(pack(source, tmp_path / "p", bin_dtype="uint8")) == [[*text.encode()]]
 
 
+def test_an_index_of_fairseq_is_told_from_one_of_megatron(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(np.arange(5, dtype="<i4").tobytes())
+    head = struct.pack("<9sQBQ", b"MMIDIDX\0\0", 1, 4, 2)
+    (tmp_path / "a.idx").write_bytes(head + struct.pack("<2i2q", 2, 3, 0, 8))
+
+    with pytest.raises(SourceError, check=At(tmp_path / "a.idx")) as caught:
+        pack(tmp_path / "a.bin", tmp_path / "out")
+
+    assert "fairseq" in caught.value.what
+
+
 def test_the_bin_of_megatron_without_its_index_is_refused(tmp_path: Path) -> None:
     write_pair(tmp_path / "corpus_text_document", [[1, 2, 3], [4, 5, 6, 7]])
     (tmp_path / "corpus_text_document.idx").unlink()

@@ -37,6 +37,7 @@ _NPY_MAGIC = b"\x93NUMPY"
 _LLMC_MAGICS = [magic.to_bytes(4, "little") for magic in LLMC]
 _MEGATRON_NAMES = ("_document", "_sentence")  # as its preprocess_data.py ends them
 _MAGIC = b"MMIDIDX\x00\x00"
+_FAIRSEQ_BYTES = 26  # its header: without the number of documents' bounds
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats
 _SCAN = 1 << 16
@@ -203,6 +204,9 @@ def _read_index(path: Path) -> tuple[Any, Any, Any, Any]:
         what = f"it has version {version} and type {code}"
         raise SourceError(what, path, f"Version 1 is read, and types {sorted(_DTYPES)}")
     needed = _HEADER.size + 12 * num_sequences + 8 * num_bounds
+    if len(data) == _FAIRSEQ_BYTES + 12 * num_sequences:
+        what = "it is an index of fairseq, which begins alike and lists no documents"
+        raise SourceError(what, path, "Save the ids with numpy.save")
     if len(data) not in (needed, needed + num_sequences):
         what = f"it has {len(data)} bytes, its header ({num_sequences} sequences) takes {needed}"
         raise SourceError(what, path, "Is it complete?")
