@@ -84,7 +84,9 @@ class Gather:
         elif self._kinds == {VarColumn}:
             addresses += self._starts_of(indices, shards)
         else:  # shards of several formats can be concatenated
-            is_var = np.array([isinstance(self._columns[n], VarColumn) for n in shards.tolist()])
+            is_var = np.array(
+                [isinstance(self._columns[n], VarColumn) for n in shards.tolist()], bool
+            )
             addresses[~is_var] += indices[~is_var] * self._nbytes
             addresses[is_var] += self._starts_of(indices[is_var], shards[is_var])
         return addresses
