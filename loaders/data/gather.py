@@ -79,7 +79,7 @@ class Gather:
 
     def _addresses(self, indices: Indices, shards: Indices) -> Indices:
         addresses = self._biases.take(shards)
-        if self._kinds == {FixedColumn}:
+        if self._kinds <= {FixedColumn}:  # none are open yet where no rows are asked for
             addresses += indices * self._nbytes
         elif self._kinds == {VarColumn}:
             addresses += self._starts_of(indices, shards)
