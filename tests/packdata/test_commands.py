@@ -43,7 +43,6 @@ from loaders.schema import (
     Json,
     Label,
     MultiLabel,
-    Schema,
     Text,
 )
 from packdata.cli import build_parser, main
@@ -56,7 +55,7 @@ from packdata.inspect.verify import verify
 from packdata.packed import combine
 from packdata.packed.content import ViewContent
 from packdata.packed.edit import CopyOptions, copy_dataset
-from packdata.packed.joined_columns import read_updates
+from packdata.packed.joined_columns import read_columns
 from packdata.packed.partition import parse_parts, split
 from packdata.packed.rewrite import WriteOptions, Written, write_datasets
 from packdata.packed.where import Where, scalar
@@ -1140,44 +1139,255 @@ def test_copy_chooses_fields(tmp_path: Path) -> None:
             copy_dataset(folder, tmp_path / "d", CopyOptions(fields=fields))
 
 
+def test_copy_adds_columns_by_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pack_samples(tmp_path / "a", 3, fields=SMALL)
+    table = tmp_path / "labels.csv"
+    table.write_text(
+        "caption,key,age,weight,breed,zip\n"
+        '"a cat, asleep",cat/001,3,1.5,tabby,01234\n'
+        '"a ""dog""",dog/002,-4,,poodle,99\n'
+        "Vögel,bird/000,10,2e3,tabby,7\n"
+        "nobody,none/999,1,1,zebra,1\n",
+        encoding="utf-8",
+    )
+
+    argv = ["--add", table, "--as", "breed=label", "--fields", "key,label", "--where", "age > 0"]
+    assert run("copy", folder, tmp_path / "b", *argv, "--json") == 0
+    told = capsys.readouterr()
+    made = json.loads(told.out)
+
+    assert told.err == f"packdata: {table}: 1 of its 4 rows belongs to no sample here: none/999\n"
+    reader = PackedReader(tmp_path / "b")
+    assert made["num_samples"] == 2
+    assert list(reader.schema.fields) == [
+        "key",
+        "label",
+        "caption",
+        "age",
+        "weight",
+        "breed",
+        "zip",
+    ]
+    assert reader.schema.fields["breed"] == Label(classes=("poodle", "tabby", "zebra"))
+    assert [reader.sample(i)["caption"] for i in range(2)] == ["Vögel", "a cat, asleep"]
+    assert reader.column("age").tolist() == [10, 3]
+    assert reader.column("weight").tolist() == [2000.0, 1.5]
+    assert reader.column("breed").tolist() == [1, 1]
+    assert [reader.sample(i)["zip"] for i in range(2)] == ["7", "01234"]
+
+
+def test_samples_have_what_was_added_to_them(tmp_path: Path) -> None:
+    """Who adds a column wants it; a field that was there only on request stays so."""
+    folder = pack_samples(tmp_path / "a", 2, fields=SMALL)
+    table = tmp_path / "t.csv"
+    table.write_text("key,label,age\nbird/000,5,1\ncat/001,6,2\n")
+
+    copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, fields=["key"]))
+    table.write_text("key,note\nbird/000,a\ncat/001,b\n")
+    copy_dataset(folder, tmp_path / "c", CopyOptions(add=table))
+
+    old = PackedReader(folder).schema.defaults
+    assert PackedReader(tmp_path / "b").schema.defaults == ("label", "age")
+    assert PackedReader(tmp_path / "c").schema.defaults == (*old, "note")
+    assert "key" not in old
+
+
+def test_copy_matches_by_any_single_value(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 6, fields=SMALL)
+    table = tmp_path / "t.csv"
+    table.write_text("label,name\n0,zero\n1,one\n2,two\n")
+
+    copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, on="label"))
+
+    reader = PackedReader(tmp_path / "b")
+    assert [reader.sample(i)["name"] for i in range(4)] == ["zero", "one", "two", "zero"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("cat,b\nbird,a\nhorse,d\ndog,c\n", ["a", "b", "c"]),
+        ("2,c\n1,b\n0,a\n", ["a", "b", "c"]),
+        ("2,c\nbird,a\n1,b\n7,d\n", ["a", "b", "c"]),
+    ],
+    ids=["names", "numbers", "both"],
+)
+def test_copy_matches_labels_by_class(tmp_path: Path, rows: str, expected: list[str]) -> None:
+    folder = pack_samples(tmp_path / "a", 6, fields=SMALL)
+    table = tmp_path / "t.csv"
+    table.write_text(f"label,note\n{rows}")
+
+    copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, on="label"))
+
+    reader = PackedReader(tmp_path / "b")
+    assert [reader.sample(i)["note"] for i in range(6)] == expected * 2
+
+
 def test_classes_that_are_called_by_numbers_match_by_name(tmp_path: Path) -> None:
     """And a label that is none of its classes by its number."""
-    fields = {"label": Label(("1", "0")), "note": Text()}
-    folder = pack(tmp_path / "a", fields, [{"label": i, "note": "-"} for i in (0, 1, 5)])
+    fields = {"label": Label(("1", "0"))}
+    folder = pack(tmp_path / "a", fields, [{"label": i} for i in (0, 1, 5)])
     table = tmp_path / "t.csv"
     table.write_text("label,note\n0,zero\n1,one\n5,five\n")
 
-    copy_dataset(folder, tmp_path / "b", CopyOptions(update=table, on="label"))
+    copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, on="label"))
 
     reader = PackedReader(tmp_path / "b")
     assert [reader.sample(i)["note"] for i in range(3)] == ["one", "zero", "five"]
 
 
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_table_that_matches_nothing_is_told_with_what_it_has(tmp_path: Path, skip: bool) -> None:
+    folder = pack_samples(tmp_path / "a", 6, fields=SMALL)
+    table = tmp_path / "t.csv"
+    table.write_text("label,note\neel,1\nfox,2\n")
+    options = CopyOptions(add=table, on="label", skip_missing=skip)
+
+    with pytest.raises(SourceError, check=At("t.csv")):
+        copy_dataset(folder, tmp_path / "b", options)
+    table.write_text("label,note\n")
+    with pytest.raises(SourceError, check=At("t.csv")):
+        copy_dataset(folder, tmp_path / "b", options)
+
+
+def test_samples_that_a_table_lacks_are_named_or_left_out(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 9, fields=SMALL)
+    table = tmp_path / "t.csv"
+    table.write_text("key,age\ncat/001,3\ncat/004,5\n")
+
+    with pytest.raises(SourceError, check=At("t.csv")):
+        copy_dataset(folder, tmp_path / "b", CopyOptions(add=table))
+    copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, skip_missing=True))
+
+    assert PackedReader(tmp_path / "b").keys() == ["cat/001", "cat/004"]
+
+
+def test_a_sample_without_a_label_is_named_or_left_out(tmp_path: Path) -> None:
+    """No class is called '': it would move the numbers of all others."""
+    folder = pack_samples(tmp_path / "a", 4, fields=SMALL)
+    table = tmp_path / "t.csv"
+    rows = "bird/000,ideal,1\ncat/001,,\ndog/002, ,2\nbird/003,good,3\n"
+    table.write_text(f"key,cut,age\n{rows}")
+    argv = ["copy", folder, tmp_path / "b", "--add", table, "--as", "cut=label"]
+
+    with pytest.raises(SourceError, check=At("t.csv")) as caught:
+        run(*argv)
+    assert caught.value.what.startswith("row 2, column 'cut'")
+    assert run(*argv, "--missing", "skip") == 0
+
+    reader = PackedReader(tmp_path / "b")
+    assert reader.keys() == ["bird/000", "bird/003"]
+    assert reader.schema.fields["cut"] == Label(classes=("good", "ideal"))
+    assert reader.column("cut").tolist() == [1, 0]
+    assert reader.schema.fields["age"] == Array(dtype="int64")  # as if its rows were not there
+
+
+def test_wrong_cells_below_rows_without_a_label_are_named_by_their_row(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("key,cut,age\na,,1\nb,good,x\n")
+    kinds = {"cut": "label", "age": "int64"}
+
+    with pytest.raises(SourceError, check=At("t.csv")):
+        read_columns(table, "key", kinds, skip_missing=True)
+    table.write_text("key,cut\na,\n")
+    with pytest.raises(SourceError, check=At("t.csv")):
+        read_columns(table, "key", {"cut": "label"}, skip_missing=True)
+
+
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "kinds", "place"),
     [
-        ("", "t.csv"),
-        ("key,a,a\n", "t.csv"),
-        ("id,a\n1,2\n", "t.csv"),
-        ("key,a\nx,1\nx,2\n", "t.csv"),
-        ("key,a\nx,1,3\n", "t.csv"),
-        ("key,a\nx,1\ny,b\n", "t.csv"),
-        ("key,a\nx,99999999999999999999\n", "t.csv"),
-        ("key,j\nx,{\n", "t.csv"),
-        pytest.param(f"key,j\nx,{'[' * 100_000}\n", "t.csv", id="too deep"),
-        ('key,a\n"x,1\n', "t.csv, line 2"),
-        ("key,a\nx,\xff\n", "t.csv"),
+        ("", {}, "t.csv"),
+        ("key,a,a\n", {}, "t.csv"),
+        ("id,a\n1,2\n", {}, "t.csv"),
+        ("key,a\nx,1\nx,2\n", {}, "t.csv"),
+        ("key,a\nx,1,3\n", {}, "t.csv"),
+        ("key,a\nx,1\ny,b\n", {"a": "int64"}, "t.csv"),
+        ("key,a\nx,99999999999999999999\n", {"a": "int64"}, "t.csv"),
+        ("key,a\nx,{\n", {"a": "json"}, "t.csv"),
+        pytest.param(f"key,a\nx,{'[' * 100_000}\n", {"a": "json"}, "t.csv", id="too deep"),
+        ("key,a\nx,1\n", {"a": "int8"}, "t.csv"),
+        ("key,a\nx,1\n", {"b": "text"}, "t.csv"),
+        ("key,class\nx,1\n", {}, "t.csv"),
+        ('key,a\n"x,1\n', {}, "t.csv, line 2"),
+        ("key,a\nx,\xff\n", {}, "t.csv"),
     ],
 )
-def test_tables_that_cannot_be_used_are_refused(tmp_path: Path, text: str, place: str) -> None:
+def test_tables_that_cannot_be_used_are_refused(
+    tmp_path: Path, text: str, kinds: dict[str, str], place: str
+) -> None:
     table = tmp_path / "t.csv"
-    schema = Schema({"key": Text(), "a": Array(dtype="int64"), "j": Json()}, ("a",))
     table.write_text(text, encoding="latin-1")
 
     with pytest.raises(SourceError, check=At(place)):
-        read_updates(table, "key", schema)
+        read_columns(table, "key", kinds)
     with pytest.raises(SourceError, check=At("none.csv")):
-        read_updates(tmp_path / "none.csv", "key", schema)
+        read_columns(tmp_path / "none.csv", "key")
+
+
+@pytest.mark.parametrize(
+    ("cells", "field"),
+    [
+        (["1", "-20"], Array(dtype="int64")),
+        (["1", ""], Array(dtype="float64")),
+        (["1.5", "nan"], Array(dtype="float64")),
+        (["007", "1"], Text()),
+        (["1_000", "1"], Text()),
+        (["", ""], Text()),
+        (["1", "one"], Text()),
+        (["123456789012345678", "1"], Array(dtype="int64")),
+        (["9007199254740992", ""], Array(dtype="float64")),
+    ],
+)
+def test_kinds_of_columns_are_guessed(tmp_path: Path, cells: list[str], field: Field) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("key,a\n" + "".join(f"k{i},{cell}\n" for i, cell in enumerate(cells)))
+
+    assert read_columns(table, "key")[0]["a"] == field
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["1234567890123456789", "1234567890123456788"],
+        ["123456789012345678", ""],
+        ["-9007199254740993", "1.5"],
+        ["+9007199254740993", "1"],
+        ["1000000000000000000000", "1"],
+        ["1234567890123456789.5", "1"],
+    ],
+)
+def test_numbers_that_no_float_has_come_back_as_they_were(
+    tmp_path: Path, cells: list[str]
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("key,a\n" + "".join(f"k{i},{cell}\n" for i, cell in enumerate(cells)))
+
+    fields, records = read_columns(table, "key")
+
+    assert fields["a"] == Text()
+    assert [records[f"k{i}"]["a"].decode() for i in range(2)] == cells
+
+
+def test_numbers_of_19_digits_may_be_asked_for(tmp_path: Path) -> None:
+    """A list of files has them as text, too: most are names."""
+    table = tmp_path / "t.csv"
+    table.write_text("key,a\nx,1234567890123456789\n")
+
+    _, records = read_columns(table, "key", {"a": "int64"})
+
+    assert np.frombuffer(records["x"]["a"], "<i8").tolist() == [1234567890123456789]
+
+
+def test_a_column_does_not_replace_a_field_silently(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 1, fields=SMALL)
+    table = tmp_path / "t.csv"
+    table.write_text("key,label\nbird/000,5\n")
+
+    with pytest.raises(SchemaError):
+        copy_dataset(folder, tmp_path / "b", CopyOptions(add=table))
+    copy_dataset(folder, tmp_path / "b", CopyOptions(add=table, fields=["key"]))
+    assert PackedReader(tmp_path / "b").column("label").tolist() == [5]
 
 
 @pytest.mark.parametrize("codec", ["jpeg", "webp", "raw", "png"])

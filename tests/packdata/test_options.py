@@ -36,6 +36,8 @@ DCT = "photos --size 16 --fit cover --codec dct"
 AS_DCT: dict[str, Any] = {"sizes": ["16"], "fit": "cover", "codec": "dct"}
 HALVES = "packed --parts a=0.5 b=0.5"
 IN_HALVES = {"parts": {"a": 0.5, "b": 0.5}}
+LABELS = "packed --add labels.csv --fields score --missing skip"
+LABELLED: dict[str, Any] = {"add": "labels.csv", "fields": ["score"], "skip_missing": True}
 LINES = "a.txt --documents line"
 CHAT: dict[str, Any] = {"chat_template": "chat.jinja"}
 BY_LINE = {"documents": "line"}
@@ -117,8 +119,11 @@ MAKING: list[tuple[str, str, str, dict[str, Any]]] = [
     ("split", HALVES, "--shard-size 1kB", IN_HALVES | {"shard_bytes": 1024}),
     ("copy", "packed", "--where 'label == \"cat\"'", {"where": 'label == "cat"'}),
     ("copy", "packed", "--fields label,key", {"fields": ["label", "key"]}),
+    ("copy", "packed --fields score", "--add labels.csv --missing skip", LABELLED),
     ("copy", "packed", "--update fixes.csv", {"update": "fixes.csv"}),
-    ("copy", "packed", "--on label --update labels.csv", {"update": "labels.csv", "on": "label"}),
+    ("copy", LABELS, "--on label", LABELLED | {"on": "label"}),
+    ("copy", LABELS, "--as grade=float32 label=text", LABELLED | {"kinds": {"grade": "float32", "label": "text"}}),
+    ("copy", "packed --add labels.csv --fields score", "--missing skip", LABELLED),
     ("copy", "packed", "--codec webp", {"codec": "webp"}),
     ("copy", "packed --codec jpeg", "--quality 20", {"codec": "jpeg", "quality": 20}),
     ("copy", "packed --fields pixels --codec dct", "--subsampling 444",

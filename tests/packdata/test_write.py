@@ -15,7 +15,7 @@ import packdata
 from loaders import RAMDataset, ShardDataset, TokenWindows, augment, concat
 from loaders.data.manifest import read_manifest
 from loaders.errors import ChecksumError, PackError, SchemaError
-from loaders.schema import Array, Image, Label, Mask
+from loaders.schema import Array, Image, Mask
 from packdata.inspect.verify import verify
 from packdata.packed.combine import merge
 from packdata.packed.edit import CopyOptions, copy_dataset
@@ -129,7 +129,6 @@ def test_values_are_added_and_changed(folder: Path, tmp_path: Path) -> None:
         "meta": [{"x": 1}, [2], None],
         "blob": [b"1", b"", b"23"],
         "label": ["dog", 1, "bird"],
-        "cut": (Label(classes=("fair", "good")), ["good", 0, "fair"]),
         "key": ["p", "q", "r"],
     }
 
@@ -143,9 +142,7 @@ def test_values_are_added_and_changed(folder: Path, tmp_path: Path) -> None:
     assert list(fields)[: len(read_manifest(folder).schema.fields)] == list(
         read_manifest(folder).schema.fields
     )
-    assert made.schema.defaults == ("image", "label", "age", "emb", "note", "meta", "blob", "cut")
-    assert fields["cut"] == Label(classes=("fair", "good"))
-    assert made.column("cut").tolist() == [1, 0, 0]
+    assert made.schema.defaults == ("image", "label", "age", "emb", "note", "meta", "blob")
     assert made.column("age").tolist() == [1, -2, 3]
     assert made.column("emb").tolist() == [[0, 1], [2, 3], [4, 5]]
     assert made.column("note").tolist() == ["a", "b", ""]

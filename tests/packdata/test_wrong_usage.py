@@ -56,7 +56,11 @@ USAGE = [
     ("copy packed {dst} --fields ''", "argument --fields: takes names"),
     ("copy packed {dst} --codec gif", "argument --codec: invalid choice: 'gif'"),
     ("copy packed {dst} --codec jpeg --quality 101", "must be a whole number from 1 to 100, got '101'"),
-    ("copy packed {dst} --on label", "no CSV file is read: --on goes with --update"),
+    ("copy packed {dst} --on label", "no CSV file is read: --on goes with --add and --update"),
+    ("copy packed {dst} --missing skip", "no CSV file is added"),
+    ("copy packed {dst} --as grade=text", "no CSV file is added"),
+    ("copy packed {dst} --add labels.csv --as grade", "--as takes COLUMN=KIND, got grade"),
+    ("copy packed {dst} --add labels.csv --as grade=int8", "int64, float32, float64, got 'int8'"),
     ("split packed {dst} --parts a=0.9 b=0.2", "together at most 1"),
     ("split packed {dst} --parts a=0.5 manifest.json=0.5", "a plain folder name, got 'manifest.json'"),
     ("split packed {dst} --parts rejected.jsonl=0.5", "a plain folder name, got 'rejected.jsonl'"),
@@ -95,8 +99,10 @@ DATA = [
     ("copy stream {dst} --where 'num_tokens > 1'", "would tear documents apart"),
     ("copy packed {dst} --where 'klass == 1'", "there is no field 'klass'; a condition can name label, key, score"),
     ("copy packed {dst} --where 'score > 1000'", "samples meets --where 'score > 1000'"),
-    ("copy packed {dst} --update nowhere.csv", "nowhere.csv: there is no file"),
-    ("copy packed {dst} --update empty.csv", "empty.csv: its first line must name the columns"),
+    ("copy packed {dst} --add nowhere.csv", "nowhere.csv: there is no file"),
+    ("copy packed {dst} --add empty.csv", "empty.csv: its first line must name the columns"),
+    ("copy packed {dst} --add labels.csv --as gade=text", "it has no column 'gade' to add; it has label, grade"),
+    ("copy packed {dst} --add labels.csv --fields key --on image", "it has no column 'image'"),
     ("copy flipped {dst}/a/b", "its checksum does not match"),
     ("copy packed packed/inner", "packed/inner: it lies inside the source 'packed'. Choose a folder beside it"),
     ("merge packed more more/inner", "more/inner: it lies inside the source 'more'."),
@@ -149,7 +155,7 @@ def test_wrong_use_is_one_error_and_writes_nothing(
     assert there(Path(), tmp_path) == before
 
 
-def test_a_damaged_shard_is_what_a_table_of_updates_reports(
+def test_a_damaged_shard_is_what_an_added_table_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not that a field has no single value: keys cannot be read where a shard is gone."""
@@ -160,7 +166,7 @@ def test_a_damaged_shard_is_what_a_table_of_updates_reports(
             os.makedirs(damaged, exist_ok=True)
             (damaged / path.name).write_bytes(path.read_bytes())
 
-    assert run(f"copy {damaged} {{dst}} --update fixes.csv", tmp_path / "dst") == 1
+    assert run(f"copy {damaged} {{dst}} --add labels.csv --fields score", tmp_path / "dst") == 1
 
     assert f"{damaged}/{shard}: the shard is missing" in capsys.readouterr().err
 
@@ -181,9 +187,12 @@ def test_a_part_that_cannot_be_read_leaves_none_of_the_parts(
 def test_a_table_is_matched_by_a_field_with_one_value_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "t.csv").write_text("image,score\n1,2\n")
+    (tmp_path / "t.csv").write_text("image,grade\n1,2\n")
 
-    assert run(f"copy packed {{dst}} --update {tmp_path}/t.csv --on image", tmp_path / "d") == 1
+    assert (
+        run(f"copy packed {{dst}} --add {tmp_path}/t.csv --on image --fields key", tmp_path / "d")
+        == 1
+    )
 
     assert "field 'image' has no single value to match a column with" in capsys.readouterr().err
     assert PackedReader("packed").keys()[0] == "bird/000"

@@ -129,7 +129,7 @@ OPENED: dict[str, tuple[str, Callable[[Path], object], type[LoadersError] | type
     "loose files": ("x", lambda _: RAMDataset.from_files(["x"], [0]), SourceError),
     "a tokenizer": ("x", tokens, SourceError),
     "classes": ("x", lambda _: pack_images("photos", "out", classes="x"), SourceError),
-    "a table of updates": ("x", lambda p: copy_dataset(p, "out", CopyOptions(update="x")), SourceError),
+    "a table to add": ("x", lambda p: copy_dataset(p, "out", CopyOptions(add="x")), SourceError),
     "a table to update": ("x", lambda p: copy_dataset(p, "out", CopyOptions(update="x")), SourceError),
 }  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import nullcontext
-from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +49,7 @@ _WRITING = f"""\
 --overwrite
   replace a dataset at the target
 {JSON}"""
+KINDS = ("label", "text", "json", "int64", "float32", "float64")  # of packed.joined_columns
 _SHARD_SIZE: dict[str, dict[str, Any]] = {"shard-size": {"default": DEFAULT_SHARD_BYTES}}
 
 
@@ -59,8 +59,13 @@ _SHARD_SIZE: dict[str, dict[str, Any]] = {"shard-size": {"default": DEFAULT_SHAR
 def _copy(args: argparse.Namespace) -> int:
     from packdata.packed.edit import CopyOptions
 
+    names = ("where", "fields", "add", "update", "on", "codec", "quality", "subsampling")
     with usage_errors(args, schema=True):
-        options = CopyOptions(**{f.name: getattr(args, f.name) for f in fields(CopyOptions)})
+        options = CopyOptions(
+            **{name: getattr(args, name) for name in (*names, "compression")},
+            kinds=_kinds(args.kinds),
+            skip_missing=args.missing == "skip",
+        )
     notes: list[str] = []
     with usage_errors(args, schema=False):
         write = _send if is_url(args.dst) else _write_copy
@@ -101,6 +106,13 @@ def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note)
     return _write_copy(args, url, options, note)
 
 
+def _kinds(texts: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise ValueError(f"--as takes COLUMN=KIND, got {' '.join(texts)}")
+    return {name: kind for name, _, kind in pairs}
+
+
 COPY = Command(
     name="copy",
     summary="copy a dataset with other samples, fields or codecs",
@@ -114,11 +126,18 @@ DST
   keep the samples that meet a condition (default: all)
 --fields A,B
   fields to keep, in this order (default: all)
+--add FILE.csv
+  add its columns as fields: UTF-8, comma-separated, with a header
 --update FILE.csv
-  change the fields named by its columns, in the samples it lists; UTF-8, comma-separated, with a
-  header; an empty cell changes nothing; labels are names or numbers, multi-labels are JSON lists
+  change the fields named by its columns, in the samples it lists; an empty cell changes
+  nothing; labels are names or numbers, multi-labels are JSON lists
 --on NAME
-  with --update: field and column that match samples to lines (default: key)
+  with --add and --update: field and column that match samples to lines (default: key)
+--as COLUMN=KIND
+  with --add: the kind of a column ({", ".join(KINDS)}), instead of a guess
+--missing {{error,skip}}
+  with --add: samples that are not in the file, or have an empty label there, are an error
+  (default) or left out
 --codec {{{",".join(PICTURE_CODECS)}}}
   encode pictures with this codec (default: leave them as they are)
 --quality Q
@@ -134,7 +153,7 @@ DST
     },
     run=_copy,
     details="""\
-Records that need no change are copied byte for byte. packdata.write(view, dst, add=) adds fields.
+Records that need no change are copied byte for byte.
 
 A condition is made of comparisons, and, or, not, in, literals, and names of fields that hold
 one value. Labels compare with numbers and class names; 'x' in key finds part of a text. In a
@@ -149,8 +168,11 @@ is stopped, the same command continues. Shards that need no change are sent as t
         "src": SOURCE,
         "dst": SOURCE,
         "fields": {"type": parse_names},
+        "add": PATH,
         "update": PATH,
         "on": {"default": "key"},
+        "as": {"dest": "kinds", "nargs": "+", "default": ()},
+        "missing": {"default": "error"},
         **_SHARD_SIZE,
     },
     has_remote=True,

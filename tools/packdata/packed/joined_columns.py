@@ -1,4 +1,4 @@
-"""Columns of a CSV file, matched to samples by key, as records of fields that are there."""
+"""Columns from a CSV file, matched to samples by key, as records of new fields or of those that are there."""
 
 from __future__ import annotations
 
@@ -10,20 +10,93 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.codecs import codec_for
-from loaders.errors import CodecError, SourceError
-from loaders.schema import Array, Field, Json, Label, MultiLabel, Text
+from loaders.errors import CodecError, SchemaError, SourceError
+from loaders.schema import Array, Field, Json, Label, MultiLabel, Text, check_field_name
+from packdata.describe import counted
 from packdata.sources.base import read_file
 from packdata.sources.readers import csv_rows, encoding_hint
 from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from loaders.schema import Schema
 
 # Not 007: that is a name, and must come back as it was.
 _INT = re.compile(r"-?(0|[1-9]\d{0,17})")
+_WHOLE = re.compile(r"[+-]?\d+")
+_NAME = re.compile(r"[+-]?\d{19}")  # as in lists of files
+_FLOAT = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?inf|nan", re.IGNORECASE)
 _MAX_SHOWN_CHARS = 80
+KINDS = ("label", "text", "json", "int64", "float32", "float64")
+
+
+def read_columns(
+    path: Path | str,
+    on: str,  # the column of keys
+    kinds: Mapping[str, str] | None = None,  # by column name one of ``KINDS``
+    # What the keys are in the dataset: those of a label are named in the table by class or number, and in the result
+    # by class.
+    field: Field | None = None,
+    *,
+    skip_missing: bool = False,  # leave out rows without a label, instead of refusing
+) -> tuple[dict[str, Field], dict[str, dict[str, bytes]]]:
+    """Read new fields, and by key the record of each, from a CSV file: UTF-8, separated by commas, with a header line.
+
+    Columns of whole numbers become int64, of other numbers float64 (empty cells NaN), the rest
+    text; so do whole numbers of 19 digits and more, and those that float64 would round. ``kinds``
+    decides otherwise: a ``label``'s classes are the column's values, sorted.
+
+    Raises:
+        SourceError: The file is no such table, names a key twice, lacks a label, or a value is not
+            of its kind.
+    """
+    path, kinds = Path(path), kinds or {}
+    header, rows = _read(path)
+    keys = _keys(header, rows, on, field, path)
+    added = [name for name in header if name != on]
+    for name, kind in kinds.items():
+        if name not in added:
+            what = f"it has no column {name!r} to add; it has {', '.join(added) or 'none'}"
+            raise SourceError(what, path)
+        if kind not in KINDS:
+            raise SourceError(
+                f"column {name!r} cannot be read as {kind!r}; kinds are {', '.join(KINDS)}", path
+            )
+    labels = [name for name, kind in kinds.items() if kind == "label"]
+    numbers = _labeled(header, rows, labels, path, skip_missing)
+    rows, keys = [rows[n - 1] for n in numbers], [keys[n - 1] for n in numbers]
+    fields: dict[str, Field] = {}
+    records: dict[str, dict[str, bytes]] = {key: {} for key in keys}
+    for name in added:
+        values = _column(header, rows, name)
+        fields[name], parse = _field(name, values, kinds.get(name), path)
+        for n, key, text in zip(numbers, keys, values, strict=True):
+            where = f"row {n}, column {name!r}"
+            records[key][name] = _record(fields[name], parse, text, where, path)
+    return fields, records
+
+
+def _labeled(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    labels: Sequence[str],
+    path: Path,
+    skip_missing: bool,
+) -> list[int]:
+    """Return the numbers of the rows, from 1, that have a label in each of these columns."""
+    lacking: set[int] = set()
+    for name in labels:
+        empty = [n for n, text in enumerate(_column(header, rows, name), 1) if not text.strip()]
+        if empty and not skip_missing:
+            more = f" (and of {counted(len(empty) - 1, 'more row')})" if len(empty) > 1 else ""
+            what = f"row {empty[0]}, column {name!r}: its label{more} is missing"
+            hint = "Fill it in, or leave out what has none with '--missing skip'"
+            raise SourceError(what, path, hint)
+        lacking.update(empty)
+    if len(lacking) == len(rows) > 0:
+        raise SourceError(f"no row has a label in {', '.join(map(repr, labels))}", path)
+    return [n for n in range(1, len(rows) + 1) if n not in lacking]
 
 
 def read_updates(path: Path | str, on: str, schema: Schema) -> dict[str, dict[str, bytes]]:
@@ -49,13 +122,24 @@ def read_updates(path: Path | str, on: str, schema: Schema) -> dict[str, dict[st
         field = schema.fields.get(name)
         if field is None:
             has = ", ".join(schema.fields)
-            raise SourceError(f"its column {name!r} is no field; there are {has}", path)
+            hint = "'--add' brings new ones"
+            raise SourceError(f"its column {name!r} is no field; there are {has}", path, hint)
         parse = _parser(field, f"column {name!r}", path)
         for i, (key, text) in enumerate(zip(keys, _column(header, rows, name), strict=True)):
             if text:
                 where = f"row {i + 1}, column {name!r}"
-                found[key][name] = _record(field, parse, text, where, path)
+                found[key][name] = _record(field, parse, text, where, path, _remedy(field, name))
     return found
+
+
+def _remedy(field: Field, name: str) -> str:
+    """Return what to do about a value that a field does not take."""
+    if not isinstance(field, Label) or field.classes is None:
+        return ""
+    return (
+        f"For another class copy with --fields and without {name!r} first, then give all labels "
+        f"anew: --add FILE.csv --as {name}=label"
+    )
 
 
 def _parser(field: Field, where: str, path: Path) -> Callable[[str], Any]:
@@ -139,10 +223,50 @@ def _class_name(field: Label, classes: Sequence[str], text: str) -> str:
         return text
 
 
-def _record(field: Field, parse: Callable[[str], Any], text: str, where: str, path: Path) -> bytes:
+def _field(
+    name: str, values: Sequence[str], kind: str | None, path: Path
+) -> tuple[Field, Callable[[str], Any]]:
+    """Return the field for a column and what turns its cells into values."""
+    try:
+        check_field_name(name)
+    except SchemaError as error:
+        raise SourceError(str(error), path, "Rename the column") from error
+    if kind == "label":
+        classes = tuple(sorted(set(values)))
+        return Label(classes=classes), {name: i for i, name in enumerate(classes)}.__getitem__
+    if kind == "json":
+        return Json(), json.loads
+    kind = kind or _guess(values)
+    if kind == "text":
+        return Text(), str
+    return Array(dtype=kind), int if kind == "int64" else _float
+
+
+def _guess(values: Sequence[str]) -> str:
+    if values and all(_INT.fullmatch(text) for text in values):
+        return "int64"
+    if not any(values) or any(_is_rounded(text) for text in values):
+        return "text"
+    return "float64" if all(not text or _FLOAT.fullmatch(text) for text in values) else "text"
+
+
+def _is_rounded(text: str) -> bool:
+    """Tell whether a whole number is none that float64 has, or one of so many digits that it is a name."""
+    if _NAME.match(text):
+        return True
+    return _WHOLE.fullmatch(text) is not None and int(float(text)) != int(text)
+
+
+def _float(text: str) -> float:
+    return float(text) if text else float("nan")
+
+
+def _record(
+    field: Field, parse: Callable[[str], Any], text: str, where: str, path: Path, hint: str = ""
+) -> bytes:
     try:
         return codec_for(field).encode(parse(text))
     except (ValueError, OverflowError, RecursionError, CodecError) as error:
         kind = field.dtype if isinstance(field, Array) else field.kind
         shown = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[: _MAX_SHOWN_CHARS - 1]}…"
-        raise SourceError(f"{where}: {shown!r} is not {kind} ({error})", path) from error
+        raise SourceError(f"{where}: {shown!r} is not {kind} ({error})", path, hint) from error

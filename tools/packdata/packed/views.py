@@ -71,8 +71,7 @@ def write(
         fit: How they come to it (``packdata.images.fit.SizeOption``).
         quality: Of ``jpeg``, ``webp`` and ``dct``.
         add: Values by field, one for each sample: in place of those of a field that is there, or as a new field.
-            Numbers are an ``Array``, strings a ``Text``, bytes ``Bytes``, anything else is ``Json``; or say it by a
-            pair, as in ``(Label(classes=("no", "yes")), answers)``.
+            Numbers are an ``Array``, strings a ``Text``, bytes ``Bytes``, anything else is ``Json``.
         format: ``"lmdb"`` or ``"parquet"``; by default that of the view.
         shard_bytes: A shard ends with the sample that reaches this size.
         link: Use hard links where whole shards are to be written as they are; what is linked is not read.
@@ -173,8 +172,6 @@ def _content(
 
 def _column(name: str, values: Any, field: Field | None, view: View) -> tuple[Field, Column]:
     """Return the field of values that are added, and their records."""
-    if isinstance(values, tuple) and len(values) == 2 and isinstance(values[0], Field):
-        field, values = values
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         raise TypeError(f"add takes one value for each sample, {name!r} is {shown(values)}")
     if len(values) != len(view):
