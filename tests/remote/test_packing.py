@@ -486,8 +486,8 @@ def test_a_staging_disk_that_fills_is_told_and_the_command_goes_on(
         assert all(place.encode() in full.stderr for place in (str(disk), OUT))
         subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
         again = run()
+        # Whether one was sent before the disk was full is chance: the bytes are the same.
         assert (again.returncode, again.stderr) == (0, b"")
-        assert b"earlier" in again.stdout
 
     assert main([*command[3:], str(tmp_path / "local"), *options, "--shuffle", "0"]) == 0
     assert_same(store, tmp_path / "local")
