@@ -12,9 +12,9 @@ from loaders.errors import SourceError
 
 # Of Delta Lake, Iceberg and Hudi: files of rows that were deleted since stay in the folder.
 _LOGS = {
-    "_delta_log": "*.json",
-    "metadata": "[v0-9]*.metadata.json",
-    ".hoodie": "hoodie.properties",
+    "_delta_log": re.compile(r".+\.json"),
+    "metadata": re.compile(r"(v\d+|\d{5}-[0-9a-f-]+)(\.gz)?\.metadata\.json"),
+    ".hoodie": re.compile(r"hoodie\.properties"),
 }
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/+")  # a Path has one slash
 
@@ -46,7 +46,7 @@ def check_folder(folder: Path) -> None:
         hint = "'packdata copy', 'split', 'merge' and 'extend' work on packed datasets"
         raise SourceError("it is a packed dataset already", folder, hint)
     for name, pattern in _LOGS.items():
-        if any((folder / name).glob(pattern)):
+        if any(pattern.fullmatch(path.name) for path in (folder / name).glob("*.*")):
             what = f"it is a table with a log ({name}): rows that were deleted or replaced may lie in its files"
             hint = "Write the rows that it has to a Parquet file; a pattern such as '*.parquet' takes all of them"
             raise SourceError(what, folder, hint)
