@@ -1,14 +1,16 @@
-"""Inputs that must be regular files and no packed datasets, as errors of the source that named them."""
+"""What cannot be a source: pipes and devices, packed datasets, tables with a log. Errors name who named them."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import SourceError
+from loaders.remote.url import URL
 
 # Of Delta Lake, Iceberg and Hudi: files of rows that were deleted since stay in the folder.
 _LOGS = {
@@ -41,15 +43,25 @@ def check_regular(path: Path | str, where: Path | str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise SourceError for a dataset that is packed already, or a table that has a log of which files are its own."""
+    """Raise SourceError for a dataset that is packed already, or a folder of a table as in ``check_no_log``."""
     if (folder / MANIFEST_NAME).exists():
         hint = "'packdata copy', 'split', 'merge' and 'extend' work on packed datasets"
         raise SourceError("it is a packed dataset already", folder, hint)
+    check_no_log(folder)
+    # Above it, too: it may be a partition. Files are named one by one, or by a pattern.
+    is_inside = folder.is_dir() and not isinstance(folder, URL)
+    for table in folder.absolute().parents if is_inside else ():
+        with suppress(PermissionError):
+            check_no_log(table, folder)
+
+
+def check_no_log(table: Path, folder: Path | None = None) -> None:
+    """Raise SourceError, which names a ``folder`` below, for a table that has a log of which files are its own."""
     for name, pattern in _LOGS.items():
-        if any(pattern.fullmatch(path.name) for path in (folder / name).glob("*.*")):
-            what = f"it is a table with a log ({name}): rows that were deleted or replaced may lie in its files"
+        if any(pattern.fullmatch(path.name) for path in (table / name).glob("*.*")):
+            what = f"its table has a log ({table / name}): rows that were deleted or replaced may lie in its files"
             hint = "Write the rows that it has to a Parquet file; a pattern such as '*.parquet' takes all of them"
-            raise SourceError(what, folder, hint)
+            raise SourceError(what, folder or table, hint)
 
 
 def check_mode(mode: int, where: Path | str) -> None:

@@ -20,7 +20,7 @@ from packdata.sources.listed import (
     place_of_source,
 )
 from packdata.sources.litdata import is_litdata
-from packdata.sources.regular import check_folder, check_mode, nothing_at
+from packdata.sources.regular import check_folder, check_mode, check_no_log, nothing_at
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def _list_folder(folder: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
     for relative, entries in files_below(folder):
         if entries is None:
             ignored[LINK_ABOVE] += 1
+        check_no_log(folder / relative)
         shown = [entry for entry in entries or () if not is_hidden(entry.name)]
         listed = listed_files(folder / relative, [entry.name for entry in shown])
         if listed is not None:  # beside the files of a dataset lie those of caches
