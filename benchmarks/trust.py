@@ -27,7 +27,7 @@ import loaders
 from loaders import DataLoader, RAMDataset, ShardDataset
 from loaders.bench import machine
 from loaders.bench.machine import family, memory
-from loaders.bench.measure import Config, end, num_samples, time_loader
+from loaders.bench.measure import Config, end, time_loader
 from loaders.bench.sweep import make_loader, round_size
 from loaders.sampling.batch import index_batches
 from loaders.sampling.order import Shuffled
@@ -126,7 +126,7 @@ def steady(dataset: Any, config: Config, seconds: float) -> Run:
     together = round_size(dataset, config)
 
     def run() -> float:
-        timed = time_loader(loader, seconds=seconds, round_size=together, watch=False)
+        timed = time_loader(loader, config.batch_size, seconds=seconds, round_size=together)
         return timed.samples_per_s
 
     return run
@@ -316,7 +316,8 @@ def by_hand(loader: DataLoader, seconds: float) -> float:
         next(batches)
     samples, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
-        samples += num_samples(next(batches))
+        next(batches)
+        samples += loader.batch_size or 1
     took = time.perf_counter() - began
     end(batches)
     return samples / took
@@ -338,13 +339,12 @@ def bench_cases(data: Data, seconds: float) -> Iterator[Case]:
         config = Config(WORKERS, batch, "thread")
         loader = make_loader(dataset, config)
 
-        def timed(watch: bool, loader: DataLoader = loader) -> float:
-            return time_loader(loader, seconds=seconds, watch=watch).samples_per_s
+        def timed(loader: DataLoader = loader, batch: int = batch) -> float:
+            return time_loader(loader, batch, seconds=seconds).samples_per_s
 
         runs: dict[str, Run] = {
             "a loop by hand": functools.partial(by_hand, loader, seconds),
-            "the bench": functools.partial(timed, True),
-            "the bench, memory not watched": functools.partial(timed, False),
+            "the bench": timed,
             "the loop by hand, loaders.profile on": functools.partial(profiled, loader, seconds),
         }
         note = "goals: the bench within 5 % of the first line, the profiler within 2 %"

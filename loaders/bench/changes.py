@@ -102,7 +102,7 @@ def tried(
             reads = cold and not trial.is_in_memory
             if reads:
                 notes.update(f"{trial.what}: {note}" for note in dropped(trial.target))
-            return time_target(trial.target, trial.config, seconds=run_s, once=reads, watch=False)
+            return time_target(trial.target, trial.config, seconds=run_s, once=reads)
 
         notes: set[str] = set()
         runs = [(trial.config, partial(run, trial)) for trial in trials]

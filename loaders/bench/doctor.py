@@ -436,7 +436,7 @@ def gpu(place: Surroundings) -> Finding:
     links, copies = gpu_links(place.sys), "no GPU that torch can use"
     if torch.cuda.is_available():
         host = torch.zeros(64 << 20, dtype=torch.uint8)
-        rate = copy_cost(host, torch.device("cuda"), seconds=0.3).samples_per_s
+        rate = copy_cost(host, host.nbytes, torch.device("cuda"), seconds=0.3).samples_per_s
         copies = f"{describe_size(rate)}/s from pinned memory"
     said = ", ".join(f"link of x{now} of x{most}" for now, most in links)
     is_narrow = any(now != most for now, most in links)

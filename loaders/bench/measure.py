@@ -7,7 +7,6 @@ is taken over whole rounds: from the last batch of the first round to the last b
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 import statistics
 import time
@@ -15,13 +14,10 @@ import warnings
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from loaders.backends.maker import num_in_flight
 from loaders.bench.machine import bytes_read, family, memory
 from loaders.bench.targets import Endless, is_map_style
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.reading.samples import Ragged
 from loaders.device.nested import tensors_of
 from loaders.loading.loader import DataLoader
 
@@ -65,6 +61,7 @@ class TimedPass:
     pss_bytes: int = 0  # memory of all processes at the end of the run, see ``Memory``
     read_bytes: int = 0  # what the storage had to read, where the system counts that
     has_start: bool = False  # there were too few batches to leave the first round out of the rate
+    stall_share: float = 0.0  # share of the time that was waited for batches
 
 
 @dataclass(slots=True)
@@ -122,12 +119,12 @@ class Result:
 
 
 def make_loader(dataset: Any, config: Config, **more: Any) -> DataLoader:
-    """Return an endless shuffled loader over a dataset."""
-    if is_map_style(dataset) and "sampler" not in more:
-        more |= {"sampler": Endless(len(dataset)), "rank": 0, "world_size": 1, "drop_last": True}
+    """Return an endless shuffled loader over a dataset, of whole batches."""
+    if is_map_style(dataset):
+        more = {"sampler": Endless(len(dataset)), "rank": 0, "world_size": 1} | more
     with warnings.catch_warnings():  # more workers than cores are tried on purpose
         warnings.filterwarnings("ignore", "This DataLoader will create")
-        return DataLoader(dataset, **config.arguments(), **more)
+        return DataLoader(dataset, **config.arguments(), drop_last=True, **more)
 
 
 def group_size_of(dataset: Any, config: Config) -> int:
@@ -156,12 +153,15 @@ def in_flight(dataset: Any, config: Config) -> int:
 
 def time_loader(
     loader: Iterable[Any],  # anything that yields batches
+    batch_size: int,  # samples of each of them
     *,
     seconds: float,  # stop after so long, at the end of a round; one round behind the first is always done
     # Batches that come together: of processes, one of each; of grouped ones, a group.
     round_size: int = 1,
+    ahead: int = 0,  # further batches that do not count, as they may have been made before
+    step: Callable[[Any], Any] = lambda _: None,  # what is done with each batch
+    patience_s: float = math.inf,  # end in the middle of a round so long after the time is up
     clock: Callable[[], float] = time.perf_counter,  # seconds that only grow
-    watch: bool = True,  # look at the memory when it ends, its batches still there
 ) -> TimedPass:
     """Iterate a loader for some time, and return what it did.
 
@@ -170,30 +170,31 @@ def time_loader(
     """
     gc.collect()  # an older loader's memory and threads are not this one's
     read = bytes_read(family())
-    arrivals, samples = [clock()], [0]
-    batches, count = begin(loader), 0
+    waits, done, first = list[float](), [clock()], round_size + ahead
+    batches = begin(loader)
     for batch in batches:  # not by enumerate(), which keeps one until the next is there
-        count += 1
-        arrivals.append(clock())
-        samples.append(samples[-1] + num_samples(batch))
-        is_enough = arrivals[-1] - arrivals[0] >= seconds and count > round_size
-        if is_enough and count % round_size == 0:
+        waits.append(clock() - done[-1])
+        step(batch)
+        done.append(clock())
+        late_s, behind = done[-1] - done[0] - seconds, len(waits) - first
+        if late_s >= patience_s or (late_s >= 0 and behind > 0 and behind % round_size == 0):
             break
         del batch
     pids = family()
-    if not count:
+    if not waits:
         raise ValueError("the loader gave no batch: is the dataset smaller than a batch?")
-    has_start = count < 2 * round_size
-    first, last = (0, count) if has_start else (round_size, count - count % round_size)
+    num = (len(waits) - first) // round_size * round_size
+    first, last = (first, first + num) if num > 0 else (0, len(waits))
+    took_s = max(1e-9, done[last] - done[first])
     run = TimedPass(
-        samples_per_s=(samples[last] - samples[first])
-        / max(1e-9, arrivals[last] - arrivals[first]),
-        first_batch_s=arrivals[1] - arrivals[0],
-        latencies_s=[b - a for a, b in itertools.pairwise(arrivals[1:])],
-        num_samples=samples[last] - samples[first],
-        pss_bytes=memory(pids).pss_bytes if watch else 0,
+        samples_per_s=(last - first) * batch_size / took_s,
+        first_batch_s=waits[0],
+        latencies_s=waits[1:],
+        num_samples=(last - first) * batch_size,
+        pss_bytes=memory(pids).pss_bytes,
         read_bytes=max(0, bytes_read(pids) - read),
-        has_start=has_start,
+        has_start=num <= 0,
+        stall_share=sum(waits[first:last]) / took_s,
     )
     end(batches)
     return run
@@ -212,43 +213,6 @@ def end(batches: Any) -> None:
     for name in ("close", "_shutdown_workers"):
         if hasattr(batches, name):
             getattr(batches, name)()
-
-
-def num_samples(batch: Any) -> int:
-    """Return how many samples a batch has: the length of its first tensor, or else of its first part."""
-    if isinstance(batch, torch.Tensor | Ragged):
-        return 1 if (length := _length(batch)) < 0 else length
-    if not isinstance(batch, dict | tuple):
-        return num_samples(batch[0]) if _is_pair(batch) else len(batch)
-    parts = batch.values() if isinstance(batch, dict) else batch
-    # The first part mostly tells: to look at all of them takes longer than making a small batch.
-    for part in parts:
-        if (length := _length(part)) >= 0:
-            return length
-    if not parts:
-        return 0
-    first = next(iter(parts))
-    if isinstance(batch, tuple) and all(type(part) is tuple for part in parts):
-        return len(first)  # tuple(zip(*samples)), as detectors take them
-    is_ours = hasattr(batch, "_fields") and isinstance(first, list)  # a value for each sample
-    return len(first) if is_ours else num_samples(first)
-
-
-def _is_pair(batch: Any) -> bool:
-    """Tell torch's ``[images, labels]`` from a list with one value per sample."""
-    if not isinstance(batch, list) or not batch or not isinstance(batch[0], torch.Tensor):
-        return False
-    first = len(batch[0]) if batch[0].dim() else 0
-    return first > 0 and all(
-        len(part) == first if isinstance(part, list | tuple) else _length(part) == first
-        for part in batch
-    )
-
-
-def _length(part: Any) -> int:
-    if isinstance(part, torch.Tensor):
-        return part.shape[0] if part.dim() else -1
-    return len(part.offsets) - 1 if isinstance(part, Ragged) else -1
 
 
 def batch_nbytes(batch: Any) -> int:

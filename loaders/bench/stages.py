@@ -7,7 +7,6 @@ one, as the kernel counts it, and the rest: there it waited (for a disk, or in a
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import statistics
 import sys
@@ -26,12 +25,11 @@ import torch
 from loaders.bench.measure import (
     batch_nbytes,
     begin,
-    end,
     group_size_of,
     in_flight,
     make_loader,
-    num_samples,
     round_size,
+    time_loader,
 )
 from loaders.bench.targets import TargetError, holds
 from loaders.datasets.packed import PackedDataset
@@ -43,7 +41,7 @@ from loaders.verdict import Facts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from loaders.bench.measure import Config
+    from loaders.bench.measure import Config, TimedPass
 
 _PROBE_SWITCH_S = 1e-4
 _PROBES = 4
@@ -85,7 +83,7 @@ def time_alone(
     deadline = clock() + seconds
     while clock() < deadline or len(costs) < min_calls:
         queued, own, cpu, wall = _queued_s(), time.thread_time(), _cpu_s(), clock()
-        samples = max(1, work())
+        samples = work()
         wall, cpu, own = clock() - wall, _cpu_s() - cpu, time.thread_time() - own
         queued = min(_queued_s() - queued, max(0.0, wall - own))
         costs.append((wall / samples, cpu / samples, max(0.0, wall - cpu - queued) / samples))
@@ -131,7 +129,7 @@ def batches_of(dataset: Any, config: Config) -> Iterator[Any]:
             yield batch
         if is_empty:  # or this would go on for ever
             raise TargetError(
-                "the stream has no samples, or none any more: it can be read only once if its __iter__ "
+                "the stream has no whole batch, or none any more: it can be read only once if its __iter__ "
                 "returns the same iterator each time; let it return a new one, as a generator function does"
             )
 
@@ -139,7 +137,13 @@ def batches_of(dataset: Any, config: Config) -> Iterator[Any]:
 def batch_maker(dataset: Any, config: Config) -> Callable[[], int]:
     """Return what makes a batch (of small ones a group, as workers do), and says how many samples it has."""
     batches, together = batches_of(dataset, config), group_size_of(dataset, config)
-    return lambda: sum(num_samples(next(batches)) for _ in range(together))
+
+    def make() -> int:
+        for _ in range(together):
+            next(batches)
+        return together * config.batch_size
+
+    return make
 
 
 def host_stages(dataset: Any, config: Config, *, seconds: float) -> dict[str, Cost]:
@@ -231,7 +235,7 @@ def _gil_s_once(work: Callable[[], int], seconds: float) -> float:
     samples, cpu, deadline = 0, time.thread_time(), time.perf_counter() + seconds
     try:
         while not samples or time.perf_counter() < deadline:
-            samples += max(1, work())
+            samples += work()
         cpu = time.thread_time() - cpu
     finally:
         stop.set()
@@ -258,7 +262,7 @@ def available_share(num_threads: int, quota: float, seconds: float = _QUOTA_PERI
 # -- the device, and the step ----------------------------------------------------------------------
 
 
-def copy_cost(batch: Any, device: torch.device, *, seconds: float) -> Cost:
+def copy_cost(batch: Any, num_samples: int, device: torch.device, *, seconds: float) -> Cost:
     """Time moving the tensors of a batch to a device, from pinned memory, until they have arrived."""
     pinned = [t.pin_memory() if device.type == "cuda" else t for t in tensors_of(batch)]
 
@@ -266,20 +270,24 @@ def copy_cost(batch: Any, device: torch.device, *, seconds: float) -> Cost:
         for tensor in pinned:
             tensor.to(device, copy=True, non_blocking=True)
 
-    return device_cost(copy, batch, device, seconds=seconds)
+    return device_cost(copy, batch, num_samples, device, seconds=seconds)
 
 
 def device_cost(
-    work: Callable[[Any], Any], batch: Any, device: torch.device | None, *, seconds: float
+    work: Callable[[Any], Any],
+    batch: Any,
+    num_samples: int,
+    device: torch.device | None,
+    *,
+    seconds: float,
 ) -> Cost:
     """Time what is done to a batch where it is used, again and again: no loading."""
-    count = num_samples(batch)
     ready = batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
 
     def done() -> int:
         work(ready)
         synchronize(device)
-        return count
+        return num_samples
 
     return time_alone(done, seconds=seconds)
 
@@ -292,7 +300,7 @@ def synchronize(device: torch.device | None) -> None:
 
 # -- all of it -------------------------------------------------------------------------------------
 
-_PATIENCE_S = 2.0  # for prefetched batches, beyond the time that is asked for
+_PATIENCE_S = 4.0  # for workers to start, and for prefetched batches
 _READS = ("read, cold", "read", "fetch")  # other stages wait for no bytes
 
 
@@ -335,12 +343,12 @@ def analyse(
     cpu_s = {name: cost.cpu_s for name, cost in stages.items()}
     wait_s = sum(cost.wait_s for name, cost in stages.items() if name in _READS)
     if device is not None and device.type != "cpu":
-        stages["copy"] = copy_cost(batch, device, seconds=share / 2)
+        stages["copy"] = copy_cost(batch, config.batch_size, device, seconds=share / 2)
     if (finish := loader._finisher) is not None:
-        stages["finish"] = device_cost(finish, batch, device, seconds=share / 2)
+        stages["finish"] = device_cost(finish, batch, config.batch_size, device, seconds=share / 2)
     together = None
     if step is not None:
-        stages["step"] = device_cost(step, batch, device, seconds=share)
+        stages["step"] = device_cost(step, batch, config.batch_size, device, seconds=share)
         together = real_steps(dataset, config, step, device=device, seconds=share)
     wall_s = {name: cost.wall_s for name, cost in stages.items()}
     facts = Facts(
@@ -351,17 +359,17 @@ def analyse(
         cpu_s=sum(cpu_s.values()),
         wait_s=wait_s,
         gil_s=min(gil_s, sum(cpu_s.values())),
-        sample_bytes=batch_nbytes(batch) / max(1, num_samples(batch)),
+        sample_bytes=batch_nbytes(batch) / config.batch_size,
         stages=cpu_s,
         transfer_s=wall_s.get("copy", 0.0),
         finish_s=wall_s.get("finish", 0.0),
         step_s=wall_s.get("step", 0.0),
-        stall_share=None if together is None else together[1],
+        stall_share=None if together is None else together.stall_share,
         available=(available + available_share(cores, core_time)) / 2,
         holds=holds(dataset, batch),
         may_add_workers=may_add_workers,
     )
-    return Analysis(facts, stages, None if together is None else together[0])
+    return Analysis(facts, stages, None if together is None else together.samples_per_s)
 
 
 def real_steps(
@@ -371,31 +379,24 @@ def real_steps(
     *,
     seconds: float,
     device: torch.device | None = None,
-) -> tuple[float, float] | None:
-    """Train on real batches; return samples/s, and the share of time that the step waited for data.
+) -> TimedPass | None:
+    """Train on real batches, and time that.
 
-    Batches that workers made ahead, and those of their first round, are there at once whatever loading
-    takes: they do not count, nor does a round that is not whole. None: there are no more than these.
+    Batches that workers made ahead are there at once whatever loading takes: they do not count, nor do those of the
+    first round. None: there are no more than these.
     """
-    loader, together = make_loader(dataset, config, device=device), round_size(dataset, config)
-    skipped = max(1, together + in_flight(dataset, config)) if config.num_workers else 1
-    steps: list[tuple[int, float, float]] = []  # samples, seconds waited for them, seconds in all
-    deadline, asked, batches = math.inf, time.perf_counter(), begin(loader)
-    for number, batch in enumerate(batches):
-        came = time.perf_counter()
+
+    def train(batch: Any) -> None:
         step(batch)
         synchronize(device)
-        done = time.perf_counter()
-        steps.append((num_samples(batch), came - asked, done - asked))
-        if number in (0, skipped):  # the first step is slow in any run
-            deadline = done + seconds + (_PATIENCE_S if number < skipped else 0)
-        if done > deadline:
-            break
-        asked = done
-    end(batches)
-    steps = steps[skipped:]
-    steps = steps[: len(steps) // together * together] or steps
-    if not steps:
-        return None
-    samples, waited_s, took_s = map(sum, zip(*steps, strict=True))
-    return samples / took_s, waited_s / took_s
+
+    run = time_loader(
+        make_loader(dataset, config, device=device),
+        config.batch_size,
+        seconds=seconds,
+        round_size=round_size(dataset, config),
+        ahead=in_flight(dataset, config),
+        step=train,
+        patience_s=_PATIENCE_S,
+    )
+    return None if run.has_start else run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +163,7 @@ def run_sweep(
     if not cold:  # fault in code, slots and, for a small dataset, the files
         for config in {config.backend: config for config in configs}.values():
             with suppress(Exception):  # which the run that counts will have, too, in its own line
-                time_target(target, config, seconds=run_s, watch=False)
+                time_target(target, config, seconds=run_s)
     total = len(configs) * repeats
     with tqdm(total=total, desc="measuring", unit="run", disable=None, leave=False) as bar:
         runs = [(config, partial(measure, config)) for config in configs]
@@ -183,15 +183,15 @@ def time_target(
     *,
     seconds: float,
     once: bool = False,
-    watch: bool = True,
 ) -> TimedPass:
     """Measure one configuration for some time; ``once``: no longer than one pass, as files are read once when cold."""
     dataset, more = target.dataset, {}
     if once and is_map_style(dataset):
-        more = {"sampler": Shuffled(len(dataset)), "rank": 0, "world_size": 1}
+        more = {"sampler": Shuffled(len(dataset))}
+        config = replace(config, batch_size=min(config.batch_size, len(dataset)))
     loader = make_loader(dataset, config, **more)
     together = round_size(dataset, config)
-    return time_loader(loader, seconds=seconds, round_size=together, watch=watch)
+    return time_loader(loader, config.batch_size, seconds=seconds, round_size=together)
 
 
 def dropped(target: MeasuredDataset) -> list[str]:

@@ -1,9 +1,8 @@
-import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -14,24 +13,12 @@ from loaders.bench.measure import (
     Config,
     Result,
     TimedPass,
-    batch_nbytes,
     end,
     interleave,
     make_loader,
-    num_samples,
     time_loader,
 )
-from loaders.datasets.reading.samples import Ragged, batch_type
-from tests.bench.constructed import Hashes, Instant, Stream
-
-
-class Images(NamedTuple):
-    """As batches of ours are."""
-
-    image: Any
-
-
-RAGGED = Ragged(torch.zeros(9), torch.tensor([0, 2, 2, 9]))  # of three samples
+from tests.bench.constructed import Hashes, Instant
 
 
 class FakeClock:
@@ -52,8 +39,8 @@ def batches(clock: FakeClock, waits: list[float], size: int = 10) -> Iterator[to
 
 
 def timed(clock: FakeClock, waits: list[float], **options: Any) -> TimedPass:
-    usual: dict[str, Any] = {"seconds": 1e9, "clock": clock, "watch": False}
-    return time_loader(batches(clock, waits), **usual | options)
+    usual: dict[str, Any] = {"seconds": 1e9, "clock": clock}
+    return time_loader(batches(clock, waits), 10, **usual | options)
 
 
 def test_the_rate_leaves_the_late_first_batch_out() -> None:
@@ -85,7 +72,7 @@ def test_the_first_batch_is_waited_for_from_before_the_epoch_begins() -> None:
             clock.now += 3.0
             return batches(clock, [2.0, 0.5])
 
-    assert time_loader(Loader(), seconds=9, clock=clock, watch=False).first_batch_s == 5.0
+    assert time_loader(Loader(), 10, seconds=9, clock=clock).first_batch_s == 5.0
 
 
 def test_it_stops_at_the_end_of_a_round_when_the_time_is_up() -> None:
@@ -105,6 +92,28 @@ def test_of_less_than_two_rounds_all_batches_count_and_that_is_told() -> None:
     assert not timed(FakeClock(), [4.0, 0.0, 2.0, 0.0], round_size=2).has_start
 
 
+def test_what_is_made_ahead_does_not_count_and_what_is_done_with_a_batch_is_no_wait() -> None:
+    """Batches come each second, and a step takes three: it waits for a quarter of the time."""
+    clock = FakeClock()
+
+    def step(batch: torch.Tensor) -> None:
+        clock.now += 3.0
+
+    run = timed(clock, [9.0, 0.0, 0.0, *[1.0] * 5], round_size=2, ahead=1, step=step)
+
+    assert (run.samples_per_s, run.stall_share) == (10 / 4, 1 / 4)
+    assert run.num_samples == 40
+
+
+def test_a_run_that_gets_no_further_is_ended() -> None:
+    clock = FakeClock()
+
+    run = timed(clock, [1.0] * 100, seconds=2.0, round_size=64, patience_s=3.0)
+
+    assert clock.now == 5.0
+    assert run.has_start
+
+
 def test_one_batch_is_enough_for_a_rate() -> None:
     assert timed(FakeClock(), [2.0]).samples_per_s == pytest.approx(5)
 
@@ -121,7 +130,7 @@ def test_no_batch_is_held_while_the_next_is_waited_for() -> None:
             before = weakref.ref(batch[0])
             yield batch.pop()
 
-    time_loader(watched(), seconds=1e9, watch=False)
+    time_loader(watched(), 10, seconds=1e9)
 
     assert kept == [False] * 5
 
@@ -129,57 +138,6 @@ def test_no_batch_is_held_while_the_next_is_waited_for() -> None:
 def test_no_batch_is_an_error() -> None:
     with pytest.raises(ValueError):
         timed(FakeClock(), [])
-
-
-@pytest.mark.parametrize(
-    ("batch", "samples", "nbytes"),
-    [
-        (torch.zeros(3, 2), 3, 24),
-        ((torch.zeros(3, 2), torch.zeros(3)), 3, 36),
-        ([torch.zeros(3, 2), torch.zeros(3)], 3, 36),
-        ({"a": torch.zeros(3, 2), "b": ["x", "y", "z"]}, 3, 24),
-        ([torch.zeros(2, 5), torch.zeros(3, 5), torch.zeros(1, 5)], 3, 120),
-        ([["a", "b"], ["c"]], 2, 0),
-        (Images([torch.zeros(3, 5, 4), torch.zeros(3, 2, 4)]), 2, 336),  # each its own size
-        ({"a": [torch.zeros(3, 5), torch.zeros(3, 2)], "b": torch.zeros(2)}, 2, 92),
-        (([torch.zeros(4), torch.zeros(4, 2)], torch.zeros(4)), 4, 64),
-        (((torch.zeros(3, 9), torch.zeros(3, 5)), ({"boxes": torch.zeros(4, 4)}, {})), 2, 232),
-        ({"a": [torch.zeros(4), torch.zeros(4, 2)]}, 4, 48),
-        (Images(RAGGED), 3, 9 * 4 + 4 * 8),
-        ({"a": RAGGED}, 3, 68),
-        ({"a": ["x"], "b": RAGGED}, 3, 68),
-        (RAGGED, 3, 68),
-        (torch.zeros(()), 1, 4),
-        (torch.zeros(0, 2), 0, 0),
-        ((), 0, 0),
-    ],
-)
-def test_samples_and_bytes_of_any_form_of_batch(batch: Any, samples: int, nbytes: int) -> None:
-    assert (num_samples(batch), batch_nbytes(batch)) == (samples, nbytes)
-
-
-@pytest.mark.slow
-def test_looking_at_batches_takes_little_of_the_time_of_small_ones() -> None:
-    """Of a hundred tensors each, which are there at once; by the thread's CPU time, in turns with a loop by hand."""
-    batch = batch_type(tuple(f"x{i}" for i in range(100)))._make([torch.zeros(4)] * 100)
-    ours, theirs = [], []
-
-    for _ in range(5):
-        loader = [batch] * 5000
-        ours.append(time_loader(loader, seconds=1e9, clock=time.thread_time, watch=False))
-        theirs.append(by_hand(itertools.repeat(batch.x0), 0.01, time.thread_time))
-
-    assert ours[0].num_samples == 4 * 4999
-    assert max(run.samples_per_s for run in ours) > 0.1 * max(theirs)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_the_samples_of_a_stream_that_is_shorter_than_a_batch(workers: int) -> None:
-    config = Config(workers, 8192, "process")
-
-    run = time_loader(make_loader(Stream(), config), seconds=0.1, watch=False)
-
-    assert run.num_samples == 4096
 
 
 def test_configurations_take_turns_so_that_drift_hits_all_alike() -> None:
@@ -222,7 +180,7 @@ def test_bytes_read_are_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     totals = iter([100, 130])
     monkeypatch.setattr(measure, "bytes_read", lambda pids: next(totals))
 
-    assert time_loader([torch.zeros(10, 4)] * 3, seconds=1e9).read_bytes == 30
+    assert time_loader([torch.zeros(10, 4)] * 3, 10, seconds=1e9).read_bytes == 30
 
 
 def test_a_configuration_that_fails_does_not_end_the_others() -> None:
@@ -244,7 +202,7 @@ def test_a_configuration_that_fails_does_not_end_the_others() -> None:
 def test_a_loader_is_timed_with_its_memory_and_ended(backend: str) -> None:
     config = Config(2, 16, backend)
 
-    run = time_loader(make_loader(Instant(), config), seconds=0.1, round_size=2)
+    run = time_loader(make_loader(Instant(), config), 16, seconds=0.1, round_size=2)
 
     assert run.samples_per_s > 0
     assert run.pss_bytes > 1 << 20
@@ -260,7 +218,7 @@ def test_what_is_held_at_the_end_of_a_short_run_counts() -> None:
 
     before = memory(family()).pss_bytes
 
-    assert time_loader(grow(), seconds=9).pss_bytes - before > 90 << 20
+    assert time_loader(grow(), 10, seconds=9).pss_bytes - before > 90 << 20
 
 
 def test_settings_print_as_they_are_typed() -> None:
@@ -315,7 +273,7 @@ def test_figures_agree_with_a_loop_by_hand_on_real_work() -> None:
 
     for _ in range(15):
         loader = make_loader(Hashes(), config)
-        run = time_loader(loader, seconds=0.3, round_size=1, clock=time.thread_time)
+        run = time_loader(loader, 16, seconds=0.3, round_size=1, clock=time.thread_time)
         ratios.append(run.samples_per_s / by_hand(loader, 0.3, time.thread_time))
 
     assert sorted(ratios)[7] == pytest.approx(1, rel=0.05)

@@ -218,7 +218,7 @@ def test_what_a_dataset_leaves_to_do_after_the_copy_is_timed() -> None:
         finished.append(len(batch))
         return batch
 
-    device_cost(finisher, batch, None, seconds=0.0)
+    device_cost(finisher, batch, 4, None, seconds=0.0)
 
     assert len(finished) > 3
 
@@ -251,9 +251,9 @@ class Counted(Stream):
 
 
 def test_a_stream_with_a_length_is_read_as_a_stream_again_and_again() -> None:
-    batches = stages.batches_of(Counted(), Config(0, 3000, "process"))
+    batches = stages.batches_of(Counted(), Config(0, 2000, "process"))
 
-    assert [int(next(batches)[0]) for _ in range(4)] == [0, 3000, 0, 3000]
+    assert [int(next(batches)[0]) for _ in range(4)] == [0, 2000, 0, 2000]
 
 
 @pytest.mark.parametrize(("quota", "share"), [(2.0, 0.75), (1.5, 1.0), (1.0, 1.0)])
