@@ -38,6 +38,7 @@ TIMEOUT_S = 15.0
 _SHM_BYTES = 1 << 30
 _NUM_FILES = 4096
 _SLOW_READ = 200e6  # bytes/s
+_SLOW_SEEK_S = 3e-3  # of a disk that turns
 _SIMD_GAIN, _ALLOCATOR_GAIN = 1.2, 1.1
 _SLOW_GOVERNORS = {"powersave", "conservative", "ondemand"}
 _NETWORK = (
@@ -182,11 +183,10 @@ _MAX_READS, _MAX_FILES = 2000, 2000
 
 
 class Mount(NamedTuple):
-    """A mounted file system: where, of which kind, and its device as ``major:minor``."""
+    """A mounted file system: where, and of which kind."""
 
     point: Path
     kind: str
-    device: str
 
 
 def open_files(place: Surroundings) -> Finding:
@@ -209,8 +209,6 @@ def file_system(place: Surroundings) -> Finding:
     name, mount = "file system", mount_of(place.path, place.proc)
     if mount is None:
         return Finding(name, "unknown", f"{place.path} is on no mount that {place.proc} lists")
-    rotational = _is_rotational(mount.device, place.sys)
-    kind = {True: ", rotational", False: ", solid state", None: ""}[rotational]
     cost = do = ""
     if mount.kind.startswith(_NETWORK):
         cost = "each first read crosses the network; small files are worst"
@@ -218,10 +216,7 @@ def file_system(place: Surroundings) -> Finding:
     elif mount.kind == "overlay":
         cost = "a container's own layers: slow to write, gone with the container"
         do = "mount a volume for the data"
-    elif rotational:
-        cost = "about 10 ms per random read, if it is a disk: virtual ones often only say so"
-        do = "shuffle='block', or RAMDataset; 'read rate' below has what it really gives"
-    return finding(name, f"{mount.kind} at {mount.point}{kind}", cost=cost, do=do)
+    return finding(name, f"{mount.kind} at {mount.point}", cost=cost, do=do)
 
 
 def mount_of(path: Path, proc: Path) -> Mount | None:
@@ -236,18 +231,8 @@ def mount_of(path: Path, proc: Path) -> Mount | None:
         point = Path(re.sub(r"\\([0-7]{3})", lambda escaped: chr(int(escaped[1], 8)), words[4]))
         deeper = found is None or len(point.parts) >= len(found.point.parts)
         if resolved.is_relative_to(point) and deeper:
-            found = Mount(point, after.split()[0], words[2])
+            found = Mount(point, after.split()[0])
     return found
-
-
-def _is_rotational(device: str, sys: Path) -> bool | None:
-    """Tell whether a device (``major:minor``) has turning disks, or None where that is not known."""
-    block = sys / "dev/block" / device
-    for folder in (block, block.resolve().parent):  # a partition's queue is its disk's
-        found = text(folder / "queue/rotational")
-        if found is not None:
-            return found == "1"
-    return None
 
 
 def read_rate(place: Surroundings) -> Finding:
@@ -261,16 +246,18 @@ def read_rate(place: Surroundings) -> Finding:
         return Finding(name, "unknown", found, remedy=do)
     rate, latency_s = rates
     late = f"{in_seconds(latency_s)} for 4 KiB at a random place, page cache bypassed"
-    if rate is None:
+    cost = do = ""
+    if latency_s >= _SLOW_SEEK_S:
+        cost = f"at most {number(1 / latency_s)} samples a second in random order, for each reader"
+        do = "shuffle='block', or RAMDataset"
+    elif rate is None:
         found = f"{late}; no file has 1 MiB, so MB/s are not known"
         return Finding(name, "unknown", found, remedy="name a folder that has larger files")
-    cost = f"at most {number(rate / 20e3)} JPEGs of 20 kB a second in the first epoch"
-    return finding(
-        name,
-        f"{describe_size(rate)}/s, {late}",
-        cost=cost if rate < _SLOW_READ else "",
-        do="RAMDataset if it fits, else a faster disk",
-    )
+    elif rate < _SLOW_READ:
+        cost = f"at most {number(rate / 20e3)} JPEGs of 20 kB a second in the first epoch"
+        do = "RAMDataset if it fits, else a faster disk"
+    speed = "" if rate is None else f"{describe_size(rate)}/s, "
+    return finding(name, f"{speed}{late}", cost=cost, do=do)
 
 
 def direct_reads(path: Path) -> tuple[float | None, float] | None:
