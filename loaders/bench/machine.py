@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loaders.system.limits import text
+from loaders.system.limits import numbers, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,21 +37,14 @@ def family(pid: int | None = None) -> list[int]:
 
 def memory(pids: list[int]) -> MemoryUse:
     """Return the memory of some processes; those that have ended count nothing."""
-    fields = [_fields(PROC / str(pid) / "smaps_rollup") for pid in pids]
+    fields = [numbers(PROC / str(pid) / "smaps_rollup") for pid in pids]
     pss = sum(each.get("Pss", 0) for each in fields)
     return MemoryUse(pss << 10, (pss - sum(each.get("Pss_File", 0) for each in fields)) << 10)
 
 
-def _fields(path: Path) -> dict[str, int]:
-    """Read lines of ``name: number [unit]``."""
-    pairs = (line.partition(":") for line in (text(path) or "").splitlines())
-    words = {name: value.split() for name, _, value in pairs}
-    return {name: int(found[0]) for name, found in words.items() if found and found[0].isdigit()}
-
-
 def bytes_read(pids: list[int]) -> int:
     """Return what some processes made the storage read so far; 0 where the system does not say."""
-    return sum(_fields(PROC / str(pid) / "io").get("read_bytes", 0) for pid in pids)
+    return sum(numbers(PROC / str(pid) / "io").get("read_bytes", 0) for pid in pids)
 
 
 def drop_pages(files: Iterable[Path]) -> bool:

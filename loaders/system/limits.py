@@ -118,9 +118,14 @@ def most_maps(num_files: int, proc: Path = _PROC) -> int | None:
 
 def meminfo(proc: Path = _PROC) -> dict[str, int]:
     """Return the machine's memory, in bytes by name."""
-    lines = (text(proc / "meminfo") or "").splitlines()
-    pairs = (line.split(":", 1) for line in lines if ":" in line)
-    return {name: int(value.split()[0]) << 10 for name, value in pairs if value.split()}
+    return {name: value << 10 for name, value in numbers(proc / "meminfo").items()}
+
+
+def numbers(path: Path) -> dict[str, int]:
+    """Return the numbers of a file whose lines are ``name: number [unit]``."""
+    pairs = (line.partition(":") for line in (text(path) or "").splitlines())
+    words = {name: value.split() for name, _, value in pairs}
+    return {name: int(found[0]) for name, found in words.items() if found and found[0].isdigit()}
 
 
 def _groups(controller: str, proc: Path, sys: Path) -> Iterator[Path]:
