@@ -20,14 +20,12 @@ from loaders.bench.targets import (
     ImageFiles,
     MeasuredDataset,
     TargetError,
-    ops_for,
-    shards_of,
+    load,
     spread,
 )
 from loaders.codecs.heads import picture_size
 from loaders.datasets.memory.ram import RAMDataset
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.errors import LoadersError
 from loaders.schema import Image
@@ -56,7 +54,6 @@ class Trial:
     what: str  # the change in a few words
     target: MeasuredDataset  # the same samples, after the change
     config: Config  # its loader's settings
-    is_in_memory: bool = False  # no files are read
 
 
 def from_sweep(sweep: Sweep, usual: Config) -> list[Change]:
@@ -99,7 +96,7 @@ def tried(
         run_s = max(0.2, seconds / 3 / len(trials))
 
         def run(trial: Trial) -> TimedPass:
-            reads = cold and not trial.is_in_memory
+            reads = cold and bool(trial.target.files)
             if reads:
                 notes.update(f"{trial.what}: {note}" for note in dropped(trial.target))
             return time_target(trial.target, trial.config, seconds=run_s, once=reads)
@@ -165,7 +162,7 @@ def _in_memory(dataset: ImageFiles | PackedDataset, config: Config, told: Told) 
         held = RAMDataset(
             dataset.select(spread(len(dataset), _SAMPLE)), decode=True, progress=False
         )
-    yield Trial(what, MeasuredDataset(what, lambda: held), config, is_in_memory=True)
+    yield Trial(what, MeasuredDataset(what, lambda: held), config)
 
 
 def _packed(target: MeasuredDataset, folder: Path, config: Config, told: Told) -> Iterator[Trial]:
@@ -188,9 +185,7 @@ def _packed(target: MeasuredDataset, folder: Path, config: Config, told: Told) -
     told(f"packing {len(files)} images {how} to try it")
     out = _pack(folder / "images", folder / "packed", options)
     said = " ".join(["packdata images", target.name if is_loose else "SOURCE", "packed", *options])
-    what, size = f"pack {how} ({said})", target.size
-    make = lambda: ShardDataset(out, augment=ops_for(size))  # noqa: E731
-    yield Trial(what, MeasuredDataset(what, make, shards_of(out), size), config)
+    yield Trial(f"pack {how} ({said})", load(str(out), size=target.size), config)
 
 
 def _some_files(dataset: ImageFiles | PackedDataset, folder: Path) -> list[Path]:

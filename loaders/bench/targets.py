@@ -16,7 +16,6 @@ import torch
 
 from loaders import augment
 from loaders.cached import cached_property
-from loaders.data.manifest import read_manifest
 from loaders.data.shards import FileShard
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.ram import RAMDataset
@@ -140,13 +139,9 @@ def load_object(spec: str) -> Any:
 
 
 def _files_of(dataset: Any) -> list[Path]:
-    path = getattr(dataset, "path", None)
-    return shards_of(path) if isinstance(path, Path) and (path / "manifest.json").exists() else []
-
-
-def shards_of(path: Path) -> list[Path]:
-    """Return the files of a packed folder."""
-    return [path / shard.file for shard in read_manifest(path).shards]
+    stores = dataset.stores if isinstance(dataset, BatchDataset) else ()
+    shards = [shard for store in stores for shard in store.shards if isinstance(shard, FileShard)]
+    return [shard.path for shard in shards if shard.origin is None]
 
 
 def _folder(spec: str, path: Path, size: int) -> MeasuredDataset:
@@ -235,10 +230,7 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
         draw = torch.randint(1 << 40, (1,)).numpy()
         shape = np.array([image.shape[:2]], np.int64)
         plan = augment.plan(ops_for(self.size), shape, seed=0, epoch=0, indices=draw)
-        y, x, height, width = plan.boxes[0].tolist()
-        crop = cv2.resize(image[y : y + height, x : x + width], (self.size, self.size))
-        if plan.flips[0][1]:
-            crop = cv2.flip(crop, 1)
+        crop = augment.apply(image, plan.boxes[0].tolist(), plan.sizes[0], plan.flips[0])
         return torch.from_numpy(crop).permute(2, 0, 1), self.labels[i]
 
     def some_files(self, count: int) -> list[Path]:
