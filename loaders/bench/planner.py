@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import math
 import multiprocessing
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loaders.bench.machine import memory
-from loaders.bench.measure import batch_nbytes, group_size_of, in_flight
-from loaders.bench.targets import ImageFiles, is_map_style, spread
-from loaders.codecs.heads import picture_size
+from loaders.bench.measure import Config, batch_nbytes, group_size_of, in_flight
+from loaders.bench.stages import batches_of
+from loaders.bench.targets import ImageFiles, spread
 from loaders.data.ahead import files_at
 from loaders.datasets.memory.loading import plan_columns
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.samples import collate
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.errors import LoadersError
 from loaders.loading.fetching import LoaderPass
@@ -30,9 +27,8 @@ from loaders.sampling.sampler import EpochSampler
 from loaders.text import describe_size, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from loaders.bench.measure import Config
     from loaders.bench.targets import MeasuredDataset
 
 _LOOKED_AT_BYTES = 64 << 20
@@ -100,28 +96,14 @@ def _process_bytes() -> int:
 def sample_bytes_of(dataset: Any, *, count: int = 8) -> float:
     """Return the bytes of a sample in a batch.
 
-    Samples are made one by one, at most ``count``, and no more once they had 64 MB together: of volumes, one.
+    Samples are served one by one, at most ``count``, and no more once they had 64 MB together: of volumes, one.
     """
     sizes: list[float] = []
-    for sample in _some_samples(dataset, count):
-        sizes.append(batch_nbytes(sample) + _text_nbytes(sample))
+    for batch in itertools.islice(batches_of(dataset, Config(0, 1)), count):
+        sizes.append(batch_nbytes(batch) + _text_nbytes(batch))
         if sum(sizes) > _LOOKED_AT_BYTES:
             break
-    if not sizes:
-        raise LoadersError("the stream has no samples")
     return sum(sizes) / len(sizes)
-
-
-def _some_samples(dataset: Any, count: int) -> Iterator[Any]:
-    """Yield batches of one sample."""
-    if not is_map_style(dataset):
-        yield from (collate([sample]) for sample in itertools.islice(dataset, count))
-        return
-    fetch = getattr(dataset, "__getitems__", None)
-    for index in spread(len(dataset), count):
-        with warnings.catch_warnings():  # a second look is no second epoch
-            warnings.filterwarnings("ignore", "crops, flips and transforms are drawn")
-            yield collate(fetch([index]) if fetch else [dataset[index]])
 
 
 def _text_nbytes(value: Any) -> int:
@@ -142,18 +124,14 @@ def ram_bytes_of(target: MeasuredDataset, *, decode: bool, count: int = 256) -> 
     dataset = target.dataset
     if isinstance(dataset, TokenWindows):
         dataset = dataset.dataset
-    if isinstance(dataset, PackedDataset):
-        some = dataset.select(spread(len(dataset), count))
-        plans = plan_columns(some, decode=decode, progress=False).values()
-        return sum(plan.nbytes for plan in plans) * len(dataset) // len(some)
     if isinstance(dataset, ImageFiles):
-        files = dataset.some_files(count)
-        sizes = [
-            3 * math.prod(picture_size(file.read_bytes())) if decode else file.stat().st_size
-            for file in files
-        ]
-        return sum(sizes) * len(dataset) // len(files)
-    raise LoadersError(f"--ram: {target.name!r} is no packed dataset and no folder of images")
+        some: PackedDataset[Any] = dataset.in_ram(count)
+    elif isinstance(dataset, PackedDataset):
+        some = dataset.select(spread(len(dataset), count))
+    else:
+        raise LoadersError(f"--ram: {target.name!r} is no packed dataset and no folder of images")
+    plans = plan_columns(some, decode=decode, progress=False).values()
+    return sum(plan.nbytes for plan in plans) * len(dataset) // len(some)
 
 
 def table(plan: NodePlan) -> list[tuple[str, str]]:
