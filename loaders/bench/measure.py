@@ -93,15 +93,9 @@ class Result:
         waits = sorted(wait for run in self.runs for wait in run.latencies_s)
         return waits[min(len(waits) - 1, int(share * len(waits)))] if waits else math.nan
 
-    @property
-    def pss_bytes(self) -> int:
-        """The most memory of any run."""
-        return max((run.pss_bytes for run in self.runs), default=0)
-
-    @property
-    def read_bytes(self) -> int:
-        """The most that any run made the storage read."""
-        return max((run.read_bytes for run in self.runs), default=0)
+    def most(self, name: str) -> int:
+        """Return the most that a figure was in any run."""
+        return max((getattr(run, name) for run in self.runs), default=0)
 
     def summary(self) -> dict[str, Any]:
         """Return the figures, with every repeat."""
@@ -112,8 +106,8 @@ class Result:
             "first_batch_s": self.median("first_batch_s"),
             "batch_wait_p50_s": self.latency_s(0.5),
             "batch_wait_p99_s": self.latency_s(0.99),
-            "peak_pss_bytes": self.pss_bytes,
-            "read_bytes": self.read_bytes,
+            "peak_pss_bytes": self.most("pss_bytes"),
+            "read_bytes": self.most("read_bytes"),
             "num_samples": sum(run.num_samples for run in self.runs),
         }
 

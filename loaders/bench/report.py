@@ -6,7 +6,6 @@ import json
 import math
 import os
 import platform
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,9 @@ from loaders.system.limits import text, usable_cores
 from loaders.text import describe_size, in_seconds, number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from loaders.bench.measure import Config, Result
+    from loaders.bench.measure import Result
     from loaders.bench.sweep import Sweep
 
 _MAX_COLUMNS = 9  # of a table, to fit 80 letters
@@ -27,45 +26,40 @@ _MAX_COLUMNS = 9  # of a table, to fit 80 letters
 
 def table(sweep: Sweep) -> str:
     """Return a sweep as lines of text: what all settings share stands above, the chosen one is marked."""
-    settings: dict[str, Callable[[Config], Any]] = {
-        "batch": lambda c: c.batch_size,
-        "backend": lambda c: c.backend,
-        "prefetch": lambda c: c.prefetch or "-",
+    results, above = sweep.results, list[str]()
+    columns = {
+        "": ["*" if r is sweep.best else "" for r in results],
+        "workers": [str(r.config.num_workers) for r in results],
     }
-    figures: dict[str, Callable[[Result], str]] = {
-        "": lambda r: "*" if r is sweep.best else "",
-        "workers": lambda r: str(r.config.num_workers),
-    }
-    above = []
-    for name, value in settings.items():
-        values = {value(result.config) for result in sweep.results}
-        if len(values) > 1:
-            figures[name] = partial(_setting, value)
-        elif values != {"-"}:
-            above.append(f"{name} {values.pop()}")
-    figures |= {
-        "samples/s": lambda r: number(r.rate if r.runs else math.nan),
-        "range": lambda r: "-".join(map(short, r.spread)) if r.runs else "-",
-        "first": lambda r: in_seconds(r.median("first_batch_s")),
-        "p99 wait": lambda r: in_seconds(r.latency_s(0.99)),
-        "memory": lambda r: describe_size(r.pss_bytes),
+    for name, setting in (
+        ("batch", "batch_size"),
+        ("backend", "backend"),
+        ("prefetch", "prefetch"),
+    ):
+        values = [str(getattr(r.config, setting) or "-") for r in results]
+        if len(set(values)) > 1:
+            columns[name] = values
+        elif values[0] != "-":
+            above.append(f"{name} {values[0]}")
+    columns |= {
+        "samples/s": [number(r.rate if r.runs else math.nan) for r in results],
+        "range": ["-".join(map(short, r.spread)) if r.runs else "-" for r in results],
+        "first": [in_seconds(r.median("first_batch_s")) for r in results],
+        "p99 wait": [in_seconds(r.latency_s(0.99)) for r in results],
+        "memory": [describe_size(r.most("pss_bytes")) for r in results],
     }
     if sweep.tokens:
-        figures["tokens/s"] = lambda r: short(r.rate * sweep.tokens)
+        columns["tokens/s"] = [short(r.rate * sweep.tokens) for r in results]
     if sweep.cache == "cold":
-        figures["read"] = lambda r: describe_size(r.read_bytes)
-    if len(figures) > _MAX_COLUMNS:
-        del figures["first"]
-    rows = [tuple(say(result) for say in figures.values()) for result in sweep.results]
+        columns["read"] = [describe_size(r.most("read_bytes")) for r in results]
+    if len(columns) > _MAX_COLUMNS:
+        del columns["first"]
+    rows = zip(*columns.values(), strict=True)
     lines = [", ".join([*above, f"page cache {sweep.cache}", "range over the repeats"])]
-    lines += aligned([tuple(figures), *rows])
+    lines += aligned([tuple(columns), *rows])
     lines.append(f"* chosen: {sweep.best.config}")
-    lines += [f"failed: {r.config}: {last_line(r.error)}" for r in sweep.results if r.error]
+    lines += [f"failed: {r.config}: {last_line(r.error)}" for r in results if r.error]
     return "\n".join([*lines, *(f"note: {note}" for note in sweep.notes)])
-
-
-def _setting(value: Callable[[Config], Any], result: Result) -> str:
-    return str(value(result.config))
 
 
 def short(value: float) -> str:
@@ -182,11 +176,11 @@ def draw(sweep: Sweep, *, subtitle: str = "") -> Any:
         lows, highs = zip(*(r.spread for r in results), strict=True)
         rate.fill_between(x, lows, highs, color=colour, alpha=0.15, linewidth=0)
         rate.plot(x, [r.rate for r in results], mark, color=colour, label=name)
-        memory.plot(x, [r.pss_bytes / 1e6 for r in results], mark, color=colour)
+        memory.plot(x, [r.most("pss_bytes") / 1e6 for r in results], mark, color=colour)
     best, ring = sweep.best, {"s": 130, "facecolors": "none", "edgecolors": "black", "zorder": 5}
     chosen = [ticks.index(best.config.num_workers)]
     rate.scatter(chosen, [best.rate], label=f"chosen: {number(best.rate)} samples/s", **ring)
-    memory.scatter(chosen, [best.pss_bytes / 1e6], **ring)
+    memory.scatter(chosen, [best.most("pss_bytes") / 1e6], **ring)
     repeats = max(len(r.runs) for r in sweep.results)
     what = f"median of {repeats}, shaded: lowest to highest; page cache {sweep.cache}"
     rate.set_ylabel("samples/s")

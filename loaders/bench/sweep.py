@@ -23,7 +23,7 @@ from loaders.bench.measure import (
     round_size,
     time_loader,
 )  # fmt: skip
-from loaders.bench.stages import one_thread, time_alone
+from loaders.bench.stages import batch_maker, one_thread, time_alone
 from loaders.bench.targets import MeasuredDataset, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.tokens.windows import TokenWindows
@@ -82,7 +82,7 @@ class Sweep:
             choice = [result for result in choice if result.config.num_workers <= 1] or choice
         rate = max(result.rate for result in choice)
         close = [result for result in choice if result.rate >= 0.97 * rate]
-        return min(close, key=lambda result: (result.config.num_workers, result.pss_bytes))
+        return min(close, key=lambda result: (result.config.num_workers, result.most("pss_bytes")))
 
     def too_small(self, dataset: Any) -> str:
         """Say that a dataset is too small for these figures to hold in training; nothing if it is not."""
@@ -109,11 +109,8 @@ def default_batch_size(dataset: Any) -> int:
         return 64
     if isinstance(dataset, BatchDataset) and dataset.sample_nbytes is not None:
         return max(1, min(256, len(dataset)))
-    count = min(8, len(dataset))
-    dataset[0]  # opens files
-    look: Any = lambda: len([dataset[i] for i in range(count)])  # noqa: E731
     with one_thread():
-        cost = time_alone(look, seconds=_LOOK_S, min_calls=1, warm_up=False)
+        cost = time_alone(batch_maker(dataset, Config(0, 1)), seconds=_LOOK_S, min_calls=1)
     affordable = _BATCH_S / max(1e-9, cost.cpu_s + cost.wait_s)
     return min(len(dataset), next((n for n in (256, 64, 16, 4) if n <= affordable), 1))
 
