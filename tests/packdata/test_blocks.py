@@ -16,7 +16,7 @@ from packdata.packing import shards
 from packdata.packing.engine import pack_recipe
 from packdata.packing.journal import Journal
 from packdata.packing.progress import Quiet
-from packdata.packing.shards import ShardBuilder, check_block
+from packdata.packing.shards import ShardBuilder, check_records
 from packdata.packing.target import PACKING_NAME
 from packdata.recipe import Block
 from tests.columns import fixed_column
@@ -284,9 +284,9 @@ def test_a_block_that_contradicts_the_schema_is_refused(name: str, column: Colum
         "label": fixed_column([bytes(8)], 8),
     }
 
-    check_block(Block(dict(columns)), SCHEMA, "lmdb")
+    check_records(Block(dict(columns)), SCHEMA, "lmdb")
     with pytest.raises(ValueError):
-        check_block(Block(columns | {name: column}), SCHEMA, "lmdb")
+        check_records(Block(columns | {name: column}), SCHEMA, "lmdb")
 
 
 def test_a_record_that_no_shard_can_hold_is_bad_input(

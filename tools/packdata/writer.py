@@ -34,7 +34,6 @@ from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
     ShardBuilder,
-    check_block,
     check_records,
     check_shard_options,
 )
@@ -258,7 +257,7 @@ class Writer:
                 return None
             block, fields = Block(made), self._fields
             check_sizes({n: getattr(f, "size", None) for n, f in fields.items()}, fields)
-            check_block(block, self._schema, self._format)
+            check_records(block, self._schema, self._format)
         except CodecError:
             return None
         self._keys.update(keys)

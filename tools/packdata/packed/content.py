@@ -16,7 +16,7 @@ from loaders.data.columns import Column, FixedColumn, VarColumn, column_of, row_
 from loaders.data.shards import FileShard
 from loaders.data.view import KEY_FIELD
 from loaders.errors import SchemaError
-from loaders.schema import Tokens
+from loaders.schema import Boxes, Image, Keypoints, Schema, Tokens
 from loaders.system import opencv
 from loaders.system.limits import usable_cores
 from packdata.packing.pool import OrderedPool
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from loaders.data.view import View
-    from loaders.schema import Schema
-    from packdata.packed.recode import Recode
+    from loaders.schema import Field
+    from packdata.packed.recode import Recode, RecodeOptions
 
 UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
@@ -118,6 +118,39 @@ def _mean_nbytes(view: View) -> int:
         for shard in view.store.shards
     )
     return total // max(1, len(view.store))
+
+
+def written_fields(
+    view: View,
+    names: Sequence[str],  # of its fields, those that are written
+    added: Mapping[str, Field],  # some in place of those; what is new is served by default
+    recode: RecodeOptions,
+    known: Mapping[str, Field],  # all that are stored: boxes are in pixels of the first image
+) -> tuple[Schema, dict[str, Recode]]:
+    """Return the fields that are written of a view, and what stores pictures anew; SchemaError if they do not fit."""
+    check_whole_stream(view, names)
+    old = view.schema.fields
+    recoders = recode.recoders({name: old[name] for name in names if name not in added})
+    if recode.codec is not None and not recoders:
+        what = f"no field that is kept has pictures for codec {recode.codec!r}"
+        raise SchemaError(f"{view.path}: {what}")
+    fields = {name: old[name] for name in names} | {**added}
+    fields |= {name: each.field for name, each in recoders.items()}
+    _check_boxes(known, fields)
+    served = [name for name in view.schema.defaults if name in fields]
+    served += [
+        name for name in added if name not in names
+    ]  # may have the name of one that is left out
+    return Schema(fields, tuple(dict.fromkeys(served))), recoders
+
+
+def _check_boxes(old: Mapping[str, Field], new: Mapping[str, Field]) -> None:
+    """Raise SchemaError if boxes would be taken for those of another image than they were drawn on."""
+    before, after = ([n for n, f in each.items() if isinstance(f, Image)] for each in (old, new))
+    boxes = [name for name, field in new.items() if isinstance(field, Boxes | Keypoints)]
+    if boxes and after and after[0] != before[0]:
+        what = f"boxes {boxes[0]!r} are in pixels of {before[0]!r}, the first image"
+        raise SchemaError(f"{what}: keep it, before {after[0]!r}, or leave out the boxes")
 
 
 # -- documents of a stream of tokens ------------------------------------------------------------------

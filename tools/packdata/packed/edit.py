@@ -15,10 +15,9 @@ from loaders.data.columns import column_of
 from loaders.data.formats import hash_file
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import SchemaError, SourceError
-from loaders.schema import Boxes, Field, Image, Keypoints, Schema
 from loaders.schema.tables import find_column
 from packdata.describe import counted
-from packdata.packed.content import ViewContent, check_no_stream, check_whole_stream
+from packdata.packed.content import ViewContent, check_no_stream, written_fields
 from packdata.packed.joined_columns import KINDS, read_columns, read_updates
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from loaders.data.manifest import Manifest
+    from loaders.schema import Field
     from packdata.packing.shards import Format
 
     Indices = npt.NDArray[np.int64]
@@ -152,16 +152,13 @@ class _EditPlan:
             )
         self.kept = list(view.schema.fields if options.fields is None else options.fields)
         view.check_fields(self.kept)
-        check_whole_stream(view, self.kept)
         for name in self.added:
             if name in self.kept:
                 hint = "leave it out with --fields, or rename the column; --update changes values"
                 raise SchemaError(f"field {name!r} is there already: {hint}")
-        self.recoders = options.recoding().recoders({n: view.schema.fields[n] for n in self.kept})
-        if options.codec is not None and not self.recoders:
-            what = f"no field that is kept has pictures for codec {options.codec!r}"
-            raise SchemaError(f"{view.path}: {what}")
-        self.schema = self._schema()
+        self.schema, self.recoders = written_fields(
+            view, self.kept, self.added, options.recoding(), view.schema.fields
+        )
         self.updates = {} if options.update is None else self._read_updates(options.update)
         self.keys = self._keys() if self.table is not None or self.updates else []
         self._check_updates()
@@ -206,14 +203,6 @@ class _EditPlan:
             belong = "belongs" if len(extra) == 1 else "belong"
             rows = f"{len(extra)} of its {counted(len(self.table), 'row')}"
             yield f"{self.options.add}: {rows} {belong} to no sample here: {few(extra)}"
-
-    def _schema(self) -> Schema:
-        old = self.view.schema
-        fields: dict[str, Field] = {name: old.fields[name] for name in self.kept} | {**self.added}
-        fields |= {name: recode.field for name, recode in self.recoders.items()}
-        served = [*(name for name in old.defaults if name in fields), *self.added]
-        check_boxes(old.fields, fields)
-        return Schema(fields, tuple(dict.fromkeys(served)))
 
     def _keys(self) -> list[str]:
         """Return what each sample is called in the table."""
@@ -286,15 +275,6 @@ class _EditPlan:
     def _updated(self, i: int) -> dict[str, bytes]:
         """Return the records of a sample that change."""
         return self.updates.get(self.keys[i], {}) if self.updates else {}
-
-
-def check_boxes(old: Mapping[str, Field], new: Mapping[str, Field]) -> None:
-    """Raise SchemaError if boxes would be taken for those of another image than they were drawn on."""
-    before, after = ([n for n, f in each.items() if isinstance(f, Image)] for each in (old, new))
-    boxes = [name for name, field in new.items() if isinstance(field, Boxes | Keypoints)]
-    if boxes and after and after[0] != before[0]:
-        what = f"boxes {boxes[0]!r} are in pixels of {before[0]!r}, the first image"
-        raise SchemaError(f"{what}: keep it, before {after[0]!r}, or leave out the boxes")
 
 
 def _decoded(field: Field, record: bytes) -> Any:

@@ -17,7 +17,7 @@ from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
     ShardBuilder,
-    check_block,
+    check_records,
     check_shard_options,
     shard_format,
 )
@@ -154,7 +154,7 @@ def _write_content(packing: Packing, folder: str, content: Content, options: Wri
         packing.write(folder, columns, content.schema, options.format, Reached(0))
 
     for block in content.blocks(done):
-        check_block(block, content.schema, options.format)
+        check_records(block, content.schema, options.format)
         for _ in builder.fill(block):
             flush()
         options.tick(len(block))

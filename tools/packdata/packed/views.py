@@ -18,11 +18,10 @@ from loaders.data.manifest import read_manifest
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
 from loaders.remote.origin import target_at
-from loaders.schema import Array, Bytes, Field, Json, Schema, Text
+from loaders.schema import Array, Bytes, Field, Json, Text
 from packdata.describe import counted
 from packdata.images.fit import SizeOption
-from packdata.packed.content import ViewContent, check_no_stream, check_whole_stream
-from packdata.packed.edit import check_boxes
+from packdata.packed.content import ViewContent, check_no_stream, written_fields
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
 from packdata.packing.engine import check_workers, summary_of
@@ -153,17 +152,9 @@ def _content(
     """Return what becomes of each sample, checked before anything is written."""
     if view.numbers is not None:
         check_no_stream(view, "choosing rows")
-    check_whole_stream(view, [*view.schema.fields])
     added = {name: _column(name, values, known.get(name), view) for name, values in add.items()}
-    kept = {name: field for name, field in view.schema.fields.items() if name not in added}
-    recoders = recode.recoders(kept)
-    if recode.codec is not None and not recoders:
-        raise SchemaError(f"no field that is written has pictures for codec {recode.codec!r}")
-    fields = dict(view.schema.fields) | {name: field for name, (field, _) in added.items()}
-    fields |= {name: each.field for name, each in recoders.items()}
-    check_boxes(known, fields)
-    new = [name for name in added if name not in view.schema.fields]
-    schema = Schema(fields, (*view.schema.defaults, *new))
+    fields = {name: field for name, (field, _) in added.items()}
+    schema, recoders = written_fields(view, [*view.schema.fields], fields, recode, known)
     values = {name: column for name, (_, column) in added.items()}
     content = ViewContent(view, schema, recoders, values, workers=workers)
     _check_keys(content)

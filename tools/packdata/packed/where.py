@@ -114,29 +114,17 @@ class Standardized(float):
             return float(other)
         return _as_stored(other, *scale) if isinstance(other, int | float) else other
 
-    def __eq__(self, other: object) -> bool:
-        return float.__eq__(self, self._stored(other))
-
-    def __ne__(self, other: object) -> bool:
-        return float.__ne__(self, self._stored(other))
-
-    def __lt__(self, other: float) -> bool:
-        return float.__lt__(self, self._stored(other))
-
-    def __le__(self, other: float) -> bool:
-        return float.__le__(self, self._stored(other))
-
-    def __gt__(self, other: float) -> bool:
-        return float.__gt__(self, self._stored(other))
-
-    def __ge__(self, other: float) -> bool:
-        return float.__ge__(self, self._stored(other))
-
     def __bool__(self) -> bool:
-        return self != 0  # the value, where 0 is its mean
+        return bool(float(self) != self._stored(0))  # the value, where 0 is its mean
 
-    def __hash__(self) -> int:
-        return float.__hash__(self)
+
+def _comparing(name: str) -> Callable[[Standardized, Any], Any]:
+    compare = getattr(float, name)
+    return lambda self, other: compare(self, self._stored(other))
+
+
+for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+    setattr(Standardized, _name, _comparing(_name))
 
 
 def _scale(field: Features) -> tuple[float, float, str]:

@@ -35,10 +35,8 @@ from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
     ShardBuilder,
-    check_block,
     check_records,
     check_shard_options,
-    records_nbytes,
 )
 from packdata.packing.target import PARTS_NAME, REJECTED_NAME
 from packdata.recipe import Block
@@ -165,7 +163,7 @@ class Outcome(NamedTuple):
 
 
 def _nbytes(records: Records | Block) -> int:
-    return records.nbytes if isinstance(records, Block) else records_nbytes(records)
+    return records.nbytes if isinstance(records, Block) else sum(map(len, records.values()))
 
 
 def pack_recipe(recipe: Recipe, dst: Path | str, *, format: Format, **settings: Any) -> Summary:
@@ -446,10 +444,7 @@ class _PartPacker:
         try:
             all_records = self.recipe.encode(item)
             for records, target in zip(all_records, self.recipe.targets, strict=True):
-                if isinstance(records, Block):
-                    check_block(records, target.schema, self.run.format)
-                else:
-                    check_records(records, target.schema, self.run.format)
+                check_records(records, target.schema, self.run.format)
             return Outcome(number, "", all_records)
         except SourceError as error:
             return Outcome(number, self.recipe.name(item), (), error)

@@ -15,12 +15,13 @@ import numpy.typing as npt
 
 from loaders.data.columns import Column, FixedColumn, VarColumn, ends
 from loaders.errors import CodecError
+from packdata.recipe import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from loaders.schema import Schema
-    from packdata.recipe import Block, Records
+    from packdata.recipe import Records
 
 Format = Literal["lmdb", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -157,7 +158,7 @@ class ShardBuilder:
         self.num_samples += 1
 
     def fill(self, block: Block, first: int = 0) -> Iterator[int]:
-        """Append the samples of a block that passed ``check_block``, from number ``first`` on.
+        """Append the samples of a block that passed ``check_records``, from number ``first`` on.
 
         Yields:
             The number of the next sample, each time that the shard is full: it is taken then.
@@ -194,50 +195,29 @@ class ShardBuilder:
         return columns
 
 
-def check_records(records: Records, schema: Schema, format: Format) -> None:
-    """Check one sample's records.
+def check_records(records: Records | Block, schema: Schema, format: Format) -> None:
+    """Check the records of one sample, or of a block of them.
 
     Raises:
         CodecError: A record is larger than the format can hold.
         ValueError: The records contradict the schema, which is a defect of what made them.
     """
-    if set(records) != set(schema.fields):
-        raise ValueError(f"records of {sorted(records)}, the schema has {sorted(schema.fields)}")
-    for name, record in records.items():
-        fixed = schema.fields[name].record_nbytes
-        if fixed is not None and len(record) != fixed:
-            raise ValueError(f"a record of {name!r} has {len(record)} bytes, the schema {fixed}")
-        if len(record) > MAX_RECORD_BYTES[format]:
-            most = MAX_RECORD_BYTES[format]
-            raise CodecError(f"{name!r} takes {len(record)} bytes; a {format} shard holds {most}")
-
-
-def check_block(block: Block, schema: Schema, format: Format) -> None:
-    """Check the records of a block.
-
-    Raises:
-        CodecError: A record is larger than the format can hold.
-        ValueError: The columns contradict the schema, which is a defect of what made them.
-    """
-    if set(block.columns) != set(schema.fields):
-        raise ValueError(
-            f"columns {sorted(block.columns)}, the schema has {sorted(schema.fields)}"
-        )
-    for name, column in block.columns.items():
-        fixed = schema.fields[name].record_nbytes
-        is_fixed = isinstance(column, FixedColumn)
-        size = _largest(column)
-        if fixed is not None and not (is_fixed and size == fixed):
-            raise ValueError(f"column {name!r} is not one of records of {fixed} bytes")
+    each = records.columns if isinstance(records, Block) else records
+    if set(each) != set(schema.fields):
+        raise ValueError(f"records of {sorted(each)}, the schema has {sorted(schema.fields)}")
+    for name, record in each.items():
+        fixed, size = schema.fields[name].record_nbytes, _largest(record)
+        if fixed is not None and (size != fixed or isinstance(record, VarColumn)):
+            raise ValueError(f"records of {name!r} have {size} bytes, in the schema {fixed}")
         if size > MAX_RECORD_BYTES[format]:
             most = MAX_RECORD_BYTES[format]
             raise CodecError(f"{name!r} takes {size} bytes; a {format} shard holds {most}")
 
 
-def _largest(column: Column) -> int:
-    if isinstance(column, FixedColumn):
-        return int(column.data.shape[1])
-    return int(column.lengths.max(initial=0))
+def _largest(record: bytes | Column) -> int:
+    if isinstance(record, FixedColumn):
+        return int(record.data.shape[1])
+    return int(record.lengths.max(initial=0)) if isinstance(record, VarColumn) else len(record)
 
 
 def _block_ends(block: Block) -> npt.NDArray[np.int64]:
@@ -256,8 +236,3 @@ def shard_name(number: int, format: Format) -> str:
 def shard_format(name: str) -> Format:
     """Return the format of a shard by the name of its file."""
     return "lmdb" if name.endswith(".lmdb") else "parquet"
-
-
-def records_nbytes(records: Mapping[str, bytes]) -> int:
-    """Return the bytes of one sample's records together."""
-    return sum(len(record) for record in records.values())

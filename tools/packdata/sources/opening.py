@@ -28,7 +28,7 @@ from packdata.sources.litdata import is_litdata
 from packdata.sources.regular import check_folder, check_regular, nothing_at
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 from packdata.sources.rows import RowsSource
-from packdata.sources.tars import TAR_SUFFIXES, TarSource
+from packdata.sources.tars import TarSource
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -262,12 +262,8 @@ def _archives(inside: _Inside) -> list[Path]:
 
 
 def _archive_kind(name: str) -> str:
-    end = name.lower().endswith
-    if end(TAR_SUFFIXES):
-        return "tar"
-    if kind := row_kind(name):
-        return kind
-    return "idx" if end(IDX_SUFFIXES) and IDX_IMAGES.fullmatch(name) else ""
+    is_idx = name.lower().endswith(IDX_SUFFIXES) and IDX_IMAGES.fullmatch(name)
+    return row_kind(name) or ("idx" if is_idx else "")
 
 
 def are_of_one_archive(paths: Sequence[Path | str]) -> bool:

@@ -104,12 +104,12 @@ def row_kind(name: str) -> str | None:
         ('tfrecord', 'mds', None)
     """
     name = name.lower()
+    if name.endswith(TAR_SUFFIXES):
+        return "tar"
     if name.endswith((MDS_SUFFIX, *MDS_COMPRESSED)):
         return "mds"
     if ".tfrecord" in name:
         return "tfrecord"
-    if name.endswith(TAR_SUFFIXES):
-        return "tar"
     suffix = suffix_of(name)[1:]
     return suffix if suffix in ROW_KINDS else None
 

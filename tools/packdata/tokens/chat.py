@@ -21,13 +21,12 @@ from loaders.errors import LoadersError, SourceError
 from packdata.sources.base import read_file
 from packdata.sources.listed import with_beside
 from packdata.tokens.contents import DocumentForm, as_utf8, type_of, value_of
-from packdata.tokens.documents import join_documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from packdata.tokens.documents import Document, Documents, Place, Reject
+    from packdata.tokens.documents import Document, Documents, Place
 
     Message = Mapping[str, Any]
 
@@ -310,16 +309,10 @@ class Chat(DocumentForm):
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that the template refuses."""
-        found: list[Document] = []
-        rows: list[int] = []
-        rejects: list[Reject] = []
-        for number, row in enumerate(table.to_pylist()):
-            try:
-                found.append(self.of_row({name: _without_null(v) for name, v in row.items()}))
-                rows.append(number)
-            except ValueError as error:
-                rejects.append((place(number), SourceError(str(error), place(number))))
-        return join_documents(found, lambda document: place(rows[document]), rejects)
+        rows = enumerate(table.to_pylist())
+        return self._of_each(
+            rows, lambda row: self.of_row({n: _without_null(v) for n, v in row.items()}), place
+        )
 
     def of_row(self, row: Mapping[str, Any]) -> Document:
         """Return the text as UTF-8, and 1 for each byte that the assistant says."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +19,14 @@ from packdata.sources.readers import arrow_lines, filled_lines, json_object
 from packdata.tokens.documents import Documents, join_documents, not_utf8, placed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     import numpy.typing as npt
 
     from packdata.tokens.documents import Document, Place, Reject
 
+T = TypeVar("T")
 LABELS, ATTENTION_MASK = "labels", "attention_mask"  # as Hugging Face's tokenizers name them
 _INT32 = np.iinfo(np.int32)
 
@@ -92,18 +93,25 @@ class DocumentForm(ABC):
         )
 
     def _parse_lines(self, data: bytes, place: Place) -> Documents:
+        lines = ((at, line) for _, at, line in filled_lines(data))
+        return self._of_each(lines, lambda line: self.of_row(json_object(line)), place)
+
+    def _of_each(
+        self, rows: Iterable[tuple[int, T]], read: Callable[[T], Document], place: Place
+    ) -> Documents:
+        """Return the document of each row, less those that have none; a row comes with what tells its place."""
         found: list[Document] = []
         begins: list[int] = []
         rejects: list[Reject] = []
-        for _, at, line in filled_lines(data):
+        for at, row in rows:
             try:
-                found.append(self.of_row(json_object(line)))
+                found.append(read(row))
                 begins.append(at)
             except UnicodeDecodeError as error:
-                rejects.append(not_utf8(line[error.start], place(at)))
+                rejects.append(not_utf8(error.object[error.start], place(at)))
             except ValueError as error:
                 rejects.append((place(at), SourceError(str(error), place(at))))
-        return join_documents(found, lambda row: place(begins[row]), rejects)
+        return join_documents(found, lambda number: place(begins[number]), rejects)
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:

@@ -20,7 +20,7 @@ from packdata.sources.listed import (
     place_of_source,
 )
 from packdata.sources.litdata import is_litdata
-from packdata.sources.regular import check_folder, check_mode, check_no_log, nothing_at
+from packdata.sources.regular import check_folder, check_mode, check_name, check_no_log, nothing_at
 from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
 
 if TYPE_CHECKING:
@@ -171,11 +171,9 @@ def _source_file(path: Path, name: str) -> SourceFile:
         compression = None  # that of the kind
     if compression and kind not in ("text", "jsonl"):
         raise SourceError(f"a compressed {suffix} file is not read", path, "Unpack it first")
+    check_name(name, path)
     try:
-        name.encode()
         found = path.stat()
-    except UnicodeEncodeError:
-        raise SourceError("the name is not UTF-8", ascii(str(path)), "Rename it") from None
     except OSError as error:
         raise SourceError(f"it cannot be read ({error.strerror})", path) from error
     check_mode(found.st_mode, path)
