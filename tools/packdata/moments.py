@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+_LEVELS = {"min": 0, "p5": 5, "p50": 50, "p95": 95, "max": 100}
 _LIMB_BITS = 16  # products of two, summed over 2**31 of them, fit into 63 bits
 
 
@@ -118,3 +119,11 @@ def _sums(numbers: npt.NDArray[np.uint64], most: int) -> tuple[int, int]:
     total = sum(int(limb.sum()) << shift for shift, limb in limbs.items())
     products = (int(np.dot(limbs[i], limbs[j])) << (i + j) for i in shifts for j in shifts)
     return total, sum(products)
+
+
+def percentiles(numbers: npt.NDArray[Any]) -> dict[str, float]:
+    """Return the ends, the middle and what lies 5 % from each end, by name; {} of no numbers."""
+    if not len(numbers):
+        return {}
+    found = np.percentile(numbers, [*_LEVELS.values()]).tolist()
+    return dict(zip(_LEVELS, found, strict=True))

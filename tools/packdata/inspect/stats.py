@@ -31,7 +31,7 @@ from loaders.schema import (
 )
 from loaders.system import opencv
 from loaders.system.limits import usable_cores
-from packdata.moments import Moments, WholeMoments
+from packdata.moments import Moments, WholeMoments, percentiles
 from packdata.packing.pool import OrderedPool
 from packdata.tokens.rows import DOCUMENT_ENDS
 from packdata.tokens.stream import has_tokens, token_stats
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from loaders.schema import Field
     from packdata.moments import Summary
 
-PERCENTILES = (0, 5, 50, 95, 100)
 _MAX_NUMBERS = 4096  # of a row of which a whole column is read at once
 _EXACT_PIXELS = 1 << 21  # OpenCV sums in float64: exact below 2**53, with room
 
@@ -117,7 +116,7 @@ def stats(
             tick(1)
     for name, field in gathered.items():
         found[name] |= field.to_json()
-    return Stats(len(view), num, found, _percentiles(_bytes_per_sample(view)))
+    return Stats(len(view), num, found, percentiles(_bytes_per_sample(view)))
 
 
 def _is_decoded(kind: Field) -> bool:
@@ -227,14 +226,14 @@ class _Gathered:
     def to_json(self) -> dict[str, Any]:
         if self._counts is None:
             return self._to_json()
-        counts = {"images_per_sample": _percentiles(np.array(self._counts))}
+        counts = {"images_per_sample": percentiles(np.array(self._counts))}
         pixels = self._to_json() if any(self._counts) else {}
         return {**counts, "num_images": sum(self._counts), **pixels}
 
     def _to_json(self) -> dict[str, Any]:
         if isinstance(self.kind, Boxes):
             counts = np.array([shape[0] for shape in self._shapes])
-            return {"boxes_per_sample": _percentiles(counts), "num_boxes": int(counts.sum())}
+            return {"boxes_per_sample": percentiles(counts), "num_boxes": int(counts.sum())}
         if isinstance(self.kind, Mask):
             values = {str(v): n for v, n in sorted(self._values.items())}
             return _sizes(self._shapes) | {"pixels_by_value": values}
@@ -290,7 +289,7 @@ def _of_all(view: View, name: str, kind: Field) -> dict[str, Any]:
         found |= _stats_of_rows(view.blocks(name))
     elif isinstance(kind, Text):
         view.verify(name)
-        found["nbytes"] = _percentiles(view.lengths(name))
+        found["nbytes"] = percentiles(view.lengths(name))
     return found
 
 
@@ -312,14 +311,6 @@ def _bytes_per_sample(view: View) -> npt.NDArray[np.int64]:
     for name in view.schema.fields:
         total += view.lengths(name)  # not the rows: --limit leaves most of them out
     return total
-
-
-def _percentiles(numbers: npt.NDArray[Any]) -> dict[str, float]:
-    if not len(numbers):
-        return {}
-    values = np.percentile(numbers, PERCENTILES).tolist()
-    names = ("min", *(f"p{p}" for p in PERCENTILES[1:-1]), "max")
-    return dict(zip(names, values, strict=True))
 
 
 # -- rows of tables: column by column, never row by row -----------------------------------------------

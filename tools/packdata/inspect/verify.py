@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from loaders.codecs import codec_for
 from loaders.data.formats import hash_file, open_checksums, open_columns
@@ -26,6 +25,7 @@ from loaders.system.limits import usable_cores
 from loaders.system.regular import read_regular
 from packdata.packing.links import file_fault, size_fault
 from packdata.packing.pool import OrderedPool
+from packdata.sources.names import repeated, row_hashes
 
 if TYPE_CHECKING:
     from loaders.data.columns import Column
@@ -183,7 +183,7 @@ def _check_rows(
         if decode:
             faults += _decode_faults(name, column, manifest)
         found += [replace(f, file=info.file, keys=_keys_of(keys, f.rows)) for f in faults]
-    return np.empty(0, np.uint64) if keys is None else _hash_keys(keys)
+    return np.empty(0, np.uint64) if keys is None else row_hashes(keys)
 
 
 def _open_each(path: Path, info: ShardInfo, found: list[Fault]) -> Iterator[tuple[str, Column]]:
@@ -271,24 +271,15 @@ def _key(keys: Column, row: int) -> str:
     return keys.row(row)[:1000].tobytes().decode(errors="backslashreplace")
 
 
-def _hash_keys(keys: Column) -> _Hashes:
-    hashes = (xxhash.xxh3_64_intdigest(keys.row(row).tobytes()) for row in range(len(keys)))
-    return np.fromiter(hashes, np.uint64, len(keys))
-
-
 def _duplicate_keys(
     folder: Path, manifest: Manifest, hashes: Sequence[_Hashes]
 ) -> Iterator[Fault]:
     """Yield a fault for each sample whose key an earlier one has."""
     shard_of = np.repeat(np.arange(len(hashes)), [len(part) for part in hashes])
     row_of = np.concatenate([np.arange(len(part)) for part in hashes]) if len(hashes) else shard_of
-    every = np.concatenate(hashes) if len(hashes) else np.empty(0, np.uint64)
-    order = np.argsort(every, kind="stable")
-    in_order = every[order]
-    later = order[1:][in_order[1:] == in_order[:-1]]
-    for i in np.sort(later)[:_MAX_DUPLICATES].tolist():
+    later, firsts = repeated(np.concatenate([np.empty(0, np.uint64), *hashes]))
+    for i, first in zip(later[:_MAX_DUPLICATES], firsts, strict=False):
         info, row = manifest.shards[shard_of[i]], int(row_of[i])
-        first = int(order[np.searchsorted(in_order, every[i])])
         other = manifest.shards[shard_of[first]]
         keys_only = info._replace(places={KEY_FIELD: info.places[KEY_FIELD]})
         key = _key(open_columns(folder / info.file, keys_only)[KEY_FIELD], row)

@@ -49,6 +49,7 @@ from packdata.packing.upload import (
     seen_at,
     stored_info,
 )
+from packdata.sources.names import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -195,13 +196,10 @@ def _remedy(different: Sequence[str]) -> str:
 
 def _check_keys(views: Sequence[View]) -> None:
     hashes = [view.key_hashes() for view in views]
-    every = np.concatenate(hashes)
     source = np.repeat(np.arange(len(views)), [len(part) for part in hashes])
-    order = np.argsort(every, kind="stable")
-    twice = np.flatnonzero(every[order][1:] == every[order][:-1])
-    if len(twice):
-        first = twice[order[twice + 1].argmin()]
-        one, other = int(order[first]), int(order[first + 1])
+    twice, firsts = repeated(np.concatenate(hashes))
+    if twice:
+        one, other = firsts[0], twice[0]
         start = sum(len(views[i]) for i in range(int(source[other])))
         key = views[source[other]].key(other - start)
         where = f"{views[source[one]].path} and {views[source[other]].path}"

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from loaders.data.columns import Column, FixedColumn, VarColumn, column_of, row_views
+from loaders.data.columns import Column, FixedColumn, VarColumn, column_of
 from loaders.data.shards import FileShard
 from loaders.data.view import KEY_FIELD
 from loaders.errors import SchemaError
@@ -21,6 +20,7 @@ from loaders.system import opencv
 from loaders.system.limits import usable_cores
 from packdata.packing.pool import OrderedPool
 from packdata.recipe import Block
+from packdata.sources.names import row_hashes
 from packdata.tokens.rows import DOCUMENT_ENDS, LABELS, NUM_TOKENS, TOKENS, block_of
 from packdata.tokens.stream import has_tokens, num_documents, streams_of
 
@@ -74,8 +74,7 @@ class ViewContent:
         """Return the xxh3-64 of every sample's key."""
         if KEY_FIELD not in self.values:
             return self.view.key_hashes()
-        keys = map(xxhash.xxh3_64_intdigest, row_views(self.values[KEY_FIELD]))
-        return np.fromiter(keys, np.uint64, len(self.view))
+        return row_hashes(self.values[KEY_FIELD])
 
     def _block(self, positions: Indices) -> Block:
         return Block({name: self._column(name, positions) for name in self.schema.fields})

@@ -29,6 +29,7 @@ from packdata.packing.outside import check_outside
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import origin
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, check_shard_options
+from packdata.sources.names import repeated
 from packdata.values import Encoded, Preparer
 
 if TYPE_CHECKING:
@@ -203,10 +204,9 @@ def _check_keys(content: ViewContent) -> None:
     is_one = is_one and KEY_FIELD not in content.values
     if is_one or not isinstance(content.schema.fields.get(KEY_FIELD), Text):
         return
-    hashes = content.key_hashes()
-    twice = len(hashes) - len(np.unique(hashes))
+    twice, _ = repeated(content.key_hashes())
     if twice:
-        what = f"{counted(twice, 'key')} would stand twice"
+        what = f"{counted(len(twice), 'key')} would stand twice"
         raise SchemaError(f"{what}: leave the field out by replace(fields=...), or add others")
 
 

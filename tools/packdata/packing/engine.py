@@ -182,7 +182,7 @@ def pack_recipes(
     overwrite: bool = False,
     progress: Progress | None = None,
     is_unchanged: Callable[[], bool] = lambda: True,
-    share: Mapping[str, Any] | None = None,
+    plan: Mapping[str, str] | None = None,
     sender: ShardSender | None = None,
 ) -> Summary:
     """Pack recipes into one destination and publish their datasets together.
@@ -202,8 +202,8 @@ def pack_recipes(
             complete.
         progress: Called for every item.
         is_unchanged: Asked before publishing whether the source is still what the recipes listed.
-        share: Of recipes that are a part of a source, which may be empty and stays staged: what its
-            plan says of that.
+        plan: Of recipes that are a part of a source, which may be empty and stays staged: what
+            decides its output.
         sender: Takes shards away when they are finished.
 
     Raises:
@@ -218,8 +218,8 @@ def pack_recipes(
     folders = [folder for part, recipe in parts for folder in target_folders(part, recipe)]
     if not folders or len(set(folders)) != len(folders):
         raise ValueError(f"the parts must fill different folders, got {folders}")
-    plan = plan_of(parts, format, shard_bytes, share)
-    kind: Kind = "packing" if share is None else "part"
+    kind: Kind = "packing" if plan is None else "part"
+    plan = plan_of(parts, format, shard_bytes) if plan is None else plan
     with Packing(dst, folders, plan, overwrite=overwrite, kind=kind, sender=sender) as packing:
         progress = Quiet() if progress is None else progress
         run = _Run(packing, format, shard_bytes, num_workers, on_error, progress)

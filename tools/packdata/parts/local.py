@@ -112,7 +112,7 @@ def pack_part(
             format=format,
             shard_bytes=shard_bytes,
             overwrite=overwrite,
-            share=share,
+            plan=plan,
             sender=sender,
             **settings,
         )

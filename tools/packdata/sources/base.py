@@ -199,9 +199,9 @@ def is_folder(path: Path, hint: str = "") -> bool:
         raise SourceError(f"it cannot be read ({error.strerror})", path, hint) from error
 
 
-def read_file(path: Path | str, where: str) -> bytes:
+def read_file(path: Path | str, where: str, hint: str = "") -> bytes:
     """Return the bytes of a file, also of one at a URL; SourceError that names ``where`` if that fails."""
-    with _explained(path, where):
+    with _explained(path, where, hint):
         if isinstance(path, ListedURL) and (stored := path.stored) is not None:
             return stored()
         if is_url(path):
@@ -216,18 +216,19 @@ def open_file(path: Path | str, where: str) -> BinaryIO:
 
 
 @contextmanager
-def _explained(path: Path | str, where: str) -> Iterator[None]:
+def _explained(path: Path | str, where: str, hint: str = "") -> Iterator[None]:
     try:
         yield
     except SourceError:
         raise
     except NotRegularError as error:
-        raise SourceError(str(error.strerror), where) from error
+        raise SourceError(str(error.strerror), where, hint) from error
     except FileNotFoundError as error:
-        raise SourceError(f"there is no file {str(path)!r}", where, "Was it moved?") from error
+        what = f"there is no file {str(path)!r}"
+        raise SourceError(what, where, hint or "Was it moved?") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
-        raise SourceError(f"it cannot be read ({reason})", where) from error
+        raise SourceError(f"it cannot be read ({reason})", where, hint) from error
 
 
 def _read_object(url: Path) -> bytes:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from loaders.data.columns import row_views
+
+if TYPE_CHECKING:
+    from loaders.data.columns import Column
 
 T = TypeVar("T")
 _ENCODING = ("utf-8", "surrogateescape")
@@ -96,6 +101,19 @@ def twice(names: Callable[[], Iterable[str]]) -> set[str]:
         if hash_of(name) in same:
             (found if name in seen else seen).add(name)
     return found
+
+
+def row_hashes(column: Column) -> npt.NDArray[np.uint64]:
+    """Return a hash of each row: of keys, that of ``View.key_hashes``."""
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, row_views(column)), np.uint64, len(column))
+
+
+def repeated(hashes: npt.NDArray[np.uint64]) -> tuple[list[int], list[int]]:
+    """Return the places of hashes that stood before, ascending, and where each of these stands first."""
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    later = np.sort(order[1:][ordered[1:] == ordered[:-1]])
+    return later.tolist(), order[np.searchsorted(ordered, hashes[later])].tolist()
 
 
 def hash_of(name: str) -> int:

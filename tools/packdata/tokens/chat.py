@@ -234,9 +234,7 @@ def open_template(
 
 def _read(path: Path) -> str:
     try:
-        return read_file(path, str(path)).decode()
-    except SourceError as error:
-        raise SourceError(error.what, path, f"Give a Jinja file or a {CONFIG}") from error
+        return read_file(path, str(path), f"Give a Jinja file or a {CONFIG}").decode()
     except UnicodeDecodeError as error:
         raise SourceError(f"it is not UTF-8 ({error})", path) from error
 

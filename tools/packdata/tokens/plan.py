@@ -453,11 +453,7 @@ def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
         return BytesTokenizer()
     path = with_beside(name)
     path = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        data = read_file(path, str(path))
-    except SourceError as error:
-        hint = "Give 'bytes' or the path of a tokenizer.json"
-        raise SourceError(error.what, path, hint) from error
+    data = read_file(path, str(path), "Give 'bytes' or the path of a tokenizer.json")
     return JsonTokenizer(data, path, is_chat=is_chat)
 
 

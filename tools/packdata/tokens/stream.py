@@ -9,6 +9,7 @@ import numpy as np
 from loaders.codecs.tokenizer import decoder_of
 from loaders.errors import LoadersError, ShardError
 from loaders.schema import Tokens
+from packdata.moments import percentiles
 from packdata.tokens.rows import DOCUMENT_ENDS, NUM_TOKENS, TOKENS
 
 if TYPE_CHECKING:
@@ -93,14 +94,7 @@ def token_stats(view: View) -> dict[str, Any]:
     return {
         "num_tokens": num,
         "num_documents": len(every),
-        "tokens_per_document": _spread(every),
+        "tokens_per_document": percentiles(every),
         "num_ids_used": int(seen.sum()),
         "unused_share": round(1 - num / max(1, rows), 6),
     }
-
-
-def _spread(lengths: Any) -> dict[str, float]:
-    if not len(lengths):
-        return {}
-    levels = {"min": 0, "p5": 5, "p50": 50, "p95": 95, "max": 100}
-    return {name: float(np.percentile(lengths, level)) for name, level in levels.items()}
