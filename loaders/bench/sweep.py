@@ -109,8 +109,9 @@ def default_batch_size(dataset: Any) -> int:
         return 64
     if isinstance(dataset, BatchDataset) and dataset.sample_nbytes is not None:
         return max(1, min(256, len(dataset)))
+    few = Config(0, min(8, len(dataset)))
     with one_thread():
-        cost = time_alone(batch_maker(dataset, Config(0, 1)), seconds=_LOOK_S, min_calls=1)
+        cost = time_alone(batch_maker(dataset, few), seconds=_LOOK_S, min_calls=1)
     affordable = _BATCH_S / max(1e-9, cost.cpu_s + cost.wait_s)
     return min(len(dataset), next((n for n in (256, 64, 16, 4) if n <= affordable), 1))
 
