@@ -239,7 +239,7 @@ def test_files_are_dropped_before_each_cold_run_of_a_trial_that_reads_any(
     timed, drop = time_target, dropped
 
     def spy_timed(target: MeasuredDataset, *args: Any, once: bool, **options: Any) -> Any:
-        events.append(f"{'once' if once else 'run'} {target.name.split(' ')[0]}")
+        events.append(f"{'once' if once else 'run'} {Path(target.name).name.split(' ')[0]}")
         return timed(target, *args, once=once, **options)
 
     def spy_drop(target: MeasuredDataset) -> list[str]:
@@ -253,7 +253,7 @@ def test_files_are_dropped_before_each_cold_run_of_a_trial_that_reads_any(
 
     tried(target, Config(0, 4, "thread"), seconds=0.1, cold=True)
 
-    reads = ["drop now", "once now", "run RAMDataset(...,", "drop packed", "once pack"]
+    reads = ["drop now", "once now", "run RAMDataset(...,", "drop packed", "once packed"]
     assert events == 3 * reads
 
 
