@@ -232,6 +232,19 @@ def test_rows_that_are_no_document_are_named_and_may_be_skipped(
     assert documents(tmp_path / "q") == [[1]]
 
 
+def test_an_id_too_large_is_named_by_its_line_also_where_lines_are_read_one_by_one(
+    tmp_path: Path,
+) -> None:
+    deep = "[" * 70 + "]" * 70  # which Arrow is not given
+    source = tmp_path / "a.jsonl"
+    source.write_text(f'{{"input_ids": [1, 2], "x": {deep}}}\n{{"input_ids": [3, 70], "x": 0}}\n')
+
+    with pytest.raises(SourceError) as caught:
+        pack_tokens(source, tmp_path / "packed", TokenOptions(vocab_size=10))
+
+    assert str(caught.value.path) == "a.jsonl, line 2"
+
+
 @pytest.mark.parametrize(
     "line",
     ['{"input_ids": [1, 2.5]}', '{"input_ids": [true]}', '{"input_ids": "1 2"}', '{"ids": [1]}'],

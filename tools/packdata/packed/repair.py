@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaders.data.formats import hash_file
 from loaders.data.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -106,7 +105,7 @@ def _manifests(folder: Path, other: Path, *, may_restore: bool) -> tuple[Manifes
 
 def _repair_shard(folder: Path, info: ShardInfo, good: Path, beside: Path, done: Repair) -> None:
     path = folder / info.file
-    if _is_whole(path, info):
+    if size_fault(path, info) is None and file_fault(path, info.xxh3_128) is None:
         done.num_whole += 1
         return
     try:
@@ -129,10 +128,3 @@ def _repair_file(path: Path, digest: str, good: Path, done: Repair) -> None:
         return
     publish_bytes(path, read_regular(good))
     done.restored.append(path.name)
-
-
-def _is_whole(path: Path, info: ShardInfo) -> bool:
-    try:
-        return size_fault(path, info) is None and hash_file(path) == info.xxh3_128
-    except OSError:  # a disk that fails to read is what repair is for
-        return False
