@@ -109,7 +109,7 @@ def merge(
         return _Sending(dst, views, plan, tick, note).merge(provenance, overwrite=overwrite)
     content = ViewContent(joined.verified(), joined.schema)
     whole = joined.whole_shards if shard_bytes is None else None
-    dataset = Written(content, provenance, joined.path, whole)
+    dataset = Written(content, provenance, whole)
     size = DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes
     how = format_of(joined), size, overwrite
     options = WriteOptions(*how, link=link, on_link=on_link, note=note)

@@ -134,7 +134,7 @@ def copy_dataset(
     asked = options.to_json() | {"tables": options.digests()}
     written = WriteOptions(format, shard_bytes, overwrite, tick=tick, note=note)
     command = plan_of("copy", [view], **asked, format=format, shard_bytes=shard_bytes)
-    dataset = Written(plan.content(workers), provenance, view.path)
+    dataset = Written(plan.content(workers), provenance)
     return write_datasets(dst, command, {"": dataset}, written)[""]
 
 

@@ -77,7 +77,7 @@ def split(
     plan = plan_of("split", [view], **options, format=format, shard_bytes=shard_bytes)
     made_from = {"command": "split", "source": origin_of(view)}
     datasets = {
-        name: Written(content, made_from | {"options": options | {"part": name}}, view.path)
+        name: Written(content, made_from | {"options": options | {"part": name}})
         for name, content in chosen.items()
     }
     written = WriteOptions(format, shard_bytes, overwrite, tick=tick, note=note)

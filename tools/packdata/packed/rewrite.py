@@ -64,8 +64,6 @@ class Written:
 
     content: Content
     provenance: Mapping[str, Any]  # JSON for the manifest: what it is made from
-    # A dataset that has the files which the schema names besides shards.
-    files_of: Path | None = None
     # Shards that hold just these samples, to be used as they are.
     whole: Sequence[FileShard] | None = None
 
@@ -139,7 +137,10 @@ def _write_all(packing: Packing, datasets: Mapping[str, Written], options: Write
         else:
             link, on_link = options.link, options.on_link
             packing.take_whole(folder, each.whole, link=link, on_link=on_link)
-        packing.copy_files(folder, each.content.schema, each.files_of)
+        source = next(
+            iter(each.content.view.folders), None
+        )  # has what the schema names besides shards
+        packing.copy_files(folder, each.content.schema, source)
     packing.publish({f: (each.content.schema, each.provenance) for f, each in datasets.items()})
 
 

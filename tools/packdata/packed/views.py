@@ -106,7 +106,7 @@ def write(
     asked = options | {"format": format, "shard_bytes": shard_bytes, "link": whole is not None}
     plan = plan_of("write", [source], **asked, **_identity(content))
     provenance = {"command": "write", **_made_of(source), "options": options}
-    dataset = Written(content, provenance, next(iter(source.folders), None), whole)
+    dataset = Written(content, provenance, whole)
     progress = Quiet() if progress is None else progress
     progress.start(len(source), 0)
     tick = partial(progress.advance, 0)

@@ -140,9 +140,11 @@ class TokenSource(ABC):
     # Names of files in which lines, and so those of the separator, end in ``\r\n``.
     windows_files: Sequence[str] = ()
 
-    @abstractmethod
+    _plan: Sequence[Any]  # what each piece is made of
+
     def __len__(self) -> int:
         """Return the number of pieces."""
+        return len(self._plan)
 
     @abstractmethod
     def pieces(self, start: int = 0) -> Iterator[Piece]:

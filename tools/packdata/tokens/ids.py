@@ -289,9 +289,6 @@ class IdsSource(TokenSource):
             yield IdsPiece(ids, start, stop, self.eod)
             start = stop
 
-    def __len__(self) -> int:
-        return len(self._plan)
-
     @property
     def itemsize(self) -> int:
         """Bytes of the widest ids."""

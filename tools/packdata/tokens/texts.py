@@ -378,9 +378,6 @@ class TextSource(TokenSource):
         self._plan = self._group(part for parts in self._found() for part in parts)
         self.runs = [*self._runs()]
 
-    def __len__(self) -> int:
-        return len(self._plan)
-
     def spelled_token(self) -> str | None:
         """Return what looks like a special token, such as ``<|endoftext|>``, near the beginning of some file."""
         for file in [file for file in self.files if file.kind not in ROW_KINDS][:_SOME_FILES]:
