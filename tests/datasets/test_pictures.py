@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import packdata
-from loaders import DataLoader, ShardDataset, augment
+from loaders import DataLoader, ShardDataset, augment, codecs
 from loaders.buffers import FreshMemory
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.reading import pictures
@@ -246,5 +246,35 @@ def test_raw_pictures_are_those_of_a_lossless_codec(
         packdata.pack(samples, tmp_path / codec, {"image": field})
         dataset = ShardDataset(tmp_path / codec, augment=ops[:3] if size else ops)
         served.append(torch.cat([b.image for b in DataLoader(dataset, 5, shuffle=True)]))
+
+    assert torch.equal(*served)
+
+
+@pytest.mark.parametrize("size", [None, (40, 56)])
+def test_pictures_of_a_registered_codec_are_cropped(
+    size: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A codec has ``encode`` and ``decode``, and nothing else."""
+
+    class Plain:
+        def __init__(self, field: Image) -> None:
+            self._codec = codecs.codec_for(Image(codec="raw", size=field.size))
+
+        def encode(self, value: Any) -> bytes:
+            return self._codec.encode(value)
+
+        def decode(self, record: Any) -> Any:
+            return self._codec.decode(record)
+
+    monkeypatch.setattr(codecs, "_FACTORIES", dict(codecs._FACTORIES))
+    codecs.register_codec("plain", Plain)
+    sizes = [size or (30 + 7 * i, 61 - 5 * i) for i in range(6)]
+    samples = [{"image": photo(*hw, seed=i)} for i, hw in enumerate(sizes)]
+
+    served = []
+    for codec in ("plain", "raw"):
+        packdata.pack(samples, tmp_path / codec, {"image": Image(codec=codec, size=size)})
+        dataset = ShardDataset(tmp_path / codec, augment=CROP)
+        served.append(torch.cat([batch.image for batch in DataLoader(dataset, 4)]))
 
     assert torch.equal(*served)

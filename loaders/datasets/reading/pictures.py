@@ -16,6 +16,7 @@ from loaders.buffers import scratch
 from loaders.cached import cached_property
 from loaders.codecs.heads import PictureHead, PictureHeads, picture_heads
 from loaders.codecs.jpeg import PicturePart, SegmentBoxes, blocks_of, ends_of, first_rows, part_of
+from loaders.codecs.picture import PictureCodec
 from loaders.datasets.reading.fixed import Layout
 from loaders.datasets.reading.known import geometry_of
 from loaders.errors import CodecError
@@ -283,7 +284,7 @@ class PictureReader:
         return self.field.codec == "jpeg" and self.field.dtype == "uint8"
 
     def _heads(self, records: Sequence[UInt8Array]) -> PictureHeads:
-        if self.field.codec != "raw":
+        if isinstance(self.codec, PictureCodec):
             heads = picture_heads(records, self.codec.max_pixels)
             return (
                 heads
@@ -297,7 +298,7 @@ class PictureReader:
         self, part: PicturePart, reduction: int
     ) -> tuple[npt.NDArray[Any], tuple[int, int] | None]:
         """Decode a picture or a part of one; return it and, if it was reduced, its size at full scale."""
-        if self.field.codec == "raw":
+        if not isinstance(self.codec, PictureCodec):
             return self.codec.decode(part.record), None
         size = part.height, part.width
         buffer = scratch(part.height * part.width * self._channels)
