@@ -49,9 +49,9 @@ class Chunk:
 
 
 class Chunks:
-    """Takes the indices of up to ``size`` batches at a time, of the first ones fewer.
+    """Cuts indices into chunks of up to ``size`` batches; the first chunks are smaller.
 
-    They come batch by batch, or as ``Steps``. An error of theirs comes behind the batches before it.
+    Indices come batch by batch, or as ``Steps``. If they raise, the error comes after the batches before it.
     """
 
     def __init__(self, batches: Iterator[Any], size: int, *, is_together: bool = False) -> None:

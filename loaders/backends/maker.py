@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 _GROUP_BYTES = 8 << 20  # hand smaller batches over several at a time
 _GROUP_BYTES_BETWEEN_PROCESSES = 16 << 20  # where handing over costs several times as much
 _MAX_GROUP = 64
-# Groups of which a batch is kept; from the next one on, each batch has memory of its own.
+# Groups of which the trainer may keep batches; if there are more, each batch gets memory of its own.
 MAX_KEPT = 4
-_PLANNED_SAMPLES = 1024  # beside so many, what is done once is little
+_PLANNED_SAMPLES = 1024  # beside so many, the fixed cost of planning is small
 _MAX_PLANNED = 8
 
 
@@ -54,8 +54,8 @@ class Maker:
     batch_size: int | None
     has_batches: bool  # False where each index stands for a sample that is handed over alone
     num_workers: int  # how many threads share the work on a batch
-    # Hand batches over in page-locked memory: torch's, which is used again only when a copy that it has started is
-    # done, or that of slots.
+    # Hand batches over in page-locked memory: that of slots, or torch's, which torch reuses only after the copies
+    # that it started are done.
     pin: bool = False
     # Page-lock slots: for a loader that copies to a device, and holds each batch meanwhile.
     locks_slots: bool = False
@@ -101,7 +101,7 @@ class Maker:
         return [self.pinned(self.collate(samples))]
 
     def plan(self, batches: Sequence[Any]) -> Sequence[Any]:
-        """Return what ``job`` takes for each of several batches: as it is where something is wrong with one of them."""
+        """Plan several batches together; return for each what ``job`` takes: its indices, if any batch is faulty."""
         # Without a view, nothing is found once for several.
         if (
             self._batched is None
@@ -183,7 +183,7 @@ def _joined(batches: Sequence[Any]) -> tuple[Any, list[int]]:
 def num_in_flight(num_workers: int, *, is_together: bool) -> int:
     """Return how many batches to make ahead: two for all workers together; of chunks, one for each worker and two more.
 
-    With one of them, the workers of a child process idle until its owner has taken a chunk and asks for the next.
+    With one more only, the workers of a child process idle until its owner has taken a chunk and asks for the next.
     """
     return num_workers + 2 if is_together else 2
 
@@ -249,7 +249,7 @@ class Group:
 class CallReader(SamplesReader):
     """Samples of any map-style dataset: ``dataset[i]`` for each index of a batch, or for a single one."""
 
-    dataset: Any  # whose samples; a request has one item, what the sampler gave
+    dataset: Any  # a request's ``indices`` have one item: what the sampler gave
     is_single: bool  # it is one index, where there are no batches (``batch_size=None``)
 
     def make(self, request: Request, memory: Memory) -> Any:

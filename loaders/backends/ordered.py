@@ -115,7 +115,7 @@ class OrderedBatches:
         if not self._ready:
             self._is_whole = False
             if not len(self._pool):
-                # Of small batches, made with the GIL held, the others would hold up the first ones.
+                # Small batches are made with the GIL held: more chunks would delay the first.
                 self._fill(1 if self._is_together else max(1, self._prefetch_batches))
             if self._is_broken or not len(self._pool):
                 self._is_whole = True

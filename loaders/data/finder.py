@@ -19,10 +19,10 @@ _MAX_BUCKETS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Samples by number, and the shards they lie in."""
+    """Samples of a store by number, and the shards they lie in."""
 
-    indices: Indices
-    shards: Indices
+    indices: Indices  # ``(N,)`` int64: their numbers in the store
+    shards: Indices  # ``(N,)`` int64: of each the number of its shard
 
     def __len__(self) -> int:
         return len(self.indices)

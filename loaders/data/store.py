@@ -69,7 +69,7 @@ class Store:
 
     Attributes:
         remotes: What shards at URLs are fetched by.
-        last_opened: The number of the shard that was opened last: where who reads them in order is.
+        last_opened: The number of the shard that was opened last: where a reader is that reads them in order.
 
     Thread-safe. Shards are opened when they are first touched. Pickling sends paths and opens
     anew.
@@ -86,9 +86,9 @@ class Store:
         shards: Sequence[FileShard | MemoryShard],  # the shards, in sample order
         check: Check = "first",  # when to compare records with their checksums
         take: Take = take_rows,  # how rows of one size are copied; batches pass torch's way
-        # Shards that are open at a time, about: beyond it all are closed, and verified anew when they are opened
-        # again. For reading from end to end, by those who keep no address of a record. None: all, or as many as the
-        # system lets be mapped.
+        # About how many shards are open at a time: beyond it all are closed, and verified anew when they are opened
+        # again. For readers that go from end to end, and keep no address of a record. None: all, or as many as the
+        # system can map.
         max_open: int | None = None,
         # Which shards the samples were copied from; default: its own.
         runs: ShardRuns | None = None,
@@ -251,7 +251,7 @@ class Store:
         return store
 
     def brought(self, field: str, rows: Rows, read: Callable[[], T]) -> T:
-        """Read records when they were brought: again, if their shards were given up meanwhile."""
+        """Fetch records, where shards are here in part, and read them; again if shards were given up meanwhile."""
         may_give_up, is_anew = True, False
         while self.ranges.are_used:
             with self._lock.plain:  # not while it changes

@@ -1,4 +1,4 @@
-"""What a loader's own threads need of a dataset: work on a whole batch, in parts; and the host's half of it."""
+"""A dataset that threads can read: the work on a whole batch as a job of parts, and the host's half of that work."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
 
     @abstractmethod
     def request(self, indices: Any, num_workers: int = 1) -> Request:
-        """Return what is to be read of a batch, by so many threads; a request stays as it is."""
+        """Return the request to read a batch on ``num_workers`` threads; a request is returned as it is."""
 
     def job(self, indices: Any, memory: Memory, num_workers: int = 1) -> BatchJob:
         """Return the work of reading a batch into memory that ``num_workers`` threads may share."""
@@ -214,7 +214,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         return ()
 
     def shards_read(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return which shards some samples lie in, of each of ``stores``: each at least once."""
+        """Return for each of ``stores`` the numbers of the shards that some samples lie in, each at least once."""
         return ()
 
     def order(self, seed: int, batch_size: int) -> Order | None:
@@ -232,9 +232,9 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         )
 
     def halves(self, device: torch.device) -> Halves | None:
-        """Return the same samples in batches that hold what is cheapest to move, and what makes them whole; or None.
+        """Return a dataset of the host's halves of batches, which are cheap to move, and what finishes them; or None.
 
-        The second is called with one batch at a time, moved to the device, on the trainer's thread and the device's
+        The latter is called with one batch at a time, moved to the device, on the trainer's thread and the device's
         current stream.
         """
         return None

@@ -85,8 +85,8 @@ class PackedDataset(BatchDataset[SampleT]):
 
     Attributes:
         view: The samples, with all fields that are stored.
-        part_ends: The sample behind the last one of each part, where bad samples are replaced by those of their own.
-        leader: The picture that boxes follow: of the schema as it was packed, whatever part of it is here.
+        part_ends: Of datasets that were joined, where each ends: a bad sample is replaced by one of its own part.
+        leader: The picture field that boxes follow, by the schema as it was packed, even if not all of it is here.
     """
 
     has_own_samples = False
@@ -119,7 +119,7 @@ class PackedDataset(BatchDataset[SampleT]):
         check_batching(self.batching, self.fields)
 
     def _settle_plan(self) -> None:
-        """Check the settings, and make of them how batches are read."""
+        """Check the settings, and make the read plan."""
         if self.on_error not in ("raise", "replace"):
             raise ValueError(f"on_error must be 'raise' or 'replace', got {self.on_error!r}")
         self.schema.check_names(self.fields)
@@ -176,7 +176,7 @@ class PackedDataset(BatchDataset[SampleT]):
         Args:
             unfinished: Adds to a batch what a device is to do with it: its crops and flips are not done here then,
                 but for boxes and keypoints, which are a few numbers.
-            fields: As which fields some are read instead, of any codec.
+            fields: Fields, of any codec, in place of those of the same names.
         """
         if unfinished is None:
             return self._planned(self._shown_fields, is_half=True)

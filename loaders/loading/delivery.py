@@ -90,7 +90,7 @@ class Delivery(Generic[BatchT]):
             ahead,
         )
         self._stats, self._length, self._name, self._others = stats, length, name, others
-        self.on_close: Callable[[], object] = bool  # what else ends with it
+        self.on_close: Callable[[], object] = bool  # called when it ends
         self._num_delivered = 0
         # By Ctrl-C, where it is unknown which batch was lost.
         self._broken: Exception | None = None
@@ -103,7 +103,7 @@ class Delivery(Generic[BatchT]):
     def _take_from(self, current: Cursor | None, batches: OrderedBatches | TorchBatches) -> None:
         self._pass, self._batches = current, batches
         self._num_failed = 0  # since the last batch that was handed over
-        self._num_noted = 0  # that errors stand for, in all
+        self._num_noted = 0  # batches that errors stood for, in all
         self._is_told = False  # an error said why batches are missing, if any are
         accelerator = self._accelerator
         plan = current.plan if current is not None and current.plan.pad == "mark" else None
@@ -179,7 +179,7 @@ class Delivery(Generic[BatchT]):
             self._stats.wait_s += time.monotonic() - began
 
     def _lose(self, num: int) -> None:
-        """Count what was under way at an interrupt as failed, if its place is known: copies ahead may be behind it."""
+        """Count as failed what an interrupt has lost; with copies ahead, which batch that is may be unknown."""
         if self._prefetcher is None:
             self._num_failed += num
         elif self._marked is not None and self._marked.has_failed:
@@ -211,8 +211,8 @@ class Delivery(Generic[BatchT]):
     def _count(self) -> None:
         """Note that one more batch was handed over.
 
-        One that failed counts from the next one on: who stops at an error resumes at that batch, and
-        who goes on has done without it.
+        A batch that failed counts together with the next one: a run that stops at an error resumes at that batch,
+        and one that goes on has left it out.
         """
         self._stats.num_batches += 1
         if self._pass is not None:
@@ -237,7 +237,7 @@ class Delivery(Generic[BatchT]):
         """Whether the last batch of the epoch was handed over."""
         return self._pass is not None and self._pass.is_done
 
-    remainder = -1  # of a batch, that frameworks would cut: none is known
+    remainder = -1  # rows of the last batch that accelerate would cut off: unknown
 
     @property
     def device_bytes(self) -> int:
@@ -269,7 +269,7 @@ class TorchsDelivery(Delivery[BatchT]):
 
 
 class _Marked:
-    """Yields each batch beside the marks of its rows, where there are such or a device: the two travel together."""
+    """Yields (batch, marks): which rows are real, or None without ``pad="mark"``. Both go to the device together."""
 
     def __init__(
         self, batches: OrderedBatches | TorchBatches, plan: Plan | None, *, pin: bool

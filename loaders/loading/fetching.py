@@ -44,7 +44,7 @@ _ODD_LANES = ": let the number of nodes divide that of lanes, and that the sampl
 
 
 class LoaderPass:
-    """What a loader reads in one pass, and at its next one, of the datasets at one URL; some batches at once."""
+    """What a loader reads of the datasets at one URL, in this pass and the next; ``num_at_once`` batches at a time."""
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ _NOT_PICKLED = frozenset(
         "_successor",
     ]
 )
-# Of the options: what cannot change later, what is refused without worker processes of torch, and what counts later.
+# Options by what assigning them later does: refused; refused unless torch's workers serve; used from the next pass.
 _SETTLED = frozenset(
     ["seed", "rank", "world_size", "pad", "backend", "device", "augment_on", "as_dict"]
 )
@@ -109,32 +109,32 @@ class DataLoader(OrderedLoader[BatchT]):
         num_workers: Threads (or processes, see ``backend``). ``"auto"``: for our datasets what
             ``python -m loaders.bench recommend`` measured, else the cores that this process may use, divided by
             ``LOCAL_WORLD_SIZE`` where ranks share them; 0 for others.
-        persistent_workers: Keep worker processes from epoch to epoch; what changes in the dataset meanwhile does not
+        persistent_workers: Keep worker processes from epoch to epoch; later changes of the dataset do not
             reach them. (The child of ``backend="subprocess"`` always stays, and follows the dataset at each epoch.)
-        pin_memory: Hand batches over in torch's page-locked memory, for copies of one's own. ``device`` needs none:
-            what it copies lies in page-locked slots at once, and is held until the copy is done.
+        pin_memory: Hand batches over in torch's page-locked memory, for copies that you make. ``device`` does not
+            need it: its batches are made in page-locked slots, and held until their copy is done.
         prefetch_factor: How many batches are made ahead: by all threads together (default 2); or by each process.
-            Threads make small batches in groups, of up to 64 or 8 MiB (16 in a child process): of these, it is
-            groups (default: one for each thread and two more).
+            Threads make small batches in groups of up to 64 batches or 8 MiB (16 MiB in a child process); it then
+            counts groups (default: one for each thread and two more).
         backend: ``"thread"``; ``"subprocess"``: the same threads in one child process, a fresh interpreter, for a
             training step of many small operations, which would wait for the GIL;
-            ``"process"``: torch's own workers; ``"auto"``: threads for our datasets, and a child
-            process from when such a step is seen, unless it would run code of yours.
+            ``"process"``: torch's own workers; ``"auto"``: threads for our datasets; once such a
+            step is seen, a child process takes over, unless it would run your code.
         device: Where batches are handed over, e.g. ``"cuda"``: copied from page-locked slots on a
             stream of their own, for use on the current stream; None leaves them in host memory.
         device_prefetch: How many batches may be copied ahead of being asked for; ``stats()`` has
-            their bytes. (Those of torch's processes are copied when asked for: it does not tell what is there.)
-        augment_on: Where crops, resizes and flips are carried out; they are drawn alike. ``"auto"``: on the
+            their bytes. (Those of torch's processes are copied when asked for, as torch does not tell which are ready.)
+        augment_on: Where crops, resizes and flips are carried out; what is drawn is the same. ``"auto"``: on the
             device for codecs that are finished there (``dct``, ``yuv420``), else on the host;
             ``"device"``: there also for pixels (``raw``) of one size, within one step of uint8.
-        seed: For the order and for augmentation; a ``loaders`` sampler orders by its own. Default:
-            what such a sampler says, else 0.
+        seed: For the order and for augmentation; a ``loaders`` sampler has its own for the order. Default:
+            that of such a sampler, else 0.
         rank: This process among all that train; default: from ``torch.distributed``.
         world_size: How many train; default: from ``torch.distributed``.
         pad: At the end of an epoch without ``drop_last``: True wraps around so that all ranks
             have equal steps, False serves each sample exactly once, ``"mark"`` wraps and tells
-            real rows by ``batch.valid``, or ``batch["valid"]`` with ``as_dict``, which frameworks that build named
-            tuples anew keep. Default: what a ``loaders`` sampler says, else True.
+            real rows by ``batch.valid``, or ``batch["valid"]`` with ``as_dict`` (frameworks that rebuild named
+            tuples lose ``.valid``). Default: that of a ``loaders`` sampler, else True.
         as_dict: Hand over ``{field: values}`` instead of named tuples.
         stall_warning_s: Log what every worker is doing when a batch takes longer than this: threads, here or in a
             child process (not without workers, nor by torch's processes).
@@ -319,8 +319,8 @@ class DataLoader(OrderedLoader[BatchT]):
         self._make_parts()
 
     def _make_parts(self) -> None:
-        """Make what no pickle takes along."""
-        # Torch's, of worker processes that persist: nothing public lets go of them.
+        """Make what is not pickled: buffers, device handles, and the dataset that is read."""
+        # Torch's iterator over persistent workers: no public call releases it.
         self._iterator = None
         self._served, self._finisher = self._halves()
         self._num_before = getattr(self._served, "num_replaced", 0)  # by other loaders
@@ -333,7 +333,7 @@ class DataLoader(OrderedLoader[BatchT]):
         self._ahead: list[Ahead] = []  # tells fetchers of the pass
 
     def _halves(self) -> Served:
-        """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
+        """Return the dataset to read, and the function that finishes its batches on the device, or None."""
         dataset: Any = self.dataset
         if reads_batches(dataset) and self._collate is collate and self.backend != "process":
             return choose_halves(dataset, self.device, self.augment_on)
@@ -416,12 +416,12 @@ class DataLoader(OrderedLoader[BatchT]):
 
     def _start_own(self) -> OrderedBatches:
         if (self.generator is not None or self._steps is None) and not self._has_drawn:
-            # As torch, who draws its workers' seed: or later orders of samplers would not be the same.
+            # Torch draws its workers' seed here: without this, later orders of samplers would differ from torch's.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             self._has_drawn = self.persistent_workers
         maker = self._maker()
-        # A foreign sampler is asked when its batch is, or its next answers may depend on the steps between; where
-        # there are workers, no more often than is handed over at once.
+        # A third-party sampler is asked for one batch at a time, as its answers may depend on the steps in between;
+        # with workers, for as many as are handed over at once.
         is_together = maker.is_together and (self.num_workers > 0 or self._steps is not None)
         is_planned = is_together or self._steps is not None
         in_flight = self._options.prefetch_factor or num_in_flight(
@@ -567,9 +567,9 @@ def _is_remote(dataset: Any) -> TypeGuard[BatchDataset[Any]]:
 
 
 def _shares_of_caches(dataset: Any) -> list[int]:
-    """Return what may be read at once through small caches: shards of what is read, and of what is next, are mapped.
+    """Return, for each cache in use, how many bytes a group may have: the shards of several groups are mapped at once.
 
-    What is mapped by now needs no cache, and no fetcher.
+    Stores whose shards are all mapped need no cache, and no fetcher.
     """
     stores = dataset.stores if _is_remote(dataset) else ()
     origins = (origin for store in stores if not store.is_all_open for origin in store.remotes)

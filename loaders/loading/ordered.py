@@ -1,4 +1,4 @@
-"""What a loader serves, in which order, and where it stands: of the loader, all that knows of orders and states."""
+"""The order of a loader and its place in it: steps, epochs, states. The rest of the loader knows none of these."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STATE_VERSION = 1
 
 
 class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
-    """The order of a loader, and its place in it; who makes the batches is the subclass's."""
+    """The order of a loader, and its place in it; the subclass makes the batches."""
 
     backend: str
     seed: int
@@ -85,7 +85,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
 
     @cached_property
     def _index_form(self) -> Callable[[Any], Any] | None:
-        """What makes of a step what the dataset is given; None: it is given the step."""
+        """Turns a step into what the dataset is given; None: the dataset is given the step itself."""
         if self._singles is not None:
             return single if holds_ours(self.dataset) else itemgetter(0)
         if self.backend != "process" or isinstance(self.dataset, BatchDataset):
@@ -107,7 +107,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
         return len(steps)
 
     def _index_source(self) -> IndexSource:
-        """Return what indices are taken from, by torch's iterator, too, which a loader keeps whose workers persist."""
+        """Return an iterable of indices. Torch's iterator takes it, too; it keeps it if its workers persist."""
         loader = weakref.proxy(self)  # or the two would keep each other, and the workers
         steps, others = self._steps, self._others
         if steps is not None:
@@ -222,7 +222,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
         if steps is None:
             assert self._others is not None
             return {**state, "seed": self.seed, "sampler": self._others.state_dict(self, pending)}
-        if self.num_workers and steps.sampler.cursor.is_of_taken:
+        if self.num_workers and steps.sampler.cursor.counts_taken:
             what = "another loader takes batches from this one's batch_sampler (skip_first_batches?), maybe ahead"
             remedy = "iterate this one, which resumes by itself, or give num_workers=0"
             warnings.warn(

@@ -18,8 +18,8 @@ _MAX_PENDING = 1024  # batches that a state can leave out
 class Cursor:
     """A place in the epochs of an order, and how far the pass has come that began there.
 
-    Whoever goes elsewhere, or begins one more pass, makes another that follows it: the sampler is at the last one. Who
-    iterates moves that of its own pass, which the sampler may have left.
+    Cursors are a chain: going elsewhere, or beginning one more pass, makes one that follows, and the sampler is at the
+    last. An iterator moves the cursor of its own pass, also if the sampler has gone on from there.
 
     Args:
         epoch: Which epoch.
@@ -29,9 +29,9 @@ class Cursor:
         plan: The steps of the pass, if one has begun.
         num_steps: How many of them are done.
         has_begun: Whether there is a pass.
-        is_moved: Whether the sampler went elsewhere before any step was done: who has begun is to begin there.
-        is_kept: Whether the epoch was chosen when all of it was taken: the next ``iter`` begins it anew.
-        is_of_taken: Whether steps are counted when they are taken from the sampler, not when a loader handed them over.
+        is_moved: Whether the sampler went elsewhere before any step was done: an iterator that has begun begins there.
+        is_kept: Whether ``set_epoch`` chose the epoch after all of it was taken: the next ``iter`` begins it anew.
+        counts_taken: Whether steps count when they are taken from the sampler, not when a loader has handed them over.
         is_loaders: Whether only the loader that loaded a state begins at ``start``: others skip by themselves.
         is_resumed: Whether a state was loaded, and nothing was taken since.
         chosen: The epoch that ``set_epoch`` named last.
@@ -42,7 +42,7 @@ class Cursor:
     def __init__(self, epoch: int = 0, start: int = 0) -> None:
         self.epoch, self.start, self.num_steps = epoch, start, 0
         self.has_begun = self.is_moved = self.is_kept = False
-        self.is_of_taken = self.is_loaders = self.is_resumed = False
+        self.counts_taken = self.is_loaders = self.is_resumed = False
         self.chosen: int | None = None
         # Before each of the last batches: the epoch, and how many steps of a plan were done.
         self._places: deque[tuple[int, Plan, int]] = deque(maxlen=_MAX_PENDING)

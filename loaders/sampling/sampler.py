@@ -272,7 +272,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         if self.cursor.is_loaders:
             self.cursor.start, self.cursor.is_loaders = 0, False
         current = self.begin(self.go_on(make_plan))
-        current.is_of_taken = True
+        current.counts_taken = True
         for item in items(self.order, current.plan, current.epoch, seed):
             current.count()
             yield item

@@ -1,6 +1,6 @@
 """The parts of a packing as tasks of Ray.
 
-1. The driver lists the source and learns what all of it teaches, once; tasks get that plan, and pack parts of it as
+1. The driver lists the source and learns what needs all of it, once; tasks get that plan, and pack parts of it as
    ``--part`` does. What Ray moves is the plan, and a few numbers of each part.
 2. A task whose worker or node is lost is given out again, a few times for each part; any other error ends the run.
    What is packed stays: the same command goes on.

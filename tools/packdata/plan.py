@@ -1,4 +1,4 @@
-"""What a source would become, as something to look at; and then the doing, which is alike for all."""
+"""A source that was listed and what it would become, to look at first; and packing it, which is the same for all."""
 
 from __future__ import annotations
 

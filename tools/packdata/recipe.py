@@ -110,8 +110,8 @@ class Recipe(Protocol):
             host names.
         is_of_blocks: Items are blocks of samples, instead of one sample each.
         num_samples: Of blocks, how many samples there will be; None if not known yet.
-        runs: Of each item, the number of the one from which it is read on, where that takes reading what is between
-            them; None where each is read alone.
+        runs: Of each item, the number of the item at which reading must begin to reach it (in a compressed file, say);
+            None where each is read alone.
         divides: Each sample goes to one of the targets, instead of to all.
         tally: Where ``encode`` counts what the summary tells.
     """
@@ -143,7 +143,7 @@ class Recipe(Protocol):
         """Return the records of an item, one mapping or block per target; runs on worker threads.
 
         The same item gives the same block each time: a packing that was killed inside it skips
-        the rows that it has. Of blocks it takes as ``draw`` what orders what is in one at random.
+        the rows that it has. A recipe of blocks takes ``draw``, too: it orders the samples of a block at random.
 
         Raises:
             SourceError: The item cannot be packed; the message says why.

@@ -41,18 +41,18 @@ _FEW = 4  # pictures: preparing takes as long as looking at so many one by one
 
 @dataclass(slots=True)
 class WantedPictures:
-    """What is wanted of N pictures: lists of numbers, as an object a picture would be looked through for garbage."""
+    """What is wanted of N pictures, as lists of numbers: an object for each would cost garbage collection."""
 
     records: list[UInt8Array]  # the files
     heads: PictureHeads  # their headers
     plans: list[augment.Geometry]  # boxes, sizes and flips of each view
     blocks: SegmentBoxes  # which segments are enough, of those that have some
     ends: list[int]  # how many rows are enough of each of the others; 0: all
-    reductions: list[int]  # by how much each may be reduced
-    # What happens to each that is ready: of each view 8 lists, of the numbers of a ``Step``.
+    reductions: list[int]  # by which factor the decoder may shrink each: 1, 2, 4 or 8
+    # What happens to each that is ready: for each view 8 lists of N, the numbers of a ``Step``.
     steps: list[list[list[int]]]
-    # Whether it is a JPEG, or raw bytes, whose boxes are all inside, with results of the batch's size: others are
-    # looked at one by one.
+    # Whether each is a JPEG or raw bytes, with all boxes inside it and results of the batch's size; others are
+    # read one by one.
     are_ready: list[bool]
     heights: list[int] = dataclass_field(init=False)  # of each, in pixels
     widths: list[int] = dataclass_field(init=False)  # the same
@@ -99,7 +99,7 @@ class PictureReader:
     field: Image | Mask
     views: tuple[tuple[str, tuple[Any, ...]], ...]  # name and ops of each; no ops: as stored
     codec: Any
-    # Of every sample of a view, or None: a list of tensors.
+    # Of each view, height and width of all its results; None: they differ, and a batch is a list of tensors.
     sizes: tuple[tuple[int, int] | None, ...]
     fills: tuple[Any, ...]  # of each view: what lies outside of the pictures
     min_rows: int = 4

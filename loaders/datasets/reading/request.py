@@ -67,11 +67,11 @@ class Request:
     draws: npt.NDArray[np.int64] | None = None
     seed: int = 0  # for augmentation
     num_workers: int = 1  # how many threads share the work
-    # What was made once for all parts, by a name; None where one of the samples was in the way.
+    # What was made once for all parts, by name; None where a bad sample prevented it.
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
-    # While something is made; what is made may need something else.
+    # Held while something is made; reentrant, as that may need something else that is shared.
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False, repr=False)
-    # The samples of several batches, of which these are some; None: nothing is shared with others.
+    # The request of all batches of a chunk, whose work these share; None: nothing is shared with other batches.
     whole: Request | None = field(default=None, compare=False, repr=False)
     start: int = 0  # where in the whole they begin
     # The samples by their source, where a mixture reads its sources one by one.
@@ -87,8 +87,8 @@ class Request:
     def split(self, num_batches: int) -> list[Request]:
         """Return a request for each of several batches of one size.
 
-        What is made once for all parts is made once for all of these, too, where none is waited for: else the first
-        batch would wait for the samples of all.
+        What is made once for all parts of a batch is made once for all of these batches, unless a sample must be
+        waited for: else the first batch would wait for the samples of all.
         """
         whole = self if self.plan.is_settled(self) else None
         size = len(self) // num_batches
@@ -112,8 +112,8 @@ class Request:
     ) -> tuple[T, int]:
         """Return what is made once for all parts, as its calls take as long for few rows; and where in it ``first`` is.
 
-        Where a sample is bad, each part makes its own. A single row is always made alone: that is how bad samples
-        are found and replaced, which leaves the rest as it is known.
+        If a sample is bad, each part makes its own. A single row is always made alone: so a bad sample is found and
+        replaced, and what is known of the others stays.
         """
         if last - first == 1:
             return make(self, first, last), 0
@@ -204,7 +204,7 @@ class ReadPlan:
     view: View | None
     # Of each field; or one that returns samples. Without a view the first says what it reads.
     readers: tuple[Reader, ...]
-    # By the names of a sample, how arrays of varying length are joined that a transform made.
+    # By field name, how arrays of varying length that a transform made are joined.
     forms: Mapping[str, Form] = field(default_factory=dict)
     transforming: Transforming | None = None  # the user's function of samples
     # Whether another sample stands for one that cannot be read; else it is an error.
@@ -307,7 +307,7 @@ class ReadPlan:
         self.bad.note(error, len(self._samples))
 
     def part_with(self, index: int) -> tuple[int, int]:
-        """Return the first sample, and the number of samples, that may stand for another one."""
+        """Return the first one, and the number, of the samples that may replace a bad one."""
         if self.part_ends is None:
             return 0, len(self._samples)
         part = int(np.searchsorted(self.part_ends, index, "right"))

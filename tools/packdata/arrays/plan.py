@@ -1,4 +1,4 @@
-"""What ``packdata arrays`` is about to do, and doing it."""
+"""The plan of ``packdata arrays``, what it would pack; and packing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``packdata images`` is about to do, and doing it."""
+"""The plan of ``packdata images``, what it would pack; and packing it."""
 
 from __future__ import annotations
 

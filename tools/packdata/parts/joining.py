@@ -1,4 +1,4 @@
-"""What parts have in common wherever they lie: when one is done, when all are there and of one packing."""
+"""Parts wherever they lie, in a folder or at a URL: when one is done, and when all are there and of one packing."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from packdata.packing.upload import ShardSender
 
 NUM_PARTS = "num_parts"  # in the provenance of a dataset that was joined of several
-OF = "part."  # what of a part's plan is no part of that of the whole
-Found = Sequence[tuple[Path, Part]]  # what lies there of parts, in order, and of which each is
+OF = "part."  # prefix of what the plan of a part has, and that of the whole has not
+Found = Sequence[tuple[Path, Part]]  # paths that belong to parts, in order, and the part of each
 _NAME = re.compile(r"part-(\d+)-of-(\d+)(?:\..+)?")
 _SHOWN = 10
 

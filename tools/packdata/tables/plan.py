@@ -1,4 +1,4 @@
-"""What ``packdata tables`` is about to do, as something to look at, and then the doing."""
+"""The plan of ``packdata tables``, what it would pack; and packing it."""
 
 from __future__ import annotations
 
