@@ -26,7 +26,7 @@ class BadSamples:
         with _counting.plain:
             self.num_replaced += 1
         if isinstance(error.__cause__, StaleDatasetError):
-            raise error  # all samples are others, also where this one could be replaced
+            raise error  # every sample may be another one now: replacing this one helps nothing
         if error.index not in self._indices:
             self._indices.add(error.index)
             # One step, since several threads may come upon one damaged block.

@@ -1,4 +1,4 @@
-"""What frameworks are told of an iteration, who know only of loaders that they have wrapped themselves."""
+"""What frameworks must be told of an iteration, as they know only loaders that they have wrapped themselves."""
 
 from __future__ import annotations
 

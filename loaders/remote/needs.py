@@ -28,8 +28,9 @@ class Needs:
 
     Attributes:
         files: All that it may read.
-        starts: Where stretches begin, in samples from where the loader began, ascending.
-        which: For each start the file that is read there; a stretch of several files has its start several times.
+        starts: ``(K,)`` int64: where stretches begin, in samples from where the loader began, ascending.
+        which: ``(K,)`` int64: for each start the number of a file that is read there; a stretch of several files has
+            its start several times.
     """
 
     files: list[File]

@@ -25,7 +25,7 @@ VARIABLE = "LOADERS_SAMPLE"
 
 @dataclass(frozen=True, eq=False)
 class FirstSamples:
-    """The first ``num`` samples of each epoch of an order; whatever else it says holds here, too."""
+    """The first ``num`` samples of each epoch of an order, which says everything else."""
 
     order: Order
     num: int

@@ -24,7 +24,7 @@ def numbered(
     *,
     # The dataset gets the indices as the sampler yields them; the epoch stands beside them.
     keeps_items: bool = False,
-    # Nobody sees in what they come: it is made a list, beside which the epoch can stand.
+    # The type of a batch does not matter: it becomes a list, which can carry the epoch.
     makes_lists: bool = False,
 ) -> Iterator[Any]:
     """Wrap a third-party sampler or batch sampler: add the epoch, and a draw number where an index repeats.

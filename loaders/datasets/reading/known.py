@@ -1,4 +1,4 @@
-"""What ops are told of samples: points of labels, and boxes, that they crop around; the same for all fields."""
+"""What ops know of a sample, to crop around it: points of labels, and boxes. All fields of a sample get the same."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class PartPlace(ABC, Generic[_P]):
 
     @abstractmethod
     def found(self) -> Complete | None:
-        """Return it as it lies there, if it is complete."""
+        """Return the part if it is complete, else None."""
 
     @abstractmethod
     def is_made(self, folders: Sequence[str], digest: str) -> bool:
@@ -86,19 +86,19 @@ class PartPlace(ABC, Generic[_P]):
         """Make room for the part; PackError if something else is there."""
 
     def sending(self) -> AbstractContextManager[ShardSender | None]:
-        """Return what takes shards away when they are finished, if they do not stay until the part is complete."""
+        """Return the context of what takes finished shards away; of None, if they stay until the part is complete."""
         return nullcontext()
 
     @abstractmethod
     def complete(self) -> None:
-        """Bring what was packed to where it is complete; PackError where another was first."""
+        """Bring what was packed to the place of complete parts; PackError if another one was there first."""
 
     @abstractmethod
     def remove(self) -> None:
         """Remove what is complete."""
 
     def drop(self) -> None:
-        """Remove what was packed here, unless somebody is at it."""
+        """Remove what was packed here, unless a process is packing it."""
         if lock_owner(self.own / PACKING_NAME / LOCK_NAME) is None:
             shutil.rmtree(self.own, ignore_errors=True)
 
@@ -116,7 +116,7 @@ class PartPlace(ABC, Generic[_P]):
             self.remove()
 
     def nothing_done(self, why: str) -> Summary:
-        """Return the summary of a part that is packed, with what that left out."""
+        """Return the summary of a part that was packed before, with its rejects."""
         found = self.found()
         rejects = [] if found is None else found.state.all_rejects
         why, place = f"part {self.part} {why}", self.dst / PARTS_NAME / self.part.name

@@ -95,7 +95,7 @@ def pack_part(
     overwrite: bool = False,
     **settings: Any,
 ) -> Summary:
-    """Pack one part of recipes below ``dst``; what it is given beside ``part`` is that of ``pack_recipes``.
+    """Pack one part of recipes below ``dst``; the arguments beside ``part`` are those of ``pack_recipes``.
 
     Raises:
         SourceError: An item cannot be packed, and is not to be left out.
@@ -243,7 +243,7 @@ class _FolderPart(PartPlace[Path]):
             shutil.rmtree(path, ignore_errors=True)
 
     def complete(self) -> None:
-        """Rename the part to what it is called complete; PackError where another was first."""
+        """Rename the part to the name of a complete one; PackError if another one was there first."""
         staged = self.own / PACKING_NAME
         with explained(self.dst, again=GO_ON):
             if read_journal(staged / JOURNAL_NAME) is None:
