@@ -26,7 +26,11 @@ class Trainer(transformers.Trainer):
         return DataLoader(self.train_dataset, size, shuffle=True, drop_last=True, as_dict=True)
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         outputs = model(input_ids=inputs["tokens"])
         loss = cross_entropy(outputs.logits.flatten(0, 1), inputs["targets"].flatten())
@@ -63,6 +67,7 @@ def main() -> None:
         save_steps=max(1, args.steps // 2),
         report_to=[],
         remove_unused_columns=False,
+        label_names=["targets"],  # or evaluating would call the model without compute_loss
     )
     trainer = Trainer(
         model=transformers.GPT2LMHeadModel(config),

@@ -48,7 +48,8 @@ class Ahead:
     def close(self) -> None:
         """End the thread, and let the fetcher forget."""
         self._ended.set()
-        self._thread.join(2)
+        if self._thread is not threading.current_thread():  # which may collect its dead reader
+            self._thread.join(2)
 
 
 def _tell(

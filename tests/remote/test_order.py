@@ -1,6 +1,7 @@
 """Shards are fetched in the order in which they will be read, whatever reads them."""
 
 import os
+import queue
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import packdata
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, TokenWindows
 from loaders.errors import CacheError
+from loaders.remote.ahead import Ahead
 from loaders.schema import Array, Tokens
 from tests.remote import servers
 from tests.remote.conftest import fetcher_of, storage
@@ -84,6 +86,27 @@ def test_samples_one_after_the_other_are_fetched_ahead(tokens: Path, cache: Path
     next(samples)
 
     wait_until(lambda: num_here(cache) == NUM_SHARDS)
+
+
+def test_a_loader_may_be_collected_on_the_thread_that_tells_its_fetcher(
+    tokens: Path, cache: Path
+) -> None:
+    """A finalizer runs wherever garbage is collected; that thread cannot wait for itself."""
+    (origin,) = remote(tokens, cache).stores[0].remotes
+    made: queue.Queue[Ahead] = queue.Queue()
+    closed: queue.Queue[Exception | None] = queue.Queue()
+
+    def make_needs() -> Any:
+        try:
+            made.get(timeout=10).close()
+            closed.put(None)
+        except RuntimeError as error:
+            closed.put(error)
+        raise CacheError("ended", cache)
+
+    made.put(Ahead(origin, make_needs, lambda: (0, False)))
+
+    assert closed.get(timeout=10) is None
 
 
 def test_a_column_that_is_a_small_part_is_read_by_ranges(tokens: Path, cache: Path) -> None:
