@@ -137,6 +137,16 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
         Journal.open(path, lambda *_: True)
 
 
+@pytest.mark.parametrize(("resumable", "kind"), [(True, "packing"), (False, "writer")])
+def test_a_journal_of_version_2_is_read(tmp_path: Path, resumable: bool, kind: str) -> None:
+    """Its packing continues."""
+    path = tmp_path / "journal.jsonl"
+    header = {"journal": 2, "plan": {"a": "1"}, "resumable": resumable, "first": {"": 3}}
+    path.write_text(json.dumps(header | {"replaces": {"": ["ab", ["x"]]}}) + "\n")
+
+    assert reopen(path).header == JournalHeader({"a": "1"}, kind, {"": 3}, {"": ("ab", ["x"])})  # type: ignore[arg-type]
+
+
 def test_differences_of_plans_are_named() -> None:
     big = list(range(1000))
     old = flatten_plan({"options": {"quality": 90, "fit": None}, "files": big, "same": 1})

@@ -16,6 +16,7 @@ from loaders.remote.url import URL
 from loaders.text import printable
 from loaders.version import __version__
 from packdata.commands import GROUPS
+from packdata.commands.derive import spelled_anew
 from packdata.wording import in_shell
 
 if TYPE_CHECKING:
@@ -123,7 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    args = build_parser(*words[:1]).parse_args(words)
+    parser = build_parser(*words[:1])
+    if words[:1] == ["append"]:
+        parser.error(f"'append DST SRC...' is now 'extend SRC... DST': {spelled_anew(words[1:])}")
+    args = parser.parse_args(words)
     try:
         set_remote(args)
         _start_fetcher(args)

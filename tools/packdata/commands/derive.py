@@ -283,6 +283,19 @@ def _join(how: str, names: Sequence[str], args: argparse.Namespace) -> int:
     return 0
 
 
+def spelled_anew(words: Sequence[str]) -> str:
+    """Return the command that does what ``append DST SRC...`` did with these words.
+
+    Example:
+        >>> spelled_anew(["all", "a", "b", "--no-link"])
+        'packdata extend --no-link a b all'
+    """
+    options = [word for word in words if word.startswith("-")]
+    dst, *src = [word for word in words if not word.startswith("-")] or ["DST"]
+    command = shlex.join(["packdata", "extend", *options])
+    return f"{command} {shlex.join(src) or 'SRC...'} {shlex.quote(dst)}"
+
+
 _LINKS = """\
 Shards become hard links where the file system has them: nothing is copied or verified. You
 cannot repair a dataset from a link, as damage to a shard damages both. --no-link copies the
