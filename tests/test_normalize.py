@@ -402,6 +402,7 @@ def test_on_a_gpu_it_gives_the_same(dtype: torch.dtype) -> None:
 # -- under the compiler, and back ------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower")  # with Python 3.13.0
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_is_one_graph_for_the_compiler(dtype: torch.dtype) -> None:
     images = some_images(2, 3, 5, 7)

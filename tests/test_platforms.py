@@ -35,6 +35,7 @@ for module, names in LACKS.items():
         if hasattr(module, name):
             delattr(module, name)
 sys.platform = "win32"
+shutil._use_fd_functions = False  # as there
 sys.modules["msvcrt"] = types.SimpleNamespace(LK_NBLCK=2, locking=lambda fd, mode, nbytes: None)
 """
 

@@ -1053,7 +1053,7 @@ def test_who_asked_keeps_no_batch_alive() -> None:
 
 def test_no_thread_left_to_ask_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Workers(2)
-    monkeypatch.setattr(threading.Thread, "start", partial(raise_, RuntimeError("no more")))
+    monkeypatch.setattr(threading.Thread, "start", lambda _: raise_(RuntimeError("no more")))
 
     for _ in range(3):
         pool.put(ReadsAhead(lambda: None))

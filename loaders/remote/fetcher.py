@@ -103,7 +103,11 @@ class Fetcher:
 
     async def run(self, listening: socket.socket, on_ready: Callable[[], object]) -> None:
         """Serve until all clients have gone."""
-        server = await asyncio.start_unix_server(self._serve, sock=listening, limit=MAX_LINE_BYTES)
+        options: dict[str, Any] = {"limit": MAX_LINE_BYTES}
+        if sys.version_info >= (3, 13):
+            # Else asyncio looks for the socket by the name that it was bound to, which is of a descriptor.
+            options["cleanup_socket"] = False
+        server = await asyncio.start_unix_server(self._serve, sock=listening, **options)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
         on_ready()
         while not self._is_idle() and not self._stop.is_set():
