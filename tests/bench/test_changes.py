@@ -6,6 +6,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import PIL.Image
 import pytest
 
 from loaders import RAMDataset
@@ -142,8 +143,8 @@ def test_pictures_of_other_kinds_are_measured_and_nothing_is_tried(
     tmp_path: Path, suffix: str
 ) -> None:
     """By whatever name: OpenCV looks at what they hold."""
-    pixels = np.zeros((40, 40, 3), np.uint8)
-    (tmp_path / "a.png").write_bytes(cv2.imencode(suffix, pixels)[1].tobytes())
+    PIL.Image.new("RGB", (40, 40)).save(tmp_path / f"a{suffix}")
+    (tmp_path / f"a{suffix}").rename(tmp_path / "a.png")
     said: list[str] = []
 
     found = tried(load(str(tmp_path), size=32), Config(0, 1, "thread"), told=said.append)
