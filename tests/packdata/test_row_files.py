@@ -14,6 +14,7 @@ from PIL import Image
 from loaders import ShardDataset
 from loaders.errors import SourceError
 from packdata.cli import main
+from packdata.sources import mds
 from packdata.sources.rowfiles import listed_files, open_row_file
 from packdata.sources.tfrecord import masked_crc32c
 from packdata.tables import pack_tables
@@ -83,6 +84,42 @@ def test_pictures_of_mds_are_packed_verbatim_with_their_masks(tmp_path: Path) ->
     for row, sample in zip(rows_of(FOREIGN / "mds"), dataset, strict=True):
         assert (sample.image.numpy() == pixels(row["picture"]).transpose(2, 0, 1)).all()
         assert (sample.mask.numpy() == pixels(row["mask"])).all()
+
+
+@pytest.mark.parametrize("name", ["mds-pil", "litdata-pil"])
+def test_pictures_that_are_kept_as_their_pixels_are_packed(tmp_path: Path, name: str) -> None:
+    """Of colours, of gray, and of colours with alpha."""
+    assert main(["images", str(FOREIGN / name), str(tmp_path / "p")]) == 0
+
+    samples = list(ShardDataset(tmp_path / "p"))
+    assert [int(sample.label) for sample in samples] == [0, 1, 2]
+    for i, (sample, mode) in enumerate(zip(samples, ("RGB", "L", "RGBA"), strict=True)):
+        drawn = np.random.default_rng(i).integers(0, 255, (3, 4 + i, 4), dtype=np.uint8)
+        picture = Image.fromarray(drawn).convert(mode)
+        assert (pixels(rows_of(FOREIGN / name)[i]["image"]) == np.asarray(picture)).all()
+        if mode != "RGBA":
+            expected = np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
+            assert (sample.image.numpy() == expected).all()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack("<3I", 2, 2, 3) + b"RGB" + bytes(11),
+        struct.pack("<3I", 1 << 31, 1 << 31, 3) + b"RGB",
+        struct.pack("<3I", 2, 2, 1) + b"P" + bytes(4),
+        struct.pack("<3I", 2, 2, 1) + b"\xff" + bytes(4),
+        b"ab",
+        b"",
+    ],
+    ids=["short", "huge", "a palette", "no text", "no head", "empty"],
+)
+def test_pixels_that_make_no_picture_are_refused_with_their_row(data: bytes) -> None:
+    kept = struct.pack("<I", len(data)) + data
+    _, decode = mds.DECODERS["pil"]
+
+    with pytest.raises(SourceError, check=At("a.mds, row 7")):
+        mds.decode_sample(kept, [("image", decode, None)], "a.mds, row 7")
 
 
 def test_texts_and_ids_of_mds_are_packed(tmp_path: Path) -> None:

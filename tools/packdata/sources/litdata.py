@@ -38,7 +38,14 @@ _NUMPY_DTYPES = dict(
 )
 _ARRAYS = {"no_header_tensor": _TORCH_DTYPES, "no_header_numpy": _NUMPY_DTYPES}
 # Of LitData's formats those that MDS has, too, by the name that they have there.
-_SHARED = {"str": "str", "int": "int", "float": "float64", "bytes": "bytes", "jpeg": "jpeg"}
+_SHARED = {
+    "str": "str",
+    "int": "int",
+    "float": "float64",
+    "bytes": "bytes",
+    "jpeg": "jpeg",
+    "pil": "pil",
+}
 Decoder = tuple[pa.DataType, "Callable[[bytes], Any]"]
 
 
@@ -100,7 +107,7 @@ class LitDataRows(RowFile):
             return pa.bool_(), lambda data: data != b"\0"
         dtype = _ARRAYS.get(encoding, {}).get(int(option or -1))
         if dtype is None:
-            hint = "Write it again as numbers, texts, bytes, JPEG, or arrays of one axis"
+            hint = "Write it again as numbers, texts, bytes, pictures, or arrays of one axis"
             raise SourceError(f"a value is stored as {kind!r}", self.path, hint)
         item = pa.float32() if dtype == "<f2" else pa.from_numpy_dtype(np.dtype(dtype))
         return pa.large_list(item), lambda data: np.frombuffer(data, dtype).tolist()

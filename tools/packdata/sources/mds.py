@@ -10,6 +10,7 @@ Source:
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import mmap
 from functools import partial
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import zstandard
+from PIL import Image
 
 from loaders.errors import SourceError
 from packdata.sources.base import open_file, read_file
@@ -32,11 +34,32 @@ COMPRESSED = (".mds.zstd", ".mds.gz", ".mds.br")
 _VALUE_DTYPES = {
     8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2", 32: "<u4", 33: "<i4", 34: "<f4", 64: "<u8", 65: "<i8", 66: "<f8",
 }  # fmt: skip
+_MODES = {
+    "L": 1,
+    "LA": 2,
+    "RGB": 3,
+    "RGBA": 4,
+    "I;16": 2,
+}  # bytes of a pixel; of a palette only places are kept
 _SCALARS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")  # fmt: skip
 
 
 def _text(data: bytes) -> str:
     return data.decode()
+
+
+def _picture(data: bytes) -> bytes:
+    """Return a picture of Pillow as the PNG file of its pixels.
+
+    Before the pixels stand uint32 width, height and size of the mode, and the mode.
+    """
+    width, height, size = np.frombuffer(data, "<u4", 3).tolist()
+    mode, pixels = data[12 : 12 + size].decode(), data[12 + size :]
+    if len(pixels) != width * height * _MODES.get(mode, 0):  # before memory is taken for it
+        raise ValueError(f"{len(pixels)} bytes are no {height} x {width} picture of mode {mode!r}")
+    file = io.BytesIO()
+    Image.frombytes(mode, (width, height), pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def _scalar(dtype: str, data: bytes) -> Any:
@@ -47,6 +70,7 @@ DECODERS: dict[str, tuple[pa.DataType, Callable[[bytes], Any]]] = {
     "bytes": (pa.binary(), bytes),
     "jpeg": (pa.binary(), bytes),
     "png": (pa.binary(), bytes),
+    "pil": (pa.binary(), _picture),
     "str": (pa.string(), _text),
     "json": (pa.string(), _text),
     "str_int": (pa.int64(), int),
