@@ -35,6 +35,8 @@ def packed(folder: Path, source: Path, **options: Any) -> PackedReader:
 
 @pytest.mark.parametrize("year", [1, 1677, 2262, 2263, 9999])
 def test_int96_holds_every_year_of_a_calendar(tmp_path: Path, year: int) -> None:
+    if year < 1678 and int(pa.__version__.split(".")[0]) < 23:
+        pytest.skip("Arrow wrote years that nanoseconds do not hold as others, before 23")
     dates = pa.array([datetime.datetime(year, 12, 31, 6)], pa.timestamp("us"))
     source = write(tmp_path, pa.table({"d": dates}), use_deprecated_int96_timestamps=True)
 
