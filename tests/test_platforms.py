@@ -35,7 +35,7 @@ for module, names in LACKS.items():
         if hasattr(module, name):
             delattr(module, name)
 sys.platform = "win32"
-shutil._use_fd_functions = False  # as there
+shutil._use_fd_functions, shutil._rmtree_impl = False, shutil._rmtree_unsafe  # as there
 sys.modules["msvcrt"] = types.SimpleNamespace(LK_NBLCK=2, locking=lambda fd, mode, nbytes: None)
 """
 

@@ -208,7 +208,8 @@ def file_system(place: Surroundings) -> Finding:
     """Look at what lies under the data."""
     name, mount = "file system", mount_of(place.path, place.proc)
     if mount is None:
-        return Finding(name, "unknown", f"{place.path} is on no mount that {place.proc} lists")
+        what = f"{printable(str(place.path))} is on no mount that {place.proc} lists"
+        return Finding(name, "unknown", what)
     cost = do = ""
     if mount.kind.startswith(_NETWORK):
         cost = "each first read crosses the network; small files are worst"

@@ -142,7 +142,10 @@ def test_the_file_system_under_the_data(place: Surroundings, kind: str, level: s
 
 
 def test_a_folder_on_no_mount_is_not_known(place: Surroundings) -> None:
-    assert doctor.file_system(place).level == "unknown"
+    finding = doctor.file_system(replace(place, path=Path("a\n\x1b[31mb")))
+
+    assert finding.level == "unknown"
+    assert finding.found.isprintable()
 
 
 def test_random_reads_that_take_as_long_as_on_a_disk_that_turns_cost(

@@ -216,7 +216,10 @@ def test_processes_of_torch_draw_what_threads_do(albumentations: Any) -> None:
 def of_torchs_loader(transform: Any, num_workers: int) -> list[torch.Tensor]:
     pixels = np.random.default_rng(0).integers(0, 256, (24, 20, 22, 3), np.uint8)
     dataset: Any = RAMDataset.from_arrays(image=pixels, transform={"image": transform})
-    loader: Any = torch.utils.data.DataLoader(dataset, 8, num_workers=num_workers)
+    how: Any = "fork" if num_workers else None  # a lambda cannot be pickled
+    loader: Any = torch.utils.data.DataLoader(
+        dataset, 8, num_workers=num_workers, multiprocessing_context=how
+    )
     return [torch.cat([batch.image for batch in loader]) for _ in range(3)]
 
 

@@ -372,7 +372,8 @@ def test_json_that_is_nested_deep_is_an_error_of_one_line(
 
     assert done.returncode == 1
     assert len(done.stderr) < 600
-    if depth == 100:
+    is_read = sys.version_info >= (3, 14) and (kind, depth) == ("list", 20_000)
+    if depth == 100 or is_read:
         assert "column 'b': it holds lists or objects" in done.stderr
     elif depth > 1000:
         assert f"{source}, line 2: its values are nested too deep" in done.stderr

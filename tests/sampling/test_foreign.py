@@ -435,7 +435,8 @@ def test_a_batch_sampler_may_fill_one_array_again_and_again(
 
 
 def test_torchs_worker_processes_warn_below_a_wrapper_too(dataset: ShardDataset) -> None:
-    iterator: Any = iter(TorchLoader(Wrapped(dataset), 5, shuffle=True, num_workers=2))
+    options: Any = {"num_workers": 2, "multiprocessing_context": "fork"}  # which keeps the filters
+    iterator: Any = iter(TorchLoader(Wrapped(dataset), 5, shuffle=True, **options))
 
     with pytest.raises(UserWarning):
         list(iterator)
@@ -465,7 +466,8 @@ def test_torchs_loader_is_warned_of_when_its_second_epoch_begins(dataset: ShardD
 
 def test_torchs_worker_processes_warn_at_once(dataset: ShardDataset) -> None:
     """Each sees a sample once: here as the error that the test run makes of warnings."""
-    iterator: Any = iter(TorchLoader(dataset, 5, shuffle=True, num_workers=2))
+    options: Any = {"num_workers": 2, "multiprocessing_context": "fork"}
+    iterator: Any = iter(TorchLoader(dataset, 5, shuffle=True, **options))
 
     with pytest.raises(UserWarning):
         list(iterator)
