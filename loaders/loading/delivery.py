@@ -48,9 +48,9 @@ class LoaderStats:
             ``"subprocess"`` or ``"process"``.
         remote: Of datasets at URLs, summed over them, else None: ``bytes`` and ``requests`` of this machine since
             its fetcher started, ``retries``, ``evicted`` shards, ``cached_bytes``, ``budget_bytes``, ``bytes_per_s`` of
-            the last parts, ``others_bytes`` that loaders of other datasets read now; and of this process ``hits``,
-            how often a shard was there when it was needed, ``misses``, and ``waited_s``, the seconds that threads
-            waited for shards.
+            the last parts, ``others_bytes`` that loaders of other datasets read now, ``readers``, the processes that
+            have datasets open in the cache; and of this process ``hits``, how often a shard was there when it was
+            needed, ``misses``, and ``waited_s``, the seconds that threads waited for shards.
     """
 
     num_batches: int = 0

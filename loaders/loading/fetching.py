@@ -160,7 +160,8 @@ class LoaderPass:
                     order_name, least, budget, downloaded, counts.get("bytes_per_s")
                 )
             # Each thread that waits for a shard may hold what it has opened, of before, too.
-            self._pin(budget // ((num_workers + 3) * (ranks or 1) * len(self._stores)))
+            share = budget // max(ranks or 1, int(counts["readers"]))
+            self._pin(share // ((num_workers + 3) * len(self._stores)))
         share = min(read, size / nodes)
         if downloaded > _MUCH_MORE * share:
             self._warn(

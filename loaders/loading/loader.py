@@ -573,7 +573,7 @@ def _shares_of_caches(dataset: Any) -> list[int]:
     """
     stores = dataset.stores if _is_remote(dataset) else ()
     origins = (origin for store in stores if not store.is_all_open for origin in store.remotes)
-    return [origin.budget() // 8 for origin in origins]
+    return [origin.share() // 8 for origin in origins]
 
 
 def _close_all(ahead: list[Ahead]) -> None:

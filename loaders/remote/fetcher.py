@@ -45,7 +45,7 @@ from loaders.remote.wire import (
     File,
     encoded,
     error_message,
-    peer_uid,
+    peer,
     socket_name,
 )
 from loaders.system.regular import hash_file
@@ -124,7 +124,7 @@ class Fetcher:
         return time.monotonic() - self._last_seen > IDLE_S
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if peer_uid(writer.get_extra_info("socket")) != os.getuid():
+        if peer(writer.get_extra_info("socket"))[1] != os.getuid():
             writer.close()
             return
         self._last_seen = time.monotonic()
@@ -278,6 +278,7 @@ class Fetcher:
             "budget_bytes": self.budget,
             "bytes_per_s": round(self._pace.bytes_per_s),
             "others_bytes": self._wants.others_bytes(source, self._clients),
+            "readers": len({peer(w.get_extra_info("socket"))[0] or w for w in self._clients}),
         }
 
     # -- manifests ---------------------------------------------------------------------------------

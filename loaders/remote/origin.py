@@ -305,10 +305,14 @@ class Origin:
         """Return how many bytes the cache may hold."""
         return int(self.client.ask({"op": "alive"})["budget"])
 
+    def share(self) -> int:
+        """Return the bytes of the cache that are one process's, of those that have opened datasets in it."""
+        return self.budget() // max(1, int(self.counts()["readers"]))
+
     def pin_limit(self, size_bytes: int) -> int | None:
         """Return how many bytes a reader of unknown order may have mapped at a time; None: all."""
-        budget = self.budget()
-        return None if size_bytes <= budget else budget // 4  # batches on their way hold some, too
+        # A quarter, as batches on their way hold some, too.
+        return None if size_bytes <= self.budget() else self.share() // 4
 
     def watch(self, store: Mapper) -> None:
         """Let the fetcher ask a store to unmap files when the cache has no room for what others wait for."""

@@ -74,11 +74,11 @@ def raise_error(message: dict[str, Any]) -> None:
         raise _ERRORS[message["error"]](*message["args"])
 
 
-def peer_uid(connection: Any) -> int:
-    """Return the user at the other end of a socket."""
+def peer(connection: Any) -> tuple[int, int]:
+    """Return the process and the user at the other end of a socket; 0 for a process of another container."""
     option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", option)[1]
-    return uid
+    pid, uid, _ = struct.unpack("3i", option)
+    return pid, uid
 
 
 @contextmanager
@@ -100,7 +100,7 @@ class Connection:
             self._socket.settimeout(timeout_s)
             with socket_name(folder) as name:
                 self._socket.connect(name)
-            if peer_uid(self._socket) != os.getuid():
+            if peer(self._socket)[1] != os.getuid():
                 what = "another user's process answers at its socket"
                 raise CacheError(what, folder, "Give a folder of your own by cache=")
         except BaseException:

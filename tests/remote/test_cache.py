@@ -32,7 +32,7 @@ from loaders.remote.stored import CacheFolder
 from loaders.remote.url import URL
 from loaders.remote.wanted import NO_NEED
 from loaders.remote.wire import File
-from loaders.schema import Array
+from loaders.schema import Array, Label
 from tests.remote import servers
 from tests.remote.conftest import ended, fetcher_of, is_alive, storage
 from tests.remote.test_remote import S3, assert_same, batches
@@ -165,6 +165,38 @@ next(iter(DataLoader(dataset, 16, shuffle="lanes", num_workers=1, collate_fn=lis
 
     assert 0 < held(cache) <= budget
     assert len(many_proxy.requests()) <= num_requests + 8  # which were on their way
+
+
+_READS_FROM = """
+import json, sys
+from loaders import DataLoader, ShardDataset
+url, cache, first = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+dataset = ShardDataset(url, cache=cache)
+dataset = dataset.select([(first + i) % len(dataset) for i in range(len(dataset))])
+seen = [n for _, numbers in DataLoader(dataset, 8, num_workers=2, pad=False) for n in numbers.tolist()]
+assert sorted(seen) == list(range(len(dataset))), len(seen)
+"""
+
+
+@pytest.mark.slow
+def test_jobs_that_each_fit_share_a_small_cache_and_all_end(tmp_path: Path) -> None:
+    """Each reads on from elsewhere, in groups of batches that take several shards: one alone would take a fourth."""
+    fields = {"values": Array(dtype="uint8", dims=(5000,)), "number": Label()}
+    rows = ({"values": np.full(5000, n % 251, np.uint8), "number": n} for n in range(2400))
+    packdata.pack(rows, tmp_path / "packed", fields, shard_bytes=24 * 5000)
+    cache = json.dumps({"path": str(tmp_path / "cache"), "size": 6_000_000})
+    url = f"file://{tmp_path / 'packed'}"
+    run = [sys.executable, "-c", _READS_FROM, url, cache]
+
+    jobs = [
+        subprocess.Popen(
+            [*run, str(600 * i)], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True
+        )
+        for i in range(4)
+    ]
+    told = [job.communicate(timeout=200)[1] for job in jobs]
+
+    assert [job.returncode for job in jobs] == [0] * 4, told
 
 
 @pytest.mark.slow
