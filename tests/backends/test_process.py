@@ -53,15 +53,12 @@ def test_the_iterator_has_the_attributes_of_torchs(num_workers: int, persistent:
         assert [worker.is_alive() for worker in ours._workers] == [True, True]
 
 
-def _named(items: list[int]) -> dict[str, torch.Tensor]:
-    return {"i": torch.tensor(items)}
-
-
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_a_batch_that_is_late_is_had_later_with_its_own_marks(backend: Any) -> None:
+    how: Any = "fork" if backend == "process" else None  # which begins within the time
     loader = DataLoader(
-        SometimesLate(), 4, num_workers=1, backend=backend, timeout=0.3,
-        rank=0, world_size=1, pad="mark", collate_fn=_named,
+        SometimesLate(), 4, num_workers=1, backend=backend, multiprocessing_context=how, timeout=0.3,
+        rank=0, world_size=1, pad="mark", collate_fn=lambda items: {"i": torch.tensor(items)},
     )  # fmt: skip
     iterator: Any = iter(loader)
     with pytest.raises(RuntimeError):

@@ -208,7 +208,8 @@ def everything(image: torch.Tensor) -> torch.Tensor:
 def test_processes_of_torch_draw_what_threads_do(albumentations: Any) -> None:
     for transform in (everything, *albumented(albumentations)):
         one = served(transform, 8, num_workers=2)
-        other = served(transform, 5, num_workers=2, backend="process")
+        how: Any = {"backend": "process", "multiprocessing_context": "fork"}
+        other = served(transform, 5, num_workers=2, **how)
 
         assert all(torch.equal(one[n], other[n]) for n in one)
 
