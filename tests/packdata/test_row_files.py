@@ -109,10 +109,11 @@ def test_pictures_that_are_kept_as_their_pixels_are_packed(tmp_path: Path, name:
         struct.pack("<3I", 1 << 31, 1 << 31, 3) + b"RGB",
         struct.pack("<3I", 2, 2, 1) + b"P" + bytes(4),
         struct.pack("<3I", 2, 2, 1) + b"\xff" + bytes(4),
+        struct.pack("<3I", 0, 0, 3) + b"RGB",
         b"ab",
         b"",
     ],
-    ids=["short", "huge", "a palette", "no text", "no head", "empty"],
+    ids=["short", "huge", "a palette", "no text", "no pixels", "no head", "empty"],
 )
 def test_pixels_that_make_no_picture_are_refused_with_their_row(data: bytes) -> None:
     kept = struct.pack("<I", len(data)) + data

@@ -137,9 +137,8 @@ def written_fields(
     fields |= {name: each.field for name, each in recoders.items()}
     _check_boxes(known, fields)
     served = [name for name in view.schema.defaults if name in fields]
-    served += [
-        name for name in added if name not in names
-    ]  # may have the name of one that is left out
+    # A field that is added may have the name of one that is left out.
+    served += [name for name in added if name not in names]
     return Schema(fields, tuple(dict.fromkeys(served))), recoders
 
 

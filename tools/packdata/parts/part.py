@@ -147,7 +147,7 @@ class ShuffledRecipe(PartRecipe):
     def items(self, start: int) -> Iterator[Any]:
         """Yield its items; of blocks with their numbers."""
         order = self._order[start:]
-        ends = np.flatnonzero(np.diff(order, append=-1) != 1) + 1  # of what is asked for at once
+        ends = np.flatnonzero(np.diff(order, append=-1) != 1) + 1  # of runs of neighbours, each listed at once
         for end, num in zip(ends, np.diff(ends, prepend=0), strict=True):
             first = int(order[end - num])
             items = islice(self._recipe.items(first), int(num))

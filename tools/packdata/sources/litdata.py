@@ -38,14 +38,7 @@ _NUMPY_DTYPES = dict(
 )
 _ARRAYS = {"no_header_tensor": _TORCH_DTYPES, "no_header_numpy": _NUMPY_DTYPES}
 # Of LitData's formats those that MDS has, too, by the name that they have there.
-_SHARED = {
-    "str": "str",
-    "int": "int",
-    "float": "float64",
-    "bytes": "bytes",
-    "jpeg": "jpeg",
-    "pil": "pil",
-}
+_SHARED = {name: name for name in ("str", "int", "bytes", "jpeg", "pil")} | {"float": "float64"}
 Decoder = tuple[pa.DataType, "Callable[[bytes], Any]"]
 
 

@@ -34,13 +34,8 @@ COMPRESSED = (".mds.zstd", ".mds.gz", ".mds.br")
 _VALUE_DTYPES = {
     8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2", 32: "<u4", 33: "<i4", 34: "<f4", 64: "<u8", 65: "<i8", 66: "<f8",
 }  # fmt: skip
-_MODES = {
-    "L": 1,
-    "LA": 2,
-    "RGB": 3,
-    "RGBA": 4,
-    "I;16": 2,
-}  # bytes of a pixel; of a palette only places are kept
+# Bytes of a pixel. A picture with a palette is none of them: the palette was not written.
+_MODES = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "I;16": 2}
 _SCALARS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")  # fmt: skip
 
 
@@ -55,7 +50,8 @@ def _picture(data: bytes) -> bytes:
     """
     width, height, size = np.frombuffer(data, "<u4", 3).tolist()
     mode, pixels = data[12 : 12 + size].decode(), data[12 + size :]
-    if len(pixels) != width * height * _MODES.get(mode, 0):  # before memory is taken for it
+    nbytes = width * height * _MODES.get(mode, 0)
+    if not nbytes or len(pixels) != nbytes:  # before memory is taken for it
         raise ValueError(f"{len(pixels)} bytes are no {height} x {width} picture of mode {mode!r}")
     file = io.BytesIO()
     Image.frombytes(mode, (width, height), pixels).save(file, "PNG", compress_level=1)
