@@ -147,7 +147,8 @@ class ShuffledRecipe(PartRecipe):
     def items(self, start: int) -> Iterator[Any]:
         """Yield its items; of blocks with their numbers."""
         order = self._order[start:]
-        ends = np.flatnonzero(np.diff(order, append=-1) != 1) + 1  # of runs of neighbours, each listed at once
+        # The ends of runs of neighbours: each run is listed at once.
+        ends = np.flatnonzero(np.diff(order, append=-1) != 1) + 1
         for end, num in zip(ends, np.diff(ends, prepend=0), strict=True):
             first = int(order[end - num])
             items = islice(self._recipe.items(first), int(num))
