@@ -181,13 +181,16 @@ class Watcher:
 
 
 def _watch(connection: Connection, stores: Living[Mapper]) -> None:
+    is_told = False  # once: the fetcher asks as long as anybody waits
     with suppress(OSError):
         while True:
             with suppress(TimeoutError):
                 if "room" in (message := connection.receive()):
-                    logger.warning(
-                        "the cache is smaller than what all loaders on this machine read"
-                    )
+                    if not is_told:
+                        logger.warning(
+                            "the cache is smaller than what all loaders on this machine read"
+                        )
+                    is_told = True
                     for store in (living := stores.all()):
                         store.give_room(message["room"] // (_SHARES * len(living)))
 

@@ -1,6 +1,7 @@
 """Pictures that are ready to be decoded and carried out: the same as those that are looked at one by one."""
 
 import gc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import packdata
-from loaders import DataLoader, ShardDataset, augment, codecs
+from loaders import DataLoader, RAMDataset, ShardDataset, augment, codecs
 from loaders.buffers import FreshMemory
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.reading import pictures
@@ -274,7 +275,8 @@ def test_pictures_of_a_registered_codec_are_cropped(
     served = []
     for codec in ("plain", "raw"):
         packdata.pack(samples, tmp_path / codec, {"image": Image(codec=codec, size=size)})
-        dataset = ShardDataset(tmp_path / codec, augment=CROP)
-        served.append(torch.cat([batch.image for batch in DataLoader(dataset, 4)]))
+        for kind in (ShardDataset, partial(RAMDataset, decode=True, shared=False)):
+            dataset = kind(tmp_path / codec, augment=CROP)
+            served.append(torch.cat([batch.image for batch in DataLoader(dataset, 4)]))
 
-    assert torch.equal(*served)
+    assert all(torch.equal(served[0], other) for other in served[1:])

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.codecs import codec_for
-from loaders.codecs.heads import MAX_PICTURE_MB, MAX_PIXELS, picture_size
+from loaders.codecs.heads import MAX_PICTURE_MB, picture_size
 from loaders.codecs.picture import PictureCodec
 from loaders.data.columns import Column, FixedColumn, VarColumn, ends
 from loaders.datasets.reading.coefficients import WholeImages, has_halves
@@ -217,8 +217,7 @@ def plan_pixels(
     if isinstance(field, Image) and has_halves(field):
         codec = WholeImages(field, scale)
         field = codec.served
-    max_pixels = getattr(codec, "max_pixels", MAX_PIXELS)
-    sizes = _picture_sizes(field, pieces, records, blame, progress, max_pixels)
+    sizes = _picture_sizes(field, codec, pieces, records, blame, progress)
     shared = tuple(sizes[0].tolist()) if len(sizes) and (sizes == sizes[0]).all() else None
     raw = replace(field, codec="raw", size=shared or field.size)
     pixel_nbytes = np.dtype(field.dtype).itemsize * (
@@ -247,22 +246,27 @@ def plan_pixels(
 
 def _picture_sizes(
     field: Image | Mask,
+    codec: Any,
     pieces: Sequence[Part],
     records: Records,
     blame: Blame,
     progress: bool,
-    max_pixels: int,
 ) -> npt.NDArray[np.int64]:
-    """Return height and width of each picture, of the schema or from its header."""
+    """Return height and width of each picture, of the schema or from its header; where it has none, it is decoded."""
     num_rows = sum(len(positions(part)) for part in pieces)
     if field.size is not None:
         return np.tile(np.array(field.size, np.int64), (num_rows, 1))
+    is_file = isinstance(codec, PictureCodec)
     sizes = np.empty((num_rows, 2), np.int64)
     with meter(num_rows, progress, "reading sizes", "pictures") as bar:
         for part in pieces:
             for i, record in zip(positions(part), records(part), strict=True):
                 try:
-                    sizes[i] = picture_size(record, max_pixels)
+                    sizes[i] = (
+                        picture_size(record, codec.max_pixels)
+                        if is_file
+                        else codec.decode(record).shape[:2]
+                    )
                 except CodecError as error:
                     raise blame(i, str(error)) from error
             bar.tick(len(positions(part)))
