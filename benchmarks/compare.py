@@ -449,9 +449,8 @@ class Comparison:
             running.ask("open", job=asdict(small))
             off = check(running, small, logs / f"{running.process.pid}.npz")
             running.close()
-            running = Running(
-                peer, place, running.log
-            )  # what preparing took is not serving's memory
+            # A new process: what preparing took is not serving's memory.
+            running = Running(peer, place, running.log)
             found |= {"off_by": off, "packages": place.packages, "num_samples": job.num_samples}
             found |= running.ask("open", job=asdict(job)) | with_memory(running, "cover")
             running.found = found

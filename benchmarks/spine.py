@@ -551,9 +551,8 @@ def first_batch(data: Data, *, with_imports: bool = False) -> float:
 
 def packing(data: Data) -> Case:
     """Packing at 256 pixels, beside its three steps on all cores without a packer."""
-    source = (
-        data.folder / "many"
-    )  # sixteen times the files, so that the fixed costs are not all there is
+    # Sixteen times the files, so that the fixed costs are not all there is.
+    source = data.folder / "many"
     source.mkdir()
     for i, file in enumerate(data.original * 16):
         os.link(file, source / f"{i:05}.jpg")

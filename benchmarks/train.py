@@ -43,9 +43,8 @@ def open_datasets(args: argparse.Namespace) -> tuple[Any, Any]:
 
     def opened(path: Path) -> Any:
         if args.ram:
-            return RAMDataset(
-                path, fields=fields, shared=True
-            )  # one copy for all ranks of a machine
+            # One copy for all ranks of a machine.
+            return RAMDataset(path, fields=fields, shared=True)
         return ShardDataset(path, fields=fields)
 
     if (args.dataset / "train").is_dir():

@@ -144,9 +144,8 @@ def from_records(job: Job, records: list[Any], ids: list[int]) -> Batch:
     else:
         dtype, shape = job.row
         rows = np.frombuffer(b"".join(records), dtype).reshape(-1, *shape)
-        rows = (
-            rows if job.kind == "tokens" else rows.copy()
-        )  # torch wants memory that it may write
+        # torch wants memory that it may write.
+        rows = rows if job.kind == "tokens" else rows.copy()
     return output(job.kind, rows), torch.tensor(ids, dtype=torch.int64)
 
 

@@ -104,9 +104,8 @@ def fill_of(ops: Sequence[Op]) -> Any:
 
 
 def _one_of(ops: Sequence[Op], name: str) -> Any:
-    moving = [
-        op for op in ops if not hasattr(op, "edit")
-    ]  # pixel ops use their own fill themselves
+    # Pixel ops use their own fill themselves.
+    moving = [op for op in ops if not hasattr(op, "edit")]
     fills = {fill for op in moving if (fill := getattr(op, name, 0))}
     if len(fills) > 1:
         several = " and ".join(map(str, sorted(fills, key=np.sum)))

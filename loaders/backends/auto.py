@@ -133,9 +133,8 @@ class Successor:
         return child if child is not None and child.is_up else None
 
     def _start(self, maker: Maker) -> Child | None:
-        from loaders.backends.subprocess import (
-            Child,
-        )  # what only Linux has is not loaded elsewhere
+        # What only Linux has is not loaded elsewhere.
+        from loaders.backends.subprocess import Child
 
         if self._packed is None:
             self._packed = []

@@ -77,9 +77,8 @@ class Store:
 
     room: int | None = None  # as pin_limit, where other readers of a cache have asked for room
     reads_whole = True  # records; see ``PrefixRecords``
-    max_pinned_bytes: (
-        int | None
-    ) = -1  # of a cache, that are open at a time, as max_open; -1: not known yet
+    # Of a cache, that are open at a time, as max_open; -1: not known yet.
+    max_pinned_bytes: int | None = -1
 
     def __init__(
         self,

@@ -137,9 +137,8 @@ def _write_all(packing: Packing, datasets: Mapping[str, Written], options: Write
         else:
             link, on_link = options.link, options.on_link
             packing.take_whole(folder, each.whole, link=link, on_link=on_link)
-        source = next(
-            iter(each.content.view.folders), None
-        )  # has what the schema names besides shards
+        # It has what the schema names besides shards.
+        source = next(iter(each.content.view.folders), None)
         packing.copy_files(folder, each.content.schema, source)
     packing.publish({f: (each.content.schema, each.provenance) for f, each in datasets.items()})
 

@@ -139,9 +139,8 @@ class SourceFile:
         self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
     ) -> Iterator[TableRows]:
         """Read columns of a part, the keys among them."""
-        known = (
-            self.opened.columns
-        )  # None of JSON, of which a piece may have a column of a key's name
+        # None of JSON, of which a piece may have a column of a key's name.
+        known = self.opened.columns
         keys = {
             key: value
             for key, value in self._keys.items()

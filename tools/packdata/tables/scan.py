@@ -56,9 +56,8 @@ _FEW_WORDS = 1 << 16
 class Seen(NamedTuple):
     """Where a value was seen first."""
 
-    tell: Callable[
-        [], tuple[str, str]
-    ]  # how it looks, and its file and line or row: found when somebody asks
+    # How it looks, and its file and line or row: found when somebody asks.
+    tell: Callable[[], tuple[str, str]]
 
     @property
     def shown(self) -> str:
