@@ -16,7 +16,7 @@ from loaders.data import manifest
 from loaders.data.columns import var_column
 from loaders.errors import LoadersError, SourceError
 from loaders.schema import Bytes, Label, Schema, Text
-from packdata.packing import disk, publish
+from packdata.packing import disk, packing, publish
 from packdata.packing.engine import Summary, pack_recipes
 from packdata.packing.journal import Journal
 from packdata.recipe import Block, Recipe, Records, Target
@@ -187,9 +187,9 @@ STEPS: dict[str, tuple[Any, str]] = {
     "rename": (os, "replace"),
     "sync": (os, "fsync"),
     "unlink": (os, "unlink"),
-    "list the rejects": (publish.Packing, "_publish_rejects"),
+    "list the rejects": (publish.Publication, "_publish_rejects"),
     "publish a manifest": (publish, "publish_file"),
-    "clean up": (publish.Packing, "_clean_up"),
+    "clean up": (packing.Packing, "_clean_up"),
 }
 
 

@@ -52,7 +52,7 @@ def turned(orientation: int = 6) -> PIL.Image.Exif:
 
 
 def plan(src: Path, **options: Any) -> ImagesRecipe:
-    ((split, recipe),) = plan_images(src, **options).parts
+    ((split, recipe),) = plan_images(src, **options).splits
     assert split == ""
     return recipe
 
@@ -729,7 +729,7 @@ class TestMasks:
             save(tmp_path / f"images/{split}/a.png", photo(4, 4))
             save(tmp_path / f"masks/{split}/a.png", np.full((4, 4), value, np.uint8))
 
-        recipes = plan_images(tmp_path / "images", masks=tmp_path / "masks").parts
+        recipes = plan_images(tmp_path / "images", masks=tmp_path / "masks").splits
 
         assert [int(only(recipe)["mask"].max()) for _, recipe in recipes] == [1, 2]
 
@@ -738,7 +738,7 @@ class TestMasks:
             save(tmp_path / f"images/{split}/{name}.png", photo(4, 4))
             save(tmp_path / f"masks/{name}.png", np.zeros((4, 4), np.uint8))
         found = plan_images(tmp_path / "images", masks=tmp_path / "masks")
-        assert len(found.parts) == 2
+        assert len(found.splits) == 2
         assert found.notes() == []
 
         save(tmp_path / "images/val/a.png", photo(4, 4))

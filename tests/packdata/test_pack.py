@@ -18,17 +18,19 @@ import pytest
 
 from loaders.data.formats import read_back
 from loaders.data.manifest import publish_manifest, read_manifest
-from loaders.errors import PackError, SourceError
+from loaders.errors import PackError, SchemaError, SourceError
 from loaders.schema import Array
 from packdata import Writer
 from packdata.packed import combine
+from packdata.packed.edit import copy_dataset
 from packdata.packed.repair import repair as repair_dataset
-from packdata.packing import publish
+from packdata.packing import packing, publish
 from packdata.packing.disk import write_staged
 from packdata.packing.engine import pack_recipe, pack_recipes
 from packdata.packing.journal import Journal
 from packdata.packing.lock import LOCK_NAME, TargetLock
 from packdata.packing.progress import Quiet
+from packdata.packing.provenance import PACKER
 from packdata.packing.target import PACKING_NAME
 from packdata.recipe import Records
 from tests.packdata.breaking import tmpfs
@@ -76,7 +78,7 @@ def test_samples_come_out_in_order_in_shards_that_their_library_reads(
         ["manifest.json", *(f"shard-{i:05d}.{format}" for i in range(summary.shards))]
     )
     assert manifest.provenance["source"] == "numbers"
-    assert manifest.provenance["packer"] == publish.PACKER
+    assert manifest.provenance["packer"] == PACKER
     from loaders.data.formats import open_columns
 
     for shard in manifest.shards:
@@ -335,7 +337,7 @@ def test_a_shard_that_is_ready_waits_for_the_one_before_it(
         append(journal, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(publish, "write_staged", first_comes_last)
+        patch.setattr(packing, "write_staged", first_comes_last)
         patch.setattr(Journal, "append", spy_append)
         if fails:
             with pytest.raises(PackError):
@@ -449,6 +451,60 @@ def test_a_packing_that_died_while_publishing_is_finished_by_any_command(tmp_pat
     assert not (tmp_path / PACKING_NAME).exists()
 
 
+def test_what_a_killed_packing_replaced_does_not_come_back_with_what_is_added(
+    tmp_path: Path,
+) -> None:
+    dst, more = tmp_path / "dst", tmp_path / "more"
+    pack(dst, 50, seed=1)
+    pack(more, 7)
+    job = Job(dst, options={"overwrite": True}, kill=("publish a manifest", 0, "before"))
+    assert job.run_in_child() == -9
+
+    with pytest.raises(SchemaError):  # for it has the same keys
+        combine.extend(dst, [more])
+
+    assert labels(dst) == list(range(100))
+
+
+def test_a_dataset_that_came_meanwhile_is_not_harmed_by_whoever_finishes_a_packing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst = tmp_path / "dst"
+    with monkeypatch.context() as patch:
+        patch.setattr(publish.Publication, "publish", _fail)
+        with pytest.raises(PackError):
+            Job(dst, **SPLITS).run()
+    pack(tmp_path / "other", 7)
+    shutil.copytree(tmp_path / "other", dst / "train")
+
+    with pytest.raises(PackError, check=At("dst/train")):
+        pack(dst, 7, seed=3)
+
+    assert contents(dst / "train") == contents(tmp_path / "other")
+
+
+def test_a_command_that_is_refused_drops_no_packing_that_only_has_to_be_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dst = tmp_path / "dst"
+    with monkeypatch.context() as patch:
+        patch.setattr(publish.Publication, "publish", _fail)
+        with pytest.raises(PackError):
+            pack(dst)
+    pack(tmp_path / "other", 7)
+    shutil.copytree(tmp_path / "other", dst, dirs_exist_ok=True)
+    before = contents(dst / PACKING_NAME)
+
+    with pytest.raises(PackError, check=At("dst")):
+        copy_dataset(tmp_path / "other", dst)
+
+    assert contents(dst / PACKING_NAME) == before
+
+
+def _fail(*_: object) -> None:
+    raise OSError(errno.EIO, "the disk is broken")
+
+
 def test_what_was_appended_meanwhile_survives_the_end_of_a_publication(tmp_path: Path) -> None:
     job = Job(tmp_path, kill=("clean up", 0, "before"))
     assert job.run_in_child() == -9
@@ -459,6 +515,25 @@ def test_what_was_appended_meanwhile_survives_the_end_of_a_publication(tmp_path:
     pack(tmp_path)
 
     assert read_manifest(tmp_path) == edited
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts files as Linux does")
+def test_a_packing_that_is_refused_leaves_no_file_open(tmp_path: Path) -> None:
+    with pytest.raises(SourceError):
+        pack(tmp_path, bad=[60])
+    before = len(os.listdir("/proc/self/fd"))
+
+    for _ in range(3):
+        with pytest.raises(PackError):  # as another one was begun there
+            pack(tmp_path, 7, seed=3)
+
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_packing_touches_nothing_before_it_is_entered(tmp_path: Path) -> None:
+    packing.Packing(tmp_path / "dst", [""], {})
+
+    assert not (tmp_path / "dst").exists()
 
 
 # ------------------------------------------------------------------------------ neighbours

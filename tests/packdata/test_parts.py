@@ -20,11 +20,11 @@ from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import PackError, SourceError
 from packdata.cli import main
 from packdata.images.plan import pack_images
-from packdata.packing import publish
+from packdata.packing import packing
 from packdata.packing.firstpass import KEY, FirstPass
 from packdata.packing.journal import JOURNAL_NAME
 from packdata.packing.lock import LOCK_NAME, TargetLock
-from packdata.packing.publish import Packing
+from packdata.packing.packing import Packing
 from packdata.packing.target import PACKING_NAME, PARTS_NAME, REJECTED_NAME
 from packdata.parts import joining
 from packdata.parts import local as parts_module
@@ -579,11 +579,11 @@ def test_parts_that_begin_beside_another_packing_are_not_dropped(
     (dst / PARTS_NAME).mkdir(parents=True)  # of none, which is no obstacle
 
     def late(path: Path) -> TargetLock:
-        monkeypatch.setattr(publish, "TargetLock", TargetLock)
+        monkeypatch.setattr(packing, "TargetLock", TargetLock)
         pack_images(photos, dst, part="0/1")
         return TargetLock(path)
 
-    monkeypatch.setattr(publish, "TargetLock", late)
+    monkeypatch.setattr(packing, "TargetLock", late)
     with pytest.raises(PackError):
         pack_images(photos, dst)
     assert finish(dst).samples == 10

@@ -20,10 +20,10 @@ from packdata.packed.combine import extend, merge
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
 from packdata.packed.repair import repair
-from packdata.packing import publish
+from packdata.packing import packing, publish
 from packdata.packing.journal import JOURNAL_NAME, Journal, JournalHeader
 from packdata.packing.lock import TargetLock
-from packdata.packing.publish import Packing
+from packdata.packing.packing import Packing
 from packdata.packing.target import PACKING_NAME, leftovers
 from packdata.writer import Writer
 from tests.packdata.breaking import ROOM, tmpfs
@@ -342,7 +342,7 @@ def test_the_target_is_looked_at_again_once_it_is_locked(
             shutil.copy(source / "manifest.json", path.parent.parent)  # another was faster
             super().__init__(path)
 
-    monkeypatch.setattr(publish, "TargetLock", LateLock)
+    monkeypatch.setattr(packing, "TargetLock", LateLock)
 
     with (
         pytest.raises(PackError, check=At("dst")),
@@ -379,7 +379,7 @@ def test_a_writer_that_was_killed_while_publishing_is_finished_by_whoever_comes(
         "import os, signal, sys; from packdata import Writer; "
         "from packdata.packing import publish; "
         "from loaders.schema import Bytes\n"
-        "publish.Packing._publish = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "publish.Publication.publish = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
         "with Writer(sys.argv[1], {'a': Bytes()}) as w: w.add(a=b'x')"
     )
     dst = tmp_path / "dst"

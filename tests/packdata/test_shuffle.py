@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from loaders.data.view import open_view
-from loaders.errors import SchemaError, SourceError
+from loaders.errors import PackError, SchemaError, SourceError
 from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.packing.lock import LOCK_NAME
@@ -245,3 +245,17 @@ def test_pictures_in_an_archive_are_not_shuffled(tmp_path: Path) -> None:
 
     with pytest.raises(SchemaError):
         pack_images(tmp_path / "a.parquet", tmp_path / "dst", shuffle=1)
+
+
+def test_a_dataset_that_got_nothing_is_explained_when_it_is_shuffled_too(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("one document\n")
+    options = TokenOptions(documents="line", val_share=0.5)
+    hints = []
+
+    for shuffle in (None, 1):
+        with pytest.raises(PackError) as caught:
+            pack_tokens(tmp_path / "one.txt", tmp_path / "dst", options, shuffle=shuffle)
+        hints.append(caught.value.hint)
+
+    assert hints[0]
+    assert hints[0] == hints[1]

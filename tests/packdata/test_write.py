@@ -253,9 +253,9 @@ _KILLED = """
 import os, signal, sys
 import packdata
 from loaders.data.view import open_view
-from packdata.packing import publish
+from packdata.packing import packing
 
-write, left = publish.write_staged, [int(sys.argv[3])]
+write, left = packing.write_staged, [int(sys.argv[3])]
 
 def counted(*args):
     if not left[0]:
@@ -264,7 +264,7 @@ def counted(*args):
     print("shard", flush=True)
     return write(*args)
 
-publish.write_staged = counted
+packing.write_staged = counted
 view = open_view(sys.argv[1])
 view = view.select(range(len(view) - 1, -1, -1))
 packdata.write(view, sys.argv[2], shard_bytes=6000, add={"x": list(range(len(view)))})

@@ -711,7 +711,7 @@ def test_a_plan_that_is_sent_to_another_process_reads_what_was_listed(
         pack_tables: plan_tables,
     }
     plan = makes[CASES[case][0]]([src] if isinstance(src, str) else src, **given)
-    sent = pickle.dumps(plan.parts)
+    sent = pickle.dumps(plan.splits)
     monkeypatch.setattr(listed, "_trees", {})
     drop_copies()
 

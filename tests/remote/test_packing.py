@@ -371,7 +371,7 @@ def test_who_is_overtaken_by_another_packing_does_not_publish_that(
     photos: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_images(photos / "val")
-    recipes: Any = plan.parts
+    recipes: Any = plan.splits
 
     def overtaken(dst: URL, **options: Any) -> Any:
         parts.pack_part(recipes, OUT, Part(0, 1), format=plan.format, overwrite=True)

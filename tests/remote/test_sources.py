@@ -291,7 +291,7 @@ def test_secrets_of_a_url_are_in_no_plan(raw: Path, store: Store) -> None:
         plan_tokens("s3://somebody:swordfish@raw/photos", TokenOptions()),
     ):
         assert "swordfish" not in f"{plan} {plan.to_json()} {plan!r}"
-        assert b"swordfish" not in pickle.dumps(plan.parts)
+        assert b"swordfish" not in pickle.dumps(plan.splits)
         assert plan.is_unchanged()
 
 

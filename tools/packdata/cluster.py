@@ -51,7 +51,7 @@ _START_S = 120.0  # of a task that a node has room for, and of a node where none
 def usual_parts(plan: SourcePlan) -> int:
     """Return how many parts a source is divided into by default."""
     sizes = {True: _BLOCKS_OF_A_PART, False: _FILES_OF_A_PART}
-    return max(1, sum(-(-len(each) // sizes[each.is_of_blocks]) for _, each in plan.parts))
+    return max(1, sum(-(-len(each) // sizes[each.is_of_blocks]) for _, each in plan.splits))
 
 
 def pack_on_ray(
@@ -92,14 +92,14 @@ def pack_on_ray(
     of, place = parts or usual_parts(plan), place_of(dst).absolute()
     settings |= {"workers": workers or 1, "overwrite": overwrite}
     needed = [place / PARTS_NAME, Path.cwd(), *map(place_of, plan.sources)]
-    recipes = in_order(plan.parts, shuffle)
+    recipes = in_order(plan.splits, shuffle)
     with _ray(address) as ray, _made(place / PARTS_NAME):
         nodes = _check_nodes(
             ray, place, [str(path.absolute()) for path in needed if path.exists()]
         )
         if _most_cores(ray) < settings["workers"]:
             raise _no_room(ray, settings["workers"])
-        items = counted(sum(len(recipe) for _, recipe in plan.parts), "item")
+        items = counted(sum(len(recipe) for _, recipe in plan.splits), "item")
         size = (
             ""
             if (size_bytes := bytes_of(plan.sources)) is None

@@ -30,8 +30,8 @@ class SourcePlan(Protocol):
         """Files, folders and patterns, as they were given."""
 
     @property
-    def parts(self) -> Sequence[tuple[str, Recipe]]:
-        """(Folder below the destination, recipe) each."""
+    def splits(self) -> Sequence[tuple[str, Recipe]]:
+        """(Folder below the destination, recipe) of each."""
 
     @property
     def format(self) -> Format:
@@ -65,7 +65,7 @@ def pack_plan(plan: SourcePlan, dst: Path | str, **settings: Unpack[PackSettings
 def _pack_plan(plan: SourcePlan, dst: Path | str, settings: PackSettings) -> Summary:
     check_outside(dst, plan.sources)
     part = settings.pop("part", None)
-    recipes = in_order(plan.parts, settings.pop("shuffle", None))
+    recipes = in_order(plan.splits, settings.pop("shuffle", None))
     about: Any = {"format": plan.format, "is_unchanged": plan.is_unchanged, **settings}
     if part is not None:
         return pack_part(recipes, dst, Part.parse(part), **about)

@@ -25,11 +25,11 @@ from loaders.schema import Field, Schema, Text
 from loaders.system import opencv
 from packdata.describe import counted
 from packdata.packing.engine import Outcome, Summary, check_on_error, check_workers, summarize
-from packdata.packing.journal import Reject
+from packdata.packing.journal import Reached, Reject
+from packdata.packing.packing import Packing
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Progress, Quiet
-from packdata.packing.provenance import as_json
-from packdata.packing.publish import PACKER, Packing, Reached
+from packdata.packing.provenance import PACKER, as_json
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
@@ -145,7 +145,7 @@ class Writer:
             Path(dst), [""], {"writer": "true"}, overwrite=overwrite, kind="writer"
         )
         self._open = ExitStack()  # what is released at the end, last first
-        self._open.callback(self._packing.close)
+        self._open.enter_context(self._packing)
         self._open.enter_context(opencv.one_thread())
         pool = OrderedPool(self._encode, num_workers, lambda outcome: outcome.nbytes)
         self._pool = self._open.enter_context(pool)
@@ -402,7 +402,7 @@ class Writer:
         if self._builder is not None and self._builder.num_samples:
             self._cut(self._builder, self._num_samples)
         rejects, self._rejects = self._rejects, []
-        self._packing.end_part(Reached(self._num_samples, rejects=rejects))
+        self._packing.end_split(Reached(self._num_samples, rejects=rejects))
         if not self._packing.state.shards:
             raise PackError(*self._why_none())
         provenance = {**self._provenance, "packer": PACKER}

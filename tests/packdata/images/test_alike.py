@@ -58,7 +58,7 @@ def psnr(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
 def record_of(folder: Path, data: bytes, **options: Any) -> bytes:
     (folder / "source").mkdir()
     (folder / "source/a.jpg").write_bytes(data)
-    ((_, recipe),) = plan_images(folder / "source", **options).parts
+    ((_, recipe),) = plan_images(folder / "source", **options).splits
     (item,) = recipe.items()
     return recipe.encode(item)[0]["image"]
 

@@ -97,7 +97,7 @@ def test_only_jpegs_worth_dividing_change(tmp_path: Path) -> None:
     for name, data in files.items():
         (source / name).write_bytes(data)
 
-    ((_, recipe),) = plan_images(source, segments=True).parts
+    ((_, recipe),) = plan_images(source, segments=True).splits
     records = [recipe.encode(item)[0]["image"] for item in recipe.items()]
 
     assert records == [small, divide_without_loss(large), file.getvalue()]

@@ -33,7 +33,7 @@ class ArraysPlan(FilesPlan[ArraysRecipe]):
         return [*self._channel_notes(), *FilesPlan.notes(self, packed)]
 
     def _channel_notes(self) -> list[str]:
-        for split, recipe in self.parts:
+        for split, recipe in self.splits:
             field = recipe.targets[0].schema.fields[ARRAY]
             assert isinstance(field, Array)
             if recipe.options.channels is not None:
@@ -77,13 +77,13 @@ def plan_arrays(
     check_options(options, ArrayOptions, SourceOptions, PackSettings, own=own, but="column")
     source = take(SourceOptions, options, column=array_column)
     array_options = ArrayOptions(**options)
-    parts = array_recipes(src, array_options, source)
+    splits = array_recipes(src, array_options, source)
     list_again = partial(array_recipes, options=array_options, source=source.absolute())
-    largest = max(recipe.num_bytes for _, recipe in parts)
+    largest = max(recipe.num_bytes for _, recipe in splits)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
-    for _, recipe in parts:
+    for _, recipe in splits:
         recipe.max_nbytes = MAX_RECORD_BYTES[chosen]
-    return ArraysPlan.of(src, parts, chosen, list_again)
+    return ArraysPlan.of(src, splits, chosen, list_again)
 
 
 def pack_arrays(

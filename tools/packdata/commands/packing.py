@@ -221,7 +221,7 @@ def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:
 
     shuffle, is_drawn = args.shuffle, False
     if shuffle is AT_URLS:
-        is_drawn = is_url(args.dst) and all(can_shuffle(recipe) for _, recipe in plan.parts)
+        is_drawn = is_url(args.dst) and all(can_shuffle(recipe) for _, recipe in plan.splits)
         shuffle = _USUAL_SEED if is_drawn else None
     settings: dict[str, Any] = {
         "shard_bytes": args.shard_size,

@@ -85,27 +85,27 @@ class FilesPlan(Generic[_R]):
     """The plan of pictures or arrays: a recipe for each split."""
 
     sources: Sequence[Path | str]  # as they were given
-    parts: Sequence[tuple[str, _R]]  # (split, recipe) each
+    splits: Sequence[tuple[str, _R]]  # (name, recipe) each
     format: Format  # of the shards
-    list_again: Callable[[], Sequence[tuple[str, _R]]]  # returns the parts as the source is now
+    list_again: Callable[[], Sequence[tuple[str, _R]]]  # returns the splits as the source is now
 
     @classmethod
     def of(
         cls,
         src: Path | str | Sequence[Path | str],
-        parts: Sequence[tuple[str, _R]],
+        splits: Sequence[tuple[str, _R]],
         format: Format,
         make: Callable[[Sequence[Path | str]], Sequence[tuple[str, _R]]],
     ) -> Self:
-        """Return the plan of a source, or of several, of which ``make`` returns the parts, also elsewhere."""
+        """Return the plan of a source, or of several, of which ``make`` returns the splits, also elsewhere."""
         sources = listed_sources(src)
         again = [place_of(path).absolute() for path in sources]
-        return cls(without_secrets(sources), parts, format, partial(make, again))
+        return cls(without_secrets(sources), splits, format, partial(make, again))
 
     @property
     def recipes(self) -> list[_R]:
         """The recipes."""
-        return [recipe for _, recipe in self.parts]
+        return [recipe for _, recipe in self.splits]
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON types."""
@@ -126,7 +126,7 @@ class FilesPlan(Generic[_R]):
                         )
                     },
                 }
-                for split, recipe in self.parts
+                for split, recipe in self.splits
             ],
         }
 
@@ -135,7 +135,7 @@ class FilesPlan(Generic[_R]):
 
     def _lines(self) -> Iterator[str]:
         place = printable(", ".join(map(str, self.sources)))
-        for split, recipe in self.parts:
+        for split, recipe in self.splits:
             name = f"{split}: " if split else ""
             yield f"{name}{counted(len(recipe), 'item')} of kind {recipe.source.kind!r} in {place}"
             for folder, target in zip(target_folders(split, recipe), recipe.targets, strict=True):
@@ -147,8 +147,8 @@ class FilesPlan(Generic[_R]):
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is passed over, and what may not be meant."""
-        splits = [recipe.split for recipe in self.recipes]
-        return [*([] if packed is None else contents(splits)), *source_notes(splits)]
+        opened = [recipe.split for recipe in self.recipes]
+        return [*([] if packed is None else contents(opened)), *source_notes(opened)]
 
     def amount(self, packed: Summary) -> str:
         """Leave it to the number of samples."""

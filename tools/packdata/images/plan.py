@@ -123,14 +123,14 @@ def plan_images(
     )
     made = tuple(SizeOption.parse(size, fit) for size in listed)
     image_options = ImageOptions(sizes=made, marks=Marks.of(palette, label_map), **options)
-    parts = image_recipes(src, image_options, source, shapes)
+    splits = image_recipes(src, image_options, source, shapes)
     about: Any = {
         "options": image_options,
         "source": source.absolute(),
         "shapes": shapes.absolute(),
     }
     list_again = partial(image_recipes, **about)
-    return ImagesPlan.of(src, parts, format or _usual_format(parts), list_again)
+    return ImagesPlan.of(src, splits, format or _usual_format(splits), list_again)
 
 
 def _change_notes(packed: Mapping[str, int]) -> list[str]:
@@ -170,9 +170,9 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
     return [f"{kept}, {encoded:,} encoded anew{listed}" if encoded else kept, *notes]
 
 
-def _usual_format(parts: Sequence[tuple[str, ImagesRecipe]]) -> Format:
+def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:
     """LMDB for encoded files, which other tools find there by key; Parquet for raw pixels, yuv420 and dct."""
-    targets = (target for _, recipe in parts for target in recipe.targets)
+    targets = (target for _, recipe in splits for target in recipe.targets)
     images = [target.schema.fields.get("image") for target in targets]
     is_ours = all(isinstance(image, Image) and image.codec in _OURS for image in images)
     return "parquet" if is_ours else "lmdb"

@@ -36,8 +36,8 @@ from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, w
 from packdata.packing.journal import JOURNAL_NAME, read_journal
 from packdata.packing.links import file_beside, file_fault
 from packdata.packing.outside import check_outside
+from packdata.packing.packing import FINISHED, MADE, Packing
 from packdata.packing.provenance import PLAN, extended, origin_of
-from packdata.packing.publish import FINISHED, MADE, Packing
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, shard_format, shard_name
 from packdata.packing.target import PACKING_NAME, PARTS_NAME, digest_of, find_datasets
 from packdata.packing.upload import (

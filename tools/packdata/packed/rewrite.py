@@ -11,8 +11,9 @@ from loaders.errors import PackError
 from loaders.remote.origin import origin_of, target_at
 from loaders.remote.url import URL
 from packdata.packing.engine import summarize
-from packdata.packing.journal import flatten_plan
-from packdata.packing.publish import PACKER, Packing, Reached
+from packdata.packing.journal import Reached, flatten_plan
+from packdata.packing.packing import Packing
+from packdata.packing.provenance import PACKER
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,

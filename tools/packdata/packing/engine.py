@@ -26,10 +26,11 @@ from loaders.system import opencv
 from loaders.system.limits import usable_cores
 from loaders.text import describe_size, printable
 from packdata.describe import counted
-from packdata.packing.journal import Reject, flatten_plan
+from packdata.packing.journal import Reached, Reject, flatten_plan
+from packdata.packing.packing import Packing
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Progress, Quiet
-from packdata.packing.publish import PACKER, Packing, Reached
+from packdata.packing.provenance import PACKER
 from packdata.packing.settings import OVERWRITE, OnError
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
@@ -172,7 +173,7 @@ def pack_recipe(recipe: Recipe, dst: Path | str, *, format: Format, **settings: 
 
 
 def pack_recipes(
-    parts: Sequence[tuple[str, Recipe]],
+    splits: Sequence[tuple[str, Recipe]],
     dst: Path | str,
     *,
     format: Format,
@@ -191,8 +192,8 @@ def pack_recipes(
     that came about, the same call continues where the journal in ``dst/.packing`` ends.
 
     Args:
-        parts: (folder below ``dst``, recipe) each; "" is ``dst`` itself.
-        dst: A folder that is new or empty, or holds a packing or a dataset of the same parts.
+        splits: (folder below ``dst``, recipe) each; "" is ``dst`` itself.
+        dst: A folder that is new or empty, or holds a packing or a dataset of the same splits.
         format: ``"lmdb"`` or ``"parquet"``.
         shard_bytes: A shard ends with the sample that brings its records to this size.
         workers: Threads that encode; None for all usable cores.
@@ -215,11 +216,11 @@ def pack_recipes(
     check_shard_options(format, shard_bytes)
     check_on_error(on_error)
     began, dst, num_workers = time.monotonic(), Path(dst), check_workers(workers)
-    folders = [folder for part, recipe in parts for folder in target_folders(part, recipe)]
+    folders = [folder for split, recipe in splits for folder in target_folders(split, recipe)]
     if not folders or len(set(folders)) != len(folders):
-        raise ValueError(f"the parts must fill different folders, got {folders}")
+        raise ValueError(f"the splits must fill different folders, got {folders}")
     kind: Kind = "packing" if plan is None else "part"
-    plan = plan_of(parts, format, shard_bytes) if plan is None else plan
+    plan = plan_of(splits, format, shard_bytes) if plan is None else plan
     with Packing(dst, folders, plan, overwrite=overwrite, kind=kind, sender=sender) as packing:
         progress = Quiet() if progress is None else progress
         run = _Run(packing, format, shard_bytes, num_workers, on_error, progress)
@@ -228,8 +229,8 @@ def pack_recipes(
             is_now = "nothing was read or written" if packing.was_there else "it is published now"
             run.notes.append(f"everything was packed earlier: {is_now}")
         else:
-            run.pack(parts, is_unchanged)
-        firsts, seconds = counted_folders(parts), time.monotonic() - began
+            run.pack(splits, is_unchanged)
+        firsts, seconds = counted_folders(splits), time.monotonic() - began
         return summarize(packing, firsts, seconds, run.num_encoded, run.notes)
 
 
@@ -260,10 +261,10 @@ class _Run:
     num_rejected: int = 0
     notes: list[str] = field(default_factory=list)
 
-    def pack(self, parts: Sequence[tuple[str, Recipe]], is_unchanged: Callable[[], bool]) -> None:
+    def pack(self, splits: Sequence[tuple[str, Recipe]], is_unchanged: Callable[[], bool]) -> None:
         """Pack what is left, and publish it."""
         packing = self.packing
-        packers = [_PartPacker(self, part, recipe) for part, recipe in parts]
+        packers = [_SplitPacker(self, split, recipe) for split, recipe in splits]
         if not packing.is_part and sum(len(p.recipe) for p in packers) == 0:
             raise PackError("there is nothing to pack", packing.dst, "The source lists no item")
         totals = [p.num_samples for p in packers]
@@ -307,7 +308,7 @@ def changed(dst: Path | str) -> PackError:
 
 
 def plan_of(
-    parts: Sequence[tuple[str, Recipe]],
+    splits: Sequence[tuple[str, Recipe]],
     format: Format,
     shard_bytes: int,
     share: Mapping[str, Any] | None = None,
@@ -315,10 +316,10 @@ def plan_of(
     """Return all that decides what recipes become, flat; see ``pack_recipes``."""
     targets = {
         folder: target.schema.to_json()
-        for split, recipe in parts
+        for split, recipe in splits
         for folder, target in zip(target_folders(split, recipe), recipe.targets, strict=True)
     }
-    identities = {split: dict(recipe.identity) for split, recipe in parts}
+    identities = {split: dict(recipe.identity) for split, recipe in splits}
     plan = {
         "recipe": identities.get("", identities),
         "fields": targets,
@@ -329,37 +330,37 @@ def plan_of(
     return flatten_plan(plan if share is None else plan | {"part": share})
 
 
-def target_folders(part: str, recipe: Recipe) -> list[str]:
-    """Return the folder of each target of a part, below the destination."""
-    return ["/".join(filter(None, (part, target.folder))) for target in recipe.targets]
+def target_folders(split: str, recipe: Recipe) -> list[str]:
+    """Return the folder of each target of a split, below the destination."""
+    return ["/".join(filter(None, (split, target.folder))) for target in recipe.targets]
 
 
-def counted_folders(parts: Sequence[tuple[str, Recipe]]) -> list[str]:
+def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
     """Return the folders that hold each sample once between them."""
     return [
         folder
-        for part, recipe in parts
-        for folder in target_folders(part, recipe)[: None if recipe.divides else 1]
+        for split, recipe in splits
+        for folder in target_folders(split, recipe)[: None if recipe.divides else 1]
     ]
 
 
-class _PartPacker:
-    """Packs one part: its items in order, from where its shards end."""
+class _SplitPacker:
+    """Packs one split: its items in order, from where its shards end."""
 
-    def __init__(self, run: _Run, part: str, recipe: Recipe) -> None:
-        self.run, self.packing, self.part, self.recipe = run, run.packing, part, recipe
-        self.folders = target_folders(part, recipe)
+    def __init__(self, run: _Run, split: str, recipe: Recipe) -> None:
+        self.run, self.packing, self.split, self.recipe = run, run.packing, split, recipe
+        self.folders = target_folders(split, recipe)
         state = self.packing.state
-        self.is_ended = part in state.ended
+        self.is_ended = split in state.ended
         # The item and its row at which each target goes on.
         self._reached = [(state.items.get(f, 0), state.rows.get(f, 0)) for f in self.folders]
         self._earlier_end = max(self._reached)
-        self.start = state.ended.get(part, min(self._reached)[0])
+        self.start = state.ended.get(split, min(self._reached)[0])
         counted = [state.counts.get(f, {}) for f in self.folders]
         self._counts = Counter(counted[self._reached.index(min(self._reached))])
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
         self._expected = {
-            r.number: r for r in state.rejects.get(part, []) if r.number >= self.start
+            r.number: r for r in state.rejects.get(split, []) if r.number >= self.start
         }
         self._builders = [
             ShardBuilder(target.schema, run.format, run.shard_bytes) for target in recipe.targets
@@ -368,7 +369,7 @@ class _PartPacker:
 
     @property
     def num_samples(self) -> int | None:
-        """Samples that the part has, rejected items counted as one each; None if not known."""
+        """Samples that the split has, rejected items counted as one each; None if not known."""
         return self.recipe.num_samples if self.recipe.is_of_blocks else len(self.recipe)
 
     @property
@@ -391,16 +392,16 @@ class _PartPacker:
             self.packing.stage_files(folder, target.files)
 
     def pack(self) -> None:
-        """Pack what is left of the part; its last shard may still be on its way to the disk."""
+        """Pack what is left of the split; its last shard may still be on its way to the disk."""
         if not self.is_ended:
             self._encode_all()
             self._cut_rest()
 
     def end(self) -> None:
-        """Return once the part is on disk; PackError if there is nothing of it."""
+        """Return once the split is on disk; PackError if there is nothing of it."""
         if not self.is_ended:
             num = len(self.recipe)
-            self.packing.end_part(Reached(num, 0, self.part, self._rejects, self._counts))
+            self.packing.end_split(Reached(num, 0, self.split, self._rejects, self._counts))
         empty = [f for f in self.folders if not self.packing.state.shards.get(f)]
         if empty and not self.packing.is_part:
             # Nothing can go on from here: the same source would end here again, another is another plan.
@@ -411,7 +412,7 @@ class _PartPacker:
             )
 
     def _why_none(self) -> str:
-        rejects = self.packing.state.rejects.get(self.part, [])
+        rejects = self.packing.state.rejects.get(self.split, [])
         if rejects:
             return f"It rejected {counted(len(rejects), 'item')}, the first: {rejects[0].error}"
         return self.recipe.why_empty
@@ -504,7 +505,7 @@ class _PartPacker:
 
     def _cut(self, i: int, items: int, rows: int = 0) -> None:
         counts = self._counts_before if rows else self._counts
-        reached = Reached(items, rows, self.part, self._rejects, counts)
+        reached = Reached(items, rows, self.split, self._rejects, counts)
         self._rejects = []
         columns, schema = self._builders[i].take(), self.recipe.targets[i].schema
         self.packing.write(self.folders[i], columns, schema, self.run.format, reached)
@@ -532,7 +533,7 @@ def summary_of(
     dst: Path | str,
     manifests: Mapping[str, Manifest],
     rejected: Sequence[tuple[str, str]],
-    counts: Iterable[Mapping[str, int]],  # of each part of the source
+    counts: Iterable[Mapping[str, int]],  # of each split
     firsts: Sequence[str],
     seconds: float,
     num_samples: int,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
-from packdata.packing.publish import PACKER
+from packdata.packing.provenance import PACKER
 from packdata.sources.base import read_file
 
 if TYPE_CHECKING:

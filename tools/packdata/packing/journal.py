@@ -7,8 +7,8 @@
 2. ``{"part", "target", "items", "rows", "counts", "shard", "rejects"}``: a shard lies complete in the
    staging folder. ``items`` counts what its source had given up to and including it, ``rows`` the
    samples of the next item that it holds already; ``rejects`` are those since the line before, ``counts``
-   what was counted in all those items.
-3. ``{"part", "end", "counts", "rejects"}``: a part (a split) is at its end, after so many items.
+   what was counted in all those items. ``part`` is the split.
+3. ``{"part", "end", "counts", "rejects"}``: a split is at its end, after so many items.
 4. ``{"done"}``: every shard is complete; only publishing is left, and this line has all that it
    takes.
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -70,7 +70,7 @@ class JournalHeader:
         kind: What is left of it where it ends early (``Kind``).
         first: Number of the first shard, per target: above those of files that are there.
         replaces: Fingerprint and files of the dataset that is there already, per target; the files
-            are deleted once the new one is published.
+            are deleted once the new one is published. No files: its shards stay, and come first.
     """
 
     plan: Mapping[str, str]
@@ -101,6 +101,37 @@ class JournalHeader:
         return list(found.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a split of a source has come with a shard.
+
+    Attributes:
+        items: Items of it that are done.
+        rows: Samples of the next item that are done.
+        split: The split; "" where there are none.
+        rejects: Its items that were left out since the last shard.
+        counts: What was counted in all these items.
+    """
+
+    items: int
+    rows: int = 0
+    split: str = ""
+    rejects: Sequence[Reject] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def shard_line(self, target: str, shard: ShardInfo) -> dict[str, Any]:
+        """Return the line that says that a shard of a target is complete."""
+        return {**self._line(), "items": self.items, "target": target, "shard": shard.to_json()}
+
+    def end_line(self) -> dict[str, Any]:
+        """Return the line that says that the split is at its end."""
+        return {**self._line(), "end": self.items}
+
+    def _line(self) -> dict[str, Any]:
+        rejects, counts = list(self.rejects), dict(self.counts)
+        return {"part": self.split, "rows": self.rows, "rejects": rejects, "counts": counts}
+
+
 @dataclass(slots=True)
 class State:
     """How far a packing has come.
@@ -109,9 +140,9 @@ class State:
         shards: Finished shards per target.
         items: Items of the source that they cover, per target.
         rows: Samples of the next item that they hold, where it is a block that was cut.
-        rejects: Items left out, per part.
+        rejects: Items left out, per split.
         counts: What was counted in those items, per target.
-        ended: Parts whose last item was reached, with their number of items.
+        ended: Splits whose last item was reached, with their number of items.
         ended_counts: What was counted in them.
         done: Per target its schema and provenance as JSON, once nothing but publishing is left.
         size: Bytes of the journal that was read.
@@ -132,9 +163,9 @@ class State:
 
     @property
     def all_rejects(self) -> list[Reject]:
-        """Items left out, part by part in the order of the source."""
-        parts = self.rejects.values()
-        return [r for part in parts for r in sorted(part, key=lambda reject: reject.number)]
+        """Items left out, split by split in the order of the source."""
+        splits = self.rejects.values()
+        return [r for each in splits for r in sorted(each, key=lambda reject: reject.number)]
 
     def apply(self, line: Mapping[str, Any]) -> None:
         """Take one line of the journal in."""

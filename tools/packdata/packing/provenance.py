@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from loaders.data.manifest import Manifest
     from loaders.data.view import View
 
+PACKER = "loaders 0.1.0"  # a part of every plan, too: another version may encode other bytes
 PLAN = "plan_xxh3_128"  # of all that decided the output: by it, the same command finds itself done
 _MAX_ORIGINS = 8  # nested in a manifest: of a dataset copied daily JSON could not read all
 _MAX_CHARS, _MAX_VALUE_CHARS, _MAX_NAMES = 300, 60, 3

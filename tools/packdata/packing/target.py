@@ -27,11 +27,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 PACKING_NAME = ".packing"
+STAGED_NAME = "shards"  # inside of PACKING_NAME
 PARTS_NAME = ".parts"
 REJECTED_NAME = "rejected.jsonl"
 _NEVER_OURS = frozenset({PACKING_NAME, PARTS_NAME, "lost+found"})
 _NUMBERED = re.compile(r"shard-(\d+)\.")
 _MAX_DEPTH = 2  # of a target below the destination: split/size
+
+
+def staged_at(dst: Path, folder: str) -> Path:
+    """Return where the files of a target lie until they are published."""
+    return dst / PACKING_NAME / STAGED_NAME / folder
 
 
 def is_unfinished(dst: Path | str) -> bool:

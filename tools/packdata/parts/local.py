@@ -45,12 +45,13 @@ from packdata.packing.engine import (
     target_folders,
 )
 from packdata.packing.journal import JOURNAL_NAME, read_journal
-from packdata.packing.publish import STAGED, Packing
+from packdata.packing.packing import Packing
 from packdata.packing.settings import OVERWRITE
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.target import (
     PACKING_NAME,
     PARTS_NAME,
+    STAGED_NAME,
     digest_of,
     find_datasets,
     is_made,
@@ -286,7 +287,7 @@ def _complete(path: Path) -> Complete | None:
     if found is None or found[1].done is None:
         return None
     places = (
-        (path / STAGED / folder / shard.file, shard.size_bytes)
+        (path / STAGED_NAME / folder / shard.file, shard.size_bytes)
         for folder, shards in found[1].shards.items()
         for shard in shards
     )
@@ -387,15 +388,15 @@ def _join(packing: Packing, parts: Sequence[Complete]) -> None:
     }
     for folder, (schema, _) in contents.items():
         shards = [
-            FileShard(part.path / STAGED / folder, info, schema, None)
+            FileShard(part.path / STAGED_NAME / folder, info, schema, None)
             for part in parts
             for info in part.state.shards.get(folder, ())
         ]
         packing.take_whole(folder, shards)
-        packing.copy_files(folder, schema, parts[0].path / STAGED / folder)
+        packing.copy_files(folder, schema, parts[0].path / STAGED_NAME / folder)
     for split in parts[0].state.ended:
         if split not in packing.state.ended:
-            packing.end_part(reached(split, [part.state for part in parts]))
+            packing.end_split(reached(split, [part.state for part in parts]))
     packing.publish(contents)
 
 

@@ -83,11 +83,11 @@ class Part:
         number = f"shard-{self.number:05d}-" if self.of > 1 else "shard-"
         return named._replace(file=named.file.replace("shard-", number, 1))
 
-    def cut(self, parts: Sequence[tuple[str, Recipe]]) -> list[tuple[str, Recipe]]:
+    def cut(self, splits: Sequence[tuple[str, Recipe]]) -> list[tuple[str, Recipe]]:
         """Return what is this part's of the recipe of each split."""
-        start, stop = self.bounds(sum(len(recipe) for _, recipe in parts))
+        start, stop = self.bounds(sum(len(recipe) for _, recipe in splits))
         cut: list[tuple[str, Recipe]] = []
-        for split, recipe in parts:
+        for split, recipe in splits:
             inside = (min(max(0, at), len(recipe)) for at in (start, stop))
             cut.append((split, PartRecipe(recipe, *inside)))
             start, stop = start - len(recipe), stop - len(recipe)
@@ -104,6 +104,11 @@ class PartRecipe(Recipe):
         self.is_of_blocks, self.divides = recipe.is_of_blocks, recipe.divides
         is_whole = stop - start == len(recipe)
         self.num_samples = recipe.num_samples if is_whole else None
+
+    @property
+    def why_empty(self) -> str:
+        """Say what the recipe says."""
+        return self._recipe.why_empty
 
     def __len__(self) -> int:
         return self._stop - self._start

@@ -30,12 +30,12 @@ from packdata.describe import counted
 from packdata.packing.engine import summary_of
 from packdata.packing.journal import JOURNAL_NAME, named, parse_journal, read_journal
 from packdata.packing.provenance import PLAN
-from packdata.packing.publish import STAGED
 from packdata.packing.settings import OVERWRITE
 from packdata.packing.target import (
     PACKING_NAME,
     PARTS_NAME,
     REJECTED_NAME,
+    STAGED_NAME,
     digest_of,
     parse_rejects,
     rejects_bytes,
@@ -144,12 +144,12 @@ class StoredPart(PartPlace[URL]):
                 "it was removed while it was packed", self.own, "Run the same command again"
             )
         for folder, shards in found[1].shards.items():
-            places = ((staged / STAGED / folder / shard.file, shard) for shard in shards)
+            places = ((staged / STAGED_NAME / folder / shard.file, shard) for shard in shards)
             left = [(path, self.part.stored(shard)) for path, shard in places if path.exists()]
             put_shards(origin, folder, left)
         for folder, content in (found[1].done or {}).items():
             for name, digest in Schema.from_json(content["schema"]).files.items():
-                origin.put(_kept(digest), staged / STAGED / folder / name)
+                origin.put(_kept(digest), staged / STAGED_NAME / folder / name)
         if not origin.put(f"{PARTS_NAME}/{self.part.name}", staged / JOURNAL_NAME, {}):
             self.check_others([])
         self.drop()

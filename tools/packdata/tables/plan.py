@@ -78,7 +78,7 @@ class TablesPlan:
     first_pass: FirstPass = field(default_factory=FirstPass)
 
     @property
-    def parts(self) -> list[tuple[str, TablesRecipe]]:
+    def splits(self) -> list[tuple[str, TablesRecipe]]:
         """The recipe, which fills the destination itself."""
         return [("", self.recipe)]
 
@@ -143,7 +143,7 @@ def _identity(files: Sequence[TableFile]) -> dict[str, Any]:
 
 
 def plan_tables(
-    sources: Sequence[Path | str] | Any,
+    sources: Sequence[Path | str] | Path | str | Any,
     *,
     format: Format = "parquet",
     like: Path | str | None = None,
@@ -157,7 +157,7 @@ def plan_tables(
     """Read tables and say what would become of them.
 
     Args:
-        sources: Files, patterns, folders; or one table in memory: a DataFrame, or a table of Arrow.
+        sources: Files, patterns, folders, or one of these; or one table in memory: a DataFrame, or a table of Arrow.
         format: Of the shards.
         like: A packed table whose columns, categories and statistics to take.
         keeps: Keep what was parsed of text files until the plan is carried out, instead of parsing it again then.
@@ -219,7 +219,7 @@ def plan_tables(
 
 
 def plan_share(
-    sources: Sequence[Path | str],
+    sources: Sequence[Path | str] | Path | str,
     share: tuple[int, int],
     *,
     format: Format = "parquet",
@@ -259,11 +259,12 @@ class SharePlan:
 
 
 def _opened(
-    sources: Sequence[Path | str] | Any, csv: CsvOptions, options: TableOptions
+    sources: Sequence[Path | str] | Path | str | Any, csv: CsvOptions, options: TableOptions
 ) -> tuple[list[TableFile], tuple[Path | str, ...], Counter[str]]:
     """Return the files of sources, what these are called, and what else folders hold."""
     if is_frame(sources):
         return [frame_table(sources, options.missing_values)], (), Counter()
+    sources = [sources] if isinstance(sources, str | Path) else [*sources]
     paths, ignored = list_tables(sources)
     files = open_tables(paths, csv, options.missing_values)
     return files, tuple(without_secrets(sources)), ignored
@@ -428,14 +429,12 @@ def pack_tables(
         SchemaError: The options contradict each other.
         PackError: The target cannot be written, is in use, or holds something else.
     """
-    listed = [sources] if isinstance(sources, str | Path) else sources
-    listed = listed if is_frame(listed) else list(listed)
     settings = take(PackSettings, options)
     settings.setdefault("shard_bytes", TABLE_SHARD_BYTES)
     workers, on_error = settings.get("workers"), settings.get("on_error", "fail")
     first_pass = FirstPass(options.pop("plan", None), is_part=settings.get("part") is not None)
     plan = plan_tables(
-        listed,
+        sources,
         format=format,
         keeps=True,
         workers=workers,

@@ -99,7 +99,7 @@ class TokensPlan:
                 yield f"    {name}: {describe_field(field)}"
 
     @property
-    def parts(self) -> list[tuple[str, TokensRecipe]]:
+    def splits(self) -> list[tuple[str, TokensRecipe]]:
         """The recipe, which fills the destination itself."""
         return [("", self.recipe)]
 
