@@ -153,7 +153,9 @@ def test_shards_that_are_compressed_in_another_way_are_named(tmp_path: Path) -> 
     assert caught.value.path == moved
 
 
-@pytest.mark.parametrize("damage", ["cut", "longer", "lost", "offsets", "version", "head"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "longer", "lost", "offsets", "version", "head", "names"]
+)
 def test_damaged_mds_is_refused_with_its_file(tmp_path: Path, damage: str) -> None:
     source = Path(shutil.copytree(FOREIGN / "mds", tmp_path / "mds"))
     shard = source / "shard.00000.mds"
@@ -169,6 +171,8 @@ def test_damaged_mds_is_refused_with_its_file(tmp_path: Path, damage: str) -> No
         shard.write_bytes(data)
     elif damage == "head":
         shard.write_bytes(data[:3])
+    elif damage == "names":
+        shard.write_bytes(data.replace(b'"column_names"', b'"column_games"'))
     else:
         index = json.loads((source / "index.json").read_text())
         (source / "index.json").write_text(json.dumps(index | {"version": 3}))
@@ -220,12 +224,56 @@ def test_pictures_and_ids_of_tfrecord_are_packed(tmp_path: Path) -> None:
     assert texts(pack(source, tmp_path / "r", text_column="text")) == TEXTS
 
 
+def message(number: int, *parts: bytes) -> bytes:
+    """Return a field of a protocol buffer that is a message, a text or bytes."""
+    data = b"".join(parts)
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
+def write_tfrecord(path: Path, *records: bytes) -> None:
+    with open(path, "wb") as file:
+        for data in records:
+            length = struct.pack("<Q", len(data))
+            crcs = [struct.pack("<I", masked_crc32c(each)) for each in (length, data)]
+            file.write(length + crcs[0] + data + crcs[1])
+
+
+FIVE = bytes([1 << 3, 5])  # field 1 as a whole number
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        FIVE,
+        message(1, FIVE),
+        message(1, message(1, FIVE)),
+        message(1, message(1, message(2))),
+        message(1, message(1, message(1, b"a"), message(2, message(2, FIVE)))),
+    ],
+)
+def test_records_of_another_message_are_refused_with_their_row(
+    tmp_path: Path, record: bytes
+) -> None:
+    """Such as ``message Click {int64 id = 1;}``."""
+    source = tmp_path / "clicks.tfrecord"
+    write_tfrecord(source, record)
+
+    with pytest.raises(SourceError, check=At(f"{source}, row 0")):
+        pack_tables(source, tmp_path / "p")
+
+
+def test_a_feature_of_two_types_is_refused_with_its_rows(tmp_path: Path) -> None:
+    values = message(1, message(1, b"five")), message(3, message(1, bytes([5])))
+    records = [message(1, message(1, message(1, b"a"), message(2, each))) for each in values]
+    source = tmp_path / "mixed.tfrecord"
+    write_tfrecord(source, *records)
+
+    with pytest.raises(SourceError, check=At(f"{source}, rows 0 to 1")):
+        pack_tables(source, tmp_path / "p")
+
+
 def test_a_sequence_example_is_refused(tmp_path: Path) -> None:
     """Its second field looks like features on the wire: text came back with the bytes of a message before it."""
-
-    def message(number: int, *parts: bytes) -> bytes:
-        data = b"".join(parts)
-        return bytes([number << 3 | 2, len(data)]) + data
 
     def features(values: bytes) -> bytes:
         return message(1, message(1, b"text"), message(2, values))
@@ -233,9 +281,7 @@ def test_a_sequence_example_is_refused(tmp_path: Path) -> None:
     words = message(1, message(1, b"hello"))
     context, lists = message(1, features(words)), message(2, features(message(1, words)))
     for name, data in (("plain", context), ("empty", context + message(2)), ("lists", lists)):
-        length = struct.pack("<Q", len(data))
-        crcs = [struct.pack("<I", masked_crc32c(each)) for each in (length, data)]
-        (tmp_path / f"{name}.tfrecord").write_bytes(length + crcs[0] + data + crcs[1])
+        write_tfrecord(tmp_path / f"{name}.tfrecord", data)
 
     for name in ("plain", "empty"):
         pack_tables(tmp_path / f"{name}.tfrecord", tmp_path / name)

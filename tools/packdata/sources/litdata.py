@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import zstandard
 
 from loaders.errors import SourceError
 from packdata.sources.arrow import read_json
 from packdata.sources.base import read_file
-from packdata.sources.mds import DECODERS, decode_sample
-from packdata.sources.rowfile import RowFile
+from packdata.sources.mds import DECODERS, INDEX, decode_sample
+from packdata.sources.rowfile import COMPLETE, RowFile, decompressed, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-INDEX = "index.json"
 TOKENS = "input_ids"
 _ARROW_END = b"LDARW01\0"
 _TORCH_DTYPES = {0: "<f4", 1: "<f4", 2: "<f8", 3: "<f8", 8: "<f2", 9: "<f2", 11: "u1", 12: "i1"}
@@ -125,7 +123,7 @@ class LitDataRows(RowFile):
             return table.select(self.schema.names).cast(self.schema)
         except (pa.ArrowException, KeyError, ValueError) as error:
             what = f"its Arrow rows cannot be read ({error})"
-            raise SourceError(what, chunk, "Is it complete?") from error
+            raise SourceError(what, chunk, COMPLETE) from error
 
     def _offsets(self, data: Any, chunk: Path) -> list[int]:
         num = int(data[:4].view("<u4")[0]) if len(data) >= 4 else -1
@@ -133,16 +131,13 @@ class LitDataRows(RowFile):
         offsets = offsets.view("<u4").tolist() if len(offsets) == 4 * (num + 1) else []
         is_whole = offsets and offsets[0] == 4 * (num + 2) and offsets[-1] == len(data)
         if not is_whole or offsets != sorted(offsets):
-            raise SourceError("it is not a whole chunk of LitData", chunk, "Is it complete?")
+            raise SourceError("it is not a whole chunk of LitData", chunk, COMPLETE)
         return [int(offset) for offset in offsets]
 
     def _data(self, chunk: Path) -> Any:
         data = read_file(chunk, str(chunk))
-        try:
-            if self._config.get("compression"):
-                data = zstandard.ZstdDecompressor().decompressobj().decompress(data)
-        except zstandard.ZstdError as error:
-            raise SourceError(f"it cannot be read ({error})", chunk, "Is it complete?") from error
+        if compression := self._config.get("compression"):
+            data = decompressed(data, compression, chunk)
         return np.frombuffer(data, np.uint8)
 
     def _table(self, group: int) -> pa.Table:
@@ -160,7 +155,7 @@ class LitDataRows(RowFile):
             decode_sample(data[start:end].tobytes(), columns, f"{chunk}, row {row}")
             for row, (start, end) in items
         ]
-        return pa.Table.from_pylist(rows, self.schema)
+        return table_of(rows, self.schema, f"{chunk}")
 
     def _tokens(self, data: Any, ends: Any, chunk: Path) -> pa.Table:
         """Return ids that lie end to end, without an object of each."""

@@ -9,28 +9,26 @@ Source:
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
-import mmap
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import zstandard
 from PIL import Image
 
 from loaders.errors import SourceError
-from packdata.sources.base import open_file, read_file
-from packdata.sources.rowfile import MappedRows
+from packdata.sources.base import read_file, suffix_of
+from packdata.sources.rowfile import COMPLETE, MappedRows, decompressed, map_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 INDEX, SUFFIX = "index.json", ".mds"
-COMPRESSED = (".mds.zstd", ".mds.gz", ".mds.br")
+_COMPRESSIONS = {".zstd": "zstd", ".gz": "gzip", ".br": "brotli"}
+COMPRESSED = tuple(f"{SUFFIX}{suffix}" for suffix in _COMPRESSIONS)
 _VALUE_DTYPES = {
     8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2", 32: "<u4", 33: "<i4", 34: "<f4", 64: "<u8", 65: "<i8", 66: "<f8",
 }  # fmt: skip
@@ -106,7 +104,7 @@ def _shard(folder: Path, shard: Mapping[str, Any]) -> Path:
                 raise SourceError(f"it is compressed as {shard['compression']}", path, hint)
             if path.stat().st_size != info["bytes"]:
                 what = f"it has {path.stat().st_size} bytes, {INDEX} says {info['bytes']}"
-                raise SourceError(what, path, "Is it complete?")
+                raise SourceError(what, path, COMPLETE)
             return path
     raise SourceError("it is listed in index.json and is not there", folder / given[0]["basename"])
 
@@ -120,20 +118,23 @@ class MdsRows(MappedRows):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._data = _mapped(path)
-        self._offsets, config = self._read_head()
-        columns = zip(
-            config["column_names"], config["column_encodings"], config["column_sizes"], strict=True
-        )
+        compression = _COMPRESSIONS.get(suffix_of(path.name))
+        self._data: Any
+        if compression is None:
+            self._data = map_file(path)
+        else:
+            self._data = decompressed(read_file(path, str(path)), compression, path)
+        self._offsets, columns = self._read_head()
         self._columns = [(name, *self._decoder(name, kind), size) for name, kind, size in columns]
         self.groups = [len(self._offsets) - 1]
-        first = self._sample(0) if self.groups[0] else {}
+        first = self._row(0) if self.groups[0] else {}
         nothing = pa.scalar(None)
         self.schema = pa.schema(  # of nested lists of numbers, as the first sample has them
             {name: kind or first.get(name, nothing).type for name, kind, *_ in self._columns}
         )
 
-    def _read_head(self) -> tuple[list[int], dict[str, Any]]:
+    def _read_head(self) -> tuple[list[int], list[tuple[str, str, int | None]]]:
+        """Return where samples begin, and the last one ends; name, encoding and fixed size (or None) of each column."""
         data = self._data
         try:
             num = int(np.frombuffer(data, "<u4", 1)[0])
@@ -143,16 +144,17 @@ class MdsRows(MappedRows):
                 raise ValueError(f"version {config['version']} of {config['format']}")
             if offsets[-1] != len(data) or offsets != sorted(offsets):
                 raise ValueError(f"its samples end at {offsets[-1]} of {len(data)} bytes")
+            about = (config[f"column_{what}"] for what in ("names", "encodings", "sizes"))
+            columns = [*zip(*about, strict=True)]
         except (ValueError, KeyError, TypeError) as error:
             what = f"it cannot be read as a shard of MosaicML Streaming ({error})"
-            raise SourceError(what, self.path, "Is it complete?") from error
-        return offsets, config
+            raise SourceError(what, self.path, COMPLETE) from error
+        return offsets, columns
 
     def _decoder(self, name: str, kind: str) -> tuple[pa.DataType | None, Callable[[bytes], Any]]:
         encoding, _, options = kind.partition(":")
         if encoding == "ndarray":
-            dtype, _, shape = options.partition(":")
-            return None, partial(_array, dtype, tuple(map(int, filter(None, shape.split(",")))))
+            return None, partial(_array, options)
         if encoding not in DECODERS:
             hint = "Write it again without this column" + (
                 ": reading a pickle may run any program" if encoding == "pkl" else ""
@@ -160,18 +162,10 @@ class MdsRows(MappedRows):
             raise SourceError(f"column {name!r} is encoded as {kind!r}", self.path, hint)
         return DECODERS[encoding]
 
-    def _sample(self, row: int) -> dict[str, Any]:
-        data = bytes(self._data[self._offsets[row] : self._offsets[row + 1]])
+    def _row(self, number: int) -> dict[str, Any]:
+        data = bytes(self._data[self._offsets[number] : self._offsets[number + 1]])
         columns = [(name, decode, size) for name, _, decode, size in self._columns]
-        return decode_sample(data, columns, f"{self.path}, row {row}")
-
-    def _rows(self, first: int, last: int) -> pa.Table:
-        rows = [self._sample(row) for row in range(first, last)]
-        try:
-            return pa.Table.from_pylist(rows, self.schema)
-        except (pa.ArrowException, OverflowError) as error:
-            where = f"{self.path}, rows {first} to {last - 1}"
-            raise SourceError(f"its values are not alike ({error})", where) from error
+        return decode_sample(data, columns, f"{self.path}, row {number}")
 
 
 def decode_sample(
@@ -194,14 +188,15 @@ def decode_sample(
             at += size
         if at != len(data):
             raise ValueError(f"its values take {at} of {len(data)} bytes")
-    except (ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError, IndexError, TypeError) as error:
         raise SourceError(f"it cannot be read ({error})", where) from error
     return found
 
 
-def _array(dtype: str, shape: tuple[int, ...], data: bytes) -> Any:
-    """Return an array as nested lists, of which type and shape may be in its own bytes."""
-    at = 0
+def _array(options: str, data: bytes) -> Any:
+    """Return an array as nested lists: of ``DTYPE:SHAPE``, or what of these its own bytes tell."""
+    dtype, _, axes = options.partition(":")
+    shape, at = tuple(map(int, filter(None, axes.split(",")))), 0
     if not dtype:
         dtype, at = _VALUE_DTYPES[data[0]], 1
     if not shape:
@@ -215,21 +210,3 @@ def _array(dtype: str, shape: tuple[int, ...], data: bytes) -> Any:
     for _ in shape:
         kind = pa.list_(kind)
     return pa.scalar(values.tolist(), kind)
-
-
-def _mapped(path: Path) -> memoryview | bytes:
-    """Return the bytes of a shard, decompressed."""
-    try:
-        if path.name.endswith(SUFFIX):
-            with open_file(path, str(path)) as file:
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        data = read_file(path, str(path))
-        if path.name.endswith(".gz"):
-            return gzip.decompress(data)
-        if path.name.endswith(".br"):
-            return pa.CompressedInputStream(pa.BufferReader(data), "brotli").read()  # type: ignore[no-any-return]
-        return zstandard.ZstdDecompressor().decompressobj().decompress(data)
-    except SourceError:
-        raise
-    except (OSError, ValueError, EOFError, zstandard.ZstdError, pa.ArrowException) as error:
-        raise SourceError(f"it cannot be read ({error})", path, "Is it complete?") from error

@@ -25,7 +25,6 @@ from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
-import pyarrow as pa
 
 from loaders.checks import shown
 from loaders.errors import SourceError
@@ -48,11 +47,13 @@ from packdata.sources.base import (
 from packdata.sources.folders import no_files
 from packdata.sources.readers import parse_json
 from packdata.sources.regular import check_name, check_regular
-from packdata.sources.rowfile import RowFile
+from packdata.sources.rowfile import RowFile, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    import pyarrow as pa
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _MASKS = frozenset({"seg.png", "mask.png"})
@@ -251,12 +252,9 @@ class TarRows(RowFile):
     def _table(self, group: int) -> pa.Table:
         start = self._starts[group]
         with _open_tar(self.path) as file:
-            rows = [self._row(file, number) for number in range(start, start + self.groups[group])]
-        try:
-            return pa.Table.from_pylist(rows, self.schema)
-        except (pa.ArrowException, OverflowError) as error:
+            rows = (self._row(file, number) for number in range(start, start + self.groups[group]))
             where = f"{self.path}, samples from {self._samples[start].key} on"
-            raise SourceError(f"its .json are not alike ({error})", where) from error
+            return table_of(rows, self.schema, where)
 
     def _row(self, file: Any, number: int) -> dict[str, Any]:
         sample = self._samples[number]

@@ -8,7 +8,6 @@ Source:
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.sources.base import open_file
-from packdata.sources.rowfile import MappedRows
+from packdata.sources.rowfile import MappedRows, map_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<QI")
 _FOOT_BYTES = 4
+# What reading a message of another kind comes to: numbers stand where messages should, or the other way round.
+_OTHER_MESSAGE = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct.error)
 Value = list[Any]  # of one feature: bytes, floats or whole numbers
 
 
@@ -56,12 +56,7 @@ class TfrecordRows(MappedRows):
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            with open_file(path, str(path)) as file:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise SourceError(f"it cannot be read ({error})", path) from error
+        self.path, self._data = path, map_file(path)
         self._bounds = list(self._records())
         self.groups = [len(self._bounds)]
         self.schema = self._find_schema()
@@ -93,20 +88,17 @@ class TfrecordRows(MappedRows):
             {n: pa.list_(kinds[n]) if n in lists else kinds[n] for n in sorted(kinds)}
         )
 
-    def _sample(self, row: int) -> dict[str, Value]:
-        first, last = self._bounds[row]
+    def _sample(self, number: int) -> dict[str, Value]:
+        first, last = self._bounds[number]
         try:
             return dict(_features(self._data[first:last]))
-        except (ValueError, IndexError, struct.error) as error:
-            where = f"{self.path}, row {row}"
+        except _OTHER_MESSAGE as error:
+            where = f"{self.path}, row {number}"
             raise SourceError(f"it is no tf.train.Example ({error})", where) from error
 
-    def _rows(self, first: int, last: int) -> pa.Table:
-        rows = [
-            {field.name: _value(sample.get(field.name), field.type) for field in self.schema}
-            for sample in map(self._sample, range(first, last))
-        ]
-        return pa.Table.from_pylist(rows, self.schema)
+    def _row(self, number: int) -> dict[str, Any]:
+        sample = self._sample(number)
+        return {field.name: _value(sample.get(field.name), field.type) for field in self.schema}
 
 
 def _value(values: Value | None, kind: pa.DataType) -> Any:
