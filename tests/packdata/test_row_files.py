@@ -411,6 +411,18 @@ def test_numbers_are_packed_as_tables(
     assert found == pytest.approx(expected)
 
 
+def test_only_what_an_index_lists_is_a_table_and_nothing_beside_it_is_told(tmp_path: Path) -> None:
+    """A cache of Streaming may hold each shard twice, compressed and not: rows came twice."""
+    source = Path(shutil.copytree(FOREIGN / "mds-zstd", tmp_path / "mds"))
+    (shard,) = source.glob("*.zstd")
+    shard.with_suffix("").write_bytes(zstandard.decompress(shard.read_bytes(), 1 << 20))
+    (source / "more").mkdir()
+
+    summary = pack_tables(source, tmp_path / "p", features=["label"])
+
+    assert (summary.samples, summary.notes) == (3, ("passed over: 1 folder",))
+
+
 # -- WebDataset ------------------------------------------------------------------------------------
 
 

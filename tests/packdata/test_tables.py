@@ -391,6 +391,21 @@ def test_categories_of_numbers_keep_their_spelling_and_ties_go_by_name(tmp_path:
     assert categories_of(PackedReader(tmp_path / "p")).vocabularies == (("007", "100", "7", "9"),)
 
 
+def test_whole_numbers_that_are_written_in_two_ways_are_one_category(tmp_path: Path) -> None:
+    """pandas writes 3 as 3.0 into a file in which a number is missing; beside words, both are words."""
+    (tmp_path / "a.csv").write_text("v,y,w\n3,0,3\n4,1,3.0\n0,-0,x\n")
+    (tmp_path / "b.csv").write_text("v,y,w\n3.0,0.0,x\n-0,1.0,x\n2.5,0,x\n")
+    files = [tmp_path / "a.csv", tmp_path / "b.csv"]
+
+    pack_tables(files, tmp_path / "p", target="y", categorical=("v", "w", "y"))
+
+    reader = PackedReader(tmp_path / "p")
+    assert categories_of(reader).vocabularies == (("0", "3", "2.5", "4"), ("x", "3", "3.0"))
+    assert reader.column("categories")[:, 0].tolist() == [2, 4, 1, 2, 1, 3]
+    assert reader.schema.fields["y"] == Label(classes=("0", "1"))
+    assert reader.column("y").tolist() == [0, 1, 0, 0, 1, 0]
+
+
 def test_whole_numbers_as_a_categorical_target_are_classes_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("digit,x\n10,1\n2,2\n-1,3\n2,4\n")
 

@@ -533,7 +533,7 @@ def test_a_file_that_changes_between_the_passes_is_noticed(tmp_path: Path) -> No
     from packdata.plan import pack_plan
 
     source = write(tmp_path, "a\n1\n2\n")
-    plan = plan_tables([source])
+    plan = plan_tables(source)
     write(tmp_path, "a\n1\n3\n4\n")
 
     with pytest.raises(PackError, check=At("out")):

@@ -19,7 +19,7 @@ from loaders.schema import Array, Categories, Features, Label
 from packdata.moments import Moments, standardized
 from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, ColumnPlan, TargetColumn
 from packdata.tables.notes import notes_on
-from packdata.tables.values import in_words
+from packdata.tables.values import in_words, spelled_once
 from packdata.wording import names_in_option
 
 if TYPE_CHECKING:
@@ -140,11 +140,11 @@ def plan_columns(
     if features is not None and not skips:
         _check_range(features, source, problems)
     problems.check()
-    targets = tuple(_target(name, roles[name], scan.columns[name]) for name in options.target)
+    targets = tuple(_target(name, roles[name], scan, options) for name in options.target)
     taken = {FEATURES, CATEGORIES, MISSING}
     targets = tuple(replace(t, field=_free_name(t.field, taken)) for t in targets)
     texts = [name for name in learned if roles[name] == "text"]
-    categories = _categories(texts, scan) if texts else None
+    categories = _categories(texts, scan, options) if texts else None
     mask = options.missing_mask and features is not None
     plan = ColumnPlan(features, categories, targets, mask)
     words = [name for name in roles if roles[name] == "text"]
@@ -270,11 +270,18 @@ def _quoted(name: str) -> str:
     return shlex.quote(names_in_option([name]))
 
 
-def _target(name: str, role: str, column: ColumnScan) -> TargetColumn:
+def _target(name: str, role: str, scan: Scan, options: TableOptions) -> TargetColumn:
     if role != "text":
         how = {"date": "days", "time": "hour of time"}.get(role, role)
         return TargetColumn(field_name(name), name, how)
-    return TargetColumn(field_name(name), name, "label", _sorted_classes(column.known_texts))
+    classes = _sorted_classes(_known_texts(name, scan, options))
+    return TargetColumn(field_name(name), name, "label", classes)
+
+
+def _known_texts(name: str, scan: Scan, options: TableOptions) -> Mapping[str, int]:
+    """Return how often each text of a column occurs; of numbers that are to be categories, 3 and 3.0 are one."""
+    texts = scan.columns[name].known_texts
+    return spelled_once(texts) if name in options.categorical else texts
 
 
 def _sorted_classes(names: Mapping[str, int]) -> tuple[str, ...]:
@@ -438,8 +445,8 @@ def _check_range(features: Features, source: Path | str, problems: _Problems) ->
             problems.add(column, what, source, hint, "--dtype", "float64")
 
 
-def _categories(names: Sequence[str], scan: Scan) -> Categories:
-    vocabularies = tuple(_by_count(scan.columns[name].known_texts) for name in names)
+def _categories(names: Sequence[str], scan: Scan, options: TableOptions) -> Categories:
+    vocabularies = tuple(_by_count(_known_texts(name, scan, options)) for name in names)
     largest = max(map(len, vocabularies))
     dtype = next(t for t in ("uint8", "uint16", "uint32") if largest <= np.iinfo(t).max)
     return Categories(dtype=dtype, columns=tuple(names), vocabularies=vocabularies)

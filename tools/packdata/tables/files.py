@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from packdata.sources.listed import (
     place_of_source,
     real_path,
 )
-from packdata.sources.litdata import INDEX, is_litdata
+from packdata.sources.litdata import is_litdata
 from packdata.sources.regular import check_folder, check_regular
 from packdata.sources.rowfiles import listed_files, row_kind
 from packdata.tables.delimited import CsvOptions, DelimitedFile
@@ -80,12 +79,7 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]
     if not paths:
         raise SourceError("there is no table to pack", ", ".join(map(str, sources)))
     taken = {*paths, *map(real_path, sources)}
-    indexed = {os.path.dirname(real) for real, path in paths.items() if path.name == INDEX}
-    ignored = Counter(
-        other
-        for real, other in others.items()
-        if real not in taken and os.path.dirname(real) not in indexed
-    )
+    ignored = Counter(other for real, other in others.items() if real not in taken)
     return list(paths.values()), ignored
 
 
@@ -274,8 +268,10 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
     """Return what a folder holds, and what its folders such as ``year=2024`` do."""
     inside = [path for path in sorted(folder.iterdir()) if not is_hidden(path.name)]
     listed = listed_files(folder, [path.name for path in inside])
-    if listed is not None:  # beside the files of a dataset lie those of caches
-        inside = [p for p in inside if p in listed or suffix_of(p.name) not in _SUFFIXES]
+    if (
+        listed is not None
+    ):  # beside the files of a dataset lie their index, and what caches have left
+        inside = [path for path in inside if path in listed or path.is_dir()]
     tables = {path for path in inside if suffix_of(path.name) in _SUFFIXES}
     tables |= {path for path in inside if _is_foreign(path)} | {*(listed or ())}
     found: list[tuple[Path, str | None]] = []

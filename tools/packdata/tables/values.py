@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 Group = Literal["number", "code", "flag", "date", "time", "text", "other"]
 Floats = npt.NDArray[np.float64]
@@ -424,15 +424,36 @@ def codes(array: pa.Array, vocabulary: pa.Array) -> npt.NDArray[np.int64]:
 
 def _index_by_number(words: pa.Array, vocabulary: pa.Array) -> pa.Array:
     """Return where a vocabulary has each whole number, in whichever spelling; null for all else."""
-    wanted, known = (
-        pc.replace_substring_regex(
-            pc.if_else(pa.array(_matches(each, _WHOLE)), each, pa.scalar(None, each.type)),
-            r"\.0+$",
-            "",
-        )
-        for each in (words, vocabulary)
-    )
+    wanted, known = map(_whole_numbers, (words, vocabulary))
     return pc.if_else(pc.is_valid(wanted), pc.index_in(wanted, value_set=known), None)
+
+
+def _whole_numbers(texts: pa.Array) -> pa.Array:
+    """Return the whole numbers among texts, each in one spelling; null for all else."""
+    is_whole = pa.array(_matches(texts, _WHOLE))
+    whole = pc.if_else(is_whole, texts, pa.scalar(None, texts.type))
+    for pattern, plain in ((r"\.0+$", ""), ("^-0$", "0")):
+        whole = pc.replace_substring_regex(whole, pattern, plain)
+    return whole
+
+
+def spelled_once(counts: Mapping[str, int]) -> Mapping[str, int]:
+    """Return how often texts occur that are all numbers; where a whole one is written in two ways, in one for each.
+
+    Example:
+        >>> spelled_once({"3": 2, "3.0": 1, "4.0": 1}), spelled_once({"3": 2, "4.0": 1})
+        ({'3': 3, '4': 1}, {'3': 2, '4.0': 1})
+    """
+    texts = pa.array(list(counts), pa.string())
+    if (groups_of_texts(texts) != GROUPS.index("number")).any():
+        return counts
+    spelled = pc.coalesce(_whole_numbers(texts), texts).to_pylist()
+    once: dict[str, int] = dict.fromkeys(spelled, 0)
+    if len(once) == len(counts):
+        return counts
+    for text, count in zip(spelled, counts.values(), strict=True):
+        once[text] += count
+    return once
 
 
 def has_value(array: pa.Array) -> Flags:
