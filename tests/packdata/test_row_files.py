@@ -15,7 +15,7 @@ from loaders import ShardDataset
 from loaders.errors import SourceError
 from packdata.cli import main
 from packdata.sources import mds
-from packdata.sources.rowfiles import listed_files, open_row_file
+from packdata.sources.row_kinds import listed_files, open_row_file
 from packdata.sources.tfrecord import masked_crc32c
 from packdata.tables import pack_tables
 from tests.packdata.test_sources import write_tar

@@ -38,7 +38,7 @@ from packdata.sources.listed import (
 )
 from packdata.sources.objects import RemoteFile, fetched_ahead
 from packdata.sources.readers import parse_json
-from packdata.sources.regular import nothing_at
+from packdata.sources.refused import nothing_at
 from packdata.wording import few
 
 if TYPE_CHECKING:

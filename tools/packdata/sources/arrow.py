@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from loaders.errors import SourceError
 from packdata.sources.base import read_file
-from packdata.sources.regular import check_name, check_regular
+from packdata.sources.refused import check_name, check_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

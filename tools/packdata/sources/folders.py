@@ -33,7 +33,7 @@ from packdata.sources.idx import IDX_IMAGES
 from packdata.sources.listed import ListedEntry, ListedURL, StoredFiles
 from packdata.sources.names import Names
 from packdata.sources.objects import RemoteFile
-from packdata.sources.regular import check_name
+from packdata.sources.refused import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

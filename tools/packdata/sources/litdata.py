@@ -22,7 +22,7 @@ from loaders.errors import SourceError
 from packdata.sources.arrow import read_json
 from packdata.sources.base import read_file
 from packdata.sources.mds import DECODERS, INDEX, decode_sample
-from packdata.sources.rowfile import COMPLETE, RowFile, decompressed, table_of
+from packdata.sources.row_file import COMPLETE, RowFile, decompressed, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -20,7 +20,7 @@ from PIL import Image
 
 from loaders.errors import SourceError
 from packdata.sources.base import read_file, suffix_of
-from packdata.sources.rowfile import COMPLETE, MappedRows, decompressed, map_file
+from packdata.sources.row_file import COMPLETE, MappedRows, decompressed, map_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -25,8 +25,8 @@ from packdata.sources.layouts import SPLIT_NAMES, split_commands
 from packdata.sources.listed import files_matching, opened_in_order, place_of_source
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.litdata import is_litdata
-from packdata.sources.regular import check_folder, check_regular, nothing_at
-from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
+from packdata.sources.refused import check_folder, check_regular, nothing_at
+from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TarSource
 from packdata.wording import few

@@ -13,7 +13,7 @@ import numpy as np
 
 from loaders.errors import SourceError
 from packdata.sources.listed import ListedURL
-from packdata.sources.regular import check_name
+from packdata.sources.refused import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

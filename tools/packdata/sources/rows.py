@@ -35,13 +35,13 @@ from packdata.sources.base import (
     read_head,
     relative_names,
 )
-from packdata.sources.rowfiles import open_row_file, row_kind
+from packdata.sources.row_kinds import open_row_file, row_kind
 from packdata.wording import few
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from packdata.sources.rowfile import RowFile
+    from packdata.sources.row_file import RowFile
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
 _IMAGES_NAMES = ("images", "imgs", "pictures", "photos", "frames", *_IMAGE_NAMES)

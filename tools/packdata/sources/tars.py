@@ -46,8 +46,8 @@ from packdata.sources.base import (
 )
 from packdata.sources.folders import no_files
 from packdata.sources.readers import parse_json
-from packdata.sources.regular import check_name, check_regular
-from packdata.sources.rowfile import RowFile, table_of
+from packdata.sources.refused import check_name, check_regular
+from packdata.sources.row_file import RowFile, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.sources.rowfile import MappedRows, map_file
+from packdata.sources.row_file import MappedRows, map_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,8 +23,8 @@ from packdata.sources.listed import (
     real_path,
 )
 from packdata.sources.litdata import is_litdata
-from packdata.sources.regular import check_folder, check_regular
-from packdata.sources.rowfiles import listed_files, row_kind
+from packdata.sources.refused import check_folder, check_regular
+from packdata.sources.row_kinds import listed_files, row_kind
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.jsonl import JsonLinesFile
 from packdata.tables.typed import arrow_table, parquet_table, rows_table

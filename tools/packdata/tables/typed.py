@@ -13,8 +13,8 @@ import xxhash
 
 from loaders.errors import SourceError
 from loaders.system.regular import regular
-from packdata.sources.regular import check_name
-from packdata.sources.rowfiles import ParquetRows, open_row_file
+from packdata.sources.refused import check_name
+from packdata.sources.row_kinds import ParquetRows, open_row_file
 from packdata.tables.parts import FilePart, Kind, TableRows
 from packdata.tables.values import as_text, combined, is_text, plain, without_words
 

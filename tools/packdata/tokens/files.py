@@ -20,8 +20,8 @@ from packdata.sources.listed import (
     place_of_source,
 )
 from packdata.sources.litdata import is_litdata
-from packdata.sources.regular import check_folder, check_mode, check_name, check_no_log, nothing_at
-from packdata.sources.rowfiles import ROW_KINDS, listed_files, row_kind
+from packdata.sources.refused import check_folder, check_mode, check_name, check_no_log, nothing_at
+from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -22,7 +22,7 @@ from packdata.plan import pack_plan
 from packdata.sources.base import read_file
 from packdata.sources.listed import list_sources, with_beside, without_secrets
 from packdata.sources.opening import joined_splits
-from packdata.sources.rowfiles import open_row_file
+from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.chat import TOOLS, Chat, open_template
 from packdata.tokens.contents import ATTENTION_MASK, LABELS, Ids, Texts, is_list_of_ids
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS, ForwardReader, identity_of, list_files

@@ -23,7 +23,7 @@ from loaders.errors import SourceError
 from loaders.system.limits import usable_cores
 from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
-from packdata.sources.rowfiles import ROW_KINDS, open_row_file
+from packdata.sources.row_kinds import ROW_KINDS, open_row_file
 from packdata.tokens.contents import Texts
 from packdata.tokens.documents import Documents, Piece, TokenSource, not_utf8, texts_of
 from packdata.tokens.files import ForwardReader, SourceFile, count_lines

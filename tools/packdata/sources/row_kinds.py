@@ -21,7 +21,7 @@ from packdata.sources.mds import COMPRESSED as MDS_COMPRESSED
 from packdata.sources.mds import INDEX, MdsRows, mds_files
 from packdata.sources.mds import SUFFIX as MDS_SUFFIX
 from packdata.sources.readers import open_parquet
-from packdata.sources.rowfile import BATCH_ROWS, RowFile
+from packdata.sources.row_file import BATCH_ROWS, RowFile
 from packdata.sources.tars import TAR_SUFFIXES, TarRows
 from packdata.sources.tfrecord import TfrecordRows
 
