@@ -128,6 +128,7 @@ def annotated(source: Source, found: Annotations) -> Source:
 
     unused = len({id(values) for values in found.by_name.values()}) - len(names)
     notes = (
+        *source.notes,
         *found.notes,
         *[f"without annotations, so without boxes: {without:,}"] * (without > 0),
         *[f"annotations of pictures that are not there: {unused:,}"] * (unused > 0),

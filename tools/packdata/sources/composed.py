@@ -39,6 +39,9 @@ class JoinedSource(Source):
         self.has_masks, self.has_several = first.has_masks, first.has_several
         self.pixels = first.pixels
         self.ignored = sum((Counter(s.ignored) for s in sources), Counter())
+        self.notes = [*dict.fromkeys(note for each in sources for note in each.notes)]
+        self.suffixed = [file for each in sources for file in each.suffixed]
+        self.empty_classes = [name for each in sources for name in each.empty_classes]
         for other in sources[1:]:
             self._check_alike(first, other)
         self._heads = [""] * len(sources)
