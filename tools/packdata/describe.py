@@ -10,7 +10,7 @@ from loaders.schema import Categories, Features, Field, Image, Label, MultiLabel
 from packdata.wording import few, names_in_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -82,6 +82,20 @@ def counted(n: int, what: str) -> str:
     """
     plural = f"{what}es" if what.endswith("s") else f"{what}s"
     return f"{n:,} {what if n == 1 else plural}"
+
+
+def passed_over(ignored: Mapping[str, int]) -> list[str]:
+    """Say how many files of which suffixes were passed over; nothing where none was.
+
+    Example:
+        >>> passed_over({".txt": 2, "": 1, "folder": 2}), passed_over({})
+        (['passed over: 2 .txt, 1 without suffix, 2 folders'], [])
+    """
+    counts = [
+        counted(num, what) if what == "folder" else f"{num:,} {what or 'without suffix'}"
+        for what, num in ignored.items()
+    ]
+    return [f"passed over: {few(counts, 8)}"] if counts else []
 
 
 def row_text(kind: Features | Categories, value: npt.NDArray[Any]) -> str:

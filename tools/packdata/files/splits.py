@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
 from loaders.schema import Array, Label
-from packdata.describe import counted
+from packdata.describe import counted, passed_over
 from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, is_folder
 from packdata.sources.composed import join_splits
@@ -202,12 +202,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         ignored.update(source.ignored)
         if source.kind in ("list", "parquet") and LABEL not in source.labels:
             unlabelled |= dict.fromkeys(source.labels)
-    notes = []
-    if ignored:
-        counts = [
-            f"{count:,} {suffix or 'without suffix'}" for suffix, count in ignored.most_common()
-        ]
-        notes.append(f"passed over: {few(counts)}")
+    notes = passed_over(dict(ignored.most_common()))
     if empty := _empty_classes(splits):
         notes.append(f"empty folders are not classes: {few(empty)} (--classes can name them)")
     if suffixed := [file for split in splits for file in split.source.suffixed]:

@@ -15,7 +15,7 @@ from loaders.data.columns import FixedColumn
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Categories, Features, Field, Label, Schema
-from packdata.describe import counted
+from packdata.describe import counted, passed_over
 from packdata.packing.engine import check_on_error, check_workers
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.progress import Progress, Quiet
@@ -36,7 +36,7 @@ from packdata.tables.columns import (
     rejects_rows,
 )
 from packdata.tables.delimited import CsvOptions, DelimitedFile
-from packdata.tables.files import FOLDER, CommonColumns, list_tables, open_tables, opened
+from packdata.tables.files import CommonColumns, list_tables, open_tables, opened
 from packdata.tables.kept import TableReader
 from packdata.tables.notes import header_notes
 from packdata.tables.options import TableOptions
@@ -116,12 +116,8 @@ class TablesPlan:
         return [*self.recipe.columns.notes, *self._source_notes(), *notes]
 
     def _source_notes(self) -> list[str]:
-        ignored = [
-            counted(n, what) if what == FOLDER else f"{n:,} {what or 'without suffix'}"
-            for what, n in self.ignored.items()
-        ]
-        notes = [f"passed over: {in_words(ignored)}"] if ignored else []
-        return notes + joined_splits([file.path for file in self.recipe.reader.files])
+        files = [file.path for file in self.recipe.reader.files]
+        return [*passed_over(self.ignored), *joined_splits(files)]
 
     def amount(self, packed: Summary) -> str:
         """Leave it to the number of samples."""

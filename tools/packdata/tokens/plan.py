@@ -15,7 +15,7 @@ from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
 from loaders.remote.url import is_url, place_of
-from packdata.describe import counted, describe_field
+from packdata.describe import counted, describe_field, passed_over
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings, check_options
 from packdata.plan import pack_plan
@@ -105,11 +105,9 @@ class TokensPlan:
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the source, and how much each of several parts got."""
-        ignored = ", ".join(f"{n:,} {s or 'without suffix'}" for s, n in self.ignored.items())
         empty = self.recipe.source.empty_files
         notes = [] if packed is None else [*_counts(packed), *self._kept_tokenizers(packed)]
-        if ignored:
-            notes.append(f"passed over: {ignored}")
+        notes += passed_over(self.ignored)
         if empty:
             notes.append(f"empty: {few(empty)}")
         notes += self._separator_notes()
