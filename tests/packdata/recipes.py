@@ -17,8 +17,9 @@ from loaders.data.columns import var_column
 from loaders.errors import LoadersError, SourceError
 from loaders.schema import Bytes, Label, Schema, Text
 from packdata.packing import disk, packing, publish
-from packdata.packing.engine import Summary, pack_recipes
+from packdata.packing.engine import pack_recipes
 from packdata.packing.journal import Journal
+from packdata.packing.summary import Summary
 from packdata.recipe import Block, Recipe, Records, Target
 from tests.columns import fixed_column
 

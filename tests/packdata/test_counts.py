@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from packdata.images.plan import pack_images
-from packdata.packing.engine import Summary
+from packdata.packing.summary import Summary
 from packdata.tables import pack_tables
 from tests.packdata.breaking import interrupted
 

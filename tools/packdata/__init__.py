@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from packdata.arrays.plan import pack_arrays
     from packdata.images.plan import pack_images
     from packdata.packed.views import write
-    from packdata.packing.engine import Summary, pack_recipe, pack_recipes
+    from packdata.packing.engine import pack_recipe, pack_recipes
+    from packdata.packing.summary import Summary
     from packdata.recipe import Block, Recipe, Records, Target
     from packdata.tables import pack_tables
     from packdata.tokens.plan import TokenOptions, pack_tokens
@@ -43,7 +44,7 @@ _HOMES = {
     "Block": "recipe",
     "Recipe": "recipe",
     "Records": "recipe",
-    "Summary": "packing.engine",
+    "Summary": "packing.summary",
     "Target": "recipe",
     "TokenOptions": "tokens.plan",
     "Writer": "writer",

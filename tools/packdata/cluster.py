@@ -37,8 +37,8 @@ from packdata.sources.listed import bytes_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from packdata.packing.engine import Summary
     from packdata.packing.progress import Progress
+    from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
 # Of one part: about 1 GB of pictures, of text or of tables. It depends on nothing but the source, as the bytes do.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loaders.remote.url import is_url
-from packdata.packing.engine import Summary, pack_recipes
+from packdata.packing.engine import pack_recipes
 from packdata.packing.outside import check_outside
 from packdata.parts.local import pack_part, pack_whole
 from packdata.parts.part import Part, in_order
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from packdata.packing.settings import PackSettings
     from packdata.packing.shards import Format
+    from packdata.packing.summary import Summary
     from packdata.recipe import Recipe
 
 

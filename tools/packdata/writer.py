@@ -24,12 +24,13 @@ from loaders.errors import CodecError, LoadersError, PackError, SchemaError, Sou
 from loaders.schema import Field, Schema, Text
 from loaders.system import opencv
 from packdata.describe import counted
-from packdata.packing.engine import Outcome, Summary, check_on_error, check_workers, summarize
+from packdata.packing.engine import Outcome
 from packdata.packing.journal import Reached, Reject
 from packdata.packing.packing import Packing
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER, as_json
+from packdata.packing.settings import check_on_error, check_workers
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
@@ -37,6 +38,7 @@ from packdata.packing.shards import (
     check_records,
     check_shard_options,
 )
+from packdata.packing.summary import Summary, summarize
 from packdata.recipe import Block
 from packdata.values import Encoded, Prepared, Preparer, Work, check_sizes
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from packdata.packing.engine import Summary
+    from packdata.packing.summary import Summary
 
 _MAX_COLORS = 4  # RGB and alpha
 _LARGE_BYTES = 1 << 20  # from here on a value of its own is better than a long column

@@ -30,7 +30,7 @@ from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS, check_shard_op
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from packdata.packing.engine import Summary
+    from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
     from packdata.tables.plan import SharePlan
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from packdata.files.splits import Split
-    from packdata.packing.engine import Summary
     from packdata.packing.shards import Format
+    from packdata.packing.summary import Summary
     from packdata.recipe import Target
     from packdata.sources.base import Item
 

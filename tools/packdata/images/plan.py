@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from packdata.images.fit import Size
-    from packdata.packing.engine import Summary
     from packdata.packing.shards import Format
+    from packdata.packing.summary import Summary
 
 
 _OURS = ("raw", "yuv420", "dct")

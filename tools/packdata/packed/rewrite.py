@@ -10,7 +10,6 @@ from loaders.data.shards import FileShard
 from loaders.errors import PackError
 from loaders.remote.origin import origin_of, target_at
 from loaders.remote.url import URL
-from packdata.packing.engine import summarize
 from packdata.packing.journal import Reached, flatten_plan
 from packdata.packing.packing import Packing
 from packdata.packing.provenance import PACKER
@@ -22,6 +21,7 @@ from packdata.packing.shards import (
     check_shard_options,
     shard_format,
 )
+from packdata.packing.summary import summarize
 from packdata.packing.target import digest_of
 from packdata.parts.local import finish, make_part
 from packdata.parts.part import Part
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from loaders.data.manifest import Manifest
     from loaders.data.view import View
     from packdata.packed.content import Content
-    from packdata.packing.engine import Summary
     from packdata.packing.links import OnLink
+    from packdata.packing.summary import Summary
     from packdata.packing.upload import ShardSender
 
     Note = Callable[[str], object]

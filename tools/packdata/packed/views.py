@@ -24,11 +24,12 @@ from packdata.images.fit import SizeOption
 from packdata.packed.content import ViewContent, check_no_stream, written_fields
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
-from packdata.packing.engine import check_workers, summary_of
 from packdata.packing.outside import check_outside
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import origin
+from packdata.packing.settings import check_workers
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, check_shard_options
+from packdata.packing.summary import summary_of
 from packdata.sources.names import repeated
 from packdata.values import Encoded, Preparer
 
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
     from loaders.data.shards import FileShard
     from packdata.images.fit import Size
-    from packdata.packing.engine import Summary
     from packdata.packing.shards import Format
+    from packdata.packing.summary import Summary
 
 
 def write(

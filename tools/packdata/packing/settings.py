@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
 from loaders.checks import did_you_mean
+from loaders.system.limits import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,3 +69,16 @@ def check_options(
         if name not in known:
             near = did_you_mean(name, known) or "."
             raise TypeError(f"there is no option {name!r}{near} There are {', '.join(known)}")
+
+
+def check_on_error(on_error: str) -> None:
+    """Raise ValueError unless it is one of the choices."""
+    if on_error not in get_args(OnError):
+        raise ValueError(f"on_error must be 'fail' or 'skip', got {on_error!r}")
+
+
+def check_workers(workers: int | None) -> int:
+    """Return the number of threads to use; ValueError if it is below 1."""
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    return workers or usable_cores()

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from loaders.errors import PackError
 from packdata.describe import counted
-from packdata.packing.engine import Summary
 from packdata.packing.journal import JournalHeader, Reached, Reject, State, named
 from packdata.packing.lock import LOCK_NAME, lock_owner
 from packdata.packing.provenance import PLAN
 from packdata.packing.settings import OVERWRITE
+from packdata.packing.summary import Summary
 from packdata.packing.target import PACKING_NAME, PARTS_NAME, digest_of
 from packdata.parts.part import Part
 

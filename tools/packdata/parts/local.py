@@ -36,18 +36,12 @@ from loaders.schema import Schema
 from packdata.claimed import claimed_folder, on_the_way
 from packdata.describe import counted
 from packdata.packing.disk import GO_ON, explained
-from packdata.packing.engine import (
-    Summary,
-    counted_folders,
-    pack_recipes,
-    plan_of,
-    summarize,
-    target_folders,
-)
+from packdata.packing.engine import counted_folders, pack_recipes, plan_of, target_folders
 from packdata.packing.journal import JOURNAL_NAME, read_journal
 from packdata.packing.packing import Packing
 from packdata.packing.settings import OVERWRITE
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
+from packdata.packing.summary import Summary, summarize
 from packdata.packing.target import (
     PACKING_NAME,
     PARTS_NAME,

@@ -27,10 +27,10 @@ from loaders.remote.origin import origin_of
 from loaders.remote.url import URL
 from loaders.schema import Schema
 from packdata.describe import counted
-from packdata.packing.engine import summary_of
 from packdata.packing.journal import JOURNAL_NAME, named, parse_journal, read_journal
 from packdata.packing.provenance import PLAN
 from packdata.packing.settings import OVERWRITE
+from packdata.packing.summary import summary_of
 from packdata.packing.target import (
     PACKING_NAME,
     PARTS_NAME,
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.remote.origin import Origin
-    from packdata.packing.engine import Summary
+    from packdata.packing.summary import Summary
 
 _TRIES = 3
 _SHARD = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+")

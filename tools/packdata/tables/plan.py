@@ -16,10 +16,15 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Categories, Features, Field, Label, Schema
 from packdata.describe import counted, passed_over
-from packdata.packing.engine import check_on_error, check_workers
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.progress import Progress, Quiet
-from packdata.packing.settings import PackSettings, check_options, take
+from packdata.packing.settings import (
+    PackSettings,
+    check_on_error,
+    check_options,
+    check_workers,
+    take,
+)
 from packdata.packing.shards import TABLE_SHARD_BYTES, Format
 from packdata.plan import pack_plan
 from packdata.sources.base import files_identity
@@ -51,8 +56,8 @@ from packdata.wording import in_python, speaks_python
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from packdata.packing.engine import Summary
     from packdata.packing.settings import OnError
+    from packdata.packing.summary import Summary
     from packdata.tables.parts import Kind, TableFile
     from packdata.tables.scan import Scan
 

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Unpack
 
-    from packdata.packing.engine import DatasetSummary, Summary
     from packdata.packing.settings import OnError
     from packdata.packing.shards import Format
+    from packdata.packing.summary import DatasetSummary, Summary
     from packdata.tokens.contents import DocumentForm
     from packdata.tokens.documents import TokenSource
     from packdata.tokens.files import SourceFile

@@ -1,0 +1,142 @@
+"""What a packing did, in numbers and in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from loaders.remote.url import is_url, place_of
+from loaders.text import describe_size, printable
+from packdata.describe import counted
+from packdata.packing.target import PARTS_NAME, REJECTED_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from loaders.data.manifest import Manifest
+    from packdata.packing.packing import Packing
+
+_SHOWN_REJECTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSummary:
+    """One dataset that was packed."""
+
+    folder: str
+    samples: int
+    shards: int
+    bytes: int
+    fingerprint: str
+
+    def __str__(self) -> str:
+        counts = f"{counted(self.samples, 'sample')}, {counted(self.shards, 'shard')}"
+        return f"{self.folder or '.'}: {counts}, {describe_size(self.bytes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a packing did.
+
+    Attributes:
+        dst: Where the datasets are.
+        samples: Samples packed, counted once where several sizes were made of each.
+        shards: Files, of all datasets together.
+        bytes: Their size.
+        rejected: ``(item, error)`` of what was left out.
+        seconds: Time this run took.
+        samples_per_s: Samples that this run made, per second.
+        datasets: Each dataset, by its folder below ``dst``.
+        notes: What else is worth knowing.
+        amount: What was packed, in words, where samples are not what people count.
+        counts: What the recipes counted, by what it is.
+    """
+
+    dst: str
+    samples: int
+    shards: int
+    bytes: int
+    rejected: tuple[tuple[str, str], ...]
+    seconds: float
+    samples_per_s: float
+    datasets: tuple[DatasetSummary, ...]
+    notes: tuple[str, ...] = ()
+    amount: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary as JSON types."""
+        rejected = [{"item": item, "error": error} for item, error in self.rejected]
+        return asdict(self) | {"rejected": rejected}
+
+    def __str__(self) -> str:
+        samples, shards = counted(self.samples, "sample"), counted(self.shards, "shard")
+        time = f"{self.seconds:.1f} s"
+        if self.amount:
+            samples, shards = self.amount, f"{samples}, {shards}"
+        else:
+            time += f", {self.samples_per_s:,.0f}/s"
+        size = describe_size(self.bytes)
+        lines = [f"packed {samples} into {printable(self.dst)}: {shards}, {size} ({time})"]
+        if not self.datasets:  # nothing was to be done
+            lines = []
+        if len(self.datasets) > 1:
+            lines += [f"  {dataset}" for dataset in self.datasets]
+        return "\n".join([*lines, *map(printable, self.notes), *self._reject_lines()])
+
+    def _reject_lines(self) -> Iterator[str]:
+        if self.rejected:
+            listed = place_of(self.dst) / REJECTED_NAME
+            is_listed = is_url(self.dst) or listed.exists()
+            is_listed &= PARTS_NAME not in listed.parts  # those are listed once they are joined
+            where = f", listed in {printable(str(listed))}" if is_listed else ""
+            yield f"rejected {len(self.rejected):,}{where}:"
+        for item, error in self.rejected[:_SHOWN_REJECTS]:
+            name = printable(item)
+            yield f"  {error}" if name in error else f"  {name}: {printable(error)}"
+        if len(self.rejected) > _SHOWN_REJECTS:
+            yield f"  and {len(self.rejected) - _SHOWN_REJECTS:,} more"
+
+
+def summarize(
+    packing: Packing,
+    firsts: Sequence[str],
+    seconds: float,
+    num_samples: int,
+    notes: Sequence[str] = (),
+) -> Summary:
+    """Return the summary of a published packing; samples are counted in the ``firsts``."""
+    counts = packing.state.ended_counts.values()
+    made = packing.dst, packing.manifests(), packing.rejected(), counts
+    return summary_of(*made, firsts, seconds, num_samples, notes)
+
+
+def summary_of(
+    dst: Path | str,
+    manifests: Mapping[str, Manifest],
+    rejected: Sequence[tuple[str, str]],
+    counts: Iterable[Mapping[str, int]],  # of each split
+    firsts: Sequence[str],
+    seconds: float,
+    num_samples: int,
+    notes: Sequence[str] = (),
+) -> Summary:
+    """Return the summary of datasets that are at a destination, by their folders; see ``summarize``."""
+    datasets = tuple(
+        DatasetSummary(folder, m.num_samples, len(m.shards), m.size_bytes, m.fingerprint)
+        for folder, m in manifests.items()
+    )
+    return Summary(
+        dst=str(dst),
+        samples=sum(manifests[folder].num_samples for folder in firsts),
+        shards=sum(d.shards for d in datasets),
+        bytes=sum(d.bytes for d in datasets),
+        rejected=tuple(rejected),
+        seconds=seconds,
+        samples_per_s=num_samples / max(seconds, 1e-9),
+        datasets=datasets,
+        notes=tuple(notes),
+        counts=dict(sum(map(Counter, counts), Counter())),
+    )
