@@ -83,7 +83,7 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]
     return list(paths.values()), ignored
 
 
-class SourceFile:
+class LazyTableFile:
     """A file of a source: opened as what its suffix says, when it is first asked about.
 
     The keys of folders such as ``year=2024`` above it are columns of it.
@@ -158,7 +158,7 @@ class SourceFile:
 
 def opened(file: TableFile) -> TableFile:
     """Return what a file of a source is."""
-    return file.opened if isinstance(file, SourceFile) else file
+    return file.opened if isinstance(file, LazyTableFile) else file
 
 
 def open_tables(
@@ -180,7 +180,7 @@ def open_tables(
     if given and not any(suffix_of(path.name) in _DELIMITED for path in paths):
         raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
     open_file = partial(_open, options=options, missing=missing, alike={})
-    return [SourceFile(path, open_file) for path in paths]
+    return [LazyTableFile(path, open_file) for path in paths]
 
 
 @dataclass(frozen=True, slots=True)
