@@ -1,17 +1,21 @@
 """Items that are blocks of samples give the bytes that single samples give, whatever happens on the way."""
 
+import io
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from loaders.data.columns import Column, FixedColumn, VarColumn, var_column
 from loaders.data.manifest import read_manifest
-from loaders.errors import PackError, SourceError
-from loaders.schema import Bytes, Label, Schema, Text
+from loaders.errors import CodecError, PackError, SourceError
+from loaders.schema import Array, Bytes, Label, Schema, Text
 from packdata.packing import shards
 from packdata.packing.engine import pack_recipe
 from packdata.packing.journal import Journal
@@ -287,6 +291,24 @@ def test_a_block_that_contradicts_the_schema_is_refused(name: str, column: Colum
     check_records(Block(dict(columns)), SCHEMA, "lmdb")
     with pytest.raises(ValueError):
         check_records(Block(columns | {name: column}), SCHEMA, "lmdb")
+
+
+def test_rows_that_arrow_could_not_open_are_refused_before_they_are_written() -> None:
+    """What a row is to other tools makes the difference: bytes of one length have a limit of their own."""
+    num = 1 << 28
+    block = Block({"x": FixedColumn(np.broadcast_to(np.zeros(1, np.uint8), (1, num)))})
+    octets = Schema({"x": Array(dtype="uint8", dims=(num,))})
+    for refused in (octets, Schema({"x": Array(dtype="float32", dims=(2, num // 8))})):
+        with pytest.raises(CodecError):
+            check_records(block, refused, "parquet")
+    check_records(block, octets, "lmdb")
+    check_records(block, Schema({"x": Array(dtype="float32", dims=(num // 4,))}), "parquet")
+
+    for nbytes in (num - 1, num):
+        file = io.BytesIO()
+        pq.write_table(pa.schema([("x", pa.binary(nbytes))]).empty_table(), file)
+        with pytest.raises(pa.ArrowInvalid) if nbytes == num else nullcontext():
+            pq.ParquetFile(io.BytesIO(file.getvalue()))
 
 
 def test_a_record_that_no_shard_can_hold_is_bad_input(

@@ -121,15 +121,16 @@ class Reached:
 
     def shard_line(self, target: str, shard: ShardInfo) -> dict[str, Any]:
         """Return the line that says that a shard of a target is complete."""
-        return {**self._line(), "items": self.items, "target": target, "shard": shard.to_json()}
+        return {**self._line("items"), "target": target, "shard": shard.to_json()}
 
     def end_line(self) -> dict[str, Any]:
         """Return the line that says that the split is at its end."""
-        return {**self._line(), "end": self.items}
+        return self._line("end")
 
-    def _line(self) -> dict[str, Any]:
+    def _line(self, items: str) -> dict[str, Any]:
         rejects, counts = list(self.rejects), dict(self.counts)
-        return {"part": self.split, "rows": self.rows, "rejects": rejects, "counts": counts}
+        line = {"part": self.split, items: self.items, "rows": self.rows}
+        return line | {"rejects": rejects, "counts": counts}
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from packdata.recipe import Block
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loaders.schema import Schema
+    from loaders.schema import Field, Schema
     from packdata.recipe import Records
 
 Format = Literal["lmdb", "parquet"]
@@ -36,6 +36,7 @@ MAX_SHARD_BYTES: dict[Format, int] = {"lmdb": 64 << 30, "parquet": 256 << 20}
 # What a shard may exceed that by is its last sample. LMDB: sizes are int32. Parquet: 1 GiB per
 # column.
 MAX_RECORD_BYTES: dict[Format, int] = {"lmdb": (2 << 30) - 1, "parquet": 512 << 20}
+MAX_FIXED_BYTES = (1 << 28) - 1  # Arrow opens no column of bytes with longer rows of one length
 _LARGE_BYTES = 4 << 20  # from here on numpy asks for huge pages
 _MOST_AT_ONCE = 256 << 20
 # numpy lets other threads run while it copies, which may take milliseconds where memory is fresh.
@@ -209,9 +210,19 @@ def check_records(records: Records | Block, schema: Schema, format: Format) -> N
         fixed, size = schema.fields[name].record_nbytes, _largest(record)
         if fixed is not None and (size != fixed or isinstance(record, VarColumn)):
             raise ValueError(f"records of {name!r} have {size} bytes, in the schema {fixed}")
-        if size > MAX_RECORD_BYTES[format]:
-            most = MAX_RECORD_BYTES[format]
-            raise CodecError(f"{name!r} takes {size} bytes; a {format} shard holds {most}")
+        if size > min(MAX_RECORD_BYTES[format], MAX_FIXED_BYTES):
+            most = _most_bytes(schema.fields[name], format)
+            if size > most:
+                raise CodecError(f"{name!r} takes {size} bytes; a {format} shard holds {most}")
+
+
+def _most_bytes(field: Field, format: Format) -> int:
+    if format == "parquet" and (fixed := field.record_nbytes) is not None:
+        from loaders.data.formats.parquet import is_of_bytes
+
+        if is_of_bytes(field, fixed):
+            return MAX_FIXED_BYTES
+    return MAX_RECORD_BYTES[format]
 
 
 def _largest(record: bytes | Column) -> int:
