@@ -143,10 +143,15 @@ def run_accelerate(folder: str, out: Path) -> dict[str, Any]:
     for batch in accelerator.prepare(foreign):  # not divided by rank: accelerate does that
         seen["foreign"].add(batch["sample_id"])
     result: dict[str, Any] = {name: part.steps for name, part in seen.items()}
+    odd = DataLoader(dataset.select(range(25)), BATCH_SIZE, as_dict=True)  # one row is padding
+    gathered = [accelerator.gather_for_metrics(b["sample_id"]) for b in accelerator.prepare(odd)]
+    result["gathered"] = torch.cat(gathered).tolist()
     accelerator.gradient_accumulation_steps = ACCUMULATED
     result["synced"] = []
     for _ in range(2):
         for step, batch in enumerate(loader):
+            for _ in odd:
+                break  # a look at other batches
             with accelerator.accumulate(model):
                 accelerator.backward(model(batch.score[:, None]).square().mean())
                 if accelerator.sync_gradients:

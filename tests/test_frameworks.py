@@ -80,6 +80,7 @@ def test_a_run_that_was_cut_off_sees_what_an_undisturbed_one_would(
     if framework == "accelerate":
         served = chain.from_iterable(chain.from_iterable(seen["foreign"] for seen in ranks))
         assert sorted(served) == list(range(24))
+        assert all(seen["gathered"] == list(range(25)) for seen in ranks)
 
 
 @pytest.mark.parametrize(

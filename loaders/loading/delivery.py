@@ -96,12 +96,13 @@ class Delivery(Generic[BatchT]):
         self._broken: Exception | None = None
         self._waiting_since: float | None = None
         self.pid = os.getpid()
-        if current is not None:
-            tell_accelerate(self)
+        self._told = None if current is None else tell_accelerate(self, current)
         self._take_from(current, batches)
 
     def _take_from(self, current: Cursor | None, batches: OrderedBatches | TorchBatches) -> None:
         self._pass, self._batches = current, batches
+        if self._told is not None and current is not None:
+            self._told.current = current
         self._num_failed = 0  # since the last batch that was handed over
         self._num_noted = 0  # batches that errors stood for, in all
         self._is_told = False  # an error said why batches are missing, if any are
@@ -203,7 +204,8 @@ class Delivery(Generic[BatchT]):
                 "iteration took over the worker processes that persist"
             )
             raise RuntimeError(f"the epoch ended after {num_done} of {num} batches: {why}")
-        tell_accelerate(self, is_over=True)
+        if self._told is not None:
+            self._told.close()
         if is_over:
             self._pass.end()
         self.on_close()
@@ -233,13 +235,6 @@ class Delivery(Generic[BatchT]):
         )
 
     @property
-    def end_of_dataloader(self) -> bool:
-        """Whether the last batch of the epoch was handed over."""
-        return self._pass is not None and self._pass.is_done
-
-    remainder = -1  # rows of the last batch that accelerate would cut off: unknown
-
-    @property
     def device_bytes(self) -> int:
         """Bytes of the batches that were copied to the device ahead."""
         return 0 if self._prefetcher is None else self._prefetcher.device_bytes
@@ -247,7 +242,8 @@ class Delivery(Generic[BatchT]):
     def close(self) -> None:
         """End the workers now, or let go of those that persist; otherwise it happens when this iterator is dropped."""
         self._close_source()
-        tell_accelerate(self, is_over=True)
+        if self._told is not None:
+            self._told.close()
         self.on_close()
 
     def _close_source(self) -> None:

@@ -3,21 +3,63 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from loaders.sampling.sampler import EpochBatches
 
+if TYPE_CHECKING:
+    from loaders.sampling.cursor import Cursor
 
-def tell_accelerate(delivery: Any, *, is_over: bool = False) -> None:
-    """Let accelerate ask an iteration whether it is at its end: there it syncs the gradients that it accumulates.
 
-    It has ``end_of_dataloader`` and ``remainder``; with ``is_over`` it is forgotten.
+class Told:
+    """What accelerate asks an iteration: whether it is at its end, where it syncs the gradients that it accumulates.
+
+    It is told of this, and not of the iteration, which would then outlive a loop that is left early.
+
+    Attributes:
+        current: The pass over the epoch.
     """
+
+    def __init__(self, current: Cursor) -> None:
+        self.current = current
+        self._is_closed = False
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the last batch of the epoch was handed over."""
+        return self.current.is_done
+
+    @property
+    def remainder(self) -> int:
+        """How many rows of the last batches ``gather_for_metrics`` keeps: behind them is padding. 0: all."""
+        return self.current.plan.num_before_padding
+
+    def close(self) -> None:
+        """Let accelerate forget it."""
+        if not self._is_closed:
+            self._is_closed = True
+            with suppress(ValueError):  # it has forgotten everything, and accelerate 1.4 says so
+                _tell("_remove_dataloader", self)
+
+
+def tell_accelerate(iteration: object, current: Cursor) -> Told | None:
+    """Tell accelerate, where it is in use, of an iteration, until that is closed or dropped."""
+    told = Told(current)
+    if not _tell("_add_dataloader", told):
+        return None
+    weakref.finalize(iteration, told.close).atexit = False
+    return told
+
+
+def _tell(method: str, told: Told) -> bool:
+    """Call a method of accelerate's state; False if accelerate is not in use."""
     state: Any = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     if state is None or not getattr(state, "_shared_state", None):
-        return  # accelerate is not in use
-    tell = "_remove_dataloader" if is_over else "_add_dataloader"
-    getattr(state(), tell, _ignore)(delivery)
+        return False
+    getattr(state(), method, _ignore)(told)
+    return True
 
 
 def without_ignite(batch_sampler: Any) -> Any:
@@ -27,5 +69,5 @@ def without_ignite(batch_sampler: Any) -> Any:
     return inner if isinstance(inner, EpochBatches) else batch_sampler
 
 
-def _ignore(delivery: Any) -> None:
+def _ignore(told: Told) -> None:
     """Stand for a method that a release of accelerate does not have."""

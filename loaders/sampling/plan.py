@@ -115,6 +115,12 @@ class Plan:
         whole = replace(self, start=0)
         return whole.num_full_steps * self.batch_size + whole._tail[1]
 
+    @property
+    def num_before_padding(self) -> int:
+        """Rows of the last step, rank after rank, that only padding follows; 0: no padding is at its end."""
+        is_padded = self.pad and not self.drop_last and self.num_lanes == 1
+        return self.length - self._tail_begin if is_padded else 0
+
     def of_node(self, ranks_per_node: int) -> Self:
         """Return what all ranks of this rank's node read together, as the plan of one rank.
 

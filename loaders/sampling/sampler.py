@@ -5,6 +5,7 @@ What they hold is where the epoch stands: as little as a resume needs.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from operator import index
@@ -339,6 +340,17 @@ class EpochBatches(Settled, BatchSampler):
     def start_iteration(self, step: int | None) -> None:
         if step is not None:
             self.sampler.cursor.start = replace(self.plan(), start=0).delivered(step)
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether all ranks have equal steps; accelerate's ``join_uneven_inputs`` sets it."""
+        return self.drop_last or bool(self.pad)
+
+    @even_batches.setter
+    def even_batches(self, is_even: bool) -> None:
+        if bool(is_even) != self.even_batches and not self.drop_last:
+            what = f"even_batches={is_even} does not change a loader that has pad={self.pad!r}"
+            warnings.warn(f"{what}: make it with pad={bool(is_even)}", stacklevel=2)
 
     def plan(self) -> Plan:
         """Return this rank's plan of the current epoch, from where the next ``iter`` begins."""

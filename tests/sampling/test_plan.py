@@ -73,6 +73,28 @@ def test_padded_ranks_have_equal_steps_of_equal_size(world_size: int, pad: Pad) 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("pad", PADS)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_plan_tells_what_of_its_last_step_comes_before_padding(
+    world_size: int, pad: Pad, drop_last: bool
+) -> None:
+    """The last batches of all ranks, joined and cut there, are the samples that are left."""
+    for length, batch_size, start in product(LENGTHS, [1, 3, 4], [0, 1]):
+        rest: dict[str, Any] = {"pad": pad, "drop_last": drop_last, "start": min(start, length)}
+        plans = plans_of(world_size, length=length, batch_size=batch_size, **rest)
+        last = max(plan.num_remaining_steps for plan in plans) - 1
+        if last < 0:
+            continue
+
+        rows = [list(p.positions(last)[0]) for p in plans if last < p.num_remaining_steps]
+        joined = [row for part in rows for row in part]
+        num = plans[0].num_before_padding or len(joined)
+        done = rest["start"] + last * plans[0].global_batch_size
+        assert joined[:num] == list(range(done, done + num))
+        assert drop_last or done + num == length
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("pad", PADS)
 def test_dropping_the_tail_leaves_full_steps_only(world_size: int, pad: Pad) -> None:
     for length, batch_size in product(LENGTHS, [1, 3, 4]):
         plans = plans_of(world_size, length=length, batch_size=batch_size, drop_last=True, pad=pad)
