@@ -91,6 +91,10 @@ class Cursor:
         if is_done and self.chosen in (None, epoch):
             new = self.at(epoch, length)
         elif epoch != self.epoch and not is_where_it_was:
+            if self.is_resumed and self.chosen is None and epoch < self.epoch:
+                what = f"set_epoch({epoch}) goes back, as the state that was loaded is of epoch {self.epoch}"
+                remedy = "continue with range(loader.epoch, num_epochs)"
+                warnings.warn(f"{what}: {remedy}", stacklevel=4)
             new = self.at(epoch)
         else:
             self.is_kept = self.is_over
@@ -135,9 +139,16 @@ class Cursor:
         self.num_steps += num_steps  # last: an interrupt before it has counted nothing
 
     def end(self) -> None:
-        """Note that there are no more steps: the next epoch is the current one, if the sampler is still here."""
-        if self._later is None:
-            self._follow(self.epoch + 1, 0)
+        """Note that there are no more steps: the next epoch is the current one, if the sampler is still in this one.
+
+        It is where other passes over this epoch have begun meanwhile, and were left.
+        """
+        last = self
+        while last._later is not None:
+            if not last._is_overtaken or last._later.epoch != self.epoch:
+                return
+            last = last._later
+        last._follow(self.epoch + 1, 0)
 
     # -- state -------------------------------------------------------------------------------------
 

@@ -129,3 +129,15 @@ def test_accelerate_asks_for_uneven_batches_where_they_are_even() -> None:
     ):
         padded.even_batches = False
     assert padded.even_batches
+
+
+def test_who_counts_epochs_from_zero_after_a_resume_is_told() -> None:
+    """As Fabric's ``setup_dataloaders`` does: the samples of epoch 0 would come again."""
+    loader = DataLoader(numbers(8), 2, shuffle=True)
+    list(loader)
+    next(iter(loader))
+    resumed = DataLoader(numbers(8), 2, shuffle=True)
+    resumed.load_state_dict(loader.state_dict())
+
+    with pytest.warns(UserWarning, match=r"set_epoch\(0\) goes back, .* is of epoch 1"):
+        resumed.set_epoch(0)
