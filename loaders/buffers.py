@@ -54,13 +54,6 @@ class Readable:
         self.__array_interface__ = array.__array_interface__ | place
 
 
-class _Watched(weakref.ref[Any]):
-    """Keeps something until it is known that what it refers to has died."""
-
-    __slots__ = ("kept",)
-    kept: Any
-
-
 class Leases(Generic[KeptT]):
     """Says which leases have died, when asked: no Python runs when one does.
 
@@ -68,51 +61,44 @@ class Leases(Generic[KeptT]):
     """
 
     def __init__(self) -> None:
-        self._alive: dict[int, _Watched] = {}
-        self._ended: deque[_Watched] = deque()
+        # By ``id``: a weak reference hashes as its array does, and arrays have no hash.
+        self._kept: dict[int, tuple[weakref.ref[Any], KeptT]] = {}
+        self._ended: deque[weakref.ref[Any]] = deque()
 
     def watch(self, lease: Any, kept: KeptT) -> None:
         """Return ``kept`` by ``pop``, once, after the lease has died."""
-        watched = _Watched(lease, self._ended.append)
-        watched.kept = kept
-        self._alive[id(watched)] = watched
+        watched = weakref.ref(lease, self._ended.append)
+        self._kept[id(watched)] = watched, kept
 
     def pop(self) -> KeptT | None:
         """Return what was kept for the lease that died last, None if there is none; one thread at a time."""
         if not self._ended:
             return None
-        watched = self._ended.pop()
-        del self._alive[id(watched)]
-        kept: KeptT = watched.kept
-        return kept
+        return self._kept.pop(id(self._ended.pop()))[1]
 
     def __len__(self) -> int:
-        return len(self._alive) - len(self._ended)
+        return len(self._kept) - len(self._ended)
 
     def alive(self) -> list[KeptT]:
         """Return what is kept for the leases that have not died."""
-        return [each.kept for each in tuple(self._alive.values()) if each() is not None]
+        return [kept for lease, kept in tuple(self._kept.values()) if lease() is not None]
 
 
 class SlotPool:
     """Reusable buffers of at least one size.
 
     Attributes:
-        slot_bytes: Size of the next buffer.
+        slot_bytes: Size of the next buffer; a larger request raises it.
         num_slots: Buffers there are, free or leased.
         nbytes: Their bytes together.
     """
 
     def __init__(
         self,
-        slot_bytes: int = 0,  # size of the first buffers; a larger request raises it
         allocate: Allocate | None = None,  # returns a new buffer: 1-D uint8, of any memory
-        # Tells whether a buffer that came back may be used again.
-        is_usable: Callable[[npt.NDArray[np.uint8]], bool] = lambda _: True,
     ) -> None:
-        self.slot_bytes = slot_bytes
-        self._allocate, self._is_usable = allocate or aligned, is_usable
-        self.num_slots = self.nbytes = 0
+        self._allocate = allocate or aligned
+        self.slot_bytes = self.num_slots = self.nbytes = 0
         self._lock = ForkLock()  # to page-lock a buffer takes long, and a fork may come meanwhile
         self._leases: Leases[npt.NDArray[np.uint8]] = Leases()
 
@@ -132,9 +118,9 @@ class SlotPool:
     def _reuse(self, nbytes: int) -> npt.NDArray[np.uint8]:
         # The one used last: its lines may still be in the cache.
         while (buffer := self._leases.pop()) is not None:
-            if len(buffer) >= nbytes and self._is_usable(buffer):
+            if len(buffer) >= nbytes:
                 return buffer
-            self.num_slots -= 1  # too small since a larger request came, say: let it go
+            self.num_slots -= 1  # too small since a larger request came: let it go
             self.nbytes -= len(buffer)
         # With some room: sizes that grow a little would not use any buffer again.
         if nbytes > self.slot_bytes:
@@ -156,13 +142,10 @@ class Slots:
         """Lease a buffer from the pool of this name; a small one is new: a lease would cost more."""
         if nbytes < SMALL_BYTES:
             return fresh(nbytes)
-        return self._pool(name).take(nbytes)
-
-    def _pool(self, name: str) -> SlotPool:
-        return self._pools.get(name) or self._pools.setdefault(name, self._new_pool())
-
-    def _new_pool(self) -> SlotPool:
-        return SlotPool(allocate=self._allocate)
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools.setdefault(name, SlotPool(self._allocate))
+        return pool.take(nbytes)
 
     @property
     def num_leased(self) -> int:

@@ -211,7 +211,7 @@ def test_sizes_that_grow_a_little_do_not_need_a_new_slot_each() -> None:
         sizes.append(nbytes)
         return np.empty(nbytes, np.uint8)
 
-    pool = SlotPool(allocate=allocate)
+    pool = SlotPool(allocate)
     for nbytes in range(100_000, 150_000, 500):
         torch.from_numpy(pool.take(nbytes))
 
@@ -220,8 +220,8 @@ def test_sizes_that_grow_a_little_do_not_need_a_new_slot_each() -> None:
 
 
 def test_a_larger_request_replaces_slots_that_are_too_small() -> None:
-    pool = SlotPool(100)
-    small = a_batch(pool, 50)
+    pool = SlotPool()
+    small = a_batch(pool, 100)
     assert (pool.slot_bytes, pool.num_slots, pool.nbytes) == (100, 1, 100)
 
     del small
