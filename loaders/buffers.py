@@ -131,7 +131,15 @@ class SlotPool:
         return buffer
 
 
-class Slots:
+class Memory:
+    """Where batches come from: here, every buffer is new; ``Slots`` uses them again."""
+
+    def take(self, name: str, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return ``nbytes`` bytes of undefined content."""
+        return fresh(nbytes)
+
+
+class Slots(Memory):
     """One pool per name: what a loader keeps between batches."""
 
     def __init__(self, allocate: Allocate | None = None) -> None:
@@ -156,14 +164,6 @@ class Slots:
     def nbytes(self) -> int:
         """Bytes of all buffers in the pools, free or leased."""
         return sum(pool.nbytes for pool in list(self._pools.values()))
-
-
-class FreshMemory:
-    """The plain counterpart of ``Slots``: every buffer is new."""
-
-    def take(self, name: str, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Allocate ``nbytes`` bytes of undefined content."""
-        return fresh(nbytes)
 
 
 def fresh(nbytes: int) -> npt.NDArray[np.uint8]:

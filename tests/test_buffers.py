@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders import DataLoader, RAMDataset
-from loaders.buffers import FreshMemory, SlotPool, Slots
+from loaders.buffers import Memory, SlotPool, Slots
 
 NBYTES = 1 << 16
 
@@ -363,7 +363,7 @@ def test_small_slots_are_new() -> None:
 
 @pytest.mark.parametrize("nbytes", [0, 100, 1 << 20])
 def test_slots_and_fresh_memory_look_the_same(nbytes: int) -> None:
-    for memory in (Slots(), FreshMemory()):
+    for memory in (Slots(), Memory()):
         lease = memory.take("a", nbytes)
 
         assert lease.dtype == np.uint8

@@ -317,7 +317,7 @@ def test_a_report_of_a_stalled_disk_does_not_stall(
     monkeypatch.setattr(type(dataset.view), "key", lambda self, index: str(go.wait(60)))
 
     began = time.monotonic()
-    text = dataset.job([3, 4], loaders.buffers.FreshMemory()).describe(0)
+    text = dataset.job([3, 4], loaders.buffers.Memory()).describe(0)
     go.set()
 
     assert text == f"reading and decoding 2 samples from {dataset.place(3)[0]}, row 3 on"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaders.buffers import Slots
+from loaders.buffers import Memory, Slots
 from loaders.datasets.base import index_array, reads_batches
 from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.request import ReadPlan, Request, SamplesReader
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loaders.datasets.base import BatchDataset
-    from loaders.datasets.reading.request import Memory
     from loaders.workers import Job
 
     Made = list[Any] | SplitBatches  # the batches of a group

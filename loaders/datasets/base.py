@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
 
-from loaders.buffers import FreshMemory
+from loaders.buffers import Memory
 from loaders.checks import shown, whole_number
 from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.samples import Fields
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.data.store import Store
-    from loaders.datasets.reading.request import Memory, ReadPlan, Request
+    from loaders.datasets.reading.request import ReadPlan, Request
     from loaders.sampling.order import Order
 
 
@@ -140,7 +140,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
 
     def read(self, indices: Sequence[int]) -> Any:
         """Return the samples of a batch as they are stored, whatever a subclass makes of them."""
-        job = self.job(indices, FreshMemory())
+        job = self.job(indices, Memory())
         self._warn_if_frozen(indices)
         with without_autocast():
             return job.make()

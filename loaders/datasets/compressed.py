@@ -24,10 +24,11 @@ from loaders.device.inflate import Compressed, InflateFinish, places_of
 from loaders.errors import SchemaError
 
 if TYPE_CHECKING:
+    from loaders.buffers import Memory
     from loaders.codecs.dct import Escapes
     from loaders.datasets.base import Halves
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.reading.request import Memory, Reader, Request
+    from loaders.datasets.reading.request import Reader, Request
     from loaders.device.inflate import Decompress
 
 
@@ -95,7 +96,7 @@ class CompressedReader(ReaderAround):
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         reader = self.reader
-        records = request.records(reader.source, reader.name, first, last)
+        records = request.records(reader.source.records, reader.name, first, last)
         put_range(values[0], first, last, reader.codec.split(records, reader.side))
 
     def finish(self, values: list[Any]) -> list[Any]:

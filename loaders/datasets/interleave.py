@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.datasets.reading.request import Memory, Request, SourcePart
+    from loaders.buffers import Memory
+    from loaders.datasets.reading.request import Request, SourcePart
 
     Int64s = npt.NDArray[np.int64]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
-from loaders.buffers import FreshMemory, Slots
+from loaders.buffers import Memory, Slots
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.data.manifest import read_manifest
@@ -93,7 +93,7 @@ def whole(dataset: Any, indices: list[int]) -> Any:
 def in_halves(dataset: Any, indices: list[int], memory: Any = None, num_workers: int = 1) -> Any:
     """Make a batch as a loader does for a device."""
     half, finisher = dataset.halves(CPU)
-    job = half.job(indices, memory or FreshMemory(), num_workers)
+    job = half.job(indices, memory or Memory(), num_workers)
     for part in reversed(range(job.num_parts)):  # in any order
         job.run(part)
     return finisher(job.finish().batch)
@@ -129,7 +129,7 @@ def test_two_halves_are_the_whole(folders: dict[str, Path], name: str, num_worke
 def test_the_host_half_of_dct_is_bytes(folders: dict[str, Path]) -> None:
     """One for each coefficient, and what these lack, sorted by place."""
     halves: Any = ShardDataset(folders["dct"]).halves(CPU)
-    job = halves[0].job([1, 2], FreshMemory())
+    job = halves[0].job([1, 2], Memory())
     job.run(0)
 
     half = job.finish().batch.image

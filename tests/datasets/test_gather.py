@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import packdata
 from loaders import ShardDataset, concat
-from loaders.buffers import FreshMemory
+from loaders.buffers import Memory
 from loaders.data import gather as module
 from loaders.data.columns import Column, FixedColumn, VarColumn
 from loaders.data.gather import Gather, Take
@@ -218,7 +218,7 @@ def test_parts_of_a_batch_that_is_only_copied_are_found_once(
 
     monkeypatch.setattr(Store, "find", noting)
     for expected in (0, 1):  # the first pass verifies, part by part
-        job = dataset.job([8, 0, 3, 3, 5, 1, 2, 4, 6, 7], FreshMemory(), 3)
+        job = dataset.job([8, 0, 3, 3, 5, 1, 2, 4, 6, 7], Memory(), 3)
         assert job.num_parts == 3
         for part in (2, 0, 1):
             job.run(part)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, audit, augment, collate
-from loaders.buffers import FreshMemory
+from loaders.buffers import Memory
 from loaders.data.store import Store
 from loaders.errors import (
     BatchError,
@@ -401,7 +401,7 @@ def test_a_source_that_cannot_prefetch_keeps_no_other_from_it(
     monkeypatch.setattr(Store, "prefetch", prefetch)
     monkeypatch.setattr(Store, "needs_prefetch", lambda *_: True)
 
-    mixture.job([0, 4, 1], FreshMemory()).prefetch()
+    mixture.job([0, 4, 1], Memory()).prefetch()
 
     assert asked == [source.store for source in sources]
 

@@ -13,6 +13,7 @@ import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
 from loaders.bench import machine
+from loaders.buffers import Memory
 from loaders.data import formats, madvise, prefetch
 from loaders.data.madvise import READ_BYTES, ask_for
 from loaders.data.manifest import read_manifest
@@ -138,7 +139,7 @@ def test_a_dataset_that_fits_into_memory_is_asked_for_once_and_in_blocks(
     for _ in range(3):
         assert sum(len(batch.data) for batch in loader) == NUM
 
-    job: Any = dataset.job(range(NUM), _Fresh())
+    job: Any = dataset.job(range(NUM), Memory())
     assert not job.needs_prefetch
     starts = [address for address, _ in asked]
     assert len(set(starts)) == len(starts)
@@ -177,22 +178,17 @@ def test_a_batch_is_asked_for_before_any_of_it_is_read(
     fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=(300_000,))}
     samples = [{"data": noise(300_000, i)} for i in range(NUM)]
     dataset = ShardDataset(pack(tmp_path / "a", fields, samples, per_shard=PER_SHARD))
-    job = dataset.job(range(16), _Fresh(), num_workers=2)
+    job = dataset.job(range(16), Memory(), num_workers=2)
     assert job.num_parts > 1
     job.run(1)
     assert len(asked) == 16
     job.prefetch()
     job.run(0)
     assert len(asked) == 16
-    assert dataset.job(range(16), _Fresh()).needs_prefetch
+    assert dataset.job(range(16), Memory()).needs_prefetch
 
     dataset.__getitems__([2, 3])
     assert len(asked) == 18
-
-
-class _Fresh:
-    def take(self, name: str, nbytes: int) -> Any:
-        return np.empty(nbytes, np.uint8)
 
 
 def test_a_changed_dataset_asks_for_what_it_reads(
@@ -266,7 +262,7 @@ def test_mixtures_ask_for_what_comes_from_each(
     monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0)
     parts = [ShardDataset(packed(tmp_path / name), fields=["data"]) for name in "ab"]
     mixture = Mixture(parts, [0.5, 0.5])
-    job: Any = mixture.job([0, NUM, 1, NUM + 1], _Fresh())
+    job: Any = mixture.job([0, NUM, 1, NUM + 1], Memory())
 
     job.prefetch()
 
@@ -286,7 +282,7 @@ def test_what_is_in_memory_is_not_asked_for(tmp_path: Path, asked: list[tuple[in
     folder = packed(tmp_path / "a", nbytes=20_000)
     dataset = RAMDataset(folder)
     del asked[:]  # reading the files asks for them
-    job: Any = dataset.job(range(NUM), _Fresh())
+    job: Any = dataset.job(range(NUM), Memory())
     assert not job.needs_prefetch
     assert sum(len(batch.data) for batch in DataLoader(dataset, 4, num_workers=2)) == NUM
     assert asked == []

@@ -11,7 +11,7 @@ import torch
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, codecs
-from loaders.buffers import FreshMemory
+from loaders.buffers import Memory
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.reading import pictures
 from loaders.datasets.reading.pictures import PictureReader
@@ -118,7 +118,7 @@ def test_many_threads_get_one_part_of_a_batch_each_and_few_get_two(
     dataset: ShardDataset, num_workers: int, num_parts: int
 ) -> None:
     """But four pictures at least: to begin a part holds the lock."""
-    job = dataset.replace(fields=["image"]).job(range(48), FreshMemory(), num_workers)
+    job = dataset.replace(fields=["image"]).job(range(48), Memory(), num_workers)
 
     assert job.num_parts == num_parts
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, augment
-from loaders.buffers import FreshMemory
+from loaders.buffers import Memory
 from loaders.datasets.memory import resident as resident_module
 from loaders.datasets.memory.resident import Resident, _check_room
 from loaders.device import fused
@@ -83,7 +83,7 @@ def test_both_halves_make_the_batch() -> None:
     halves = dataset.halves("cpu")
     assert halves is not None
     half, finish = halves
-    job: Any = half.job([3, 8, 1], FreshMemory())
+    job: Any = half.job([3, 8, 1], Memory())
     job.run(0)
     numbers = map_tensors(job.finish().batch, torch.clone)
 

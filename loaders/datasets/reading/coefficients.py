@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.buffers import Memory
     from loaders.codecs.dct import Escapes
     from loaders.codecs.yuv import Size
     from loaders.data.finder import Rows
     from loaders.data.store import Store
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.datasets.reading.request import Request
 
     UInt8Array = npt.NDArray[np.uint8]
 
@@ -238,7 +239,7 @@ class CoefficientReader:
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         _, rows, parts = values
-        records = request.records(self.source, self.name, first, last)
+        records = request.records(self.source.records, self.name, first, last)
         put_range(parts, first, last, self.codec.fill(records, rows[first:last]))
 
     def finish(self, values: list[Any]) -> list[Any]:

@@ -26,8 +26,9 @@ from loaders.schema import Array, Field, Image, Images, Mask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from loaders.buffers import Memory
     from loaders.data.store import Store
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.datasets.reading.request import Request
 
 UInt8Array = npt.NDArray[np.uint8]
 _VOLUME_AXES = 3

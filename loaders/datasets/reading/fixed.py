@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.buffers import scratch
+from loaders.buffers import Memory, scratch
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from loaders.data.gather import Found
     from loaders.data.store import Store
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.datasets.reading.request import Request
 
     UInt8Array = npt.NDArray[np.uint8]
 

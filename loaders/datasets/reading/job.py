@@ -23,8 +23,9 @@ from loaders.workers import begin_step
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from loaders.buffers import Memory
     from loaders.data.view import View
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.datasets.reading.request import Request
     from loaders.datasets.reading.transforming import Transforming
 
 logger = logging.getLogger(__name__)

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.buffers import Memory
     from loaders.data.store import Store
     from loaders.datasets.reading.pictures import PictureReader
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.datasets.reading.request import Request
 
     Bools = npt.NDArray[np.bool_]
     UInt8Array = npt.NDArray[np.uint8]
@@ -55,7 +56,7 @@ class ObjectReader:
         return [[None] * num_samples]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        records = request.records(self.store, self.name, first, last)
+        records = request.records(self.store.records, self.name, first, last)
         for i, record in enumerate(records, first):
             value = self.codec.decode(record)
             values[0][i] = (
@@ -106,7 +107,7 @@ class ShapeReader(ReaderAround):
         return [[None] * num_samples for _ in self.names]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        records = request.records(self.reader.store, self.name, first, last)
+        records = request.records(self.reader.store.records, self.name, first, last)
         wanted, start = self.picture.wanted(request, first, last)
         keeps = [self._kept(view, request, first, last) for view in range(len(values))]
         for i, record in enumerate(records):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from loaders import augment
-from loaders.buffers import scratch
+from loaders.buffers import Memory, scratch
 from loaders.cached import cached_property
 from loaders.codecs.heads import PictureHead, PictureHeads, picture_heads
 from loaders.codecs.jpeg import PicturePart, SegmentBoxes, blocks_of, ends_of, first_rows, part_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.data.store import Store
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.datasets.reading.request import Request
 
     UInt8Array = npt.NDArray[np.uint8]
     Ints = npt.NDArray[np.int64]
@@ -196,7 +196,7 @@ class PictureReader:
                 augment.edit(out, kinds[i].tolist(), values[i].tolist())
 
     def _records(self, request: Request, first: int, last: int) -> Sequence[UInt8Array]:
-        return request.records(self.store, self.name, first, last)
+        return request.records(self.store.records, self.name, first, last)
 
     def wanted(self, request: Request, first: int, last: int) -> tuple[WantedPictures, int]:
         """Find pictures, read their headers, and draw their crops and flips; return where row ``first`` is, too."""

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.buffers import Memory
     from loaders.data.store import Store
     from loaders.datasets.reading.coefficients import CoefficientReader
-    from loaders.datasets.reading.request import Memory, Reader, Request
+    from loaders.datasets.reading.request import Reader, Request
 
     UInt8Array = npt.NDArray[np.uint8]
 

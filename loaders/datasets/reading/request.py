@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.buffers import Memory
     from loaders.data.view import View
     from loaders.datasets.reading.samples import Form
     from loaders.datasets.reading.transforming import Transforming
@@ -29,20 +30,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ALL_ROWS = 1 << 30  # ``min_rows`` of what one thread reads
 _NO_ROWS = Rows(np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-class Memory(Protocol):
-    """Where batches come from: reusable slots, or fresh memory."""
-
-    def take(self, name: str, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return ``nbytes`` bytes of undefined content."""
-
-
-class Records(Protocol):
-    """Where records are: a store, or something in its place."""
-
-    def records(self, field: str, rows: Rows) -> list[UInt8Array]:
-        """Return the record of each sample as a view."""
 
 
 class SourcePart(NamedTuple):
@@ -137,11 +124,13 @@ class Request:
             known: T | None = self.known[name]
             return known
 
-    def records(self, source: Records, name: str, first: int, last: int) -> Sequence[UInt8Array]:
-        """Return the records of a range of the samples, found for all parts at once."""
+    def records(
+        self, read: Callable[[str, Rows], list[UInt8Array]], name: str, first: int, last: int
+    ) -> Sequence[UInt8Array]:
+        """Return the records of a range of the samples; ``read`` (``store.records``) is asked once for all parts."""
 
         def find(request: Request, first: int, last: int) -> list[UInt8Array]:
-            return source.records(name, request.part(first, last))
+            return read(name, request.part(first, last))
 
         found, start = self.shared(("records", name), find, first, last)
         return found[start : start + last - first]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaders.buffers import FreshMemory
+from loaders.buffers import Memory
 from loaders.codecs.several import split_files
 from loaders.datasets.reading.request import Request
 from loaders.datasets.reading.samples import LIST, Form, apart, in_form
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from loaders.data.finder import Rows
     from loaders.data.store import Store
     from loaders.datasets.reading.pictures import PictureReader
-    from loaders.datasets.reading.request import Memory, UInt8Array
+    from loaders.datasets.reading.request import UInt8Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ImagesReader:
         return [[None] * num_samples for _ in self.names]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        records = request.records(self.store, self.name, first, last)
+        records = request.records(self.store.records, self.name, first, last)
         samples = [split_files(record) for record in records]
         counts = [len(files) for files in samples]
         files = [file for sample in samples for file in sample]
@@ -74,7 +74,7 @@ class ImagesReader:
         if not files:
             return [self._none(size) for size in self.pictures.sizes]
         reader = replace(self.pictures, store=_Files(files))  # type: ignore[arg-type]
-        values = reader.begin(len(files), FreshMemory())
+        values = reader.begin(len(files), Memory())
         try:
             reader.read(values, request, 0, len(files))
         except CodecError:

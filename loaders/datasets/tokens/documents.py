@@ -14,7 +14,8 @@ from loaders.datasets.reading.samples import SampleBatch, batch_type, sample_typ
 from loaders.datasets.tokens.binpack import Fit, fit_decreasing
 
 if TYPE_CHECKING:
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.buffers import Memory
+    from loaders.datasets.reading.request import Request
     from loaders.datasets.tokens.stream import TokenStream
 
 Indices = npt.NDArray[np.int64]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from loaders.buffers import scratch
+from loaders.buffers import Memory, scratch
 from loaders.datasets.reading.samples import batch_type
 from loaders.datasets.tokens.documents import IGNORED
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from loaders.datasets.reading.request import Memory, Request
+    from loaders.datasets.reading.request import Request
     from loaders.datasets.tokens.stream import TokenStream
 
     Indices = npt.NDArray[np.int64]
