@@ -130,18 +130,6 @@ class _Ticket:
             del error  # its traceback holds this frame: the two would keep the batch alive
 
 
-class _Once:
-    """Calls a function until it has succeeded once."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function: Callable[[], None] | None = function
-
-    def __call__(self) -> None:
-        if self._function is not None:
-            self._function()
-            self._function = None
-
-
 class _Open:
     """Lives while a pool is open; references to it are put into the pool's queues when it dies."""
 
@@ -156,21 +144,16 @@ _Running = dict[int, tuple[_Ticket, int | None, float]]  # by thread; of prefetc
 _ended: deque[threading.Thread] = deque()
 
 
-class _Here(threading.local):
-    """What the threads of this thread's pool are doing; nothing where it is no worker."""
-
-    running: _Running = {}  # noqa: RUF012  # never written to
-
-
-_here = _Here()
+_here = threading.local()  # of a worker: ``running``, what the threads of its pool are doing
 
 
 def begin_step() -> None:
     """Count the seconds of a description anew, for the part that this thread runs: another sample, say."""
+    running: _Running = getattr(_here, "running", {})
     me = threading.get_ident()
-    task = _here.running.get(me)
-    if task is not None:
-        _here.running[me] = (task[0], task[1], time.monotonic())
+    if me in running:
+        ticket, part, _ = running[me]
+        running[me] = (ticket, part, time.monotonic())
 
 
 def _work(
@@ -183,7 +166,14 @@ def _work(
     prepare: Callable[[], None],
     on_done: Callable[[], None],
 ) -> None:
-    prepare_once = _Once(prepare)
+    is_prepared = False
+
+    def prepare_once() -> None:
+        nonlocal is_prepared
+        if not is_prepared:
+            prepare()
+            is_prepared = True
+
     try:
         # It is tried again, and its error raised, with the first part.
         with suppress(BaseException):
