@@ -220,6 +220,7 @@ class Workers:
         self,
         num_workers: int,  # number of threads, at least one
         *,
+        job: Callable[..., Job] = lambda job: job,  # makes one of what ``put`` is given
         # Called once on each thread before its first part.
         prepare: Callable[[], None] = lambda: None,
         # Called after each job by the thread that did its last part; may take what is ready, if it sees to it that
@@ -229,7 +230,7 @@ class Workers:
     ) -> None:
         if num_workers < 1:
             raise ValueError(f"num_workers must be at least 1, got {num_workers}")
-        self.num_workers, self._name = num_workers, name
+        self.num_workers, self._job, self._name = num_workers, job, name
         self._pid = os.getpid()
         self._tickets: deque[_Ticket] = deque()
         self._tasks: SimpleQueue[_Task | _Closed] = SimpleQueue()
@@ -288,9 +289,10 @@ class Workers:
         """Seconds of processor that the threads took for the parts they have done."""
         return sum(tuple(self._cpu_s.values()))
 
-    def put(self, job: Job) -> None:
-        """Begin a job."""
+    def put(self, *asked: Any) -> None:
+        """Begin a job: the one given, or what ``job`` of ``__init__`` makes of the arguments."""
         self._check_open()
+        job = self._job(*asked)
         ticket = _Ticket(job)
         self._tickets.append(ticket)
         if job.needs_prefetch:
@@ -311,7 +313,7 @@ class Workers:
             self._threads.append(thread)
         self._prefetches.put(weakref.ref(ticket))
 
-    def take(self, *, timeout_s: float | None = None) -> Any:
+    def take(self, timeout_s: float | None = None) -> Any:
         """Return the result of the oldest job, waiting for it.
 
         Raises:

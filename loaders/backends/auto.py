@@ -17,8 +17,9 @@ import time
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from loaders.backends.threads import ThreadPool
+from loaders.backends.threads import thread_pool
 from loaders.errors import UnsendableError
+from loaders.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,7 +183,7 @@ class AutoPool:
         self, maker: Maker, successor: Successor, to_pool: Callable[[Child], Pool]
     ) -> None:
         self._maker, self._successor, self._to_pool = maker, successor, to_pool
-        self._pool: Pool = ThreadPool(maker)
+        self._pool: Pool = thread_pool(maker)
         self._watch = successor.watch
         self._watch.begin()
         self._child: Child | None = None
@@ -209,7 +210,7 @@ class AutoPool:
         self._watch.enter(self._pool)
         if self._child is None:
             self._child = self._successor.look(self._maker)
-        if self._child is not None and isinstance(self._pool, ThreadPool):
+        if self._child is not None and isinstance(self._pool, Workers):
             self._waiting.append((chunk, turn))
             self._change_over(self._child)
         else:

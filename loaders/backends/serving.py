@@ -22,7 +22,7 @@ from loaders.backends.maker import Raised
 from loaders.backends.payload import unpack
 from loaders.backends.portable import portable
 from loaders.backends.slots import SharedSlots, dump
-from loaders.backends.threads import ThreadPool
+from loaders.backends.threads import thread_pool
 from loaders.live import dump_in_child
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Serving:
         self._num_told = maker.num_replaced  # of replaced samples
         self._chunk, self._turn = Chunk([]), 0  # to be made next
         self._passes: deque[int] = deque()  # of the groups that are not sent yet
-        self._pool = ThreadPool(maker, on_done=self._send_ready)
+        self._pool = thread_pool(maker, on_done=self._send_ready)
         dump_in_child(self._pool.describe)
 
     def listen(self) -> None:
@@ -116,7 +116,8 @@ class Serving:
 
     def _take(self) -> Made:
         try:
-            return self._pool.take()
+            made: Made = self._pool.take()
+            return made
         except BaseException as error:  # whatever it is, it is for the trainer to see
             return [Raised(error)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from loaders.system import opencv
 from loaders.workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from loaders.backends.chunk import Chunk
     from loaders.backends.maker import Made, Maker
     from loaders.workers import Job
@@ -73,51 +72,13 @@ class InlinePool:
         """Nothing runs."""
 
 
-class ThreadPool:
-    """Makes batches on as many threads as the maker's ``num_workers``; ``calls`` are those of ``Workers``."""
+def thread_pool(maker: Maker, **calls: Any) -> Workers:
+    """Return a pool of as many threads as the maker's ``num_workers``; ``calls`` are those of ``Workers``.
 
-    def __init__(self, maker: Maker, **calls: Callable[[], None]) -> None:
-        self._maker = maker
-        self._workers = start_workers(max(1, maker.num_workers), **calls)
-
-    def __len__(self) -> int:
-        return len(self._workers)
-
-    @property
-    def num_ready(self) -> int:
-        return self._workers.num_ready
-
-    @property
-    def is_ready(self) -> bool:
-        return self._workers.is_ready
-
-    @property
-    def cpu_s(self) -> float:
-        """Seconds of processor that the threads took."""
-        return self._workers.cpu_s
-
-    def put(self, chunk: Chunk, turn: int) -> None:
-        try:
-            job = chunk.job(turn, self._maker)
-        except Exception as error:  # an index out of range, say: it is raised in its turn
-            job = Group(self._maker, chunk.batches[turn : turn + 1], [Raised(error)])
-        self._workers.put(job)
-
-    def take(self, timeout_s: float | None = None) -> Made:
-        made: Made = self._workers.take(timeout_s=timeout_s)
-        return made
-
-    def describe(self) -> str:
-        return self._workers.describe()
-
-    def close(self) -> None:
-        self._workers.close()
-
-
-def start_workers(num_workers: int, **calls: Any) -> Workers:
-    """Start threads that each use one core, and leave the caller's own setting as it was."""
+    Each uses one core; the caller's own setting stays as it was.
+    """
     opencv.use_one_thread()
-    num_threads = torch.get_num_threads()
+    num_workers, num_threads = max(1, maker.num_workers), torch.get_num_threads()
     prepared: SimpleQueue[None] = SimpleQueue()  # Ctrl-C would leave a Barrier locked
 
     def prepare() -> None:
@@ -129,9 +90,16 @@ def start_workers(num_workers: int, **calls: Any) -> Workers:
             prepared.put(None)
 
     try:
-        workers = Workers(num_workers, prepare=prepare, **calls)
+        workers = Workers(num_workers, job=partial(_job, maker), prepare=prepare, **calls)
         for _ in range(num_workers):
             prepared.get(timeout=_START_TIMEOUT_S)
     finally:
         torch.set_num_threads(num_threads)
     return workers
+
+
+def _job(maker: Maker, chunk: Chunk, turn: int) -> Job:
+    try:
+        return chunk.job(turn, maker)
+    except Exception as error:  # an index out of range, say: it is raised in its turn
+        return Group(maker, chunk.batches[turn : turn + 1], [Raised(error)])

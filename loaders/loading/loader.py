@@ -21,7 +21,7 @@ from loaders.backends.auto import AutoPool, StepWatch, Successor, can_watch
 from loaders.backends.maker import Maker, group_bytes, num_in_flight
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.process import TorchBatches
-from loaders.backends.threads import InlinePool, ThreadPool
+from loaders.backends.threads import InlinePool, thread_pool
 from loaders.buffers import Slots
 from loaders.cached import cached_property
 from loaders.checks import shown
@@ -445,7 +445,7 @@ class DataLoader(OrderedLoader[BatchT]):
             return self._child_pool(maker)
         if self._options.may_change_backend and can_watch():
             return AutoPool(maker, self._successor, partial(self._go_over, maker))
-        return ThreadPool(maker)
+        return thread_pool(maker)
 
     def _go_over(self, maker: Maker, child: Child) -> ChildPool:
         pool = self._kept_children().pool(maker, self._set_to, child)

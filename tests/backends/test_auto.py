@@ -24,9 +24,9 @@ from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches, Pool
 from loaders.backends.subprocess import Child, ChildPool
-from loaders.backends.threads import ThreadPool
 from loaders.datasets.memory.sealed import HeldShard
 from loaders.datasets.reading.samples import collate
+from loaders.workers import Workers
 from tests.device.copies import ManualCopies
 from tests.packdata.packing import pack_samples
 
@@ -173,7 +173,7 @@ def test_threads_go_on_until_the_child_is_up() -> None:
     for i in range(5):
         pool.put(Chunk([[i]]), 0)
         assert next(iter(pool.take(30))).item() == i
-    assert isinstance(pool._pool, ThreadPool)
+    assert isinstance(pool._pool, Workers)
     os.kill(child.pid, signal.SIGCONT)
 
     for _ in range(1000):

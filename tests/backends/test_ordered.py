@@ -13,7 +13,7 @@ from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import Child, ChildPool
-from loaders.backends.threads import ThreadPool
+from loaders.backends.threads import thread_pool
 from loaders.datasets.reading.request import Request
 from loaders.datasets.reading.samples import collate
 
@@ -62,7 +62,9 @@ class Alone(Dataset[int]):
 def test_as_many_batches_are_under_way_as_asked_for_and_no_more(num_ahead: int) -> None:
     dataset, indices = Alone(), Counted()
     dataset.begun.set()
-    batches = OrderedBatches(ThreadPool(maker(dataset)), iter(indices), prefetch_batches=num_ahead)
+    batches = OrderedBatches(
+        thread_pool(maker(dataset)), iter(indices), prefetch_batches=num_ahead
+    )
 
     asked = [(next(batches), indices.asked)[1] for _ in range(5)]
     batches.close()
@@ -71,7 +73,7 @@ def test_as_many_batches_are_under_way_as_asked_for_and_no_more(num_ahead: int) 
 
 
 def test_a_batch_that_takes_longer_keeps_its_place() -> None:
-    pool = ThreadPool(maker(Alone(), num_workers=2))
+    pool = thread_pool(maker(Alone(), num_workers=2))
     batches = OrderedBatches(pool, iter(Counted(12)), prefetch_batches=4)
 
     assert [batch.item() for batch in batches] == list(range(12))
@@ -81,7 +83,7 @@ def child_pool(work: Maker) -> ChildPool:
     return ChildPool(work, Child(work))
 
 
-KINDS = [ThreadPool, pytest.param(child_pool, marks=pytest.mark.slow)]
+KINDS = [thread_pool, pytest.param(child_pool, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,7 +149,7 @@ def test_the_first_batch_is_made_before_other_small_ones_are_begun() -> None:
     dataset = Watching.from_arrays(x=torch.arange(NUM).reshape(NUM, 1))
     indices = dataset.indices = Counted()
     batches = OrderedBatches(
-        ThreadPool(maker(dataset)),
+        thread_pool(maker(dataset)),
         iter(indices),
         prefetch_batches=2,
         chunk_size=16,
@@ -164,7 +166,7 @@ def test_a_batch_is_ready_when_it_would_not_be_waited_for() -> None:
     dataset = Gated.from_arrays(x=torch.arange(16).reshape(16, 1))
     dataset.gate = threading.Event()
     batches = OrderedBatches(
-        ThreadPool(maker(dataset)),
+        thread_pool(maker(dataset)),
         iter(Counted(16)),
         prefetch_batches=2,
         chunk_size=8,
