@@ -34,7 +34,7 @@ from page import HERE, write
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
-from loaders.backends.chunk import Chunks
+from loaders.backends.chunk import chunks
 from loaders.backends.maker import Maker
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.reading.samples import collate
@@ -444,7 +444,7 @@ def epoch_in_parts(loader: DataLoader, num_workers: int) -> float:
     """Make the batches of an epoch in the parts that so many threads would share, one after the other."""
     maker = Maker(loader.dataset, collate, loader.batch_size, True, num_workers)
     began, samples = time.perf_counter(), 0
-    for chunk in Chunks(loader._indices(maker.chunk_size), maker.chunk_size):
+    for chunk in chunks(loader._indices(maker.chunk_size), maker.chunk_size):
         for turn in range(chunk.num_turns):
             job = chunk.job(turn, maker)
             for part in range(job.num_parts):

@@ -48,51 +48,37 @@ class Chunk:
         return maker.job(self._planned[turn])
 
 
-class Chunks:
-    """Cuts indices into chunks of up to ``size`` batches; the first chunks are smaller.
+def chunks(batches: Iterator[Any], size: int, *, is_together: bool = False) -> Iterator[Chunk]:
+    """Cut indices into chunks of up to ``size`` batches; the first chunks are smaller.
 
     Indices come batch by batch, or as ``Steps``. If they raise, the error comes after the batches before it.
     """
-
-    def __init__(self, batches: Iterator[Any], size: int, *, is_together: bool = False) -> None:
-        self._batches, self._max_size, self._is_together = batches, size, is_together
-        self._size = min(size, _FIRST_TOGETHER) if is_together else 1
-        self._steps: Sequence[Any] = ()  # that came, and were not taken
-        self._failed: Exception | None = None
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self
-
-    def __next__(self) -> Chunk:
-        taken = self._take()
-        if taken:
-            return Chunk(taken, is_together=self._is_together)
-        failed, self._failed = self._failed, None
-        try:
-            raise failed or StopIteration
-        finally:
-            del failed  # its traceback holds this frame: the two would keep the loader alive
-
-    def _take(self) -> Sequence[Any]:
-        size, self._size = self._size, min(2 * self._size, self._max_size)
-        taken: Sequence[Any] = [] if self._steps else self._come(size)
-        if self._steps:
-            taken, self._steps = self._steps[:size], self._steps[size:]
-        return taken
-
-    def _come(self, size: int) -> list[Any]:
-        """Return so many batches, or less; none where steps come instead."""
+    num = min(size, _FIRST_TOGETHER) if is_together else 1
+    steps: Sequence[Any] = ()  # that came, and were not taken
+    is_over = False
+    failed: Exception | None = None
+    while not is_over and failed is None:
         taken: list[Any] = []
         try:
             # By next(), not by a loop: some iterators begin anew whenever iter() is called on them.
-            while len(taken) < size and self._failed is None and not self._steps:
-                batch = next(self._batches)
+            while len(taken) < num and not steps:
+                batch = next(batches)
                 if type(batch) is Steps:
-                    self._steps = batch
+                    steps = batch
                 else:
                     taken.append(batch)
         except StopIteration:
-            self._batches = iter(())
+            is_over = True
         except Exception as error:
-            self._batches, self._failed = iter(()), error
-        return taken
+            failed = error
+        if taken:
+            yield Chunk(taken, is_together=is_together)
+        elif steps:
+            yield Chunk(steps[:num], is_together=is_together)
+            steps = steps[num:]
+        num = min(2 * num, size)
+    try:
+        if failed is not None:
+            raise failed
+    finally:
+        del failed  # its traceback holds this frame: the two would keep the loader alive

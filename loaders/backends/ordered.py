@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from loaders.backends.chunk import Chunk, Chunks
+from loaders.backends.chunk import Chunk, chunks
 from loaders.backends.maker import Raised
 from loaders.workers import Late
 
@@ -96,7 +96,7 @@ class OrderedBatches:
     ) -> None:
         self._pool, self._prefetch_batches = pool, prefetch_batches
         self._is_together = is_together
-        self._chunks: Iterator[Chunk] = Chunks(indices, chunk_size, is_together=is_together)
+        self._chunks: Iterator[Chunk] = chunks(indices, chunk_size, is_together=is_together)
         self._chunk, self._turn = Chunk([]), 0  # which is to be begun next
         self._timeout_s, self._stall_warning_s = timeout_s, stall_warning_s
         self._ready: list[Any] = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
-from loaders.backends.chunk import Chunk, Chunks
+from loaders.backends.chunk import Chunk, chunks
 from loaders.backends.maker import Maker
 from loaders.backends.subprocess import Child, ChildPool
 from loaders.codecs.picture import encode_jpeg
@@ -99,37 +99,37 @@ def assert_same(one: Any, other: Any) -> None:
 
 def test_steps_are_cut_as_batches_are_taken_one_by_one() -> None:
     steps = Steps(np.arange(40).reshape(20, 2)), Steps(np.arange(3).reshape(1, 3))
-    chunks = list(Chunks(iter(steps), 8))
+    cut = list(chunks(iter(steps), 8))
 
-    made = [batch.indices.tolist() for chunk in chunks for batch in chunk.batches]
+    made = [batch.indices.tolist() for chunk in cut for batch in chunk.batches]
     assert made == [batch.indices.tolist() for each in steps for batch in each]
-    assert [len(chunk.batches) for chunk in chunks] == [1, 2, 4, 8, 5, 1]
+    assert [len(chunk.batches) for chunk in cut] == [1, 2, 4, 8, 5, 1]
 
 
-def taken(chunks: Chunks, num: int = 1) -> list[list[int]]:
-    return [list(next(chunks).batches) for _ in range(num)]
+def taken(cut: Iterator[Chunk]) -> list[int]:
+    return list(next(cut).batches)
 
 
 def test_the_first_chunks_are_short_and_no_batch_is_left_out() -> None:
-    chunks = list(Chunks(iter(range(20)), 8))
-    together = list(Chunks(iter(range(40)), 16, is_together=True))
+    alone = list(chunks(iter(range(20)), 8))
+    together = list(chunks(iter(range(40)), 16, is_together=True))
 
-    assert [batch for chunk in chunks for batch in chunk.batches] == list(range(20))
-    assert [len(chunk.batches) for chunk in chunks] == [1, 2, 4, 8, 5]
-    assert [chunk.num_turns for chunk in chunks] == [1, 2, 4, 8, 5]
+    assert [batch for chunk in alone for batch in chunk.batches] == list(range(20))
+    assert [len(chunk.batches) for chunk in alone] == [1, 2, 4, 8, 5]
+    assert [chunk.num_turns for chunk in alone] == [1, 2, 4, 8, 5]
     assert [batch for chunk in together for batch in chunk.batches] == list(range(40))
     assert [len(chunk.batches) for chunk in together] == [4, 8, 16, 12]
     assert [chunk.num_turns for chunk in together] == [1] * 4
-    assert list(Chunks(iter([]), 8)) == []
+    assert list(chunks(iter([]), 8)) == []
 
 
 def test_no_more_is_taken_than_is_asked_for_at_once() -> None:
     given = iter(range(20))
-    chunks = Chunks(given, 4)
+    cut = chunks(given, 4)
 
-    assert taken(chunks) == [[0]]
+    assert taken(cut) == [0]
     assert next(given) == 1
-    assert taken(chunks) == [[2, 3]]
+    assert taken(cut) == [2, 3]
     assert next(given) == 4
 
 
@@ -139,15 +139,15 @@ def test_an_error_of_the_order_comes_behind_the_batches_before_it(num: int) -> N
         yield from range(num)
         raise ValueError("no more")
 
-    chunks = Chunks(failing(), 8)
+    cut = chunks(failing(), 8)
 
     found: list[int] = []
     while len(found) < num:
-        found += next(chunks).batches
+        found += taken(cut)
     assert found == list(range(num))
     with pytest.raises(ValueError):
-        next(chunks)
-    assert list(chunks) == []
+        next(cut)
+    assert list(cut) == []
 
 
 def jobs_of(asked: Steps | list[Any], work: Maker) -> list[Any]:
