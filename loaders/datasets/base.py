@@ -273,10 +273,10 @@ Whole = TypeVar("Whole", bound=BatchDataset[Any])
 
 
 class SamplesOf(BatchDataset[Fields], Generic[Whole]):
-    """The samples of another dataset in another form: the host's half of them, for example."""
+    """The samples of another dataset, read by a plan of their own: the host's half of them, for example."""
 
-    def __init__(self, dataset: Whole) -> None:
-        self.dataset, self.device, self.plan = dataset, dataset.device, dataset.plan
+    def __init__(self, dataset: Whole, plan: ReadPlan | None = None) -> None:
+        self.dataset, self.device, self.plan = dataset, dataset.device, plan or dataset.plan
         self.max_workers = dataset.max_workers
 
     def __len__(self) -> int:
@@ -294,15 +294,13 @@ class SamplesOf(BatchDataset[Fields], Generic[Whole]):
     def may_draw(self) -> bool:
         return self.dataset.may_draw
 
-    @property
-    def sample_nbytes(self) -> int | None:
-        return self.dataset.sample_nbytes
-
     def by_shard(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
         return self.dataset.by_shard()
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
-        return self.dataset.request(indices, num_workers)
+        request = self.dataset.request(indices, num_workers)
+        request.plan = self.plan
+        return request
 
     @property
     def num_replaced(self) -> int:  # type: ignore[override]  # counted where samples are read
@@ -312,20 +310,3 @@ class SamplesOf(BatchDataset[Fields], Generic[Whole]):
         """Tell the dataset, too."""
         super().set_epoch(epoch)
         self.dataset.set_epoch(epoch)
-
-
-class HostHalf(SamplesOf[BatchDataset[Any]]):
-    """The samples of a dataset, in batches that a device finishes."""
-
-    def __init__(self, dataset: BatchDataset[Any], plan: ReadPlan) -> None:
-        super().__init__(dataset)
-        self.plan = plan
-
-    @property
-    def sample_nbytes(self) -> int | None:
-        return self.plan.sample_nbytes
-
-    def request(self, indices: Any, num_workers: int = 1) -> Request:
-        request = self.dataset.request(indices, num_workers)
-        request.plan = self.plan
-        return request

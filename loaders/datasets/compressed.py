@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from loaders.codecs.dct import DctCodec
-from loaders.datasets.base import HostHalf
+from loaders.datasets.base import SamplesOf
 from loaders.datasets.on_device import OnDevice, images_of
 from loaders.datasets.reading.coefficients import (
     CoefficientReader,
@@ -65,7 +65,6 @@ class InflateOnDevice(OnDevice):
         halves = self.dataset.halves(device)
         assert halves is not None
         half, finisher = halves
-        assert isinstance(half, HostHalf)
         assert isinstance(finisher, Finisher)
         readers = tuple(_compressed(reader) for reader in half.plan.readers)
         fields, modules = images_of(self.dataset), dict(finisher.modules)
@@ -74,7 +73,7 @@ class InflateOnDevice(OnDevice):
                 codec = DctCodec(fields[name])
                 modules[name] = InflateFinish(codec, module, device, self._decompress)
         plan = replace(half.plan, readers=readers)
-        return HostHalf(self.dataset, plan), Finisher(modules, finisher.ops)
+        return SamplesOf(self.dataset, plan), Finisher(modules, finisher.ops)
 
 
 def _compressed(reader: Reader) -> Reader:

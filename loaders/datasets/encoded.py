@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from loaders.codecs.heads import picture_size, pixels_within
-from loaders.datasets.base import HostHalf
+from loaders.datasets.base import SamplesOf
 from loaders.datasets.moving import check_arrays_stay
 from loaders.datasets.on_device import OnDevice, images_of
 from loaders.datasets.reading.known import known_of
@@ -75,7 +75,7 @@ class JpegOnDevice(OnDevice):
         }
         as_bytes = dict.fromkeys(images, Bytes())
         plan = dataset.plan_half(partial(_with_moves, dataset), as_bytes)
-        return HostHalf(dataset, plan), EncodedFinisher(dataset, modules)
+        return SamplesOf(dataset, plan), EncodedFinisher(dataset, modules)
 
 
 def _with_moves(dataset: PackedDataset[Any], batch: Any, request: Request) -> EncodedBatch:

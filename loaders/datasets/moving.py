@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaders.datasets.base import HostHalf
+from loaders.datasets.base import SamplesOf
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.known import known_of
 from loaders.device.augment import Moves, draw_moves, move_images, move_masks
@@ -34,7 +34,7 @@ class MovingBatch(NamedTuple):
 def moving_halves(dataset: PackedDataset) -> Halves:
     """Return the host's half of a dataset of pixels of one size, and the moves drawn for them, and what moves them."""
     check_movable(dataset)
-    half = HostHalf(dataset, dataset.plan_half(partial(_with_moves, dataset)))
+    half = SamplesOf(dataset, dataset.plan_half(partial(_with_moves, dataset)))
     return half, partial(_moved, dataset)
 
 

@@ -23,7 +23,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.datasets import frame
 from loaders.datasets.base import (
     BatchDataset,
-    HostHalf,
+    SamplesOf,
     SampleT,
     from_start,
     index_array,
@@ -231,7 +231,7 @@ class PackedDataset(BatchDataset[SampleT]):
         if not self._splits:
             return None
         finish = make_finisher(self._shown_fields, self.scale, self.augment, device)
-        return None if finish is None else (HostHalf(self, self.plan_half()), finish)
+        return None if finish is None else (SamplesOf(self, self.plan_half()), finish)
 
     @property
     def _splits(self) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment
-from loaders.datasets.base import HostHalf
+from loaders.datasets.base import SamplesOf
 from loaders.loading.options import LoaderOptions, choose_halves
 from loaders.sampling import BlockShuffled
 from loaders.sampling.order import Sequential, Shuffled
@@ -64,7 +64,7 @@ def test_pixels_are_cropped_on_a_device_only_when_told_so(device: torch.device) 
     dataset = pixels(augment=CROP)
 
     assert choose_halves(dataset, device, "auto") == (dataset, None)
-    assert isinstance(choose_halves(dataset, device, "device")[0], HostHalf)
+    assert isinstance(choose_halves(dataset, device, "device")[0], SamplesOf)
     assert choose_halves(pixels(), device, "device")[1] is None  # there is nothing to do
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from loaders.buffers import Readable
-from loaders.datasets.base import HostHalf, SampleT
+from loaders.datasets.base import SamplesOf, SampleT
 from loaders.datasets.moving import (
     MovesBySize,
     check_arrays_stay,
@@ -147,7 +147,7 @@ class ResidentDataset(PackedDataset[SampleT]):
         if asked.type != home.type or asked.index not in (None, home.index):
             raise ValueError(f"the samples lie on {home}: leave out device={str(device)!r}")
         plan = self._plan_of_rows(partial(_numbers, self, self._resident))
-        return HostHalf(self, plan), partial(self._resident.batch, self)
+        return SamplesOf(self, plan), partial(self._resident.batch, self)
 
     def _plan_of_rows(self, unfinished: Callable[[Any, Request], Any]) -> ReadPlan:
         return ReadPlan(self.view, (), unfinished=unfinished)

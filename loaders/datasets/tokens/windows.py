@@ -13,7 +13,7 @@ import xxhash
 from loaders.checks import Settled, as_list, shares, shown, whole_number
 from loaders.codecs.tokenizer import decoder_of
 from loaders.data.shards import MemoryShard
-from loaders.datasets.base import BatchDataset, HostHalf, from_start, index_array
+from loaders.datasets.base import BatchDataset, SamplesOf, from_start, index_array
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.datasets.shard import ShardDataset
@@ -276,7 +276,7 @@ class TokenWindows(Settled, BatchDataset):
         plain = self.by == "stream" and self.tail == "drop" and self.labels is None
         if not plain or self.dtype == "stored":
             return None
-        return HostHalf(self, self._windows_plan(is_half=True)), Widen(self.dtype)
+        return SamplesOf(self, self._windows_plan(is_half=True)), Widen(self.dtype)
 
     @property
     def fingerprint(self) -> str:
