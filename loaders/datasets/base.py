@@ -294,6 +294,13 @@ class SamplesOf(BatchDataset[Fields], Generic[Whole]):
     def may_draw(self) -> bool:
         return self.dataset.may_draw
 
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        return self.dataset.stores
+
+    def shards_read(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
+        return self.dataset.shards_read(indices)
+
     def by_shard(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
         return self.dataset.by_shard()
 

@@ -12,6 +12,7 @@ import numpy as np
 from loaders.data.ahead import files_at
 from loaders.data.shards import FileShard
 from loaders.data.sparse import GAP_BYTES
+from loaders.datasets.base import SamplesOf
 from loaders.datasets.packed import PackedDataset
 from loaders.errors import CacheError
 from loaders.remote.ahead import Ahead
@@ -220,6 +221,7 @@ def tell_ahead(
     told: list[Ahead] = []
     if all(store.is_all_open for store in dataset.stores):
         return told  # nothing is to be fetched, and nothing that is mapped is evicted
+    dataset = dataset.dataset if isinstance(dataset, SamplesOf) else dataset
     dataset = getattr(dataset, "joined", None) or dataset
     for origin in _origins(dataset):
         reading = LoaderPass(dataset, origin, order, current.plan, current.epoch, num_at_once)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import packdata
-from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, TokenWindows
+from loaders import DataLoader, JpegOnDevice, Mixture, RAMDataset, ShardDataset, TokenWindows
+from loaders.codecs.picture import encode_jpeg
 from loaders.errors import CacheError
 from loaders.remote.ahead import Ahead
-from loaders.schema import Array, Tokens
+from loaders.schema import Array, Image, Label, Tokens
 from tests.remote import servers
 from tests.remote.conftest import fetcher_of, storage
 from tests.remote.test_remote import S3
@@ -86,6 +87,25 @@ def test_samples_one_after_the_other_are_fetched_ahead(tokens: Path, cache: Path
     next(samples)
 
     wait_until(lambda: num_here(cache) == NUM_SHARDS)
+
+
+def test_files_that_a_device_decodes_are_fetched_ahead(tmp_path: Path, cache: Path) -> None:
+    """As those of the dataset that ``JpegOnDevice`` is over."""
+    file = encode_jpeg(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
+    samples = ({"image": file, "label": i} for i in range(64))
+    shard_bytes = 16 * len(file)
+    packdata.pack(
+        samples, tmp_path / "a", {"image": Image(), "label": Label()}, shard_bytes=shard_bytes
+    )
+    num_shards = len([*(tmp_path / "a").glob("*.lmdb")])
+    assert num_shards >= NUM_SHARDS
+    loader = DataLoader(JpegOnDevice(remote(tmp_path / "a", cache)), batch_size=2, num_workers=1)
+
+    batches = iter(loader)
+    next(batches)
+
+    assert loader.stats().remote is not None
+    wait_until(lambda: num_here(cache) == num_shards)
 
 
 def test_a_loader_may_be_collected_on_the_thread_that_tells_its_fetcher(
