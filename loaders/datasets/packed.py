@@ -491,7 +491,7 @@ class PackedDataset(BatchDataset[SampleT]):
                 )
             array = np.flatnonzero(array)
         indices = from_start(whole_numbers(array), len(self), "sample")
-        return self._with(view=self.view.select(indices), _num_untold=0)
+        return self._with(view=self.view.select(indices), part_ends=None, _num_untold=0)
 
     def in_parts(self, ends: Indices) -> Self:
         """Return the same samples, of which a bad one is replaced by one of its own part.

@@ -89,7 +89,7 @@ def _is_plain(dataset: Any) -> bool:
     if not isinstance(dataset, PackedDataset) or dataset.has_own_samples:
         return False
     kind = type(dataset)
-    return kind.__len__ is PackedDataset.__len__ and kind.job in (
-        PackedDataset.job,
-        ResidentDataset.job,
+    return kind.__len__ is PackedDataset.__len__ and kind.request in (
+        PackedDataset.request,
+        ResidentDataset.request,
     )

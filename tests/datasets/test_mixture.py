@@ -310,18 +310,21 @@ def test_damage_is_reported_by_its_source_and_counted(
     assert loader.stats().num_replaced >= 1  # what was to replace it may be bad, too
 
 
-@pytest.mark.parametrize("is_joined", [True, False])
-def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path: Path, is_joined: bool) -> None:
+def with_one_bad(folder: Path) -> ShardDataset:
+    """Return five samples, of which the third is damaged and replaced."""
     samples = [{"values": np.full(40_000, i, np.uint8)} for i in range(5)]
-    folder = pack(
-        tmp_path / "c", {"values": Array(dtype="uint8", dims=(40_000,))}, samples, format="parquet"
-    )
-    path = folder / "shard-00000.parquet"
+    fields = {"values": Array(dtype="uint8", dims=(40_000,))}
+    path = pack(folder, fields, samples, format="parquet") / "shard-00000.parquet"
     data = bytearray(path.read_bytes())
     data[data.index(samples[2]["values"].tobytes())] ^= 1
     path.write_bytes(data)
+    return ShardDataset(folder, on_error="replace")
+
+
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path: Path, is_joined: bool) -> None:
     others = RAMDataset.from_arrays(values=np.full((300, 40_000), 99, np.uint8))
-    bad = ShardDataset(folder, on_error="replace")
+    bad = with_one_bad(tmp_path / "c")
     good = others.replace(on_error="replace") if is_joined else others
     mixture = Mixture([bad, good], [1, 0])
     assert (mixture.joined is not None) == is_joined
@@ -331,6 +334,18 @@ def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path: Path, is_joined
     assert len(served) == 5
     assert 99 not in served
     assert mixture.num_replaced >= 1
+
+
+def test_a_selection_of_joined_sources_replaces_a_bad_sample_by_its_own(tmp_path: Path) -> None:
+    bad = with_one_bad(tmp_path / "c")
+    joined = Mixture([bad, bad.select([0, 1])]).joined
+    assert joined is not None
+
+    chosen = joined.select([2, 1])
+
+    for epoch in range(8):
+        chosen.set_epoch(epoch)
+        assert chosen[0].values[0] == 1
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])

@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
+from loaders.datasets.reading.request import Request
 from loaders.datasets.views import as_ours
 from loaders.errors import SchemaError, StateError
 from tests.packdata.packing import pack_samples
@@ -61,6 +62,10 @@ def test_what_is_not_ours_stays_as_it_is(dataset: ShardDataset) -> None:
         def __getitem__(self, index: Any) -> Any:
             return super().__getitem__(0)
 
+    class Backwards(ShardDataset):
+        def request(self, indices: Any, num_workers: int = 1) -> Request:
+            return super().request([len(self) - 1 - i for i in indices], num_workers)
+
     class MySubset(Subset[Any]):
         pass
 
@@ -69,6 +74,7 @@ def test_what_is_not_ours_stays_as_it_is(dataset: ShardDataset) -> None:
     others: list[Any] = [
         tensors, Subset(tensors, [1]), Subset(Mine(dataset.path), [1]), MySubset(dataset, [1]),
         ConcatDataset([tensors, dataset]), ConcatDataset([dataset, unlike]),
+        Subset(Backwards(dataset.path), [1]), ConcatDataset([Backwards(dataset.path)]),
     ]  # fmt: skip
     for other in others:
         assert as_ours(other) is other
