@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     Allocate = Callable[[int], npt.NDArray[np.uint8]]
 KeptT = TypeVar("KeptT")
-SMALL_BYTES = 32 << 10  # of what is not worth a lease
+SMALL_BYTES = 32 << 10  # smaller buffers are not worth a lease
 _GROWTH = 1.25
 _LINE_BYTES = 64  # of the cache
 
@@ -45,19 +46,16 @@ def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
     return block[start : start + nbytes]
 
 
-class Readable:
-    """Keeps an array, and shows it as writable: torch warns of memory that is not, such as a shared copy, or bytes."""
-
-    def __init__(self, array: npt.NDArray[np.uint8]) -> None:
-        self.array = array
-        place = {"data": (array.ctypes.data, False)}
-        self.__array_interface__ = array.__array_interface__ | place
+def shown_as_writable(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """View an array as if it were writable: torch warns of memory that is not, such as a shared copy, or bytes."""
+    place = array.__array_interface__ | {"data": (array.ctypes.data, False)}
+    return np.asarray(SimpleNamespace(__array_interface__=place, kept=array))
 
 
 class Leases(Generic[KeptT]):
-    """Says which leases have died, when asked: no Python runs when one does.
+    """Tells which leases have died, when asked; no Python code runs when one dies.
 
-    It would run in the trainer's thread, once a batch, and Ctrl-C in there is printed and forgotten.
+    It would run in the trainer's thread, once a batch, and a Ctrl-C inside it would be printed and forgotten.
     """
 
     def __init__(self) -> None:
@@ -66,7 +64,7 @@ class Leases(Generic[KeptT]):
         self._ended: deque[weakref.ref[Any]] = deque()
 
     def watch(self, lease: Any, kept: KeptT) -> None:
-        """Return ``kept`` by ``pop``, once, after the lease has died."""
+        """Have ``pop`` return ``kept`` once, after the lease has died."""
         watched = weakref.ref(lease, self._ended.append)
         self._kept[id(watched)] = watched, kept
 

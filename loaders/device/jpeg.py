@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.dlpack import from_dlpack
 
-from loaders.buffers import Readable
+from loaders.buffers import shown_as_writable
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.codecs.picture import PictureCodec
 from loaders.device.accelerator import as_device
@@ -137,7 +137,7 @@ def _common_size(record: bytes) -> tuple[int, int] | None:
 
 
 def _as_tensor(record: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(Readable(np.frombuffer(record, np.uint8))))
+    return torch.from_numpy(shown_as_writable(np.frombuffer(record, np.uint8)))
 
 
 def decoder_for(channels: int, device: torch.device) -> Decode:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from loaders.buffers import Readable
+from loaders.buffers import shown_as_writable
 from loaders.datasets.base import SamplesOf, SampleT
 from loaders.datasets.moving import (
     MovesBySize,
@@ -87,7 +87,7 @@ class Resident:
     def _pinned(self, dataset: PackedDataset[Any], name: str) -> torch.Tensor:
         data = dataset.store.column(name)[0].data  # type: ignore[union-attr]
         page_lock(data, f"column {name!r}")
-        return torch.from_numpy(np.asarray(Readable(data)))
+        return torch.from_numpy(shown_as_writable(data))
 
     def rows(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
         """Return where samples of the store lie here."""
