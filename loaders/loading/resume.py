@@ -41,6 +41,7 @@ class ForeignPass:
         generators: How the sampler's generators stood when it began; None: it did not yet.
         rng: How torch's own generator stood, if the sampler has drawn from it.
         states: Of the samplers, or of the dataset in each worker, when the last round of workers was over.
+        num_again: Batches of an iterable dataset that were done, and come again first.
     """
 
     def __init__(self, epoch: int, resumed: Mapping[str, Any]) -> None:
@@ -51,12 +52,26 @@ class ForeignPass:
         self.rng: str | None = None
         self.states: dict[str, Any] = dict(resumed.get("states", {}))
         self.taken: deque[Tagged] = deque()
+        self.num_again = 0
         self._round: dict[str, Any] = {}
 
     @property
     def num_in_round(self) -> int:
         """Batches of the workers since the last round was over."""
         return len(self._round)
+
+    def next_of(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch of an iterable dataset, without those that were done, and without its tag."""
+        while self.num_again:
+            done = next(batches)
+            self.num_again -= 1
+            if isinstance(done, Tagged):
+                self.note(done)
+        batch = next(batches)
+        if not isinstance(batch, Tagged):
+            return batch
+        self.taken.append(batch._replace(batch=None))
+        return batch.batch
 
     def count(self, num: int) -> None:
         """Note that batches were handed over, or failed."""
@@ -263,50 +278,27 @@ class ThirdParty:
 
     # -- iterable datasets -------------------------------------------------------------------------
 
-    def iterate(self, loader: Any, begin: Callable[..., Any]) -> Any:
-        """Return torch's iterator over an iterable dataset, from where its state was taken.
+    def iterate(
+        self, loader: Any, begin: Callable[..., Any]
+    ) -> tuple[Any, Callable[[Iterator[Any]], Any]]:
+        """Return torch's iterator over an iterable dataset, and what takes the next batch of it.
 
-        ``begin`` takes what a loader is to have instead of its attributes.
+        The first batch is the one behind those of the state. ``begin`` takes what a loader is to have instead of its
+        attributes.
         """
         current = self._current
         assert current is not None
         if self._stateful is None:
             with self._drawing_again(current):  # torch draws its workers' seeds
-                return _Resumed(begin(), current, current.delivered)
+                current.num_again = current.delivered
+                return begin(), current.next_of
         if not loader.num_workers and "0" in current.states:
             self._stateful.load_state_dict(current.states["0"])
         dataset = None if loader.num_workers else self._stateful
         tagging = _Tagging(loader.collate_fn, dataset)
         loading = _Loading(loader.worker_init_fn, dict(current.states))
-        batches = begin(collate_fn=tagging, worker_init_fn=loading)
-        return _Resumed(batches, current, current.resumed.get("num_in_round", 0))
-
-
-class _Resumed:
-    """Torch's iterator without the batches that were done, and without tags; its attributes are found here."""
-
-    def __init__(self, batches: Any, current: ForeignPass, num_done: int) -> None:
-        self._batches, self._current, self._num_done = batches, current, num_done
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_batches":
-            raise AttributeError(name)
-        return getattr(self._batches, name)
-
-    def __iter__(self) -> _Resumed:
-        return self
-
-    def __next__(self) -> Any:
-        while self._num_done:
-            done = next(self._batches)
-            self._num_done -= 1
-            if isinstance(done, Tagged):
-                self._current.note(done)
-        batch = next(self._batches)
-        if not isinstance(batch, Tagged):
-            return batch
-        self._current.taken.append(batch._replace(batch=None))
-        return batch.batch
+        current.num_again = current.resumed.get("num_in_round", 0)
+        return begin(collate_fn=tagging, worker_init_fn=loading), current.next_of
 
 
 class _Tagging:
