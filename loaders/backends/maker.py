@@ -62,7 +62,7 @@ class Maker:
     # Told how many samples another process's copy of the dataset replaced.
     count_replaced: Callable[[int], None] = _count_nothing
     group_bytes: int = _GROUP_BYTES  # of small batches, to hand over at once
-    # Makes of a job one whose parts are timed, while a profile is on.
+    # While a profile is on: returns a job that does the same, with its parts timed.
     watched: Callable[[Job], Job] | None = None
     # How many batches that is: handing over costs tens of microseconds or hundreds, whatever the size.
     group_size: int = field(init=False)

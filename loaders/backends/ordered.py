@@ -40,7 +40,7 @@ class Pool(Protocol):
     """Makes batches, and hands them over in the order they were asked for: one, or those of a chunk together."""
 
     def __len__(self) -> int:
-        """How many turns were begun, and not taken yet."""
+        """How many turns were begun and not taken yet."""
 
     @property
     def num_ready(self) -> int:
@@ -51,7 +51,7 @@ class Pool(Protocol):
         """Whether the oldest turn could be taken without waiting."""
 
     def put(self, chunk: Chunk, turn: int) -> None:
-        """Begin a turn of a chunk; ``Lost`` if the workers are, and an error said so."""
+        """Begin a turn of a chunk; ``Lost`` if the workers are gone, and an error of ``take`` has said so."""
 
     def take(self, timeout_s: float | None) -> Made:
         """Return the batches that were put in first, or raise their error; ``Late`` if they are not done in time."""

@@ -251,7 +251,7 @@ class MappedSlots:
         assert self._lock is not None
         try:
             self._lock(slot)
-        except LoadersError as error:  # who copies locks what is not: at the cost of one more copy
+        except LoadersError as error:  # copies to a device then pin it first: one more copy
             self._lock = None
             what = str(error)  # a log that kept the error would keep its frames, and the slot
             logger.warning("batches come through memory that is not page-locked: %s", what)

@@ -7,8 +7,7 @@ Contract:
 2. *Normal end.* The trainer sends the indices of a batch and gets the batch back, in order; at most as many are
    under way as the owner put in. A slot is used again after the trainer's last tensor on it has died.
 3. *Failure.* An error of a batch comes back in its place and with its type. A child that dies is an
-   error at once, also while the trainer waits. Who was interrupted in the middle of a message has no use for its child
-   any more.
+   error at once, also while the trainer waits. After Ctrl-C in the middle of a message the child is not used again.
 4. *Early close.* ``close`` leaves the child to the next pool, which drops what it still owes to this one. The child
    ends when its loader does: by closing the socket, and after 5 s by a signal. A child whose trainer is gone ends
    itself. Slots are anonymous memory: nothing is left behind by any death.
@@ -459,11 +458,11 @@ class KeptChildren:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of the slots of who waits."""
+        """Bytes of the slots of idle children."""
         return sum(child.slot_bytes for child in tuple(self._idle))
 
     def pool(self, maker: Maker, epoch: int | None, child: Child | None = None) -> ChildPool:
-        """Return a pool of the child that was started, the one that waits, or a new one; it is kept afterwards."""
+        """Return a pool over ``child``, else over the idle one or a new one; the child is kept afterwards."""
         child = child or self._take() or Child(maker)
         if not child.follow(maker, epoch):
             child.end()

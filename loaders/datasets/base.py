@@ -52,7 +52,11 @@ def index_array(indices: Any) -> npt.NDArray[np.int64]:
 
 
 def from_start(indices: npt.NDArray[np.int64], n: int, what: str) -> npt.NDArray[np.int64]:
-    """Return indices below ``n`` counted from the first; IndexError, with ``what`` they are, if one is out of range."""
+    """Return indices from ``-n`` to ``n - 1`` as counted from the first.
+
+    Raises:
+        IndexError: One is out of range; the message calls it a ``what``.
+    """
     # A negative one is huge when it is seen as unsigned.
     if not len(indices) or np.maximum.reduce(indices.view(np.uint64)) < n:
         return indices
@@ -77,8 +81,8 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         max_workers: Threads that are of use: more would only compete for the interpreter; None is any number.
         has_own_samples: True of a subclass with a ``__getitem__`` or ``__getitems__`` of its own, which says what
             samples are.
-        epoch: What ``dataset[i]`` is augmented for.
-        num_epochs_told: How often someone said so.
+        epoch: The epoch that ``dataset[i]`` is augmented for, as ``set_epoch`` said.
+        num_epochs_told: How often ``set_epoch`` was called.
     """
 
     plan: ReadPlan

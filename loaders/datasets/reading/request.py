@@ -97,10 +97,10 @@ class Request:
     def shared(
         self, name: Hashable, make: Callable[[Request, int, int], T], first: int, last: int
     ) -> tuple[T, int]:
-        """Return what is made once for all parts, as its calls take as long for few rows; and where in it ``first`` is.
+        """Return what ``make`` makes once for all parts of the batch, or of the chunk, and where ``first`` lies in it.
 
-        If a sample is bad, each part makes its own. A single row is always made alone: so a bad sample is found and
-        replaced, and what is known of the others stays.
+        Once, as its calls take as long for few rows as for many. If a sample is bad, each part makes its own. A single
+        row is always made alone: so a bad sample is found and replaced, and what is known of the others stays.
         """
         if last - first == 1:
             return make(self, first, last), 0
