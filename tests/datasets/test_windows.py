@@ -433,10 +433,16 @@ def test_a_batch_may_be_empty(folder: Path, settings: Any) -> None:
     assert batch.tokens.shape == batch.targets.shape == (0, 10)
 
 
-def test_a_part_that_gets_no_document_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_part_that_gets_no_document_is_refused(folder: Path, is_cut: bool) -> None:
+    """Also where the last document goes on behind the span."""
     windows = TokenWindows(folder, 10, by="document")
+    if is_cut:
+        first, second = windows.stream.document_ends[:2].tolist()
+        assert second - first > 2
+        windows = TokenWindows(folder, 10, by="document", span=(0, first + 2))
 
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="document"):
         windows.split([0.9999, 0.0001])
 
 
