@@ -112,11 +112,7 @@ class SharedColumns:
 
     def __init__(self, name: MeetingPlace, sealed: SealedColumns, keeper: Keeper) -> None:
         self.name, self.sealed = name, sealed
-        self._end = finalize(self, keeper.close)
-
-    def close(self) -> None:
-        """Offer it to others no more; the columns stay for as long as somebody refers to them."""
-        self._end()
+        finalize(self, keeper.close)
 
 
 _held: weakref.WeakValueDictionary[MeetingPlace, SharedColumns] = weakref.WeakValueDictionary()
