@@ -14,6 +14,7 @@ import packdata
 from loaders.errors import PackError
 from loaders.schema import Image, Label
 from packdata.arrays.plan import pack_arrays
+from packdata.claimed import claimed_folder
 from packdata.images.plan import pack_images
 from packdata.packing.progress import Quiet
 from tests.packdata.command_sources import make_sources
@@ -80,6 +81,17 @@ def test_messages_name_the_destination_as_it_was_given(
 
     with pytest.raises(PackError, check=At("packed")):
         writer.add(x=2)
+
+
+def test_a_folder_for_temporary_files_that_cannot_be_made_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"packdata-{os.getuid()}"
+    (tmp_path / name).write_text("")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    with pytest.raises(PackError, check=At(name)), claimed_folder("https://host/packed"):
+        pass
 
 
 def test_a_picture_is_the_one_that_was_there_when_it_was_added(

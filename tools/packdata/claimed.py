@@ -17,6 +17,7 @@ from loaders.errors import LoadersError, PackError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_OTHER = "Set TMPDIR to a folder of yours"
 _MOST = 256  # folders of one purpose, among which those that were left are looked for
 
 
@@ -27,9 +28,12 @@ def staging_folder(what: str) -> Path:
         PackError: The folder for temporary files is of no use for that.
     """
     above = Path(tempfile.gettempdir()) / f"packdata-{os.getuid()}"
-    above.mkdir(mode=0o700, exist_ok=True)
+    try:
+        above.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise PackError(f"it cannot be used ({error.strerror})", above, _OTHER) from error
     if above.is_symlink() or above.stat().st_uid != os.getuid():
-        raise PackError("it belongs to another user", above, "Set TMPDIR to a folder of yours")
+        raise PackError("it belongs to another user", above, _OTHER)
     return above / xxhash.xxh3_64_hexdigest(what.encode())
 
 
