@@ -4,7 +4,8 @@
 2. The fetcher answers, or says at least every ``BEAT_S`` that it works on it. One that is silent for ``SILENCE_S`` is
    an error: it was stopped, and holds the folder.
 3. Where a connection breaks, the fetcher is dead: another one is started, by one client of the machine, and the
-   question is asked again. Where that happens ``MAX_DEATHS`` times to one question, it is an error.
+   question is asked again. Where that happens ``MAX_DEATHS`` times to one question, it is an error. So it is where
+   somebody removed the folder: the fetcher ends, and the next one is started in the same folder, made anew.
 4. Readers that each fit into the cache may not fit together: where a process maps shards without a limit, a thread
    waits for the fetcher to ask for room. It ends with its dataset, or with the fetcher.
 """
@@ -26,8 +27,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from loaders import version
 from loaders.errors import CacheError, LoadersError, RemoteError
+from loaders.remote.folder import prepare
 from loaders.remote.url import OBSTORE_SCHEMES
-from loaders.remote.wire import Connection, raise_error
+from loaders.remote.wire import KILLED, Connection, raise_error
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
@@ -215,6 +217,7 @@ def connect(inside: Path) -> Connection:
     while True:
         with suppress(*_NOBODY):
             return Connection(inside)
+        prepare(inside.parent)  # somebody may have removed it
         with open(inside / "start", "ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -229,7 +232,7 @@ def connect(inside: Path) -> Connection:
 
 
 def _start(inside: Path) -> None:
-    """Start a fetcher, and wait until it listens, or has found that another one does."""
+    """Start a fetcher, and wait until it listens, has found that another one does, or was killed."""
     command = [sys.executable, "-P", "-m", "loaders.remote.fetcher", str(inside)]
     with open(inside / "fetcher.log", "ab") as log:
         started = subprocess.Popen(
@@ -242,11 +245,11 @@ def _start(inside: Path) -> None:
             start_new_session=True,
         )
     try:
-        is_started = started.wait(START_S) == 0
+        code = started.wait(START_S)
     except subprocess.TimeoutExpired:
         started.kill()
-        is_started = started.wait() == 0
-    if not is_started:
+        code = abs(started.wait())
+    if code > 0 and code != KILLED:
         raise CacheError("its fetcher could not be started", inside.parent, _look(inside))
 
 

@@ -6,7 +6,8 @@
 3. A file is fetched once for all that wait for it, and they get the same error. Files that are waited for come first,
    then those that loaders will need, in that order, as far as there is room. What is needed last is evicted, but
    nothing that a client waits for or is about to map.
-4. End: some seconds after its last client has gone, or by SIGTERM. The next one deletes what ``kill -9`` left.
+4. End: some seconds after its last client has gone, or by SIGTERM. The next one deletes what ``kill -9`` left. Where
+   somebody removed the folder, or its lock, it ends without an answer: who asked starts the next one, and asks that.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from loaders.remote.url import URL
 from loaders.remote.wanted import NO_NEED, Wants
 from loaders.remote.wire import (
     BEAT_S,
+    KILLED,
     MAX_LINE_BYTES,
     PROTOCOL,
     SOCKET_NAME,
@@ -110,13 +112,14 @@ class Fetcher:
         server = await asyncio.start_unix_server(self._serve, sock=listening, **options)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
         on_ready()
-        while not self._is_idle() and not self._stop.is_set():
+        while not (self._is_idle() or self._stop.is_set() or self._stored.is_removed()):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), 0.25)
             self._pump()
         server.close()
-        with contextlib.suppress(OSError):
-            (self._inside / SOCKET_NAME).unlink()
+        if not self._stored.is_removed():  # else it is that of another one
+            with contextlib.suppress(OSError):
+                (self._inside / SOCKET_NAME).unlink()
 
     def _is_idle(self) -> bool:
         if self._clients:
@@ -191,10 +194,13 @@ class Fetcher:
                 writer.write(encoded({"wait": {"what": describe()}}))
                 await writer.drain()
             answer = task.result()
-        except Errors as error:
+        except (*Errors, OSError) as error:
+            if self._stored.is_removed():
+                self._stop.set()
+                raise ConnectionAbortedError from error  # who hears nothing asks the next one
+            if isinstance(error, OSError):
+                error = not_written(error, self._inside.parent)
             writer.write(encoded(error_message(error)))
-        except OSError as error:
-            writer.write(encoded(error_message(not_written(error, self._inside.parent))))
         except Exception as error:  # whatever it is: a client that hears nothing asks again
             logger.exception("an answer failed")
             what = f"its fetcher has a defect: {hide_secrets(repr(error), {})}"
@@ -578,9 +584,11 @@ def _run(inside: Path, ready: int) -> int:
 def main(argv: list[str]) -> int:
     """Serve a folder, in a detached process; return when it listens: 0, or 1 if it cannot."""
     reading, writing = os.pipe()
-    if os.fork():
+    if child := os.fork():
         os.close(writing)
-        return 0 if os.read(reading, 1) else 1
+        if os.read(reading, 1):
+            return 0
+        return KILLED if os.WIFSIGNALED(os.waitpid(child, 0)[1]) else 1
     os.close(reading)
     code = _run(Path(argv[1]), writing)
     logging.shutdown()

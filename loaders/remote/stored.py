@@ -26,7 +26,7 @@ class CacheFolder:
     """The verified files of a cache, by hash.
 
     Args:
-        inside: The cache folder of this version.
+        inside: The cache folder of this version, locked.
 
     Attributes:
         used_bytes: What they take.
@@ -36,12 +36,17 @@ class CacheFolder:
     """
 
     def __init__(self, inside: Path) -> None:
-        self._inside = inside
+        self._lock = inside / "lock"
+        self._lock_number = _number_of(self._lock)
         found = (CacheFile(path, path.stat().st_size) for path in _files(inside / "shards"))
         self.files = {file.path.stem: file for file in found}
         self.used_bytes = sum(file.size for file in self.files.values())
         self.reserved_bytes = self.num_evicted = self.evicted_bytes = 0
         self.promised: dict[object, tuple[str, float]] = {}
+
+    def is_removed(self) -> bool:
+        """Tell whether somebody removed the fetcher's lock: another one may serve the folder now."""
+        return _number_of(self._lock) != self._lock_number
 
     def has(self, digest: str) -> bool:
         """Tell whether a file is there; one that somebody deleted is forgotten."""
@@ -164,6 +169,13 @@ def users_of(paths: Iterable[Path]) -> list[int]:
         held = (line.split() for line in Path("/proc/locks").read_text().splitlines())
         return sorted({int(each[4]) for each in held if each[5] in places and int(each[4]) > 0})
     return []
+
+
+def _number_of(path: Path) -> int | None:
+    """Return what tells a file from another of the same name; None if there is none."""
+    with suppress(OSError):
+        return path.stat().st_ino
+    return None
 
 
 def _files(folder: Path) -> Iterator[Path]:

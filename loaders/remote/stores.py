@@ -157,14 +157,15 @@ class ObstoreObjects:
         """Return bytes from ``start`` to ``end``, or all; only of the object with this e-tag, if one is given."""
         options: dict[str, Any] = {} if end is None else {"range": (start, end)}
         options |= {"if_match": etag} if etag else {}
-        size = None if end is None else end - start
-        return await self._run(lambda: self._get(name, options, size))
+        return await self._run(lambda: self._get(name, options))
 
-    async def _get(self, name: str, options: Any, size: int | None) -> Got:
+    async def _get(self, name: str, options: Any) -> Got:
         found = await self._api.get_async(self._store, name, options=options)
         data = memoryview(await found.bytes_async())
-        if size is not None and data.nbytes != size:
-            raise StoreFault("network", f"{data.nbytes} bytes came where {size} were asked")
+        start, end = options.get("range", (0, data.nbytes))
+        if data.nbytes != end - start:
+            kind = "short" if found.meta["size"] < end else "network"
+            raise StoreFault(kind, f"{data.nbytes} bytes came where {end - start} were asked")
         return Got(data, found.meta.get("e_tag"), found.meta.get("version"))
 
     async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:

@@ -125,6 +125,7 @@ class Download:
 
     def open(self) -> None:
         """Reserve its room on the disk; ``OSError`` if there is none."""
+        self._part_path.parent.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(self._part_path, flags, 0o600)
         try:
@@ -227,7 +228,11 @@ class Download:
             self._fault = StoreFault("damaged", f"its xxh3-128 is {digest}")
             return
         os.fchmod(self._descriptor, 0o444)
-        self.target.parent.mkdir(mode=0o700, exist_ok=True)
+        for folder in (
+            self.target.parents[1],
+            self.target.parent,
+        ):  # not those above: who removed them has removed all
+            folder.mkdir(mode=0o700, exist_ok=True)
         os.rename(self._part_path, self.target)
         self._on_end(self, None)
         self.done.set_result(None)

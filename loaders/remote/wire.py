@@ -24,6 +24,7 @@ BEAT_S = 1.0  # between two lines of a request that is being worked on
 SILENCE_S = 20.0
 MAX_LINE_BYTES = 256 << 20
 SOCKET_NAME = "socket"
+KILLED = 3  # the status of who starts a fetcher that is killed before it listens
 _GONE = "the fetcher has gone"
 Failure = RemoteError | CacheError | ChecksumError | ManifestError
 _ERRORS = {kind.__name__: kind for kind in (RemoteError, CacheError, ChecksumError, ManifestError)}
