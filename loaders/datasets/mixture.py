@@ -14,7 +14,7 @@ from loaders.datasets.base import BatchDataset, check_stored, from_start, index_
 from loaders.datasets.interleave import SourcesReader
 from loaders.datasets.packed import PackedDataset, concat
 from loaders.datasets.reading.request import ReadPlan, Request, SourcePart
-from loaders.datasets.views import as_ours
+from loaders.datasets.views import as_ours, serves_stored
 from loaders.errors import SchemaError
 from loaders.rng import key64
 from loaders.sampling.batch import IndexBatch
@@ -263,7 +263,7 @@ class Mixture(Settled, BatchDataset):
 
 def _concat_if_alike(sources: Sequence[BatchDataset]) -> PackedDataset | None:
     """Return the sources as one dataset, or None if they are too different."""
-    packed = [source for source in sources if isinstance(source, PackedDataset)]
+    packed = [source for source in sources if serves_stored(source)]
     if len(packed) < len(sources) or len({source.store.check for source in packed}) > 1:
         return None
     if any(source.device is not None for source in packed):  # each gathers from its own memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import xxhash
@@ -32,13 +32,13 @@ def as_ours(dataset: Any) -> Any:
     """
     if type(dataset) is Subset:
         whole = as_ours(dataset.dataset)
-        if not _is_plain(whole):
+        if not serves_stored(whole):
             return dataset
         indices = np.asarray(dataset.indices)
         return whole.select(indices.astype(np.int64) if indices.dtype == bool else indices)
     if type(dataset) is ConcatDataset:
         parts = [as_ours(part) for part in dataset.datasets]
-        if all(_is_plain(part) for part in parts):
+        if all(serves_stored(part) for part in parts):
             try:
                 return concat(parts)
             except SchemaError:  # they differ in their settings
@@ -84,7 +84,7 @@ def _parts(dataset: Any) -> Iterator[Any]:
         yield from value[:_MAX_PARTS] if isinstance(value, list | tuple) else (value,)
 
 
-def _is_plain(dataset: Any) -> bool:
+def serves_stored(dataset: Any) -> TypeGuard[PackedDataset]:
     """Tell whether a dataset serves its samples as ``PackedDataset`` does, whatever its class."""
     if not isinstance(dataset, PackedDataset) or dataset.has_own_samples:
         return False

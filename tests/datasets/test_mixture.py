@@ -11,6 +11,7 @@ import torch
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, audit, augment, collate
 from loaders.buffers import Memory
 from loaders.data.store import Store
+from loaders.datasets.reading.request import Request
 from loaders.errors import (
     BatchError,
     ChecksumError,
@@ -346,6 +347,21 @@ def test_a_selection_of_joined_sources_replaces_a_bad_sample_by_its_own(tmp_path
     for epoch in range(8):
         chosen.set_epoch(epoch)
         assert chosen[0].values[0] == 1
+
+
+class Backwards(RAMDataset):
+    """Chooses its samples itself."""
+
+    def request(self, indices: Any, num_workers: int = 1) -> Request:
+        return super().request([len(self) - 1 - i for i in indices], num_workers)
+
+
+def test_a_source_that_chooses_its_samples_itself_does_so_in_a_mixture() -> None:
+    one = Backwards.from_arrays(x=np.arange(5))
+
+    mixture = Mixture([one, RAMDataset.from_arrays(x=np.arange(5))])
+
+    assert [int(mixture[i].x) for i in range(10)] == [4, 3, 2, 1, 0, 0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
