@@ -23,11 +23,11 @@ from loaders.errors import CodecError
 from loaders.schema import Image, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from loaders.data.store import Store
+    from loaders.data.finder import Rows
     from loaders.datasets.reading.request import Request
 
     UInt8Array = npt.NDArray[np.uint8]
@@ -94,7 +94,8 @@ class WantedPictures:
 class PictureReader:
     """Images and masks: decoded, cropped, resized and flipped, straight into their place in the batch."""
 
-    store: Store
+    # Returns the records of the field of some samples: of a store, as ``Store.records``, or of what stands in for it.
+    read_records: Callable[[str, Rows], list[UInt8Array]]
     name: str
     field: Image | Mask
     views: tuple[tuple[str, tuple[Any, ...]], ...]  # name and ops of each; no ops: as stored
@@ -102,15 +103,12 @@ class PictureReader:
     # Of each view, height and width of all its results; None: they differ, and a batch is a list of tensors.
     sizes: tuple[tuple[int, int] | None, ...]
     fills: tuple[Any, ...]  # of each view: what lies outside of the pictures
+    prefetched_field: str | None
     min_rows: int = 4
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.views)
-
-    @property
-    def prefetched_field(self) -> str | None:
-        return self.name if self.store.reads_whole else None
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [
@@ -196,14 +194,14 @@ class PictureReader:
                 augment.edit(out, kinds[i].tolist(), values[i].tolist())
 
     def _records(self, request: Request, first: int, last: int) -> Sequence[UInt8Array]:
-        return request.records(self.store.records, self.name, first, last)
+        return request.records(self.read_records, self.name, first, last)
 
     def wanted(self, request: Request, first: int, last: int) -> tuple[WantedPictures, int]:
         """Find pictures, read their headers, and draw their crops and flips; return where row ``first`` is, too."""
         return request.shared(("wanted", self.name), self._wanted, first, last)
 
     def _wanted(self, request: Request, first: int, last: int) -> WantedPictures:
-        records = self.store.records(self.name, request.part(first, last))
+        records = self.read_records(self.name, request.part(first, last))
         heads = self._heads(records)
         plans = [
             geometry_of(request, ops, view, heads.sizes, first, last)

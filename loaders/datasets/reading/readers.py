@@ -277,7 +277,8 @@ def _picture_reader(
         codec = codec.limited(max_picture_mb) if isinstance(codec, PictureCodec) else codec
     sizes = tuple(augment.output_size(ops, field.size) for ops in views.values())
     fills = tuple(_fill(name, field, ops) for ops in views.values())
-    return PictureReader(source, name, field, named, codec, sizes, fills)
+    prefetched = name if source.reads_whole else None
+    return PictureReader(source.records, name, field, named, codec, sizes, fills, prefetched)
 
 
 def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:

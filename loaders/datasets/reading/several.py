@@ -18,22 +18,9 @@ from loaders.errors import CodecError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaders.data.finder import Rows
     from loaders.data.store import Store
     from loaders.datasets.reading.pictures import PictureReader
     from loaders.datasets.reading.request import UInt8Array
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The pictures of some samples, in place of a store."""
-
-    files: list[UInt8Array]
-
-    def records(self, field: str, rows: Rows) -> list[UInt8Array]:
-        """Return all of them: they are read at once."""
-        assert len(rows) == len(self.files)
-        return self.files
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +60,7 @@ class ImagesReader:
         """Return all pictures of each view."""
         if not files:
             return [self._none(size) for size in self.pictures.sizes]
-        reader = replace(self.pictures, store=_Files(files))  # type: ignore[arg-type]
+        reader = replace(self.pictures, read_records=lambda name, rows: files)  # all at once
         values = reader.begin(len(files), Memory())
         try:
             reader.read(values, request, 0, len(files))
