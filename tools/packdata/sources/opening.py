@@ -24,9 +24,8 @@ from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
 from packdata.sources.layouts import SPLIT_NAMES, split_commands
 from packdata.sources.listed import files_matching, opened_in_order, place_of_source
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
-from packdata.sources.litdata import is_litdata
 from packdata.sources.refused import check_folder, check_regular, nothing_at
-from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind
+from packdata.sources.row_kinds import ROW_KINDS, kind_of_rows, listed_files, row_kind
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TarSource
 from packdata.wording import few
@@ -80,7 +79,7 @@ def open_source(
     _check_one_kind(path, files)
     opened_in_order(files)
     first = files[0]
-    archive = "litdata" if is_litdata(first) else _archive_kind(first.name)
+    archive = kind_of_rows(first) or _archive_kind(first.name)
     if archive == "tar":
         _check_columns_unused(path, columns | {"label_column": None})
         return TarSource(files, name, label_column=label_column)

@@ -114,8 +114,17 @@ def row_kind(name: str) -> str | None:
     return suffix if suffix in ROW_KINDS else None
 
 
+def kind_of_rows(path: Path) -> str | None:
+    """Return which kind of file of rows lies at a path, None if it is none: its name says so, or that it lists chunks.
+
+    Raises:
+        SourceError: It is an ``index.json`` that cannot be read.
+    """
+    return "litdata" if is_litdata(path) else row_kind(path.name)
+
+
 def open_row_file(path: Path) -> RowFile:
-    """Open a file as what its name says; SourceError if it cannot be read."""
+    """Open a file of rows as what it is; SourceError if it cannot be read."""
     return _KINDS["litdata" if path.name == INDEX else row_kind(path.name) or ""](path)
 
 

@@ -22,9 +22,8 @@ from packdata.sources.listed import (
     place_of_source,
     real_path,
 )
-from packdata.sources.litdata import is_litdata
 from packdata.sources.refused import check_folder, check_regular
-from packdata.sources.row_kinds import listed_files, row_kind
+from packdata.sources.row_kinds import kind_of_rows, listed_files
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.jsonl import JsonLinesFile
 from packdata.tables.typed import arrow_table, parquet_table, rows_table
@@ -49,6 +48,9 @@ _KINDS: dict[str, Callable[[Path, Sequence[str]], TableFile]] = {
     ".ipc": arrow_table,
 }
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".ipc")
+_FOREIGN = frozenset(
+    {"mds", "tfrecord", "litdata"}
+)  # of files of rows, those that are tables as they are
 FOLDER = "folder"  # where the suffixes of files are counted
 _COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip")
 
@@ -268,9 +270,8 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
     """Return what a folder holds, and what its folders such as ``year=2024`` do."""
     inside = [path for path in sorted(folder.iterdir()) if not is_hidden(path.name)]
     listed = listed_files(folder, [path.name for path in inside])
-    if (
-        listed is not None
-    ):  # beside the files of a dataset lie their index, and what caches have left
+    # Beside the files of a dataset lie their index, and what caches have left.
+    if listed is not None:
         inside = [path for path in inside if path in listed or path.is_dir()]
     tables = {path for path in inside if suffix_of(path.name) in _SUFFIXES}
     tables |= {path for path in inside if _is_foreign(path)} | {*(listed or ())}
@@ -295,7 +296,7 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
 
 
 def _is_foreign(path: Path) -> bool:
-    return row_kind(path.name) in ("mds", "tfrecord")
+    return kind_of_rows(path) in _FOREIGN
 
 
 def _is_compressed_table(path: Path) -> bool:
@@ -310,7 +311,7 @@ def _open(
 ) -> TableFile:
     check_regular(path, path)
     suffix = suffix_of(path.name)
-    if _is_foreign(path) or is_litdata(path):
+    if _is_foreign(path):
         return rows_table(path, missing)
     if suffix not in _DELIMITED and suffix not in _KINDS:
         what = f"files of kind {suffix or 'without suffix'} are not tables that can be packed"

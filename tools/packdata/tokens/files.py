@@ -19,9 +19,8 @@ from packdata.sources.listed import (
     opened_in_order,
     place_of_source,
 )
-from packdata.sources.litdata import is_litdata
 from packdata.sources.refused import check_folder, check_mode, check_name, check_no_log, nothing_at
-from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind
+from packdata.sources.row_kinds import ROW_KINDS, kind_of_rows, listed_files, row_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -129,8 +128,8 @@ def _list_folder(folder: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
         suffix, compression = _suffixes(path)
         # A plain .json beside others is often no data: it is read where it is named.
         is_json_lines = suffix == ".json" and compression is not None
-        is_rows = row_kind(path.name) is not None or is_litdata(path)
-        if suffix not in _KINDS and not is_rows and not is_json_lines:
+        is_known = suffix in _KINDS or is_json_lines or kind_of_rows(path) is not None
+        if not is_known:
             ignored[suffix] += 1
         elif not _is_index_of_bin(path):
             yield _source_file(path, name)
@@ -163,7 +162,7 @@ def _source_file(path: Path, name: str) -> SourceFile:
         path, name = path.with_suffix(".bin"), name.removesuffix(path.suffix) + ".bin"
     if suffix in _NOT_READ:
         raise SourceError(f"{suffix} files are not read", path, _NOT_READ[suffix])
-    kind = "litdata" if is_litdata(path) else row_kind(path.name)
+    kind = kind_of_rows(path)
     if kind is None:
         inner = row_kind(path.stem) if compression else None
         kind = inner or ("jsonl" if suffix == ".json" else _KINDS.get(suffix, "text"))
