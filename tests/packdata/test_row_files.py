@@ -368,7 +368,9 @@ def test_compressed_chunks_of_litdata_are_read(tmp_path: Path) -> None:
     assert len(documents(pack(source, tmp_path / "p"))) == 3
 
 
-@pytest.mark.parametrize("damage", ["cut", "lost", "offsets", "pickle", "encrypted", "config"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "lost", "empty", "offsets", "pickle", "encrypted", "config"]
+)
 def test_damaged_litdata_is_refused_with_its_file(tmp_path: Path, damage: str) -> None:
     source = Path(shutil.copytree(FOREIGN / "litdata", tmp_path / "lit"))
     (chunk,), where = source.glob("*.bin"), source / "index.json"
@@ -378,6 +380,8 @@ def test_damaged_litdata_is_refused_with_its_file(tmp_path: Path, damage: str) -
         chunk.write_bytes(data[: -1 if damage == "cut" else None])
     elif damage == "lost":
         chunk.unlink()
+    elif damage == "empty":
+        chunk.write_bytes(b"")
     elif damage == "pickle":
         index["config"]["data_format"][2] = "pickle"
     elif damage == "encrypted":
@@ -389,7 +393,7 @@ def test_damaged_litdata_is_refused_with_its_file(tmp_path: Path, damage: str) -
     with pytest.raises(SourceError) as caught:
         pack(source, tmp_path / "p", text_column="text")
 
-    assert caught.value.path == (chunk if damage in ("cut", "offsets", "lost") else where)
+    assert caught.value.path == (where if damage in ("pickle", "encrypted", "config") else chunk)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from loaders.errors import SourceError
 from packdata.sources.arrow import read_json
 from packdata.sources.base import read_file
 from packdata.sources.mds import DECODERS, INDEX, decode_sample
-from packdata.sources.row_file import COMPLETE, RowFile, decompressed, table_of
+from packdata.sources.row_file import COMPLETE, RowFile, decompressed, map_file, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +109,7 @@ class LitDataRows(RowFile):
             raise SourceError("it is listed in index.json and is not there", chunk)
         if self._config.get("compression"):
             return int(listed)
-        data = np.memmap(chunk, np.uint8, "r")
+        data = np.frombuffer(map_file(chunk), np.uint8)
         arrow = self._arrow(data, chunk)
         return len(self._offsets(data, chunk)) - 1 if arrow is None else len(arrow)
 
