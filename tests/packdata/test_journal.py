@@ -156,7 +156,7 @@ def test_differences_of_plans_are_named() -> None:
 
     assert found[0] == "quality was 90, is now 80"
     assert found[1] == "fit was null, is now not there"
-    assert found[2] == "files differs"
+    assert found[2] == "the list of files (names, sizes, times) differs"
     assert found[3] == "more was not there, is now {}"
     assert len(found) == 4
 

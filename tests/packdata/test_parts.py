@@ -370,7 +370,7 @@ def test_parts_of_different_lists_options_and_versions_are_refused(
     changed = photos / "train" / "c0" / "0.png"
     os.utime(changed, ns=(1, 1))
     pack_images(photos, dst, part="1/2")
-    with pytest.raises(PackError, match="files"):
+    with pytest.raises(PackError, match="list of files"):
         finish(dst)
 
     pack_images(photos, dst, part="0/2", overwrite=True)
@@ -387,6 +387,22 @@ def test_parts_of_different_lists_options_and_versions_are_refused(
     with pytest.raises(PackError, match="numpy"):
         finish(dst)
     assert not (dst / "train").exists()
+
+
+def test_parts_of_copies_of_a_source_that_are_called_otherwise_are_joined(
+    photos: Path, tmp_path: Path
+) -> None:
+    """As on machines that each have a copy on a disk of their own; the name that the first part saw is told."""
+    source, copied, dst = photos / "train", tmp_path / "node-1", tmp_path / "dst"
+    shutil.copytree(source, copied)
+    pack_images(source, dst, part="0/2")
+    pack_images(copied, dst, part="1/2")
+    finish(dst)
+    for i in range(2):
+        pack_images(source, tmp_path / "one", part=f"{i}/2")
+    finish(tmp_path / "one")
+
+    assert contents(dst) == contents(tmp_path / "one")
 
 
 def test_parts_and_what_else_lies_there_do_not_mix(photos: Path, tmp_path: Path) -> None:

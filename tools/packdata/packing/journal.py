@@ -97,6 +97,8 @@ class JournalHeader:
                 is_short = max(len(was), len(now)) <= _MAX_SHOWN_CHARS and _HASH not in was
                 short = name.rpartition(".")[2]  # the option; before it stands whose
                 text = f"{short} was {was}, is now {now}" if is_short else f"{short} differs"
+                if short == "files":  # of which a plan has the hash
+                    text = "the list of files (names, sizes, times) differs"
                 found.setdefault((short, was, now), text)
         return list(found.values())
 

@@ -150,14 +150,17 @@ def all_parts(dst: Path, found: Found, complete: Mapping[int, Complete | None]) 
 
 
 def check_alike(dst: Path, parts: Sequence[Complete], digest: str = "") -> None:
-    """Raise PackError if parts are not of one packing (that of a hash, if one is given), or have nothing in them."""
+    """Raise PackError if parts are not of one packing (that of a hash, if one is given), or have nothing in them.
+
+    What their sources are called may differ: the dataset tells the name that the first part saw.
+    """
     first = parts[0]
     if digest and digest_of(whole(first.header.plan, len(parts))) != digest:
         what = "what was packed there was replaced by another packing, meanwhile"
         raise PackError(what, dst, "Pack one of them into another place")
     for part in parts:
         differences = first.header.differences(part.header.plan)
-        if differences or part.state.done != first.state.done:
+        if differences or _schemas(part) != _schemas(first):
             what = "; ".join(differences[:4]) or "what the datasets hold differs"
             hint = f"Pack one of them again as the other, with {OVERWRITE}"
             raise PackError(
@@ -173,6 +176,10 @@ def check_alike(dst: Path, parts: Sequence[Complete], digest: str = "") -> None:
                 else ""
             )
             raise PackError(f"{where}no sample that could be packed", dst, hint)
+
+
+def _schemas(part: Complete) -> dict[str, Any]:
+    return {folder: content["schema"] for folder, content in (part.state.done or {}).items()}
 
 
 def whole(plan: Mapping[str, str], of: int) -> dict[str, str]:
