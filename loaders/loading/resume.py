@@ -60,6 +60,11 @@ class ForeignPass:
         """Batches of the workers since the last round was over."""
         return len(self._round)
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether it goes on from a state, and nothing was taken from it."""
+        return not self.is_over and self.delivered == self.resumed.get("delivered")
+
     def next_of(self, batches: Iterator[Any]) -> Any:
         """Return the next batch of an iterable dataset, without those that were done, and without its tag."""
         while self.num_again:
@@ -143,6 +148,9 @@ class ThirdParty:
         if self._dataset is not None and self._times_told != self._num_told:
             self.set_epoch(self._dataset.epoch)
             self._num_told = self._times_told
+        last = self._current
+        if last is not None and last.is_unused and self.epoch == last.epoch + 1:
+            self._next, self.epoch = last.resumed, last.epoch  # frameworks begin twice
         self._current = ForeignPass(
             self.epoch, {"states": self._states(loader)} | dict(self._next)
         )
@@ -192,7 +200,8 @@ class ThirdParty:
         if self.is_iterable:
             sizes["num_workers"] = loader.num_workers
         generators = [_text(each.get_state()) for each in self._generators]
-        place = {"epoch": epoch, "delivered": delivered, "generators": generators}
+        # All names in every state: torch.distributed.checkpoint restores those that a fresh loader's state has.
+        place = {"epoch": epoch, "delivered": delivered, "generators": generators, "rng": None}
         if self._own is not None:
             place["sampler_epoch"] = self._own.epoch
         return {"kind": _KIND, **sizes, **place}
@@ -254,15 +263,16 @@ class ThirdParty:
             generator.set_state(_tensor(text))
         current.generators = [_text(each.get_state()) for each in self._generators]
         before = torch.get_rng_state()
-        if "rng" in resumed:
-            torch.set_rng_state(_tensor(resumed["rng"]))
+        rng = resumed.get("rng")
+        if rng is not None:
+            torch.set_rng_state(_tensor(rng))
         drawn_from = torch.get_rng_state()
         try:
             yield
             if not torch.equal(drawn_from, torch.get_rng_state()):
                 current.rng = _text(drawn_from)
         finally:
-            if "rng" in resumed:
+            if rng is not None:
                 torch.set_rng_state(before)
 
     def _go_on(self, batches: Iterable[Any], resumed: Mapping[str, Any]) -> Iterator[Any]:

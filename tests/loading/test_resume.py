@@ -155,6 +155,41 @@ def test_a_sampler_goes_on_where_the_state_was_taken(
         assert batches_of(resumed) == batches_of(first)
 
 
+@pytest.mark.parametrize("name", ["random", "random with generator", "list"])
+def test_a_fresh_loader_names_all_that_the_state_of_a_sampler_has(name: str) -> None:
+    """``torch.distributed.checkpoint`` restores the names that the state of the loader to resume has."""
+    first = DataLoader(Plain(), num_workers=0, **make(name))
+    iterator = iter(first)
+    next(iterator)
+    state, rest = first.state_dict(), batches_of(iterator)
+    resumed = DataLoader(Plain(), num_workers=0, **make(name))
+    torch.manual_seed(8)
+    names = resumed.state_dict()["sampler"].keys()
+
+    resumed.load_state_dict({**state, "sampler": {name: state["sampler"][name] for name in names}})
+
+    assert batches_of(resumed) == rest
+
+
+@pytest.mark.parametrize("num_taken", [1, 2])
+@pytest.mark.parametrize("name", ["random", "random with generator", "stateful", "list"])
+def test_an_iterator_that_nothing_was_taken_from_does_not_use_a_state_up(
+    name: str, num_taken: int
+) -> None:
+    """Lightning begins twice where a checkpoint is of the end of an epoch."""
+    first, resumed, twice = (DataLoader(Plain(), num_workers=0, **make(name)) for _ in range(3))
+    batches_of(itertools.islice(iter(first), num_taken))
+    state = first.state_dict()
+    resumed.load_state_dict(state)
+    twice.load_state_dict(state)
+
+    torch.manual_seed(8)
+    rest = batches_of(resumed)
+    torch.manual_seed(8)
+    iter(twice)
+    assert batches_of(twice) == rest
+
+
 def test_what_was_done_is_not_read_again() -> None:
     first = DataLoader(Plain(), 3, sampler=list(range(NUM)), num_workers=0)
     batches = iter(first)
