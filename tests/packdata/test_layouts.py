@@ -298,6 +298,7 @@ def test_classes_called_by_numbers_are_noted(
         (["HR/a.png", "HR/b.png", "LR/a.png", "LR/c.png"], ""),
         (["cat/1.jpg", "dog/1.jpg"], ""),
         (["Cat/1.jpg", "cat /2.jpg", "dog/3.jpg"], "'Cat' and 'cat '"),
+        (["caf\u00e9/1.jpg", "cafe\u0301/2.jpg"], "'cafe\\u0301' and 'caf\u00e9'"),
         (["c++/1.jpg", "c/2.jpg"], ""),
     ],
 )

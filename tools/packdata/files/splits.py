@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -266,11 +267,13 @@ def _numbered(splits: Sequence[Split]) -> Iterator[str]:
 
 
 def _written_alike(splits: Sequence[Split]) -> Iterator[str]:
-    """Name classes that differ in nothing but case and blanks."""
+    """Name classes that differ in nothing but case, blanks, and how accents are encoded (folders copied from macOS)."""
     alike: dict[str, list[str]] = defaultdict(list)
     for name in _classes_of(splits):
-        alike[" ".join(name.casefold().split())].append(name)
-    found = [" and ".join(map(repr, names)) for names in alike.values() if len(names) > 1]
+        composed = unicodedata.normalize("NFC", name)
+        shown = repr(name) if name == composed else ascii(name)
+        alike[" ".join(composed.casefold().split())].append(shown)
+    found = [" and ".join(names) for names in alike.values() if len(names) > 1]
     if found:
         yield f"classes whose names are almost the same: {few(found)}"
 
