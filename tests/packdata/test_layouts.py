@@ -312,6 +312,24 @@ def test_classes_that_seem_to_be_no_classes_are_noted(
     assert all(expected in note for note in found)
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/c/1.jpg"], ["val", "c"]),
+        (["train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg"], []),
+        (["val/a/1.jpg", "test/b/1.jpg"], []),
+    ],
+)
+def test_a_class_that_is_not_trained_on_is_noted(
+    tmp_path: Path, files: list[str], expected: list[str]
+) -> None:
+    """Its name may be misspelled."""
+    notes = plan_images(touch(tmp_path, files)).notes()
+
+    found = [note for note in notes if "train has no file" in note]
+    assert [word for note in found for word in (note.split()[0], note.split()[-1])] == expected
+
+
 def test_a_list_beside_pictures_is_named(tmp_path: Path) -> None:
     root = touch(tmp_path, ["in/1.jpg", "in/2.jpg"])
     (root / "in/metadata.csv").write_text("file_name,label\n1.jpg,cat\n2.jpg,dog\n")

@@ -214,7 +214,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
     if gaps := _gaps(splits):
         notes.append(f"missing numbers, stored as NaN: {few(gaps)}")
     notes += [note for split in splits for note in joined_splits(split.source.paths)]
-    notes += [*_numbered(splits), *_written_alike(splits), *_pairs(splits)]
+    notes += [*_numbered(splits), *_written_alike(splits), *_untrained(splits), *_pairs(splits)]
     notes += dict.fromkeys(note for split in splits for note in split.source.notes)
     notes += [*_unused_masks(splits), *_unused_splits(splits)]
     notes += _idx_without_labels(splits)
@@ -276,6 +276,17 @@ def _written_alike(splits: Sequence[Split]) -> Iterator[str]:
     found = [" and ".join(names) for names in alike.values() if len(names) > 1]
     if found:
         yield f"classes whose names are almost the same: {few(found)}"
+
+
+def _untrained(splits: Sequence[Split]) -> Iterator[str]:
+    """Name the class folders of other splits that ``train`` has not, or has empty."""
+    of_folders = (split for split in splits if split.source.kind == "classes")
+    labels = {split.name: split.source.labels.get(LABEL) for split in of_folders}
+    classes = {name: label.classes for name, label in labels.items() if label is not None}
+    trained = {*classes.get("train", ())}
+    for name, names in classes.items() if trained else ():
+        if unknown := [each for each in names if each not in trained]:
+            yield f"{name} has classes of which train has no file: {few(unknown)}"
 
 
 def _pairs(splits: Sequence[Split]) -> Iterator[str]:
