@@ -3,14 +3,17 @@
 import itertools
 import multiprocessing
 import os
+import resource
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
 
 from loaders import DataLoader, RAMDataset
+from loaders.errors import BatchError
 
 NUM, LATE, BROKEN = 10, 2, 5
 
@@ -51,6 +54,22 @@ def test_the_iterator_has_the_attributes_of_torchs(num_workers: int, persistent:
     assert not hasattr(ours, "no_such_attribute")
     if num_workers:
         assert [worker.is_alive() for worker in ours._workers] == [True, True]
+
+
+def _without_room(worker: int) -> None:
+    """Files of 4 kB at most, those of shared memory included."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+
+def test_a_batch_for_which_shared_memory_has_no_room_is_an_error() -> None:
+    """Torch would find it later, on a thread of the worker that only prints: the trainer would wait for ever."""
+    dataset = RAMDataset.from_arrays(values=np.zeros((8, 4096), np.uint8))
+    loader = DataLoader(
+        dataset, 4, num_workers=1, backend="process", worker_init_fn=_without_room, timeout=60
+    )
+
+    with pytest.raises(BatchError):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("backend", ["thread", "process"])

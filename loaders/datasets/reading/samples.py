@@ -10,8 +10,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
+from torch.utils.data import get_worker_info
 
 from loaders.checks import shown
+from loaders.device.nested import tensors_of
 from loaders.errors import BatchError
 
 
@@ -362,7 +364,27 @@ def collate(samples: Any) -> Any:
 
     What a transform made of our samples becomes a batch like any other if it still is samples;
     everything else goes to torch's ``default_collate``.
+
+    Raises:
+        BatchError: Samples do not form a batch, or a worker process has no room for it in shared memory.
     """
+    batch, worker = _collated(samples), get_worker_info()
+    if worker is not None and getattr(worker, "worker_method", "") != "thread":
+        _share(batch)
+    return batch
+
+
+def _share(batch: Any) -> None:
+    """Move a batch to shared memory, as torch would later, on a thread whose errors the trainer never sees."""
+    try:
+        for tensor in tensors_of(batch):
+            tensor.share_memory_()
+    except RuntimeError as error:
+        remedy = "Make /dev/shm larger (docker run --shm-size), or leave out backend='process'"
+        raise BatchError(f"no shared memory is left for a batch ({error}). {remedy}") from error
+
+
+def _collated(samples: Any) -> Any:
     if isinstance(samples, SampleBatch):
         return samples.batch
     if isinstance(samples, TransformedSamples) and samples:
