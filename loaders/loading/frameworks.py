@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Told:
-    """What accelerate asks an iteration: whether it is at its end, where it syncs the gradients that it accumulates.
+    """What accelerate reads of an iteration: whether it is at its end, where accumulated gradients are synced.
 
-    It is told of this, and not of the iteration, which would then outlive a loop that is left early.
+    accelerate keeps this object, not the iteration: so one whose loop was left early can be freed.
 
     Attributes:
         current: The pass over the epoch.

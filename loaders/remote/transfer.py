@@ -228,10 +228,8 @@ class Download:
             self._fault = StoreFault("damaged", f"its xxh3-128 is {digest}")
             return
         os.fchmod(self._descriptor, 0o444)
-        for folder in (
-            self.target.parents[1],
-            self.target.parent,
-        ):  # not those above: who removed them has removed all
+        # Not those above: who removed them has removed the whole cache.
+        for folder in (self.target.parents[1], self.target.parent):
             folder.mkdir(mode=0o700, exist_ok=True)
         os.rename(self._part_path, self.target)
         self._on_end(self, None)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -466,14 +468,19 @@ def test_what_a_killed_packing_replaced_does_not_come_back_with_what_is_added(
     assert labels(dst) == list(range(100))
 
 
+def _leave_unpublished(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
+    """Let a packing fail where all that is left is to publish it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(publish.Publication, "publish", _fail)
+        with pytest.raises(PackError):
+            run()
+
+
 def test_a_dataset_that_came_meanwhile_is_not_harmed_by_whoever_finishes_a_packing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dst = tmp_path / "dst"
-    with monkeypatch.context() as patch:
-        patch.setattr(publish.Publication, "publish", _fail)
-        with pytest.raises(PackError):
-            Job(dst, **SPLITS).run()
+    _leave_unpublished(monkeypatch, Job(dst, **SPLITS).run)
     pack(tmp_path / "other", 7)
     shutil.copytree(tmp_path / "other", dst / "train")
 
@@ -487,10 +494,7 @@ def test_a_command_that_is_refused_drops_no_packing_that_only_has_to_be_publishe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dst = tmp_path / "dst"
-    with monkeypatch.context() as patch:
-        patch.setattr(publish.Publication, "publish", _fail)
-        with pytest.raises(PackError):
-            pack(dst)
+    _leave_unpublished(monkeypatch, partial(pack, dst))
     pack(tmp_path / "other", 7)
     shutil.copytree(tmp_path / "other", dst, dirs_exist_ok=True)
     before = contents(dst / PACKING_NAME)

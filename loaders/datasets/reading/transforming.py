@@ -59,9 +59,8 @@ class Transforming:
     def __call__(self, sample: Any, seed: int) -> Any:
         """Return what the functions make of a sample."""
         if get_worker_info() is not None:
-            if (
-                not is_reading()
-            ):  # its epoch is unknown: numbers are those that torch seeds for each
+            # Without an epoch, numbers are those that torch seeds for each.
+            if not is_reading():
                 with drawing_as_the_process():
                     return self._transformed(sample, seed)
             _seed_process(seed)  # which works on one sample at a time: for what else draws from it

@@ -187,9 +187,8 @@ _making = threading.Lock()
 def local_path(stored: RemoteFile) -> str:
     """Return the path of an object as a file of this machine; see the first lines."""
     with _making:
-        if (
-            _copies and _copies[0].pid != os.getpid()
-        ):  # those of the process that this was forked from
+        # Those of the process that this was forked from.
+        if _copies and _copies[0].pid != os.getpid():
             _copies.clear()
         if not _copies:
             _copies.append(_Copies())

@@ -143,9 +143,8 @@ class LazyTableFile:
             if key not in (known or ()) and (columns is None or key in columns)
         }
         own = columns
-        if (
-            columns is not None and known is not None
-        ):  # one at least: without any there are no rows
+        # One at least: without any there are no rows.
+        if columns is not None and known is not None:
             own = [name for name in columns if name not in keys] or known[:1]
         for rows in self.opened.read(part, own, kinds):
             table = rows.table
