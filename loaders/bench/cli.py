@@ -427,12 +427,6 @@ def _add_epoch(parser: argparse.ArgumentParser) -> None:
     add("--shuffle", choices=[*_ORDERS], default="lanes", help=what)
     what = "for a URL: MB/s that a machine gets (default: 125, a link of 1 Gbit/s)"
     add("--rate", type=_amount, default=125, metavar="N", help=what)
-    for name, what in (
-        ("--per-gb", "dollars per GB that is downloaded"),
-        ("--per-1000-requests", "dollars per 1,000 GET requests"),
-    ):
-        said = f"for a URL: {what}, as your provider says; without prices no dollars are told"
-        add(name, type=_amount, metavar="N", help=said)
 
 
 def run_plan(args: argparse.Namespace) -> int:
@@ -470,7 +464,7 @@ def run_plan(args: argparse.Namespace) -> int:
 
 
 def _plan_epochs(args: argparse.Namespace) -> int:
-    """Print what an epoch over a dataset at a URL downloads, takes and costs."""
+    """Print what an epoch over a dataset at a URL downloads, and how long that takes."""
     set_remote(args)
     dataset = ShardDataset(args.dataset)
     (origin,) = dataset.store.remotes
@@ -482,8 +476,7 @@ def _plan_epochs(args: argparse.Namespace) -> int:
         nodes=args.nodes,
         cache_bytes=cache_bytes,
     )
-    prices = args.per_gb, args.per_1000_requests
-    costs = [planner.cost(each, args.rate, *prices) for each in found]
+    costs = [each | {"seconds": each["node_bytes"] / max(args.rate, 1e-9) / 1e6} for each in found]
     if args.json:
         epochs = dict(zip(("first_epoch", "each_later_epoch"), costs, strict=True))
         print(report.as_json({"cache_bytes": cache_bytes, "nodes": args.nodes} | epochs))
@@ -494,11 +487,6 @@ def _plan_epochs(args: argparse.Namespace) -> int:
     )
     _show("\n".join(report.aligned(planner.epoch_table(costs))))
     _show(f"at {number(args.rate)} MB/s of each node; --rate changes it")
-    said = "give your provider's prices by --per-gb and --per-1000-requests"
-    if prices != (None, None):
-        per_gb, per_1000 = (price or 0 for price in prices)
-        said = f"at {per_gb:g} per GB, {per_1000:g} per 1,000 requests"
-    _show(f"dollars: {said}")
     return 0
 
 

@@ -23,24 +23,20 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import cv2
 import numpy as np
-import torch
 
-from loaders.bench.stages import copy_cost
 from loaders.system import limits
 from loaders.system.limits import text
 from loaders.text import describe_size, in_seconds, number, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Level = Literal["ok", "cost", "risk", "unknown"]
 TIMEOUT_S = 15.0
 _SHM_BYTES = 1 << 30
-_NUM_FILES = 4096
 _SLOW_READ = 200e6  # bytes/s
 _SLOW_SEEK_S = 3e-3  # of a disk that turns
-_SIMD_GAIN, _ALLOCATOR_GAIN = 1.2, 1.1
-_SLOW_GOVERNORS = {"powersave", "conservative", "ondemand"}
+_SIMD_GAIN = 1.2
 _NETWORK = (
     "nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "beegfs", "ceph", "9p", "glusterfs", "virtiofs",
 )  # fmt: skip
@@ -79,7 +75,6 @@ class Surroundings:
     proc: Path = Path("/proc")  # the root of /proc
     sys: Path = Path("/sys")  # the root of /sys
     shm: Path = Path("/dev/shm")  # shared memory
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)  # environment variables
 
 
 def diagnose(path: Path) -> list[Finding]:
@@ -160,20 +155,6 @@ def shared_memory(place: Surroundings) -> Finding:
     )
 
 
-def frequency_governor(place: Surroundings) -> Finding:
-    """Look at how the kernel chooses the cores' frequency."""
-    files = (place.sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    governors = {name for name in map(text, files) if name}
-    found = ", ".join(sorted(governors)) or "not visible here: a virtual machine or a container"
-    cost = "cores may run below their frequency, most where work comes in bursts"
-    return finding(
-        "frequency governor",
-        found,
-        cost=cost if governors & _SLOW_GOVERNORS else "",
-        do="cpupower frequency-set -g performance",
-    )
-
-
 # -- files -----------------------------------------------------------------------------------------
 
 _BLOCK, _SMALL = 4 << 20, 4096  # bytes of a read: one after another, and at random
@@ -187,21 +168,6 @@ class Mount(NamedTuple):
 
     point: Path
     kind: str
-
-
-def open_files(place: Surroundings) -> Finding:
-    """Look at the limit of open files: a shard, and a batch between processes, take one each."""
-    import resource  # not on every system
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    is_limited = soft != resource.RLIM_INFINITY
-    risk = "'too many open files' with many shards or workers"
-    return finding(
-        "open files",
-        number(soft) if is_limited else "no limit",
-        risk=risk if is_limited and soft < _NUM_FILES else "",
-        do=f"ulimit -n {_NUM_FILES} or more",
-    )
 
 
 def file_system(place: Surroundings) -> Finding:
@@ -322,33 +288,6 @@ for deadline in (time.perf_counter() + 0.1, time.perf_counter() + 0.4):
         count += 1
 print(count / (time.perf_counter() - began))
 """
-_ALLOCATE = """
-import time, numpy
-from concurrent.futures import ThreadPoolExecutor
-def work(_):
-    for size in (150_528, 600_000, 2_000_000) * 30:
-        numpy.empty(size, numpy.uint8).fill(1)
-with ThreadPoolExecutor(2) as pool:
-    list(pool.map(work, range(2)))
-    began = time.perf_counter()
-    list(pool.map(work, range(16)))
-print(1 / (time.perf_counter() - began))
-"""
-
-
-def thread_pools(place: Surroundings) -> Finding:
-    """Count the threads that OpenCV, torch and OpenMP would start in all workers together."""
-    usable = limits.usable_cores(place.proc, place.sys)
-    omp = place.environ.get("OMP_NUM_THREADS", "")
-    opencv, openmp = cv2.getNumThreads(), int(omp) if omp.isdigit() else usable
-    sizes = {"OpenCV": opencv, "torch": torch.get_num_threads(), "OpenMP": openmp}
-    listed = ", ".join(f"{name} {usable * size}" for name, size in sizes.items())
-    found = f"{usable} worker processes would start, in threads: {listed}; OMP_NUM_THREADS={omp or 'unset'}"
-    # OpenCV does not heed OMP_NUM_THREADS.
-    is_ok = usable == 1 or (opencv == 1 and (omp == "1" or max(sizes.values()) == 1))
-    cost = "in worker processes they take turns on the cores; this loader's threads are held to one each"
-    do = "OMP_NUM_THREADS=1, and cv2.setNumThreads(1) in a Dataset that runs in worker processes"
-    return finding("thread pools", found, cost="" if is_ok else cost, do=do)
 
 
 def simd(place: Surroundings) -> Finding:
@@ -365,18 +304,12 @@ def simd(place: Surroundings) -> Finding:
 
 
 def allocator(place: Surroundings) -> Finding:
-    """Name the memory allocator; try another one where one can be preloaded."""
+    """Name the memory allocator, and another one that could be preloaded."""
     name, library = allocator_in_use(place.proc), other_allocator()
     if name != "glibc" or library is None:
-        none = "" if name != "glibc" else "; no jemalloc or tcmalloc is installed to try"
-        return finding("allocator", name + none)
-    gain = speed_of(_ALLOCATE, LD_PRELOAD=str(library))
-    if gain is None:
-        return Finding("allocator", "unknown", f"{name}; {library} could not be tried")
-    found = f"{name}; with {library.name} fresh batches take {number(1 / gain)} of the time"
-    cost = "batches that are allocated anew (any loader but this one)"
-    is_slow = gain > _ALLOCATOR_GAIN
-    return finding("allocator", found, cost=cost if is_slow else "", do=f"LD_PRELOAD={library}")
+        return finding("allocator", name)
+    gain = "loaders that allocate each batch anew (this one does not) may be faster"
+    return finding("allocator", f"{name}; with LD_PRELOAD={library} {gain}")
 
 
 def allocator_in_use(proc: Path) -> str:
@@ -416,38 +349,6 @@ def speed_of(code: str, timeout_s: float = TIMEOUT_S, **environ: str) -> float |
     return figures[1] / figures[0]
 
 
-# -- the GPU ---------------------------------------------------------------------------------------
-
-
-def gpu(place: Surroundings) -> Finding:
-    """Compare the width of each GPU's link with what it could be; measure copies to it."""
-    links, copies = gpu_links(place.sys), "no GPU that torch can use"
-    if torch.cuda.is_available():
-        host = torch.zeros(64 << 20, dtype=torch.uint8)
-        rate = copy_cost(host, host.nbytes, torch.device("cuda"), seconds=0.3).samples_per_s
-        copies = f"{describe_size(rate)}/s from pinned memory"
-    said = ", ".join(f"link of x{now} of x{most}" for now, most in links)
-    is_narrow = any(now != most for now, most in links)
-    return finding(
-        "GPU",
-        f"{said or 'no PCI link to be seen'}; {copies}",
-        cost="copies to the GPU at a fraction of their rate" if is_narrow else "",
-        do="another slot or riser; some links widen only under load: look again while training",
-    )
-
-
-def gpu_links(sys: Path) -> list[tuple[int, int]]:
-    """Return, of each display or 3D controller on a PCI link, its lanes: now, and at most."""
-    found = []
-    for device in sorted((sys / "bus/pci/devices").glob("*")):
-        now, most = (text(device / f"{n}_link_width") or "" for n in ("current", "max"))
-        is_gpu = (text(device / "class") or "").startswith("0x03")
-        if is_gpu and now.isdigit() and most.isdigit() and 0 < int(most) < 255:
-            found.append((int(now), int(most)))
-    return found
-
-
 CHECKS: tuple[Callable[[Surroundings], Finding], ...] = (
-    cores, memory, shared_memory, open_files, file_system, read_rate, thread_pools, frequency_governor,
-    simd, allocator, gpu,
+    cores, memory, shared_memory, file_system, read_rate, simd, allocator,
 )  # fmt: skip

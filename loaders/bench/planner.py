@@ -1,4 +1,4 @@
-"""What a configuration will need, before it runs: memory, and what an epoch over a URL downloads and costs."""
+"""What a configuration will need, before it runs: memory, and what an epoch over a URL downloads."""
 
 from __future__ import annotations
 
@@ -194,17 +194,6 @@ def epochs(
     ]
 
 
-def cost(
-    epoch: dict[str, float], rate: float, per_gb: float | None, per_1000_requests: float | None
-) -> dict[str, float]:
-    """Return an epoch with its seconds at so many MB/s of each node, and the dollars, if prices are given."""
-    figures = epoch | {"seconds": epoch["node_bytes"] / max(rate, 1e-9) / 1e6}
-    if per_gb is not None or per_1000_requests is not None:
-        requests = epoch["num_requests"] / 1000 * (per_1000_requests or 0)
-        figures["dollars"] = epoch["num_bytes"] / 1e9 * (per_gb or 0) + requests
-    return figures
-
-
 def epoch_table(costs: Sequence[dict[str, float]]) -> list[tuple[str, ...]]:
     """Return rows for ``report.aligned``."""
     rows = {
@@ -212,7 +201,6 @@ def epoch_table(costs: Sequence[dict[str, float]]) -> list[tuple[str, ...]]:
         "node_bytes": ("by the one with most", describe_size),
         "num_requests": ("requests", number),
         "seconds": ("seconds, if the link bounds it", number),
-        "dollars": ("dollars", number),
     }
     said = [
         (what, *(as_text(each[name]) for each in costs))
