@@ -34,9 +34,7 @@ HERE = Path(__file__).resolve().parent
 def conditions(device: torch.device, *, is_dry: bool) -> dict[str, Any]:
     """Return what the figures belong to."""
     packages = ("torch", "triton", "torchvision", "kornia", "numpy", "nvidia-dali-cuda130")
-    packages += tuple(
-        f"nvidia-{name}-cu{n}" for name in ("nvcomp", "nvimgcodec") for n in (12, 13)
-    )
+    packages += tuple(f"nvidia-nvimgcodec-cu{n}" for n in (12, 13))
     found: dict[str, Any] = {n: importlib.metadata.version(n) for n in packages if has(n)}
     found |= {"python": sys.version.split()[0], "device": str(device), "dry_run": is_dry}
     if device.type == "cuda":

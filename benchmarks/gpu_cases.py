@@ -262,52 +262,6 @@ def jpeg(run: Run) -> None:
         run.add("jpeg", f"JPEG {side} px, quality 90, by {name}", num / took, "images/s", **beside)
 
 
-def inflate(run: Run) -> None:
-    """``dct`` records copied compressed and decompressed there (nvCOMP), beside decompressed ones copied."""
-    if run.device.type == "cuda" and not any(has(f"nvidia-nvcomp-cu{n}") for n in (12, 13)):
-        print("inflate      needs nvCOMP, left out", flush=True)
-        return
-    inflate_one(run, "lz4")
-    inflate_one(run, "zstd")
-
-
-def inflate_one(run: Run, compression: str) -> None:
-    from loaders.codecs import codec_for
-    from loaders.device.decode import DctFinish
-    from loaders.device.inflate import Compressed, InflateFinish, places_of
-    from loaders.schema import Image
-
-    num, side = run.size(256, 3), run.size(224, 32)
-    field = Image(size=(side, side), codec="dct", quality=90, compression=compression)
-    codec: Any = codec_for(field)
-    distinct = [np.frombuffer(codec.encode(p), np.uint8) for p in smooth_pictures(3, side)]
-    records = [distinct[i % 3] for i in range(num)]
-    rows = np.empty((num, codec.row_nbytes()), np.uint8)
-    codec.fill(records, rows)
-    began = time.perf_counter()
-    codec.fill(records, rows)
-    alone = num / (time.perf_counter() - began)
-    parts, escapes = codec.split(records)
-    places = places_of([len(part) for part in parts])
-    data = np.zeros(places.offsets[-1] + places.sizes[-1], np.uint8)
-    for part, at in zip(parts, places.offsets, strict=True):
-        data[at : at + len(part)] = np.frombuffer(part, np.uint8)
-    stored, plain = (_locked(run, torch.from_numpy(a)) for a in (data, rows))
-    positions, adds = (torch.from_numpy(part).to(run.device) for part in escapes)
-    finish = InflateFinish(codec, DctFinish.of(field), run.device)
-
-    def move() -> torch.Tensor:
-        there = stored.to(run.device, non_blocking=True)
-        return finish.coefficients(Compressed(there, places.sizes, positions, adds)).planes
-
-    check(move(), plain, 0, f"inflate {compression}")
-    took = seconds(run, move, 9)
-    copied = seconds(run, lambda: plain.to(run.device, non_blocking=True), 9)
-    beside = {"batch": num, "of_one_core": num / took / alone, "of_copy_alone": copied / took}
-    name = f"dct {side} px, {compression}, copied and decompressed"
-    run.add("inflate", name, num / took, "images/s", **beside)
-
-
 def _locked(run: Run, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.pin_memory() if run.device.type == "cuda" else tensor
 
@@ -535,6 +489,5 @@ def network(run: Run) -> nn.Module:
 
 
 CASES = {
-    case.__name__: case
-    for case in (normalize, dct, crops, augment, edits, gather, prefetch, jpeg, inflate)
+    case.__name__: case for case in (normalize, dct, crops, augment, edits, gather, prefetch, jpeg)
 }  # in the order of their goals

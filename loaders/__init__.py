@@ -18,7 +18,6 @@ from loaders.version import __version__ as __version__
 if TYPE_CHECKING:
     from loaders import augment
     from loaders.codecs import register_codec
-    from loaders.datasets.compressed import InflateOnDevice
     from loaders.datasets.encoded import JpegOnDevice
     from loaders.datasets.memory.ram import RAMDataset
     from loaders.datasets.mixture import Mixture
@@ -50,7 +49,6 @@ _WHERE = {
     "DctFinish": "loaders.device.decode",
     "Denormalize": "loaders.device.denormalize",
     "Fields": "loaders.datasets.reading.samples",
-    "InflateOnDevice": "loaders.datasets.compressed",
     "JpegFinish": "loaders.device.jpeg",
     "JpegOnDevice": "loaders.datasets.encoded",
     "LoadersError": "loaders.errors",
@@ -82,7 +80,6 @@ __all__ = [
     "DctFinish",
     "Denormalize",
     "Fields",
-    "InflateOnDevice",
     "JpegFinish",
     "JpegOnDevice",
     "LoadersError",
@@ -111,8 +108,9 @@ def __getattr__(name: str) -> Any:
     where = _WHERE.get(name)
     if where is None:
         from loaders.checks import did_you_mean
+        from loaders.gone import gone
 
-        hint = did_you_mean(name, __all__)
+        hint = gone(f"loaders.{name}", did_you_mean(name, __all__))
         raise AttributeError(f"module 'loaders' has no attribute {name!r}{hint}")
     return getattr(import_module(where), name) if where else import_module(f"loaders.{name}")
 

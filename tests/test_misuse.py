@@ -506,6 +506,7 @@ THE_REST: list[Case] = [
     (lambda g: loaders.dump_on(999), ValueError, "must name a signal .*got 999"),
     (lambda g: loaders.register_codec("x", 3), TypeError, "a name and a function"),
     (lambda g: loaders.ShardDatset, AttributeError, "did you mean 'ShardDataset'"),
+    (lambda g: loaders.InflateOnDevice, AttributeError, "the dataset itself"),
 ]
 
 

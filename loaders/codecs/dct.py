@@ -239,40 +239,6 @@ class DctCodec:
             first += out.shape[1]
         return _read_escapes(lists, self.row_nbytes(), out.shape[1])
 
-    def split(
-        self, records: Sequence[UInt8Array], side: int = 8
-    ) -> tuple[list[memoryview], Escapes]:
-        """Return the bands of a scale of N records as they are stored, record by record, and what will be missing.
-
-        They are what ``fill`` decompresses, for someone else to do. CodecError if a record is cut.
-        """
-        lists, parts = [], []
-        for record in records:
-            data = record.data
-            try:
-                num_escapes, *sizes = _SIZES.unpack_from(data)
-            except struct.error as error:
-                raise CodecError(f"the record is cut within its header ({error})") from error
-            at = _HEADER.size + num_escapes * _ESCAPE.itemsize
-            lists.append(data[_HEADER.size : at])
-            for size in sizes[: SIDES.index(side) + 1]:
-                parts.append(data[at : at + size])
-                at += size
-            if at > len(data):
-                raise CodecError(f"the record has {len(data)} bytes, its bands end at {at}")
-        return parts, _read_escapes(lists, self.row_nbytes(), self.row_nbytes(side))
-
-    def decompress_band(self, part: Any, nbytes: int) -> bytes:
-        """Return what one band of ``split`` holds, of so many bytes; CodecError if it does not."""
-        try:
-            if self.compression == "lz4":
-                return _lz4().decompress(part, nbytes, asbytes=True)  # type: ignore[no-any-return]
-            row = np.empty(nbytes, np.uint8)
-            _fill_zstd(memoryview(part), [len(part)], [(0, nbytes)], row)
-            return row.tobytes()
-        except _DAMAGE as error:
-            raise CodecError(f"a band cannot be decompressed ({error})") from error
-
 
 @cache
 def _lz4() -> Any:

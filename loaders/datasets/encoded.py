@@ -9,19 +9,20 @@ import numpy as np
 import torch
 
 from loaders.codecs.heads import picture_size, pixels_within
-from loaders.datasets.base import SamplesOf
+from loaders.datasets.base import SamplesOf, check_stored
 from loaders.datasets.moving import check_arrays_stay
-from loaders.datasets.on_device import OnDevice, images_of
+from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.known import known_of
 from loaders.device.augment import Moves, draw_moves, move_images
 from loaders.device.jpeg import JpegFinish
 from loaders.device.modes import without_autocast
 from loaders.errors import CodecError, SchemaError
-from loaders.schema import Bytes, Images, Mask
+from loaders.schema import Bytes, Image, Images, Mask
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from loaders.datasets.base import Halves
-    from loaders.datasets.packed import PackedDataset
     from loaders.datasets.reading.request import Request
     from loaders.device.jpeg import Decode
 
@@ -42,11 +43,11 @@ class EncodedBatch(NamedTuple):
     moves: dict[str, list[SameSize]]  # by image field, where there is augmentation
 
 
-class JpegOnDevice(OnDevice):
+class JpegOnDevice(SamplesOf[PackedDataset[Any]]):
     """A dataset of JPEG images whose files a loader hands to the device: decoded, cropped and flipped there.
 
     A decoder on a GPU may round in its own way; order and crops are the same. Images of one size are
-    cropped in a batch, others size by size.
+    cropped in a batch, others size by size. Without a device and ``decode``, the host decodes.
 
     Args:
         dataset: Its images are of codec ``jpeg``. Boxes and keypoints are moved on the host, by the same draw; masks,
@@ -60,10 +61,32 @@ class JpegOnDevice(OnDevice):
         SchemaError: It has something that only the host can do; the message says what.
     """
 
+    has_own_samples = False
+
     def __init__(self, dataset: PackedDataset[Any], *, decode: Decode | None = None) -> None:
-        super().__init__(dataset, finishes_late=decode is not None)
+        if not isinstance(dataset, PackedDataset):
+            what = f"dataset must be a ShardDataset or RAMDataset, got {type(dataset).__name__}"
+            raise TypeError(what)
+        check_stored(dataset, type(self).__name__)
         _check(dataset)
-        self._decode = decode
+        super().__init__(dataset)
+        self.finishes_late, self._decode = decode is not None, decode
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one sample, decoded on the host."""
+        return self.dataset[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return samples, decoded on the host."""
+        return self.dataset.__getitems__(indices)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The dataset's."""
+        return self.dataset.classes
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dataset!r})"
 
     def halves(self, device: torch.device) -> Halves:
         """Return the same samples as encoded files, and what decodes them; LoadersError if nothing does so there."""
@@ -76,6 +99,12 @@ class JpegOnDevice(OnDevice):
         as_bytes = dict.fromkeys(images, Bytes())
         plan = dataset.plan_half(partial(_with_moves, dataset), as_bytes)
         return SamplesOf(dataset, plan), EncodedFinisher(dataset, modules)
+
+
+def images_of(dataset: PackedDataset[Any]) -> dict[str, Image]:
+    """Return the image fields that are served."""
+    fields = dataset.stored_fields.items()
+    return {name: field for name, field in fields if isinstance(field, Image)}
 
 
 def _with_moves(dataset: PackedDataset[Any], batch: Any, request: Request) -> EncodedBatch:

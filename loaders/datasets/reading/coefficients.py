@@ -32,7 +32,7 @@ from loaders.errors import SchemaError
 from loaders.schema import Boxes, Field, Image, Keypoints, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     import numpy.typing as npt
 
@@ -244,18 +244,11 @@ class CoefficientReader:
 
     def finish(self, values: list[Any]) -> list[Any]:
         planes, rows, parts = values
-        found = [(first, escapes) for first, (_, escapes) in sorted(parts.items())]
-        return [Coefficients(planes, *join_escapes(found, rows.shape[1]))]
-
-
-def join_escapes(
-    found: Sequence[tuple[int, Escapes]], row_nbytes: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Join the escapes of ranges of rows, each with its first row, to positions and what to add."""
-    at = [escapes.positions + first * row_nbytes for first, escapes in found]
-    positions = np.concatenate([*at, np.empty(0, np.int64)])
-    adds = np.concatenate([*(escapes.adds for _, escapes in found), np.empty(0, np.float32)])
-    return torch.from_numpy(positions), torch.from_numpy(adds)
+        found = [(first * rows.shape[1], escapes) for first, (_, escapes) in sorted(parts.items())]
+        at = [escapes.positions + first for first, escapes in found]
+        positions = np.concatenate([*at, np.empty(0, np.int64)])
+        adds = np.concatenate([*(escapes.adds for _, escapes in found), np.empty(0, np.float32)])
+        return [Coefficients(planes, torch.from_numpy(positions), torch.from_numpy(adds))]
 
 
 def dct_reader(store: Store, name: str, field: Image, scale: float) -> CoefficientReader:

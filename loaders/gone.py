@@ -1,0 +1,12 @@
+"""What left before 1.0, and what to use instead: errors about such a name or option end with it."""
+
+NAMES = {
+    "loaders.InflateOnDevice": "pass the dataset itself to the loader, which decompresses on the host",
+}
+OPTIONS: dict[str, str] = {}  # by function and option: "DataLoader(pool=)"
+
+
+def gone(what: str, hint: str = "") -> str:
+    """Return the end of a message about a missing name or option; ``hint`` where there was never one."""
+    instead = NAMES.get(what) or OPTIONS.get(what)
+    return f": removed before 1.0, {instead}" if instead else hint
