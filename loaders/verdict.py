@@ -33,7 +33,7 @@ _MORE_THAN_A_STEP = 100_000  # samples/s that hardly any training step takes
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something the user can do, tried beside what there is."""
+    """Settings that were measured beside those that a loader has by default."""
 
     what: str  # in a few words, as it would be typed
     gain: float  # times as many samples/s
@@ -86,7 +86,7 @@ class Verdict:
     sentence: str  # the same in words
     advice: str  # what to do
     limits: dict[str, float]  # Samples/s that each part, run alone, would allow, the lowest first
-    changes: list[Change]  # what was tried and helps, the most helpful first
+    changes: list[Change]  # what helps, the most helpful first
 
     def __str__(self) -> str:
         return f"verdict: {self.sentence}\nDo: {self.advice}"
@@ -99,9 +99,8 @@ def judge(facts: Facts, changes: Sequence[Change] = ()) -> Verdict:
     useful = sorted((c for c in changes if c.is_worth_it), key=lambda c: -c.gain)
     if bound == "step":
         useful, changes = [], []
-    in_vain = "Nothing that was tried is faster." if changes and not useful else ""
     said = _SAID[bound].format_map(_words(bound, facts, limits))
-    parts = (_busy(facts), said, _next_limit(bound, facts, limits), in_vain)
+    parts = (_busy(facts), said, _next_limit(bound, facts, limits))
     advice = f"{useful[0]}" if useful else _advice(bound, facts)
     return Verdict(bound, " ".join(filter(None, parts)), advice, limits, useful)
 
@@ -184,7 +183,8 @@ _WHOLE_VOLUMES = (
 )
 _DO_FOR: dict[Holds, dict[Bound, str]] = {
     "pictures": {
-        "cpu": "give a sample less work (smaller images, a cheaper transform), or the process more cores",
+        "cpu": "give a sample less work (pack images at the size that crops need, RAMDataset(..., decode=True), a "
+        "cheaper transform), or the process more cores",
         "memory": "make samples smaller (crop at packing, narrower dtypes)",
         "finish": "crop smaller, or decode at a smaller scale",
     },
@@ -242,7 +242,7 @@ def _next_limit(bound: Bound, facts: Facts, limits: dict[str, float]) -> str:
 
 
 def _advice(bound: Bound, facts: Facts) -> str:
-    """Return what to do where nothing was tried, or where nothing that was tried helps."""
+    """Return what to do where no other settings help."""
     if bound == "step":
         return _advice_to_a_step(facts)
     if not facts.step_s and facts.rate >= _MORE_THAN_A_STEP:

@@ -3,9 +3,9 @@
 Each answer comes from a few files, in this order:
 
 - ``sweep``: ``targets`` (what is measured), ``measure`` (one loader under the clock), ``sweep`` (many settings, in
-  turns), ``stages`` (what a sample costs in each alone: the facts that ``loaders.verdict`` judges), ``changes`` (what
-  could help, tried), ``report`` (how it is shown).
-- ``recommend``: the same, without trying changes; the number of workers is kept (``loaders.loading.tuning``).
+  turns), ``stages`` (what a sample costs in each alone: the facts that ``loaders.verdict`` judges), ``report`` (how
+  they are shown).
+- ``recommend``: the same; the number of workers is kept (``loaders.loading.tuning``).
 - ``plan``: ``planner``: memory, and what an epoch over a URL downloads.
 - ``doctor``: ``doctor`` for a machine; ``store`` for a URL.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.bench import changes, doctor, planner, report
+from loaders.bench import doctor, planner, report
 from loaders.bench.measure import Config, as_arguments
 from loaders.bench.stages import Analysis, analyse
 from loaders.bench.sweep import Sweep, dropped, grid, run_sweep
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 _BACKENDS = ("thread", "subprocess", "process")
 _ORDERS = {"lanes": "lanes", "block": "block", "full": True, "no": False}
 _MAX_PIXELS = 65_535  # a JPEG's side, at most
-_WAITS = 0.1  # of its time on a core, for a sample to count as one that waits
-_SWEEP_SHARE, _STAGES_SHARE, _TRIALS_SHARE = 0.5, 0.25, 0.25
+_SWEEP_SHARE, _STAGES_SHARE = 0.65, 0.35
 
 _Found = tuple[Verdict, Analysis]
 
@@ -139,8 +138,6 @@ def _add_sweep(commands: Commands) -> None:
     add("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
     what = "only measure; do not say what limits the run"
     add("--no-verdict", action="store_true", help=what)
-    what = "do not try out changes on a sample of the data"
-    add("--no-trials", action="store_true", help=what)
     parser.set_defaults(run=run_sweep_command)
 
 
@@ -161,7 +158,7 @@ def run_sweep_command(args: argparse.Namespace) -> int:
         _show(report.table(sweep))
     found = None
     if not args.no_verdict:
-        found = _judge_if_possible(target, sweep, args, trials=not args.no_trials)
+        found = _judge_if_possible(target, sweep, args)
     if args.json:
         print(report.as_json(_sweep_json(sweep, found)), flush=True)
     elif found is not None:
@@ -192,7 +189,7 @@ def run_recommend(args: argparse.Namespace) -> int:
             f"{small}. Nothing is recommended: measure the dataset that you will train on"
         )
     best, notes = sweep.best, list(sweep.notes)
-    found = _judge_if_possible(target, sweep, args, trials=False)
+    found = _judge_if_possible(target, sweep, args)
     line = recommended_line(target, best.config, _device(args))
     kept, said = None, "whether the machine is busy is not known; --keep does it anyway"
     if not sweep.sound:
@@ -265,21 +262,19 @@ def recommended_line(
 
 
 def _judge_if_possible(
-    target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace, *, trials: bool
+    target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace
 ) -> _Found | None:
     """Return what bounds the run; where that cannot be told, why is said and noted: what was measured stands."""
     try:
-        return _judge(target, sweep, args, trials=trials)
+        return _judge(target, sweep, args)
     except Exception as error:  # of a step or a sample of the user's, say
         sweep.notes.append(f"no verdict: {report.of_error(error)}")
         _say_error(error, "no verdict: ")
         return None
 
 
-def _judge(
-    target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace, *, trials: bool
-) -> _Found:
-    best, is_cold = sweep.best.config, sweep.cache == "cold"
+def _judge(target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace) -> _Found:
+    best = sweep.best.config
     _say("running each stage alone")
 
     def reopened() -> Any:
@@ -294,21 +289,11 @@ def _judge(
         seconds=_STAGES_SHARE * args.seconds,
         device=_device(args),
         step=load_object(args.step) if args.step else None,
-        reopen_cold=reopened if is_cold else None,
+        reopen_cold=reopened if sweep.cache == "cold" else None,
         may_add_workers=is_map_style(target.dataset)
         and most < min(usable_cores(), cpu_quota() or math.inf),
     )
-    known = changes.from_sweep(sweep, usual_config(target, best))
-    if trials and judge(found.facts).bound != "step":
-        waits = found.facts.wait_s > _WAITS * found.facts.cpu_s and not sweep.is_repeated
-        known += changes.tried(
-            target,
-            best,
-            seconds=_TRIALS_SHARE * args.seconds,
-            waits=waits,
-            cold=is_cold,
-            told=_say,
-        )
+    known = sweep.changes_from(usual_config(target, best))
     return judge(found.facts, known), found
 
 

@@ -16,6 +16,7 @@ from loaders.bench.measure import (
     Config,
     Result,
     TimedPass,
+    as_arguments,
     begin,
     end,
     interleave,
@@ -30,6 +31,7 @@ from loaders.datasets.tokens.windows import TokenWindows
 from loaders.device.nested import map_tensors
 from loaders.sampling.order import Shuffled
 from loaders.system.limits import usable_cores
+from loaders.verdict import Change
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +95,18 @@ class Sweep:
             return ""
         what = f"{len(dataset):,} samples are too few to measure: an epoch takes {took:.2g} s"
         return f"{what}, most of it the start of the workers, and all of it comes from caches"
+
+    def changes_from(self, usual: Config) -> list[Change]:
+        """Return what the chosen settings gain over those that a loader has by default, where both were measured."""
+        before, best = next((r for r in self.results if r.config == usual), None), self.best
+        if before is None or not before.rate or best.config == usual:
+            return []
+        now, old = best.config.arguments(), usual.arguments()
+        changed = {name: value for name, value in now.items() if old.get(name) != value}
+        what = f"{as_arguments(changed)} instead of num_workers={usual.num_workers}"
+        (slow, quick), (best_slow, best_quick) = before.spread, best.spread
+        between = best_slow / max(1e-9, quick), best_quick / max(1e-9, slow)
+        return [Change(what, best.rate / before.rate, between)]
 
 
 def worker_counts(cores: int) -> list[int]:

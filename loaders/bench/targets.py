@@ -233,13 +233,9 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
         crop = augment.apply(image, plan.boxes[0].tolist(), plan.sizes[0], plan.flips[0])
         return torch.from_numpy(crop).permute(2, 0, 1), self.labels[i]
 
-    def some_files(self, count: int) -> list[Path]:
-        """Return some of the files, spread evenly."""
-        return [self.files[i] for i in spread(len(self), count)]
-
     def in_ram(self, count: int) -> RAMDataset:
         """Return some of the same files, held in memory and served by this package."""
-        files = self.some_files(count)
+        files = [self.files[i] for i in spread(len(self), count)]
         targets = [file.parent.name for file in files]
         return RAMDataset.from_files(files, targets, progress=False, augment=ops_for(self.size))
 

@@ -174,28 +174,6 @@ def test_what_workers_make_of_a_stream_is_said_beside_the_line(
     assert "note: workers 0 and 1 of this stream begin with the same samples" in said
 
 
-def test_workers_that_only_repeat_a_stream_are_not_tried(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """They would look quicker where samples wait."""
-    asked: list[bool] = []
-
-    def spy(*_: Any, waits: bool, **options: Any) -> list[Change]:
-        asked.append(waits)
-        return []
-
-    result = a_result(Config(0, 64, "process"))
-    monkeypatch.setattr(cli, "_WAITS", -1.0)
-    monkeypatch.setattr("loaders.bench.changes.tried", spy)
-    for is_repeated in (True, False):
-        swept = Sweep("d", [result], is_repeated=is_repeated)
-        monkeypatch.setattr(cli, "run_sweep", lambda *_, swept=swept, **options: swept)
-        assert main([f"{HERE}:Undecided", *QUICK]) == 0
-
-    assert asked == [False, True]
-    assert capsys.readouterr().out.count("* chosen: ") == 2
-
-
 @pytest.mark.parametrize(
     ("name", "measured", "may_add"),
     [
@@ -219,27 +197,9 @@ def test_workers_are_advised_where_they_were_not_measured_and_repeat_nothing(
     monkeypatch.setattr(cli, "run_sweep", lambda *_, **options: swept)
     monkeypatch.setattr(cli, "judge", spy)
 
-    assert main([name, *QUICK, "--no-trials"]) == 0
+    assert main([name, *QUICK]) == 0
 
     assert [facts.may_add_workers for facts in judged] == [may_add]
-
-
-@pytest.mark.parametrize("cold", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_what_is_tried_beside_a_cold_sweep_is_cold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
-) -> None:
-    packed = pack_samples(tmp_path / "d", 6)
-    asked: list[bool] = []
-
-    def spy(*_: Any, cold: bool, **options: Any) -> list[Change]:
-        asked.append(cold)
-        return []
-
-    monkeypatch.setattr("loaders.bench.changes.tried", spy)
-    options = ["--size", "32", "--workers", "0", *["--cold"] * cold]
-
-    assert main([str(packed), *QUICK, *options]) == 0
-    assert asked == [cold]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +227,7 @@ def test_loose_images_of_one_size_are_measured_whole(
 ) -> None:
     for i in range(4):
         cv2.imwrite(str(tmp_path / f"{i}.png"), np.full((40, 30, 3), i, np.uint8))
-    options = ["--size", "0", "--workers", "0", "--json", "--no-trials"]
+    options = ["--size", "0", "--workers", "0", "--json"]
 
     assert main([str(tmp_path), *QUICK, *options]) == 0
 
