@@ -1,7 +1,9 @@
 """Folders that ``datasets.save_to_disk`` of Hugging Face wrote: pictures, tokens and tables."""
 
 import json
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -148,3 +150,29 @@ def test_an_arrow_file_that_was_cut_is_refused(tmp_path: Path) -> None:
         plan_tokens(source)
 
     assert caught.value.path == file
+
+
+@pytest.mark.parametrize("to_file", [pa.ipc.new_file, pa.ipc.new_stream])
+@pytest.mark.parametrize(("command", "column"), [("images", "image"), ("tokens", "text")])
+def test_an_offset_beyond_its_buffer_is_refused(
+    tmp_path: Path, command: str, column: str, to_file: Callable[..., Any]
+) -> None:
+    """Reading such a row would end the process by a signal."""
+    picture = png(np.zeros((4, 3), np.uint8), 3, 8, 0)
+    cells = {"image": [picture] * 3, "text": ["abc", "x" * 7, "y" * 9]}[column]
+    table = pa.table({column: cells})
+    offsets = np.cumsum([0, *map(len, table.column(0).to_pylist())]).astype(np.int32)
+    source = tmp_path / "saved.arrow"
+    with to_file(source, table.schema) as writer:
+        writer.write_table(table)
+    data, bad = source.read_bytes(), offsets.copy()
+    bad[2] = 1 << 30
+    assert data.count(offsets.tobytes()) == 1
+    source.write_bytes(data.replace(offsets.tobytes(), bad.tobytes()))
+
+    done = subprocess.run(  # a signal would end the tests
+        [sys.executable, "-m", "packdata", command, source, tmp_path / "p"], capture_output=True
+    )
+
+    assert done.returncode == 1
+    assert str(source) in done.stderr.decode()

@@ -1,6 +1,8 @@
 import io
 import itertools
 import struct
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import cv2
@@ -447,6 +449,22 @@ class TestDamage:
         assert decode_picture(data).changes == ("avif",)
         with pytest.raises(CodecError):
             decode_picture(data[:at] + bytes(len(data) - at))
+
+    @pytest.mark.parametrize("which", [0, 1])
+    @pytest.mark.parametrize("decode", [decode_picture, decode_mask])
+    def test_a_gif_frame_of_four_gigapixels_is_refused_or_is_not_the_first(
+        self, decode: Callable[[bytes], object], which: int
+    ) -> None:
+        """Pillow raises DecompressionBombError, which is of no kind that it raises elsewhere."""
+        frames = [PIL.Image.fromarray(np.full((4, 4), i, np.uint8), "L") for i in range(2)]
+        data = bytearray(save(frames[0], "GIF", save_all=True, append_images=frames[1:]))
+        at = -1
+        for _ in range(which + 1):
+            at = data.index(b",\0\0\0\0\4\0\4\0", at + 1)
+        data[at + 5 : at + 9] = b"\xff" * 4
+
+        with pytest.raises(CodecError) if which == 0 else nullcontext():
+            decode(bytes(data))
 
     def test_a_flipped_byte_in_a_png_is_refused(self) -> None:
         data = bytearray(save(photo(), "PNG"))

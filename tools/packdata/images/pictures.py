@@ -52,11 +52,8 @@ _PIL_FORMATS = (
     *("GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "JPEG", "MPO", "PNG", "WEBP"),
     *("HEIF", "JXL"),  # of plugins
 )
-# Pillow's plugins raise nearly anything on damage; warnings are errors where the user says so.
-_PIL_ERRORS = (
-    *(OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError),
-    *(struct.error, OverflowError, RuntimeError, Warning),
-)
+# Pillow's plugins raise anything on damage, and DecompressionBombError, which is an Exception and nothing else.
+_PIL_ERRORS = Exception
 # By how a TIFF starts (BigTIFF below): byte order, where the first directory's offset stands, the
 # types of offsets and of the number of entries, the length of an entry.
 _TIFFS = {

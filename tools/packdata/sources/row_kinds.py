@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -21,13 +21,15 @@ from packdata.sources.mds import COMPRESSED as MDS_COMPRESSED
 from packdata.sources.mds import INDEX, MdsRows, mds_files
 from packdata.sources.mds import SUFFIX as MDS_SUFFIX
 from packdata.sources.readers import open_parquet
-from packdata.sources.row_file import BATCH_ROWS, RowFile
+from packdata.sources.row_file import BATCH_ROWS, COMPLETE, RowFile
 from packdata.sources.tars import TAR_SUFFIXES, TarRows
 from packdata.sources.tfrecord import TfrecordRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
+
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 class ParquetRows(RowFile):
@@ -72,7 +74,10 @@ class ParquetRows(RowFile):
 
 
 class ArrowRows(RowFile):
-    """An Arrow file or stream, mapped; all rows are one group."""
+    """An Arrow file or stream, mapped; all rows are one group.
+
+    What is read is validated first: an offset beyond its buffer would end the process by a signal.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self._rows = path, open_arrow(path)
@@ -82,7 +87,21 @@ class ArrowRows(RowFile):
         return int(self._rows.select([*columns]).nbytes)
 
     def _table(self, group: int) -> pa.Table:
-        return self._rows
+        return self.read(group, self.schema.names)
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        return self._validated(self._rows.select([*columns]))
+
+    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
+        for batch in self._rows.to_batches():
+            yield from pa.Table.from_batches([self._validated(batch)]).to_batches(BATCH_ROWS)
+
+    def _validated(self, rows: _Rows) -> _Rows:
+        try:
+            rows.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise SourceError(f"the file is damaged ({error})", self.path, COMPLETE) from error
+        return rows
 
 
 _KINDS: dict[str, Callable[[Path], RowFile]] = {
