@@ -55,6 +55,24 @@ def labels_of(folder: Path) -> list[list[int]]:
     return [part.tolist() for part in np.split(flat, ends[:-1])]
 
 
+@pytest.mark.parametrize("format", ["parquet", "lmdb"])
+@pytest.mark.parametrize("row_tokens", [16, 1024, 8192])  # labels of 64 bytes, 4 KiB, 32 KiB a row
+def test_labels_are_served_from_either_format(
+    tmp_path: Path, format: str, row_tokens: int
+) -> None:
+    ids = [[*range(number, number + 700)] for number in range(30)]
+    labels = [[-100] * 300 + each[300:] for each in ids]
+    source = write_rows(tmp_path / "a.parquet", {"input_ids": ids, "labels": labels})
+
+    folder = pack(source, tmp_path / "p", format, vocab_size=1000, row_tokens=row_tokens)
+
+    assert verify(folder).ok
+    windows = DataLoader(TokenWindows(folder, 699), batch_size=len(ids), shuffle=False)
+    flat: np.ndarray[Any, Any] = np.array(labels).ravel()
+    for number, row in enumerate(next(iter(windows)).targets.tolist()):
+        assert row == flat[699 * number + 1 :][:699].tolist()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_lists_of_ids_are_documents(tmp_path: Path, kind: str) -> None:
     source = write_rows(tmp_path / f"a.{kind}", {"input_ids": LISTS, "url": ["x"] * 4})

@@ -1,9 +1,9 @@
 """LMDB shards: one file that any LMDB tool opens, and that we read without one.
 
 Keys: for a column with one value per row, the field's name and the row as 8 big-endian bytes; for a
-column of small fixed rows, or of rows of tokens, the field's name alone and all rows in one value. Beside a column of
-values lie ``<field>__nbytes`` and ``<field>__starts``: the size and the offset in the file of every
-value, as int32 and int64. They are what serving reads. The offsets exist only once LMDB has laid
+column of small fixed rows, or of any fixed rows in a dataset of tokens, the field's name alone and all rows in one
+value. Beside a column of values lie ``<field>__nbytes`` and ``<field>__starts``: the size and the offset in the file
+of every value, as int32 and int64. They are what serving reads. The offsets exist only once LMDB has laid
 its pages out: the value is reserved, and filled in after the last commit.
 
 Source:
@@ -54,7 +54,8 @@ def write(
 
     Return the place of each column, and of the checksums' text; ValueError if a value is larger than LMDB's 4 GiB.
     """
-    joined = {name for name, column in columns.items() if _is_one_value(column, fields[name])}
+    has_tokens = any(isinstance(field, Tokens) for field in fields.values())
+    joined = {name for name, column in columns.items() if _is_one_value(column, has_tokens)}
     items = dict(_items(columns, joined)) | {CHECKSUMS_KEY: checksums}
     path.unlink(missing_ok=True)  # liblmdb would add to it
     _write_items(path, items)
@@ -80,11 +81,11 @@ def _items(columns: Mapping[str, Column], joined: set[str]) -> Iterator[tuple[by
         yield from zip(_row_keys(name, len(rows)), rows, strict=True)
 
 
-def _is_one_value(column: Column, field: Field) -> bool:
-    """Tell whether rows lie end to end: small ones, to save room, and tokens, to be read across rows."""
+def _is_one_value(column: Column, has_tokens: bool) -> bool:
+    """Tell whether rows lie end to end: small ones, to save room; tokens and their labels, to be read across rows."""
     if not isinstance(column, FixedColumn):
         return False
-    return column.data.shape[1] < VALUE_BYTES or isinstance(field, Tokens)
+    return has_tokens or column.data.shape[1] < VALUE_BYTES
 
 
 def _write_items(path: Path, items: Mapping[bytes, Any]) -> None:
