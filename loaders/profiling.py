@@ -14,12 +14,10 @@ import os
 import statistics
 import threading
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
-
-import torch
 
 from loaders.checks import as_path, shown, whole_number
 from loaders.errors import LoadersError
@@ -173,7 +171,7 @@ class profile:
     """Time the next steps of a loader: ``with loaders.profile(loader, steps=100) as p: train(); print(p.report)``.
 
     Args:
-        loader: Of loaders or torch; of loaders, the workers' stages are timed, too.
+        loader: A ``loaders.DataLoader``, over any dataset; of ours the workers' stages are timed, too.
         steps: Stop after so many; the rest of the run is as fast as ever.
         trace: Write a trace for ui.perfetto.dev or chrome://tracing here when it stops.
         tensorboard: A folder, or a ``SummaryWriter``: write the figures of each step there when it stops.
@@ -183,7 +181,6 @@ class profile:
             batches (of a stream, ``steps``). The report says what training alone takes; weights that come of it are of
             no use. The loader stays where it stands.
 
-    Under ``torch.profiler`` the same stretches appear as ``loaders: wait for data`` and ``loaders: compute``.
     On a GPU, *compute* is the time that the trainer's thread takes, which is the GPU's only where the step
     waits for it (``loss.item()``); data wait is exact either way.
 
@@ -205,8 +202,9 @@ class profile:
         clock: Callable[[], float] = time.perf_counter,
         free: bool = False,
     ) -> None:
-        if not isinstance(loader, torch.utils.data.DataLoader):
-            raise TypeError(f"loader must be a DataLoader, ours or torch's, got {shown(loader)}")
+        if not hasattr(type(loader), "_profile"):
+            what = "loader must be a loaders.DataLoader (which serves any dataset)"
+            raise TypeError(f"{what}, got {shown(loader)}")
         self.steps, self.clock = whole_number("steps", steps, at_least=1), clock
         self.report = ProfileReport([], loader.batch_size or 1, loader.num_workers, is_free=free)
         self.spans = self.report.spans
@@ -216,8 +214,7 @@ class profile:
         self._is_on = False
         self._num_left, self._num_read = self.steps, 0
         self._thread = threading.get_ident()
-        # Since when the step computes, and torch's name for it.
-        self._step: tuple[float, Any] | None = None
+        self._step_began: float | None = None  # since when the step computes
         self._kept: list[Any] = []  # the batch that is served again and again
 
     def __enter__(self) -> Self:
@@ -230,13 +227,9 @@ class profile:
 
     def start(self) -> None:
         """Begin; the next iterator of the loader is timed."""
-        loader: Any = self._loader
-        if getattr(loader, "_profile", None) is not None:
+        if self._loader._profile is not None:
             raise ValueError("this loader is being profiled already")
-        # Of torch's own, only this is asked of the object itself: ``iter`` looks at its class, which others share.
-        if not hasattr(loader, "_profile"):
-            loader._get_iterator = lambda: self.timed(type(loader)._get_iterator, loader)
-        loader._profile, self._is_on, self._num_read = self, True, _blocks_read()
+        self._loader._profile, self._is_on, self._num_read = self, True, _blocks_read()
 
     def stop(self) -> None:
         """End, write what was asked for, and leave the loader as it was; may be called twice."""
@@ -246,7 +239,7 @@ class profile:
         self.report.has_read = _blocks_read() > self._num_read
         if not self._free:  # else the rest of the loop would train on real batches
             self._let_go()
-        self.leave_step()
+        self._step_began = None
         atexit.unregister(self.stop)  # it would keep the loader
         if self._told is not None:
             self._told(self.report)
@@ -257,10 +250,8 @@ class profile:
 
     def _let_go(self) -> None:
         self._kept.clear()
-        if self._loader.__dict__.get("_profile") is self:
-            del self._loader._profile
-            if self._loader.__dict__.pop("_get_iterator", None):
-                self._loader._iterator = None  # it may be ours
+        if self._loader._profile is self:
+            self._loader._profile = None
 
     # -- any thread --------------------------------------------------------------------------------
 
@@ -285,7 +276,7 @@ class profile:
 
     def timed(self, begin: Callable[..., Any], *arguments: Any) -> Any:
         """Return an iterator of an epoch whose batches are waited for under the clock."""
-        self.leave_step()
+        self._step_began = None  # of an epoch that was left: what came since may be anything
         return _Timed(self._again(begin, *arguments) if self._free else begin(*arguments), self)
 
     def _again(self, begin: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
@@ -305,29 +296,20 @@ class profile:
         if not self._is_on:
             return next(batches)
         began = self.clock()
-        if self._step is not None:
-            self.spans.append(TimedSpan(_COMPUTE, self._thread, self._step[0], began))
-            self.leave_step()
+        if self._step_began is not None:
+            self.spans.append(TimedSpan(_COMPUTE, self._thread, self._step_began, began))
+            self._step_began = None
         if not self._num_left:
             try:
                 self.stop()
             except OSError as error:  # training goes on
                 logger.warning("the profile cannot be written: %s", error)
             return next(batches)
-        with _named(_WAIT):
-            batch = next(batches)
+        batch = next(batches)
         self._num_left -= 1
-        self._thread, ended = threading.get_ident(), self.clock()
-        self.spans.append(TimedSpan(_WAIT, self._thread, began, ended))
-        self._step = ended, _named(_COMPUTE)
-        self._step[1].__enter__()
+        self._thread, self._step_began = threading.get_ident(), self.clock()
+        self.spans.append(TimedSpan(_WAIT, self._thread, began, self._step_began))
         return batch
-
-    def leave_step(self) -> None:
-        """Forget a step that was not ended by asking for a batch: what came since may be anything."""
-        if self._step is not None:
-            self._step[1].__exit__(None, None, None)
-            self._step = None
 
     def _write_scalars(self) -> None:
         report, writer = self.report, self._writer
@@ -338,17 +320,10 @@ class profile:
         writer.flush()
 
 
-def _named(stage: str) -> Any:
-    """Name what follows for torch's profiler, if that is running: it costs 0.1 ms with cold caches."""
-    if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-        return nullcontext()
-    return torch.profiler.record_function(f"loaders: {stage}")
-
-
 def _first_of(loader: Any, batches: Any) -> Any:
     """Take a batch, end its iterator, and put the loader back to where it stood."""
     state = None
-    with suppress(AttributeError, LoadersError):  # of torch; in an order that no state can tell
+    with suppress(LoadersError):  # in an order that no state can tell
         state = loader.state_dict()
     batch = next(batches)
     getattr(batches, "close", lambda: None)()

@@ -229,17 +229,6 @@ def test_the_trainer_is_the_thread_that_iterates(tmp_path: Path) -> None:
     assert {names[event["tid"]] for event in events if event["ph"] == "X"} == {"trainer"}
 
 
-def test_it_shows_in_the_profiler_of_torch() -> None:
-    loader = a_loader()
-
-    with torch.profiler.profile() as theirs, loaders.profile(loader, steps=3):
-        for batch in loader:
-            batch.image.sum()
-
-    names = {event.name for event in theirs.events() or ()}
-    assert {"loaders: wait for data", "loaders: compute"} <= names
-
-
 def test_scalars_go_to_a_writer() -> None:
     class Writer:
         def __init__(self) -> None:
@@ -272,16 +261,6 @@ def test_without_tensorboard_the_message_says_what_to_install(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(LoadersError, match="tensorboard"):
         loaders.profile(a_loader(), tensorboard=tmp_path)
-
-
-def test_a_loader_of_torch_can_be_profiled() -> None:
-    loader: Any = torch.utils.data.DataLoader(torch.arange(32), batch_size=4)  # type: ignore[arg-type]
-
-    with loaders.profile(loader, steps=8) as profile:
-        assert len(list(loader)) == 8
-
-    assert profile.report.num_steps == 8
-    assert profile.report.stage_s == {}
 
 
 def test_an_error_of_the_trainer_ends_it_too() -> None:
@@ -520,30 +499,18 @@ def test_steps_that_save_now_and_then_are_the_limit_of_a_run_that_hardly_waits()
     assert bound(report)[0].startswith("verdict: The training step is the limit")
 
 
-@pytest.mark.parametrize("kind", [DataLoader, torch.utils.data.DataLoader], ids=["ours", "torchs"])
-def test_as_if_data_were_free_one_batch_comes_again_and_again_and_the_loader_stays(
-    kind: Any,
-) -> None:
+def test_as_if_data_were_free_one_batch_comes_again_and_again_and_the_loader_stays() -> None:
     dataset: Any = RAMDataset.from_arrays(x=np.arange(64, dtype=np.int64)).replace(transform=late)
-    collate_fn = (
-        loaders.collate
-        if kind is DataLoader
-        else lambda samples: torch.stack([s.x for s in samples])
-    )
-    loader = kind(dataset, batch_size=8, num_workers=0, collate_fn=collate_fn)
+    loader: Any = DataLoader(dataset, batch_size=8, num_workers=0)
 
     with loaders.profile(loader, steps=12, free=True) as profile:
-        epochs = [
-            [np.asarray(getattr(batch, "x", batch)).tolist() for batch in loader] for _ in range(2)
-        ]
+        epochs = [[batch.x.tolist() for batch in loader] for _ in range(2)]
 
     assert epochs == [[list(range(8))] * 8] * 2  # those that are not timed, too
     assert profile.report.num_steps == 12
     assert max(profile.report.wait_s[1:]) < 0.02
     assert "training alone takes" in profile.report.verdict
-    assert [np.asarray(getattr(batch, "x", batch))[0] for batch in loader] == [
-        8 * i for i in range(8)
-    ]
+    assert [batch.x[0] for batch in loader] == [8 * i for i in range(8)]
 
 
 def late(sample: Any) -> Any:
