@@ -417,8 +417,8 @@ def further_epochs() -> dict[str, Run]:
         ),
     }
 
-    def first(dataset: Any, backend: Any, clock: Callable[[], float]) -> float:
-        loader = DataLoader(dataset, 100, shuffle=True, num_workers=WORKERS, backend=backend)
+    def first(dataset: Any, clock: Callable[[], float]) -> float:
+        loader = DataLoader(dataset, 100, shuffle=True, num_workers=WORKERS)
         took = []
         for _ in range(51):
             began = clock()
@@ -431,11 +431,10 @@ def further_epochs() -> dict[str, Run]:
         return statistics.median(took[1:]) * 1e3
 
     return {
-        f"{name}, {backend}{', CPU time' if clock is time.process_time else ''}": functools.partial(
-            first, dataset, backend, clock
+        f"{name}{', CPU time' if clock is time.process_time else ''}": functools.partial(
+            first, dataset, clock
         )
         for name, dataset in datasets.items()
-        for backend in ("thread", "auto")
         for clock in (time.perf_counter, time.process_time)
     }
 

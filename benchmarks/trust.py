@@ -69,8 +69,6 @@ class Beside:
         config = Config(workers, LATENCY_BATCH, backend)
         self.loader, self.seconds = make_loader(dataset, config), seconds
         self.with_waits_ms = 0.0
-        if backend == "auto":
-            self.run(6 * seconds)  # it decides by what it sees of the first seconds
 
     def run(self, seconds: float) -> float:
         """Return the milliseconds of a step alone, without the wait for its batch."""
@@ -103,13 +101,11 @@ def step_cases(data: Data, seconds: float) -> Iterator[Case]:
     jpeg = data.packed("presized", "parquet").replace(augment=OPS)
     for what, dataset in (("JPEG, crop, flip", jpeg), ("a transform in Python", transformed)):
         runs: dict[str, Run] = {"the batch is there": lambda: bare_steps(seconds)}
-        for backend in ("auto", "subprocess", "thread"):
+        for backend in ("subprocess", "thread"):
             beside = Beside(dataset, backend, 1, seconds)
-            changed = f", gone over to {beside.loader.backend!r}" if backend == "auto" else ""
-            runs |= beside.runs(f"backend={backend!r}, 1 worker{changed}")
-        beside = Beside(dataset, "auto", WORKERS, seconds)
-        changed = f"gone over to {beside.loader.backend!r}"
-        runs |= beside.runs(f"backend='auto', {WORKERS} workers, as many as cores, {changed}")
+            runs |= beside.runs(f"backend={backend!r}, 1 worker")
+        beside = Beside(dataset, "subprocess", WORKERS, seconds)
+        runs |= beside.runs(f"backend='subprocess', {WORKERS} workers, as many as cores")
         name = (
             f"a step of {TINY_OPERATIONS:,} tiny operations beside {what}, batch {LATENCY_BATCH}"
         )

@@ -57,6 +57,7 @@ class ProfileReport:
     batch_size: int = 1  # samples of a batch
     num_workers: int = 0  # of the loader
     has_read: bool = False  # blocks of a disk were read meanwhile
+    gil_share: float = 0.0  # of the steps' time: waits for the GIL, as ``LoaderStats`` has it
     is_free: bool = False  # one batch was served again and again
 
     @property
@@ -135,6 +136,7 @@ class ProfileReport:
             stages=self.stage_s,
             step_s=step_s / self.batch_size,
             stall_share=share,
+            gil_share=self.gil_share,
         )
         return str(judge(facts))
 
@@ -236,6 +238,8 @@ class profile:
         if not self._is_on:
             return
         self._is_on = False
+        if hasattr(self._loader, "stats"):  # not torch's
+            self.report.gil_share = self._loader.stats().gil_share
         self.report.has_read = _blocks_read() > self._num_read
         if not self._free:  # else the rest of the loop would train on real batches
             self._let_go()

@@ -70,6 +70,7 @@ class Facts:
     step_s: float = 0.0  # the user's training step, 0 without one
     # Share of a real run's time that the step waited for data, if it was run.
     stall_share: float | None = None
+    gil_share: float = 0.0  # share of the step's time that it waited for the GIL, in that run
     # Share of the cores that was free for this process while it was measured.
     available: float = 1.0
     # What samples are of: advice is for these; ``"volumes"`` where they are read whole.
@@ -253,6 +254,8 @@ def _advice(bound: Bound, facts: Facts) -> str:
 
 
 def _advice_to_a_step(facts: Facts) -> str:
+    if facts.gil_share:
+        return f"use backend='subprocess': the step waits for the GIL {facts.gil_share:.0%} of its time"
     nothing = "change nothing in loading"
     if facts.stall_share is None:
         return nothing

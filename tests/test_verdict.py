@@ -182,3 +182,10 @@ def test_a_step_that_is_the_limit_and_yet_waits_is_told_what_to_try(
     run = facts(step_s=2e-3, stall_share=stall_share, num_workers=num_workers)
 
     assert said in judge(run).advice
+
+
+def test_a_step_that_waits_for_the_gil_is_told_of_the_child_process() -> None:
+    run = facts(step_s=2e-3, stall_share=0.01, gil_share=0.25)
+
+    assert "backend='subprocess'" in judge(run).advice
+    assert "25%" in judge(run).advice

@@ -13,6 +13,7 @@ from loaders.workers import Late
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from loaders.backends.gil import GilWatch
     from loaders.backends.maker import Made
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class OrderedBatches:
         is_together: Whether those of a chunk are handed over at once.
         timeout_s: ``TimedOut`` after so long without a batch; 0 waits.
         stall_warning_s: Log what every worker is doing after so long; 0 does not.
+        watch: Notes when training steps begin and end.
 
     An error of a batch, or of the indices, is raised where the batch would have come; the batches
     behind it can still be had. So they can after Ctrl-C in a wait; one that comes while indices or batches
@@ -93,12 +95,14 @@ class OrderedBatches:
         is_together: bool = False,
         timeout_s: float = 0,
         stall_warning_s: float = 0,
+        watch: GilWatch | None = None,
     ) -> None:
         self._pool, self._prefetch_batches = pool, prefetch_batches
         self._is_together = is_together
         self._chunks: Iterator[Chunk] = chunks(indices, chunk_size, is_together=is_together)
         self._chunk, self._turn = Chunk([]), 0  # which is to be begun next
         self._timeout_s, self._stall_warning_s = timeout_s, stall_warning_s
+        self._watch = watch
         self._ready: list[Any] = []
         self._failed: Exception | None = None
         self._is_broken = False  # the pool takes no more, and what it still has is lost
@@ -113,6 +117,8 @@ class OrderedBatches:
             self._ready, self._is_whole = [], True
             self._break(Interrupted())
         if not self._ready:
+            if self._watch is not None:
+                self._watch.enter(self._pool)
             self._is_whole = False
             if not len(self._pool):
                 # Small batches are made with the GIL held: more chunks would delay the first.
@@ -123,6 +129,8 @@ class OrderedBatches:
             self._ready = [*self._take()][::-1]
             self._fill(self._prefetch_batches)
             self._is_whole = True
+            if self._watch is not None:
+                self._watch.leave(self._pool)
         batch = self._ready[-1]
         del self._ready[-1]
         self.num_taken += 1

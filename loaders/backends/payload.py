@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import io
 import pickle
-import sys
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import loaders.codecs as codecs
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.sealed import HeldShard, SealedFile
-from loaders.datasets.reading.samples import collate
 from loaders.errors import LoadersError, UnsendableError
 from loaders.schema import Schema
 
@@ -23,12 +21,6 @@ if TYPE_CHECKING:
     from loaders.backends.maker import Maker
     from loaders.data.shards import MemoryShard
 
-_OURS = {
-    "loaders",
-    "torch",
-    "numpy",
-    *sys.stdlib_module_names,
-}  # what comes from there is no code of the user's
 _MAIN = ("__main__", "__mp_main__")
 _COUNTERS = (
     "epoch",
@@ -43,7 +35,6 @@ class Payload(NamedTuple):
 
     data: bytes  # the pickle
     files: tuple[SealedFile, ...]  # memory files that it maps
-    user_code: tuple[str, ...]  # names of what it runs that is the user's
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -68,10 +59,7 @@ def pack(maker: Maker) -> Payload:
         raise
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
         raise UnsendableError(last.last, str(error)) from error
-    collates = () if maker.collate is collate else ("collate_fn",)
-    user_code = (*collates, *packer.user_code, *packer.transforms, *packer.codecs)
-    data = head.getvalue() + body.getvalue()
-    return Payload(data, tuple(packer.files), tuple(dict.fromkeys(user_code)))
+    return Payload(head.getvalue() + body.getvalue(), tuple(packer.files))
 
 
 def unpack(data: bytes) -> Maker:
@@ -86,8 +74,6 @@ class _Packer(pickle.Pickler):
     def __init__(self, out: io.BytesIO) -> None:
         super().__init__(out, pickle.HIGHEST_PROTOCOL)
         self.files: list[SealedFile] = []
-        self.user_code: list[str] = []
-        self.transforms: list[str] = []
         self.codecs: dict[str, Any] = {}  # of the user's, that a dataset needs
         self.last = ""
 
@@ -102,13 +88,8 @@ class _Packer(pickle.Pickler):
         self.last = _name(value)
         if isinstance(value, type | FunctionType):
             self._check_found(value)
-        kind = value if isinstance(value, type | FunctionType) else type(value)
-        if str(kind.__module__).split(".")[0] not in _OURS:
-            self.user_code.append(_name(kind))
         if not isinstance(value, BatchDataset):
             return NotImplemented
-        if getattr(value, "transform", None):
-            self.transforms.append("transform")
         schema = getattr(value, "schema", None)
         for field in schema.fields.values() if isinstance(schema, Schema) else ():
             factory = codecs._FACTORIES.get(getattr(field, "codec", ""))

@@ -77,11 +77,11 @@ class Child:
         UnsendableError: It cannot be given the dataset, or what goes with it.
     """
 
-    def __init__(self, maker: Maker, payload: Payload | None = None) -> None:
+    def __init__(self, maker: Maker) -> None:
         self.is_up, self.is_silent, self.is_whole = False, False, True
         self.num_passes = 0
         self._epoch: int | None = None
-        payload = payload or pack(maker)
+        payload = pack(maker)
         self._files, self._digest = payload.files, _digest(payload)
         lock = partial(page_lock, what="a batch slot") if maker.locks_slots else None
         self._pid = os.getpid()
@@ -461,9 +461,9 @@ class KeptChildren:
         """Bytes of the slots of idle children."""
         return sum(child.slot_bytes for child in tuple(self._idle))
 
-    def pool(self, maker: Maker, epoch: int | None, child: Child | None = None) -> ChildPool:
-        """Return a pool over ``child``, else over the idle one or a new one; the child is kept afterwards."""
-        child = child or self._take() or Child(maker)
+    def pool(self, maker: Maker, epoch: int | None) -> ChildPool:
+        """Return a pool over the idle child or a new one, which is kept afterwards."""
+        child = self._take() or Child(maker)
         if not child.follow(maker, epoch):
             child.end()
             child = Child(maker)

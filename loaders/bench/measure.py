@@ -62,6 +62,7 @@ class TimedPass:
     read_bytes: int = 0  # what the storage had to read, where the system counts that
     has_start: bool = False  # there were too few batches to leave the first round out of the rate
     stall_share: float = 0.0  # share of the time that was waited for batches
+    gil_share: float = 0.0  # share of the steps' time that was waited for the GIL
 
 
 @dataclass(slots=True)

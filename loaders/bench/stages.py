@@ -365,6 +365,7 @@ def analyse(
         finish_s=wall_s.get("finish", 0.0),
         step_s=wall_s.get("step", 0.0),
         stall_share=None if together is None else together.stall_share,
+        gil_share=0.0 if together is None else together.gil_share,
         available=(available + available_share(cores, core_time)) / 2,
         holds=holds(dataset, batch),
         may_add_workers=may_add_workers,
@@ -390,8 +391,9 @@ def real_steps(
         step(batch)
         synchronize(device)
 
+    loader = make_loader(dataset, config, device=device)
     run = time_loader(
-        make_loader(dataset, config, device=device),
+        loader,
         config.batch_size,
         seconds=seconds,
         round_size=round_size(dataset, config),
@@ -399,4 +401,5 @@ def real_steps(
         step=train,
         patience_s=_PATIENCE_S,
     )
+    run.gil_share = loader.stats().gil_share
     return None if run.has_start else run

@@ -46,6 +46,8 @@ class LoaderStats:
         device_bytes: Device memory of the batches that were copied ahead and not handed over yet.
         backend: Who makes the batches now: ``"inline"`` (there are no workers), ``"thread"``,
             ``"subprocess"`` or ``"process"``.
+        gil_share: Share of the time of training steps, in all epochs, that the trainer spent waiting for the GIL beside
+            the loader's threads; 0 where little was seen. ``backend="subprocess"`` avoids it.
         remote: Of datasets at URLs, summed over them, else None: ``bytes`` and ``requests`` of this machine since
             its fetcher started, ``retries``, ``evicted`` shards, ``cached_bytes``, ``budget_bytes``, ``bytes_per_s`` of
             the last parts, ``others_bytes`` that loaders of other datasets read now, ``readers``, the processes that
@@ -60,6 +62,7 @@ class LoaderStats:
     slot_bytes: int = 0
     device_bytes: int = 0
     backend: str = ""
+    gil_share: float = 0.0
     remote: dict[str, float] | None = None
 
 

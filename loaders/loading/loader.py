@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
 import numpy.random  # noqa: F401  # torch seeds it in each worker process: imported here, once, and not there
 import torch
 
-from loaders.backends.auto import AutoPool, StepWatch, Successor, can_watch
+from loaders.backends.gil import GilWatch
 from loaders.backends.maker import Maker, group_bytes, num_in_flight
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.process import TorchBatches
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from loaders.backends.ordered import Pool
-    from loaders.backends.subprocess import Child, ChildPool, KeptChildren
+    from loaders.backends.subprocess import KeptChildren
     from loaders.device.accelerator import Accelerator
     from loaders.loading.options import AugmentOn, Backend, Served
     from loaders.profiling import profile
@@ -59,11 +59,11 @@ _NOT_PICKLED = frozenset(
         "_children",
         "_delivery",
         "_finisher",
+        "_gil",
         "_iterator",
         "_profile",
         "_served",
         "_slots",
-        "_successor",
     ]
 )
 # Options by what assigning them later does: refused; refused unless torch's workers serve; used from the next pass.
@@ -118,8 +118,7 @@ class DataLoader(OrderedLoader[BatchT]):
             counts groups (default: one for each thread and two more).
         backend: ``"thread"``; ``"subprocess"``: the same threads in one child process, a fresh interpreter, for a
             training step of many small operations, which would wait for the GIL;
-            ``"process"``: torch's own workers; ``"auto"``: threads for our datasets; once such a
-            step is seen, a child process takes over, unless it would run your code.
+            ``"process"``: torch's own workers; ``"auto"``: threads for our datasets, torch's workers for others.
         device: Where batches are handed over, e.g. ``"cuda"``: copied from page-locked slots on a
             stream of their own, for use on the current stream; None leaves them in host memory.
         device_prefetch: How many batches may be copied ahead of being asked for; ``stats()`` has
@@ -305,9 +304,6 @@ class DataLoader(OrderedLoader[BatchT]):
         super().__setattr__(name, value)
         if is_made and name in ("collate_fn", "num_workers"):
             self._settle_collate()
-            if name == "collate_fn":
-                # Of a child that has taken over: by itself none runs code of the user.
-                self.__dict__["backend"] = self._options.chosen_backend
             self._make_parts()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -329,7 +325,7 @@ class DataLoader(OrderedLoader[BatchT]):
         self._batches: Callable[[], Any] = lambda: None  # those being served, while they are
         self._delivery: Callable[[], Any] = lambda: None
         self._children: KeptChildren | None = None
-        self.__dict__.pop("_successor", None)  # its child is of what was served before
+        self._gil = GilWatch()
         self._ahead: list[Ahead] = []  # tells fetchers of the pass
 
     def _halves(self) -> Served:
@@ -382,10 +378,6 @@ class DataLoader(OrderedLoader[BatchT]):
         return batches
 
     @cached_property
-    def _successor(self) -> Successor:
-        return Successor(StepWatch(self._accelerator))
-
-    @cached_property
     def _accelerator(self) -> Accelerator | None:
         device = self.device
         if self._finisher is not None:  # where its samples lie: "cuda" may be another one by now
@@ -421,6 +413,7 @@ class DataLoader(OrderedLoader[BatchT]):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             self._has_drawn = self.persistent_workers
         maker = self._maker()
+        self._gil.begin(self._accelerator)
         # A third-party sampler is asked for one batch at a time, as its answers may depend on the steps in between;
         # with workers, for as many as are handed over at once.
         is_together = maker.is_together and (self.num_workers > 0 or self._steps is not None)
@@ -437,6 +430,7 @@ class DataLoader(OrderedLoader[BatchT]):
             is_together=is_together,
             timeout_s=self.timeout,
             stall_warning_s=self.stall_warning_s,
+            watch=self._gil if self.num_workers and self.backend == "thread" else None,
         )
 
     def _pool(self, maker: Maker) -> Pool:
@@ -444,25 +438,14 @@ class DataLoader(OrderedLoader[BatchT]):
             return InlinePool(maker)
         if self.backend == "subprocess":
             return self._child_pool(maker)
-        if self._options.may_change_backend and can_watch():
-            return AutoPool(maker, self._successor, partial(self._go_over, maker))
         return thread_pool(maker)
 
-    def _go_over(self, maker: Maker, child: Child) -> ChildPool:
-        pool = self._kept_children().pool(maker, self._set_to, child)
-        if maker.collate is self._collate:  # else another was set meanwhile
-            self.__dict__["backend"] = "subprocess"  # for the next epochs, too
-        return pool
-
-    def _child_pool(self, maker: Maker) -> ChildPool:
-        return self._kept_children().pool(maker, self._set_to)
-
-    def _kept_children(self) -> KeptChildren:
+    def _child_pool(self, maker: Maker) -> Pool:
         from loaders.backends.subprocess import KeptChildren  # which loads on Linux alone
 
         if self._children is None:
             self._children = KeptChildren()
-        return self._children
+        return self._children.pool(maker, self._set_to)
 
     def _maker(self) -> Maker:
         return Maker(
@@ -540,6 +523,7 @@ class DataLoader(OrderedLoader[BatchT]):
         here = getattr(self._served, "num_replaced", 0) - self._num_before
         self._stats.num_replaced = here + self._num_replaced
         self._stats.backend = self.backend if self.num_workers else "inline"
+        self._stats.gil_share = self._gil.lost_share
         self._stats.device_bytes = getattr(self._delivery(), "device_bytes", 0)
         if _is_remote(self.dataset):
             from loaders.loading.fetching import remote_counts

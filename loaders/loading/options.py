@@ -227,11 +227,6 @@ class LoaderOptions:
         """``"thread"``, ``"subprocess"`` or ``"process"``."""
         return _choose_backend(self)
 
-    @property
-    def may_change_backend(self) -> bool:
-        """Whether a child process may take over from the threads."""
-        return self.backend == "auto" and getattr(self.dataset, "device", None) is None
-
     @cached_property
     def chosen_workers(self) -> int:
         """How many workers to have."""

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import loaders.codecs as codecs
 from loaders import DataLoader, RAMDataset, ShardDataset
 from loaders.backends import payload as payloads
 from loaders.codecs.text import TextCodec
+from loaders.datasets.memory.sealed import HeldShard
 from loaders.errors import LoadersError, UnsendableError
 from loaders.schema import Label, Text
 from packdata import pack as pack_samples_of
@@ -161,9 +163,24 @@ def test_a_codec_of_the_user_goes_with_a_dataset_that_needs_it(
 
     payload = payloads.pack(DataLoader(dataset, 2)._maker())
 
-    assert "shouts" in payload.user_code
     monkeypatch.setattr(codecs, "_FACTORIES", factories)
     assert payloads.unpack(payload.data).dataset[0].text == "ABC"
+
+
+def test_loaders_that_ask_for_a_copy_of_one_dataset_at_one_time_get_the_same() -> None:
+    data = RAMDataset.from_arrays(x=torch.zeros(200, 100_000))
+    (shard,) = data.store.shards
+    assert isinstance(shard, HeldShard)
+    begin = threading.Barrier(3)
+
+    def ask(_: int) -> Any:
+        begin.wait(30)
+        return shard.file()
+
+    with ThreadPoolExecutor(3) as asking:
+        found = [*asking.map(ask, range(3))]
+
+    assert len({*map(id, found)}) == len(shard.files) == 1
 
 
 def test_arrays_that_do_not_fit_into_memory_twice_are_an_error_with_figures(
