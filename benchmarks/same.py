@@ -96,8 +96,6 @@ def make_sources(folder: Path) -> None:
         json.dumps({"text": f"line {i} " * (i % 9), "n": i, "ok": i % 3 == 0}) for i in range(400)
     ]
     (folder / "lines.jsonl").write_text("\n".join(lines) + "\n")
-    updates = "key,label\nboats/kodim06,people\n"
-    (folder / "fixes.csv").write_text(updates)
 
 
 # Each: name, words (a name in braces is a packing above it, in the version's own folder), kind of what is served.
@@ -122,7 +120,6 @@ PACKINGS: list[tuple[str, str, str]] = [
     ("boats", "copy {sized} {dst} --where label=='boats'", "image"),
     ("coded", "copy {verbatim} {dst} --codec png", "image"),
     ("recoded", "copy {sized} {dst} --format parquet --fields image,key", ""),
-    ("updated", "copy {verbatim} {dst} --update {src}/fixes.csv", "image"),
     ("parts", "split {sized} {dst} --parts a=0.5 b=0.5 --stratify label", ""),
     ("hashed", "split {sized} {dst} --parts a=0.7 b=0.2 --by key-hash", ""),
     ("merged", "merge {parts}/a {parts}/b {dst}", "image"),

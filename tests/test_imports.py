@@ -12,8 +12,7 @@ import pytest
 import loaders
 import packdata
 from loaders.augment import presets
-from packdata.commands import derive, look
-from packdata.packed import joined_columns
+from packdata.commands import look
 
 ROOT = Path(__file__).parents[1]
 
@@ -66,7 +65,6 @@ def test_importing_a_part_does_not_load_what_it_does_not_need(
 
 def test_what_commands_name_in_their_help_without_an_import_is_what_there_is() -> None:
     assert look.PRESETS == presets.NAMES
-    assert derive.KINDS == joined_columns.KINDS
 
 
 def test_packing_imports_no_torch_and_no_pandas_which_a_process_of_others_keeps(

@@ -291,7 +291,7 @@ def _missing(folder: Path) -> tuple[str, Path, str]:
         hint = "Run the same 'packdata' command again; it continues"
         return "packing was not finished", folder, hint
     if any(folder.glob("shard-*")):
-        hint = "Restore it from a copy ('packdata repair --manifest'), or pack again"
+        hint = "Copy the file from a backup, or pack again"
         return "its manifest.json is missing, though shards lie there", folder, hint
     what = "it has no manifest.json, so it is not a packed dataset"
     return what, folder, "Pack one with 'packdata'"

@@ -94,8 +94,6 @@ def _make_tables(folder: Path) -> None:
     (folder / "values.csv").write_text("1,a\n2,b\n3,c\n4,d\n")
     (folder / "tabs.csv").write_text("x\ty\n1\t2\n3\t4\n")
     (folder / "ragged.csv").write_text("x,y\n1,2\n3,4,5\n6,7\n")
-    (folder / "labels.csv").write_text("key,label,grade\nbird/000,0,1\ncat/001,1,2\ndog/002,2,3\n")
-    (folder / "fixes.csv").write_text("key,label\nbird/000,dog\n")
     (folder / "empty.csv").write_text("")
     pack_tables(folder / "t.csv", folder / "table", target=("kind",), standardize=True)
     pack_tables(folder / "t.csv", folder / "train", standardize=True)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from loaders.schema import Label
 from loaders.text import printable, printable_json
 from packdata.cli import main
 
-EVIL = "a\x1b]0;owned\x07\x9b31m\u202eb\npackdata: all is well"
+EVIL = "a\x1b]0;owned\x07\x9b31m\u202eb\npackdata: OK"
 OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -37,7 +36,7 @@ def photos(tmp_path: Path) -> Path:
 def check(told: tuple[str, str]) -> None:
     for text in told:
         assert OBEYED.search(text) is None, ascii(text)
-        assert "\npackdata: all is well" not in text
+        assert "\npackdata: OK" not in text
     assert "\\x1b" in "".join(told) or "\\u001b" in "".join(told)  # and it was shown
 
 
@@ -81,8 +80,6 @@ def test_damage_is_told_without_it(
 ) -> None:
     packed = tmp_path / f"p{EVIL}"
     assert main(["images", str(photos), str(packed), "--on-error", "skip"]) == 3
-    copy = tmp_path / f"copy{EVIL}"
-    shutil.copytree(packed, copy)
     shard = next(packed.glob("shard-*"))
     shard.write_bytes(shard.read_bytes()[:-1])
     capsys.readouterr()
@@ -90,8 +87,6 @@ def test_damage_is_told_without_it(
     for words in (["verify", packed], ["stats", packed]):
         assert main([str(word) for word in words]) == 1
         check(capsys.readouterr())
-    assert main(["repair", str(packed), "--from", str(copy)]) == 0
-    assert OBEYED.search("".join(capsys.readouterr())) is None
 
 
 def test_the_bench_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,6 @@ from loaders.data.manifest import Place, ShardInfo
 from loaders.errors import PackError
 from packdata.images.plan import pack_images
 from packdata.packed.edit import copy_dataset
-from packdata.packed.repair import repair
 from packdata.packing.journal import Journal, JournalHeader, Reject, State, flatten_plan
 from packdata.packing.lock import TargetLock
 from tests.packdata.command_sources import make_sources
@@ -135,16 +134,6 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(PackError):
         Journal.open(path, lambda *_: True)
-
-
-@pytest.mark.parametrize(("resumable", "kind"), [(True, "packing"), (False, "writer")])
-def test_a_journal_of_version_2_is_read(tmp_path: Path, resumable: bool, kind: str) -> None:
-    """Its packing continues."""
-    path = tmp_path / "journal.jsonl"
-    header = {"journal": 2, "plan": {"a": "1"}, "resumable": resumable, "first": {"": 3}}
-    path.write_text(json.dumps(header | {"replaces": {"": ["ab", ["x"]]}}) + "\n")
-
-    assert reopen(path).header == JournalHeader({"a": "1"}, kind, {"": 3}, {"": ("ab", ["x"])})  # type: ignore[arg-type]
 
 
 def test_differences_of_plans_are_named() -> None:
@@ -282,7 +271,7 @@ def test_a_process_that_dies_leaves_no_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "command"),
-    [(errno.ENOSYS, "images"), (errno.EOPNOTSUPP, "copy"), (errno.ENOLCK, "repair")],
+    [(errno.ENOSYS, "images"), (errno.EOPNOTSUPP, "copy")],
 )
 def test_a_file_system_without_locks_is_no_reason_to_try_again(
     tmp_path: Path, code: int, command: str, monkeypatch: pytest.MonkeyPatch
@@ -296,7 +285,6 @@ def test_a_file_system_without_locks_is_no_reason_to_try_again(
     act: dict[str, Callable[[], object]] = {
         "images": lambda: pack_images(tmp_path / "photos", tmp_path / "out"),
         "copy": lambda: copy_dataset(tmp_path / "packed", tmp_path / "out"),
-        "repair": lambda: repair(tmp_path / "packed", tmp_path / "copy"),
     }
     monkeypatch.setattr("fcntl.flock", refuse)
 

@@ -36,8 +36,6 @@ DCT = "photos --size 16 --fit cover --codec dct"
 AS_DCT: dict[str, Any] = {"sizes": ["16"], "fit": "cover", "codec": "dct"}
 HALVES = "packed --parts a=0.5 b=0.5"
 IN_HALVES = {"parts": {"a": 0.5, "b": 0.5}}
-LABELS = "packed --add labels.csv --fields score --missing skip"
-LABELLED: dict[str, Any] = {"add": "labels.csv", "fields": ["score"], "skip_missing": True}
 LINES = "a.txt --documents line"
 CHAT: dict[str, Any] = {"chat_template": "chat.jinja"}
 BY_LINE = {"documents": "line"}
@@ -119,11 +117,6 @@ MAKING: list[tuple[str, str, str, dict[str, Any]]] = [
     ("split", HALVES, "--shard-size 1kB", IN_HALVES | {"shard_bytes": 1024}),
     ("copy", "packed", "--where 'label == \"cat\"'", {"where": 'label == "cat"'}),
     ("copy", "packed", "--fields label,key", {"fields": ["label", "key"]}),
-    ("copy", "packed --fields score", "--add labels.csv --missing skip", LABELLED),
-    ("copy", "packed", "--update fixes.csv", {"update": "fixes.csv"}),
-    ("copy", LABELS, "--on label", LABELLED | {"on": "label"}),
-    ("copy", LABELS, "--as grade=float32 label=text", LABELLED | {"kinds": {"grade": "float32", "label": "text"}}),
-    ("copy", "packed --add labels.csv --fields score", "--missing skip", LABELLED),
     ("copy", "packed", "--codec webp", {"codec": "webp"}),
     ("copy", "packed --codec jpeg", "--quality 20", {"codec": "jpeg", "quality": 20}),
     ("copy", "packed --fields pixels --codec dct", "--subsampling 444",
@@ -154,7 +147,6 @@ PLAIN = {
     "arrays": "scans {dst}",
     "info": "packed",
     "verify": "packed",
-    "repair": "packed --from copy",
     "preview": "packed",
     "stats": "packed",
     "extend": "more {dst}",
@@ -176,12 +168,12 @@ PARTS = {  # in test_parts.py
     *(("plan", option) for option in ("--json", "--overwrite")),
 }
 BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-size"), ("preview", "--columns"),
-           ("repair", "--from"), ("repair", "--manifest"), ("images", "--lossless-rotate"),
+           ("images", "--lossless-rotate"),
            ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
            ("images", "--annotations"),
            ("images", "--mask-suffix"), ("arrays", "--mask-suffix"), ("images", "--palette"),
            ("images", "--label-map"), ("images", "--icc"), ("images", "--segments"), ("preview", "--augment"),
-           ("cache", "--clear"), ("cache", "--verify"),
+           ("cache", "--clear"),
            *((name, option) for name in ("arrays", "copy", "diff", "extend", "fetch", "finish", "images", "info",
                                          "merge", "plan", "preview", "stats", "tables", "tokens", "verify")
              for option in ("--storage", "--cache"))}  # fmt: skip
@@ -398,21 +390,6 @@ def test_the_columns_of_a_sheet(tmp_path: Path) -> None:
     narrow, wide = sizes
     assert narrow[0] < wide[0]
     assert narrow[1] > wide[1]
-
-
-def test_repair_takes_shards_from_the_copy_that_is_named_and_its_manifest_on_request(
-    tmp_path: Path,
-) -> None:
-    shutil.copytree("packed", tmp_path / "a")
-    (tmp_path / "a/shard-00003.lmdb").unlink()
-
-    assert run("repair", f"{tmp_path}/a --from other") == 1
-    assert run("repair", f"{tmp_path}/a --from copy") == 0
-    (tmp_path / "a/manifest.json").unlink()
-    assert run("repair", f"{tmp_path}/a --from copy") == 1
-    assert run("repair", f"{tmp_path}/a --from copy --manifest") == 0
-
-    assert run("diff", f"{tmp_path}/a packed") == 0
 
 
 # ------------------------------------------------------------------------------ mistakes in Python

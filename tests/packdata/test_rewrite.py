@@ -19,7 +19,6 @@ from packdata.inspect.verify import verify
 from packdata.packed.combine import extend, merge
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
-from packdata.packed.repair import repair
 from packdata.packing import packing, publish
 from packdata.packing.journal import JOURNAL_NAME, Journal, JournalHeader
 from packdata.packing.lock import TargetLock
@@ -246,25 +245,6 @@ def test_every_command_says_what_to_do_about_a_full_disk(
         with pytest.raises(PackError) as caught:
             written[command](disk / "dst")
         assert entries(disk) == []
-
-    assert caught.value.hint == ROOM
-
-
-@pytest.mark.parametrize("step", ["copy", "lock"])
-def test_a_shard_that_could_not_be_restored_says_what_to_do(
-    tmp_path: Path, source: Path, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    if step == "lock":
-        monkeypatch.setattr("packdata.packed.repair.TargetLock", failing)
-    with tmpfs(tmp_path / "disk", "16k") as disk:
-        (disk / "dst").mkdir()
-        shutil.copy(source / "manifest.json", disk / "dst")
-
-        with pytest.raises(PackError) as caught:
-            repair(disk / "dst", source)
 
     assert caught.value.hint == ROOM
 

@@ -2,25 +2,19 @@
 
 import json
 import os
-import shutil
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loaders.data.formats import open_checksums, open_columns
-from loaders.data.manifest import MANIFEST_NAME, Manifest, publish_manifest, read_manifest
-from loaders.errors import LoadersError, ManifestError, PackError, ShardError
+from loaders.data.manifest import MANIFEST_NAME, read_manifest
+from loaders.errors import ManifestError, ShardError
 from loaders.schema import Array, Field, Image, Label, Text
 from packdata.cli import main
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import Fault, Report, verify
-from packdata.packed.repair import repair
-from packdata.packing.lock import LOCK_NAME, TargetLock
-from packdata.packing.target import PACKING_NAME
 from tests.packdata.packing import CLASSES, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
@@ -336,168 +330,3 @@ def test_checksums_nested_too_deep_are_a_shard_error(tmp_path: Path) -> None:
 
     with pytest.raises(ShardError, check=At("a/shard-00000.lmdb")):
         open_checksums(folder / shard.file, wide)
-
-
-# Repair
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_repair_restores_what_is_damaged_and_only_that(tmp_path: Path, format: str) -> None:
-    folder = pack_samples(tmp_path / "a", 16, format=format)
-    shutil.copytree(folder, tmp_path / "copy")
-    files = [shard.file for shard in read_manifest(folder).shards]
-    untouched = (folder / files[0]).stat().st_ino
-    flip(folder / files[1], 9000)
-    (folder / files[2]).unlink()
-    os.truncate(folder / files[3], 100)
-
-    done = repair(folder, tmp_path / "copy")
-
-    assert (done.restored, done.failed, done.num_whole) == (files[1:], {}, 1)
-    assert (folder / files[0]).stat().st_ino == untouched
-    report = verify(folder)
-    assert report.ok
-    assert report.notes == ()
-
-
-def test_a_restored_shard_is_on_disk_before_it_takes_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = pack_samples(tmp_path / "a", 8)
-    shutil.copytree(folder, tmp_path / "copy")
-    name = read_manifest(folder).shards[1].file
-    flip(folder / name, 9000)
-    steps: list[str] = []
-    fsync, rename = os.fsync, os.replace
-
-    def spy_fsync(fd: int) -> None:
-        steps.append(f"sync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
-        fsync(fd)
-
-    def spy_replace(source: Path, target: Path) -> None:
-        steps.append(f"rename to {target.name}")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "fsync", spy_fsync)
-    monkeypatch.setattr(os, "replace", spy_replace)
-    repair(folder, tmp_path / "copy")
-
-    assert steps == [f"sync {name}.tmp", f"rename to {name}", "sync a"]
-
-
-def test_repair_waits_for_no_packing(tmp_path: Path) -> None:
-    folder = pack_samples(tmp_path / "a", 8)
-    shutil.copytree(folder, tmp_path / "copy")
-    (folder / PACKING_NAME).mkdir()
-    lock = TargetLock(folder / PACKING_NAME / LOCK_NAME)
-
-    with pytest.raises(PackError, check=At("a")):
-        repair(folder, tmp_path / "copy")
-
-    lock.release()
-
-
-def test_an_interrupted_repair_is_interrupted_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = pack_samples(tmp_path / "a", 8)
-    shutil.copytree(folder, tmp_path / "copy")
-    name = read_manifest(folder).shards[1].file
-    flip(folder / name, 9000)
-
-    def interrupted(source: Path, target: Path) -> None:
-        target.write_bytes(source.read_bytes()[:100])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(shutil, "copyfile", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        repair(folder, tmp_path / "copy")
-
-    assert not (folder / PACKING_NAME).exists()
-
-
-@pytest.mark.parametrize("step", ["shutil.copyfile", "packdata.packed.repair.publish_file"])
-def test_a_repair_that_was_killed_is_finished_by_the_next_and_leaves_nothing(
-    tmp_path: Path, step: str
-) -> None:
-    folder = pack_samples(tmp_path / "a", 8)
-    shutil.copytree(folder, tmp_path / "copy")
-    flip(folder / read_manifest(folder).shards[1].file, 9000)
-    code = (
-        "import os, shutil, signal, sys\nimport packdata.packed.repair\n"
-        f"{step} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "packdata.packed.repair.repair(*sys.argv[1:])"
-    )
-    args = [sys.executable, "-c", code, str(folder), str(tmp_path / "copy")]
-    assert subprocess.run(args, timeout=60, check=False).returncode == -9
-    assert (folder / PACKING_NAME).exists()
-
-    assert len(repair(folder, tmp_path / "copy").restored) == 1
-
-    assert not (folder / PACKING_NAME).exists()
-    assert verify(folder).ok
-
-
-def test_repair_goes_on_past_a_shard_that_the_copy_lacks(tmp_path: Path) -> None:
-    folder = pack_samples(tmp_path / "a", 12)
-    shutil.copytree(folder, tmp_path / "copy")
-    for file in ("shard-00000.lmdb", "shard-00001.lmdb", "shard-00002.lmdb"):
-        flip(folder / file, 9000)
-    flip(tmp_path / "copy" / "shard-00000.lmdb", 5000)
-    (tmp_path / "copy" / "shard-00001.lmdb").unlink()
-    damaged = (folder / "shard-00000.lmdb").read_bytes()
-
-    done = repair(folder, tmp_path / "copy")
-
-    assert done.restored == ["shard-00002.lmdb"]
-    assert done.failed["shard-00000.lmdb"].startswith("in the copy, its xxh3-128 is")
-    assert done.failed["shard-00001.lmdb"] == "in the copy, it is missing"
-    assert (folder / "shard-00000.lmdb").read_bytes() == damaged
-    assert not (folder / ".packing").exists()
-
-
-def test_repair_refuses_another_dataset(tmp_path: Path) -> None:
-    folder, other = pack_samples(tmp_path / "a", 4), pack_samples(tmp_path / "b", 4, seed=1)
-    flip(folder / "shard-00000.lmdb", 9000)
-    before = (folder / "shard-00000.lmdb").read_bytes()
-
-    with pytest.raises(PackError, check=At("b")):
-        repair(folder, other)
-    assert (folder / "shard-00000.lmdb").read_bytes() == before
-
-
-def test_repair_takes_the_copys_manifest_only_when_told(tmp_path: Path) -> None:
-    folder = pack_samples(tmp_path / "a", 8)
-    shutil.copytree(folder, tmp_path / "copy")
-    flip(folder / MANIFEST_NAME, 50)
-    (folder / "shard-00001.lmdb").unlink()
-
-    with pytest.raises(ManifestError, check=At("a/manifest.json")):
-        repair(folder, tmp_path / "copy")
-    done = repair(folder, tmp_path / "copy", manifest=True)
-
-    assert done.restored == [MANIFEST_NAME, "shard-00001.lmdb"]
-    assert verify(folder).ok
-
-
-def test_errors_pickle_and_faults_are_json(tmp_path: Path) -> None:
-    folder = pack_samples(tmp_path / "a", 8)
-    flip(folder / "shard-00001.lmdb", 9000)
-
-    data = json.loads(json.dumps(verify(folder).to_json()))
-
-    assert data["ok"] is False
-    assert data["num_samples"] == 8
-    assert {"file", "field", "rows", "keys", "what"} == set(data["faults"][0])
-
-
-def test_provenance_with_numbers_as_names_keeps_its_checksum(tmp_path: Path) -> None:
-    folder = pack_samples(tmp_path / "a", 2)
-    manifest = read_manifest(folder)
-    odd = {"options": {10: "ten", 2: ("a", None)}, "ratio": 0.1, "nan": float("inf")}
-
-    publish_manifest(folder, Manifest(manifest.schema, manifest.shards, odd))
-
-    assert read_manifest(folder).provenance["options"] == {"10": "ten", "2": ["a", None]}
-    assert issubclass(ManifestError, LoadersError)
-    assert len(PackedReader(folder)) == 2

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loaders.data.manifest import read_manifest
 from packdata.cli import main
+from packdata.gone import COMMANDS
 from tests.packdata.command_sources import make_sources
 from tests.packdata.packing import pack_samples
 from tests.packdata.reading import PackedReader
@@ -56,11 +56,6 @@ USAGE = [
     ("copy packed {dst} --fields ''", "argument --fields: takes names"),
     ("copy packed {dst} --codec gif", "argument --codec: invalid choice: 'gif'"),
     ("copy packed {dst} --codec jpeg --quality 101", "must be a whole number from 1 to 100, got '101'"),
-    ("copy packed {dst} --on label", "no CSV file is read: --on goes with --add and --update"),
-    ("copy packed {dst} --missing skip", "no CSV file is added"),
-    ("copy packed {dst} --as grade=text", "no CSV file is added"),
-    ("copy packed {dst} --add labels.csv --as grade", "--as takes COLUMN=KIND, got grade"),
-    ("copy packed {dst} --add labels.csv --as grade=int8", "int64, float32, float64, got 'int8'"),
     ("split packed {dst} --parts a=0.9 b=0.2", "together at most 1"),
     ("split packed {dst} --parts a=0.5 manifest.json=0.5", "a plain folder name, got 'manifest.json'"),
     ("split packed {dst} --parts rejected.jsonl=0.5", "a plain folder name, got 'rejected.jsonl'"),
@@ -68,6 +63,9 @@ USAGE = [
     ("split stream {dst} --parts a=0.5 --stratify label", "divide them by shuffle"),
     ("split packed {dst} --parts a=0.9 --format parquet --shard-size 1GB", "--shard-size must be in"),
     ("copy packed {dst} --format parquet --shard-size 1GB", "--shard-size must be in"),
+    ("copy packed {dst} --add labels.csv", "--add was removed: use packdata.write(view, dst, add="),
+    ("copy packed {dst} --update=fixes.csv", "--update was removed: use packdata.write"),
+    ("cache --verify", "--verify was removed: a cached shard is verified when it is read"),
     ("verify packed --quick --decode", "not allowed with argument --quick"),
 ]  # fmt: skip
 
@@ -88,8 +86,6 @@ DATA = [
     ("extend table packed", "table (B) does not match packed (A): only A has field 'image'"),
     ("merge packed stream {dst}/a/b", "stream (B) does not match packed (A)"),
     ("diff packed nowhere", "nowhere: there is no such folder"),
-    ("repair packed --from packed", "packed: it is the dataset itself. Give a copy of it"),
-    ("repair packed --from more", "It is another dataset: give a copy of this one"),
     ("split packed {dst} --parts a=0.5 --stratify image", "field 'image' is no label or number"),
     ("split stream {dst} --parts a=0.01 b=0.9", "parts get whole documents. TokenWindows.split"),
     ("split packed {dst} --parts a=0.01 b=0.9", "part 'a' would be empty. Give it a larger share"),
@@ -99,10 +95,6 @@ DATA = [
     ("copy stream {dst} --where 'num_tokens > 1'", "would tear documents apart"),
     ("copy packed {dst} --where 'klass == 1'", "there is no field 'klass'; a condition can name label, key, score"),
     ("copy packed {dst} --where 'score > 1000'", "samples meets --where 'score > 1000'"),
-    ("copy packed {dst} --add nowhere.csv", "nowhere.csv: there is no file"),
-    ("copy packed {dst} --add empty.csv", "empty.csv: its first line must name the columns"),
-    ("copy packed {dst} --add labels.csv --as gade=text", "it has no column 'gade' to add; it has label, grade"),
-    ("copy packed {dst} --add labels.csv --fields key --on image", "it has no column 'image'"),
     ("copy flipped {dst}/a/b", "its checksum does not match"),
     ("copy packed packed/inner", "packed/inner: it lies inside the source 'packed'. Choose a folder beside it"),
     ("merge packed more more/inner", "more/inner: it lies inside the source 'more'."),
@@ -155,20 +147,13 @@ def test_wrong_use_is_one_error_and_writes_nothing(
     assert there(Path(), tmp_path) == before
 
 
-def test_a_damaged_shard_is_what_an_added_table_reports(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", [*COMMANDS])
+def test_a_removed_command_names_what_to_use_instead(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not that a field has no single value: keys cannot be read where a shard is gone."""
-    damaged = tmp_path / "packed"
-    shard = read_manifest("packed").shards[1].file
-    for path in Path("packed").iterdir():
-        if path.name != shard:
-            os.makedirs(damaged, exist_ok=True)
-            (damaged / path.name).write_bytes(path.read_bytes())
+    assert run(f"{command} packed {{dst}}", tmp_path / "dst") == 2
 
-    assert run(f"copy {damaged} {{dst}} --add labels.csv --fields score", tmp_path / "dst") == 1
-
-    assert f"{damaged}/{shard}: the shard is missing" in capsys.readouterr().err
+    assert COMMANDS[command] in capsys.readouterr().err
 
 
 def test_a_part_that_cannot_be_read_leaves_none_of_the_parts(
@@ -182,20 +167,6 @@ def test_a_part_that_cannot_be_read_leaves_none_of_the_parts(
 
     assert "the shard is missing" in capsys.readouterr().err
     assert not (tmp_path / "dst").exists()
-
-
-def test_a_table_is_matched_by_a_field_with_one_value_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "t.csv").write_text("image,grade\n1,2\n")
-
-    assert (
-        run(f"copy packed {{dst}} --add {tmp_path}/t.csv --on image --fields key", tmp_path / "d")
-        == 1
-    )
-
-    assert "field 'image' has no single value to match a column with" in capsys.readouterr().err
-    assert PackedReader("packed").keys()[0] == "bird/000"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="nobody else may try")

@@ -18,7 +18,7 @@ from loaders.system.regular import NotRegularError, read_regular, regular
 from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.inspect.verify import verify
-from packdata.packed.edit import CopyOptions, copy_dataset
+from packdata.packed.edit import copy_dataset
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.command_sources import make_sources
 from tests.refusals import At
@@ -129,8 +129,6 @@ OPENED: dict[str, tuple[str, Callable[[Path], object], type[LoadersError] | type
     "loose files": ("x", lambda _: RAMDataset.from_files(["x"], [0]), SourceError),
     "a tokenizer": ("x", tokens, SourceError),
     "classes": ("x", lambda _: pack_images("photos", "out", classes="x"), SourceError),
-    "a table to add": ("x", lambda p: copy_dataset(p, "out", CopyOptions(add="x")), SourceError),
-    "a table to update": ("x", lambda p: copy_dataset(p, "out", CopyOptions(update="x")), SourceError),
 }  # fmt: skip
 
 

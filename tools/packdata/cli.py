@@ -16,7 +16,7 @@ from loaders.remote.url import URL
 from loaders.text import printable
 from loaders.version import __version__
 from packdata.commands import GROUPS
-from packdata.commands.derive import spelled_anew
+from packdata.gone import sentence_for
 from packdata.wording import in_shell
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser(*words[:1])
-    if words[:1] == ["append"]:
-        parser.error(f"'append DST SRC...' is now 'extend SRC... DST': {spelled_anew(words[1:])}")
+    if removed := sentence_for(words):
+        parser.parsers.get(words[0], parser).error(removed)
     args = parser.parse_args(words)
     try:
         set_remote(args)

@@ -296,7 +296,7 @@ def _telling_of_replace(on_error: str) -> Iterator[None]:
         if on_error == "replace":
             what = "RAMDataset loads every record: on_error='replace' is for what does not decode later"
             error.add_note(
-                f"{what}. Repair the dataset ('packdata repair'), or serve it by ShardDataset."
+                f"{what}. Copy its damaged shards from a backup, or serve it by ShardDataset."
             )
         raise
 

@@ -3,7 +3,7 @@
 from packdata.commands.arrays import ARRAYS
 from packdata.commands.derive import COPY, EXTEND, MERGE, SPLIT
 from packdata.commands.images import IMAGES
-from packdata.commands.keep import REPAIR, VERIFY
+from packdata.commands.keep import VERIFY
 from packdata.commands.look import DIFF, INFO, PREVIEW, STATS
 from packdata.commands.packing import FINISH, PLAN
 from packdata.commands.remote import CACHE, FETCH
@@ -14,7 +14,7 @@ GROUPS = {
     "pack": (IMAGES, TOKENS, TABLES, ARRAYS, PLAN, FINISH),
     "look": (INFO, PREVIEW, STATS, DIFF),
     "derive": (COPY, SPLIT, MERGE, EXTEND),
-    "keep whole": (VERIFY, REPAIR),
+    "keep whole": (VERIFY,),
     "fetch": (FETCH, CACHE),
 }
 

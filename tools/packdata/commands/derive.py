@@ -49,7 +49,6 @@ _WRITING = f"""\
 --overwrite
   replace a dataset at the target
 {JSON}"""
-KINDS = ("label", "text", "json", "int64", "float32", "float64")  # of packed.joined_columns
 _SHARD_SIZE: dict[str, dict[str, Any]] = {"shard-size": {"default": DEFAULT_SHARD_BYTES}}
 
 
@@ -59,13 +58,9 @@ _SHARD_SIZE: dict[str, dict[str, Any]] = {"shard-size": {"default": DEFAULT_SHAR
 def _copy(args: argparse.Namespace) -> int:
     from packdata.packed.edit import CopyOptions
 
-    names = ("where", "fields", "add", "update", "on", "codec", "quality", "subsampling")
+    names = ("where", "fields", "codec", "quality", "subsampling", "compression")
     with usage_errors(args, schema=True):
-        options = CopyOptions(
-            **{name: getattr(args, name) for name in (*names, "compression")},
-            kinds=_kinds(args.kinds),
-            skip_missing=args.missing == "skip",
-        )
+        options = CopyOptions(**{name: getattr(args, name) for name in names})
     notes: list[str] = []
     with usage_errors(args, schema=False):
         write = _send if is_url(args.dst) else _write_copy
@@ -106,13 +101,6 @@ def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note)
     return _write_copy(args, url, options, note)
 
 
-def _kinds(texts: Sequence[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    if not all(name and equals for name, equals, _ in pairs):
-        raise ValueError(f"--as takes COLUMN=KIND, got {' '.join(texts)}")
-    return {name: kind for name, _, kind in pairs}
-
-
 COPY = Command(
     name="copy",
     summary="copy a dataset with other samples, fields or codecs",
@@ -126,18 +114,6 @@ DST
   keep the samples that meet a condition (default: all)
 --fields A,B
   fields to keep, in this order (default: all)
---add FILE.csv
-  add its columns as fields: UTF-8, comma-separated, with a header
---update FILE.csv
-  change the fields named by its columns, in the samples it lists; an empty cell changes
-  nothing; labels are names or numbers, multi-labels are JSON lists
---on NAME
-  with --add and --update: field and column that match samples to lines (default: key)
---as COLUMN=KIND
-  with --add: the kind of a column ({", ".join(KINDS)}), instead of a guess
---missing {{error,skip}}
-  with --add: samples that are not in the file, or have an empty label there, are an error
-  (default) or left out
 --codec {{{",".join(PICTURE_CODECS)}}}
   encode pictures with this codec (default: leave them as they are)
 --quality Q
@@ -168,11 +144,6 @@ is stopped, the same command continues. Shards that need no change are sent as t
         "src": SOURCE,
         "dst": SOURCE,
         "fields": {"type": parse_names},
-        "add": PATH,
-        "update": PATH,
-        "on": {"default": "key"},
-        "as": {"dest": "kinds", "nargs": "+", "default": ()},
-        "missing": {"default": "error"},
         **_SHARD_SIZE,
     },
     has_remote=True,
@@ -283,24 +254,11 @@ def _join(how: str, names: Sequence[str], args: argparse.Namespace) -> int:
     return 0
 
 
-def spelled_anew(words: Sequence[str]) -> str:
-    """Return the command that does what ``append DST SRC...`` did with these words.
-
-    Example:
-        >>> spelled_anew(["all", "a", "b", "--no-link"])
-        'packdata extend --no-link a b all'
-    """
-    options = [word for word in words if word.startswith("-")]
-    dst, *src = [word for word in words if not word.startswith("-")] or ["DST"]
-    command = shlex.join(["packdata", "extend", *options])
-    return f"{command} {shlex.join(src) or 'SRC...'} {shlex.quote(dst)}"
-
-
 _LINKS = """\
-Shards become hard links where the file system has them: nothing is copied or verified. You
-cannot repair a dataset from a link, as damage to a shard damages both. --no-link copies the
-shards, and verifies what it copies. To a URL, shards are sent, those that are not there, and
-the manifest last; no shard is deleted there."""
+Shards become hard links where the file system has them: nothing is copied or verified. Damage to
+a shard then damages both datasets. --no-link copies the shards, and verifies what
+it copies. To a URL, shards that are not there are sent, and the manifest last; no shard is
+deleted there."""
 _NO_LINK = f"--no-link\n  copy and verify the shards, even where links work\n{JSON}"
 MERGE = Command(
     name="merge",

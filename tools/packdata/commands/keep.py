@@ -1,4 +1,4 @@
-"""``packdata verify`` and ``repair``: datasets that are whole."""
+"""``packdata verify``: datasets that are whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import ManifestError
 from loaders.progress import Meter
 from loaders.text import describe_size, printable
-from packdata.commands.common import JSON, PATH, SOURCE, Command, datasets_at, show_json
+from packdata.commands.common import JSON, SOURCE, Command, datasets_at, show_json
 from packdata.describe import counted
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _show_report(report: Report) -> None:
         known = report.manifest
         samples, shards = counted(known.num_samples, "sample"), counted(len(known.shards), "shard")
         size = describe_size(known.size_bytes)
-        show(f"{printable(str(report.path))}: {samples} in {shards}, {size}: all is well")
+        show(f"{printable(str(report.path))}: {samples} in {shards}, {size}: OK")
 
 
 VERIFY = Command(
@@ -85,41 +85,4 @@ is read once from disk, for the hash of the file and the checksums of its rows."
     example="packdata verify packed/train",
     how={"dataset": SOURCE},
     has_remote=True,
-)
-
-
-def _repair(args: argparse.Namespace) -> int:
-    from packdata.packed.repair import repair
-
-    with Meter("repairing", "bytes") as meter:
-        done = repair(args.dataset, args.source, manifest=args.manifest, tick=meter.tick)
-    if args.json:
-        show_json(done.to_json())
-    else:
-        for file in done.restored:
-            show(f"{printable(file)}: restored")
-        for file, what in done.failed.items():
-            show(f"{printable(file)}: not restored: {what}")
-        verb = "was" if done.num_whole == 1 else "were"
-        whole = f"{counted(done.num_whole, 'shard')} {verb} whole"
-        show(f"{whole}, {counted(len(done.restored), 'file')} restored")
-    return 1 if done.failed else 0
-
-
-REPAIR = Command(
-    name="repair",
-    summary="restore damaged or missing shards from a copy of the dataset",
-    takes={
-        "": f"""
-DATASET
-  folder of the damaged dataset
---from OTHER
-  the copy
---manifest
-  also take the copy's manifest if the dataset's own is damaged or missing
-{JSON}"""
-    },
-    run=_repair,
-    example="packdata repair packed/train --from /backup/train",
-    how={"dataset": PATH, "from": {**PATH, "dest": "source", "required": True}},
 )

@@ -43,18 +43,13 @@ FETCH = Command(
 
 
 def _cache(args: argparse.Namespace) -> int:
-    from packdata.packed.remote import cache_folder, cache_report, clear_cache, verify_cache
+    from packdata.packed.remote import cache_folder, cache_report, clear_cache
 
     folder = cache_folder(args.folder)
     if args.clear:
         deleted, left = clear_cache(folder)
         show(f"{counted(deleted, 'shard')} deleted, {left} in use")
         return 0
-    if args.verify:
-        bad = verify_cache(folder)
-        what = "had other bytes than their names say, and were deleted"
-        show(f"{counted(len(bad), 'shard')} {what}")
-        return 1 if bad else 0
     report = cache_report(folder)
     if args.json:
         show_json(report._asdict() | {"folder": str(folder)})
@@ -79,8 +74,6 @@ FOLDER?
   folder of the cache
 --clear
   delete all shards that are not in use
---verify
-  check the hash of every shard, and delete bad ones
 {JSON}"""
     },
     run=_cache,

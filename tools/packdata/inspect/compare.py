@@ -124,7 +124,7 @@ def _raise_damage(view: View, number: int, digest: str) -> NoReturn:
     for name in view.schema.fields:
         here.verify(name)
     what = f"its xxh3-128 is {digest}, and not that of the manifest; the damage lies between rows"
-    hint = "Run 'packdata verify' on it; 'packdata repair' restores shards from a copy"
+    hint = "Run 'packdata verify', and copy what it names from a backup"
     raise ShardError(what, shard.path, hint=hint)
 
 

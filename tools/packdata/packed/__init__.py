@@ -1,1 +1,1 @@
-"""Datasets made of packed ones: copies, splits, merges, other fields and codecs, repairs."""
+"""Datasets made of packed ones: copies, splits, merges, other fields and codecs."""

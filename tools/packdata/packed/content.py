@@ -47,8 +47,6 @@ class ViewContent:
     recoders: Mapping[str, Recode] = field(default_factory=dict)
     # By field, the records of all samples, in place of those of the view.
     values: Mapping[str, Column] = field(default_factory=dict)
-    # By field, records by the position of the sample, in place of those of the view.
-    changes: Mapping[str, Mapping[int, bytes]] = field(default_factory=dict)
     workers: int | None = None  # threads that store pictures anew; all cores by default
 
     def __len__(self) -> int:
@@ -83,16 +81,12 @@ class ViewContent:
         if name in self.values:
             return _cut(self.values[name], int(positions[0]), int(positions[-1]) + 1)
         nbytes = self.schema.fields[name].record_nbytes
-        if nbytes is not None and name not in self.recoders and not self.changes.get(name):
+        if nbytes is not None and name not in self.recoders:
             out = np.empty((len(positions), nbytes), np.uint8)
             self.view.store.gather(name, self.view.rows(positions), out)
             return FixedColumn(out)
-        changes = self.changes.get(name, {})
         stored = zip(positions.tolist(), self.view.records(name, positions), strict=True)
-        records = [
-            changes[i] if i in changes else self._record(name, i, record) for i, record in stored
-        ]
-        return column_of(records, nbytes)
+        return column_of([self._record(name, i, record) for i, record in stored], nbytes)
 
     def _record(self, name: str, position: int, record: UInt8Array) -> bytes | memoryview:
         recode = self.recoders.get(name)

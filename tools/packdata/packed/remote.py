@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaders.data.formats import hash_file
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.data.shards import open_manifest
 from loaders.errors import CacheError, ManifestError
@@ -136,19 +135,3 @@ def clear_cache(folder: Path) -> tuple[int, int]:
     for path in set(paths) - set(pinned):
         path.unlink(missing_ok=True)
     return len(paths) - len(pinned), len(pinned)
-
-
-def verify_cache(folder: Path) -> list[Path]:
-    """Delete the shards of a cache whose bytes are not those of their names; return them."""
-    paths = (folder / VERSION / "shards").glob("??/*")
-    bad = [path for path in paths if _is_damaged(path)]
-    for path in bad:
-        path.unlink(missing_ok=True)
-    return bad
-
-
-def _is_damaged(path: Path) -> bool:
-    try:
-        return hash_file(path) != path.stem
-    except FileNotFoundError:  # it was evicted
-        return False

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 JOURNAL_VERSION = 3
-_OLD_VERSION = 2  # had ``resumable``, in place of ``kind``
 JOURNAL_NAME = "journal.jsonl"
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message tells only that they differ
@@ -301,12 +300,11 @@ def _parse_header(raw: bytes, path: Path) -> JournalHeader | None:
     line = _parse(raw)
     if line is None:
         return None
-    if line.get("journal") not in (_OLD_VERSION, JOURNAL_VERSION):
+    if line.get("journal") != JOURNAL_VERSION:
         what = f"the unfinished packing there is of journal version {line.get('journal')}"
         raise PackError(what, path.parent.parent, f"Finish it with that release, or {OVERWRITE}")
     replaces = {folder: (print_, files) for folder, (print_, files) in line["replaces"].items()}
-    kind: Kind = line.get("kind") or ("packing" if line["resumable"] else "writer")
-    return JournalHeader(line["plan"], kind, line["first"], replaces)
+    return JournalHeader(line["plan"], line["kind"], line["first"], replaces)
 
 
 def _applies(line: Mapping[str, Any], exists: Callable[[str, ShardInfo], bool]) -> bool:

@@ -59,7 +59,9 @@ def _link_or_copy(source: Path, target: Path, info: ShardInfo, *, link: bool) ->
     """Return whether it is linked: a link is not read."""
     what = size_fault(source, info)
     if what is not None:
-        raise ShardError(what, source, hint="Run 'packdata verify'; 'packdata repair' restores it")
+        raise ShardError(
+            what, source, hint="Run 'packdata verify', and copy what it names from a backup"
+        )
     if link:
         try:
             os.link(source.resolve(), target)

@@ -31,7 +31,6 @@ USUAL: dict[str, dict[str, Any]] = {
     "tokens": {"documents": "file", "text_column": "text", "bin_dtype": "uint16"},
     "tables": {"missing": "error", "dtype": "float32"},
     "split": {"by": "shuffle"},
-    "copy": {"on": "key"},
 }
 
 
