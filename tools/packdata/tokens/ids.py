@@ -2,7 +2,7 @@ r"""Token ids in files: ``.npy`` arrays, flat ``.bin``, Megatron's ``.bin`` with
 
 Source:
     Flat: nanoGPT's ``data/*/prepare.py`` writes uint16 and nothing else; OLMo calls such files
-    ``.npy``; llm.c and modded-nanogpt put a header before them (``headers.LLMC``). datatrove's
+    ``.npy``; llm.c and modded-nanogpt put a header before them (llm.c, ``dev/data/data_common.py``). datatrove's
     ``TokenizedFile`` writes the uint64 end of each document into ``.ds.index``. Pairs: Megatron-LM,
     ``megatron/core/datasets/indexed_dataset.py``, ``_IndexWriter``: ``MMIDIDX\\0\\0``, uint64 1,
     uint8 code of the type, uint64 number of sequences, uint64 number of document bounds; then int32
@@ -23,7 +23,6 @@ from loaders.errors import SourceError
 from loaders.system.regular import read_regular
 from packdata.sources.base import open_file, read_file
 from packdata.tokens.documents import Documents, Piece, TokenSource
-from packdata.tokens.headers import LLMC, LLMC_BYTES, check_header, check_no_text, check_width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,13 +33,17 @@ if TYPE_CHECKING:
 PIECE_TOKENS = 2 << 20
 DEFAULT_DTYPE = "uint16"
 _NPY_MAGIC = b"\x93NUMPY"
-_LLMC_MAGICS = [magic.to_bytes(4, "little") for magic in LLMC]
+_LLMC_BYTES = 1024  # 256 int32: magic, version, number of tokens, zeros
+_LLMC = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type of the ids
+_LLMC_MAGICS = [magic.to_bytes(4, "little") for magic in _LLMC]
 _MEGATRON_NAMES = ("_document", "_sentence")  # as its preprocess_data.py ends them
 _MAGIC = b"MMIDIDX\x00\x00"
 _FAIRSEQ_BYTES = 26  # its header: without the number of documents' bounds
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats
 _SCAN = 1 << 16
+_HEAD_BYTES = 64 << 10
+_MIN_TEXT_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +90,25 @@ def open_ids(file: SourceFile, bin_dtype: str | None) -> IdsFile:
     """
     if file.kind == "ds":
         return _open_ds(file)
-    if file.kind == "npy":
-        return _open_npy(file, bin_dtype)
     index = file.path.with_suffix(".idx")
-    if index.exists():
+    if file.kind != "npy" and index.exists():
         return _open_pair(file, index)
     if _head(file)[:4] in _LLMC_MAGICS:
         return _open_llmc(file)
+    if file.kind == "npy":
+        return _open_npy(file, bin_dtype)
     return _open_flat(file, bin_dtype)
 
 
 def _head(file: SourceFile) -> bytes:
     with open_file(file.path, str(file.path)) as opened:  # of a store it is mapped as a file, too
-        return opened.read(LLMC_BYTES)
+        return opened.read(_LLMC_BYTES)
 
 
 def _open_npy(file: SourceFile, bin_dtype: str | None) -> IdsFile:
     if not _head(file).startswith(_NPY_MAGIC):
         if bin_dtype is not None:
             return _open_flat(file, bin_dtype)
-        check_header(file.path, file.size)
         what = "it cannot be read as .npy: it has no numpy header"
         hint = "If it holds plain ids, as OLMo's do, give their --bin-dtype (uint16, uint32, ...)"
         raise SourceError(what, file.path, hint)
@@ -129,7 +131,6 @@ def _open_npy(file: SourceFile, bin_dtype: str | None) -> IdsFile:
 
 
 def _open_flat(file: SourceFile, dtype: str | None) -> IdsFile:
-    check_header(file.path, file.size)
     if dtype is None and file.path.stem.endswith(_MEGATRON_NAMES):
         what = f"Megatron-LM's {file.path.with_suffix('.idx').name}, which tells type and documents, is not beside it"
         raise SourceError(what, file.path, "Copy it there, or give --bin-dtype for the plain ids")
@@ -138,25 +139,54 @@ def _open_flat(file: SourceFile, dtype: str | None) -> IdsFile:
         what = f"it has {file.size} bytes, which is no multiple of {item.itemsize} ({item.name})"
         raise SourceError(what, file.path, "Is it complete? Give --bin-dtype for another type")
     if item.itemsize > 1:
-        check_no_text(file.path)
+        _check_no_text(file.path)
     ids = _map(file.path, item, file.size // item.itemsize)
     if dtype is None:
-        check_width(ids, file.path)
+        _check_width(ids, file.path)
     return IdsFile(file, ids)
+
+
+def _check_no_text(path: Path) -> None:
+    """Raise SourceError for a file that begins as text, whose bytes are about to be read as wider ids."""
+    with open_file(path, str(path)) as file:
+        head = file.read(_HEAD_BYTES)
+    text = head.decode("utf-8", "ignore")
+    is_whole = len(text.encode()) > len(head) - 4  # but for a character that the cut goes through
+    if (
+        len(head) >= _MIN_TEXT_BYTES
+        and is_whole
+        and all(c.isprintable() or c.isspace() for c in text)
+    ):
+        hint = "Call it .txt or .jsonl, or give --bin-dtype uint8 for bytes as ids"
+        raise SourceError("it is text, not plain ids", path, hint)
+
+
+def _check_width(ids: Any, path: Path) -> None:
+    """Raise SourceError for 16-bit ids of which every second is as good as empty: they are 32-bit ones."""
+    head = np.asarray(ids[:_HEAD_BYTES])
+    low, high = head[0::2][: len(head) // 2], head[1::2]
+    if len(high) < 8 or not low.any():
+        return
+    if not high.any() or (int(high.max()) < 16 and int(low.max()) >= 256):
+        what = f"as uint16, every second id is below {int(high.max()) + 1}: they seem to be wider"
+        hint = (
+            "Give --bin-dtype uint32, or what they are (Megatron-LM's .idx tells, put it beside)"
+        )
+        raise SourceError(what, path, hint)
 
 
 def _open_llmc(file: SourceFile) -> IdsFile:
     magic, version, length = np.frombuffer(_head(file)[:12], "<i4").tolist()
-    known, dtype = LLMC[magic]
+    known, dtype = _LLMC[magic]
     item = np.dtype(dtype)
     if version != known:
         what = f"it begins as ids of llm.c ({magic}), of version {version}"
         raise SourceError(what, file.path, f"Version {known} is read")
-    needed = LLMC_BYTES + length * item.itemsize
+    needed = _LLMC_BYTES + length * item.itemsize
     if length < 0 or file.size != needed:
         what = f"it has {file.size} bytes, its header (llm.c, {length} ids of {item.itemsize}) takes {needed}"
         raise SourceError(what, file.path, "Is it complete?")
-    return IdsFile(file, _map(file.path, item, length, LLMC_BYTES))
+    return IdsFile(file, _map(file.path, item, length, _LLMC_BYTES))
 
 
 def _open_ds(file: SourceFile) -> IdsFile:

@@ -27,7 +27,6 @@ from packdata.sources.row_kinds import ROW_KINDS, open_row_file
 from packdata.tokens.contents import Texts
 from packdata.tokens.documents import Documents, Piece, TokenSource, not_utf8, texts_of
 from packdata.tokens.files import ForwardReader, SourceFile, count_lines
-from packdata.tokens.headers import recognize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -94,9 +93,12 @@ class TextPart:
         blob = self._blob()
         length = self.stop - self.start
         line = self._lines(blob)
-        if found := self._not_text(blob):
-            where = self.where
-            error = SourceError(f"it is {found[0]}, not text", where, found[1])
+        if blob.count(0, 0, _CHECKED_BYTES) > min(len(blob), _CHECKED_BYTES) // _MAX_NUL_SHARE:
+            where, hint = (
+                self.where,
+                "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin",
+            )
+            error = SourceError("the file is full of NUL bytes, not text", where, hint)
             none = np.empty(0, np.int64)
             return Documents(none.astype(np.uint8), none, line, ((where, error),))
         bad = self._first_bad(blob)
@@ -115,14 +117,6 @@ class TextPart:
     def _is_whole(self) -> bool:
         """True if no document begins before this part, or goes on behind it."""
         return self.mark is not None or (self.start == 0 and self.is_last)
-
-    def _not_text(self, blob: bytes) -> tuple[str, str] | None:
-        """Return what is there that only looks like UTF-8, and what to do."""
-        head = blob[:_CHECKED_BYTES]
-        if head.count(0) > len(head) // _MAX_NUL_SHARE:
-            hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
-            return "full of NUL bytes", hint
-        return recognize(head) if self.start == 0 else None
 
     def _blob(self) -> bytes:
         if self.blob is not None:
