@@ -147,6 +147,11 @@ _ended: deque[threading.Thread] = deque()
 _here = threading.local()  # of a worker: ``running``, what the threads of its pool are doing
 
 
+def is_worker() -> bool:
+    """Tell whether this thread is a worker of a pool."""
+    return hasattr(_here, "running")
+
+
 def begin_step() -> None:
     """Count the seconds of a description anew, for the part that this thread runs: another sample, say."""
     running: _Running = getattr(_here, "running", {})

@@ -42,11 +42,12 @@ class ShardDataset(PackedDataset[SampleT]):
         augment: Ops of ``loaders.augment``, applied while decoding, to image, mask and boxes
             alike; crops and flips also to volumes and other arrays with ``Array.spatial`` axes.
         transform: A function of a sample, or ``{field: function}``; runs per sample, on worker
-            threads. Random numbers of the process come to threads in no fixed order (the worker processes of
-            ``backend="process"`` seed them for each sample): a function with a parameter ``generator`` (without a
-            default) is given a ``torch.Generator`` of the sample's own, which depends on seed, epoch, sample and
-            draw alone. It returns the sample, changed by ``sample._replace(...)``, or
-            anything that torch's ``default_collate`` or a ``collate_fn`` takes.
+            threads. A function with a parameter ``generator`` (without a default) is passed a ``torch.Generator``,
+            or a ``np.random.Generator`` where it is annotated so, whose numbers depend on seed, epoch, sample and
+            draw alone. The generators of the process are seeded by sample in the worker processes of
+            ``backend="process"`` and with ``num_workers=0``; what threads draw from them does not repeat.
+            It returns the sample, changed by ``sample._replace(...)``, or anything that torch's
+            ``default_collate`` or a ``collate_fn`` takes.
         batching: How a batch has arrays and boxes of varying length, by field: ``"list"``, the
             default, ``"pad"`` (``.values`` and ``.lengths``; filled with zeros, or with what
             ``("pad", -100)`` says) or ``"offsets"`` (``.values`` end to end, and ``.offsets``).

@@ -87,7 +87,8 @@ class BatchJob:
             for position in range(first, last):
                 self._read_one(position)
         if self.plan.transforming is not None:
-            self._transform(self.plan.transforming, first, last)
+            with self.plan.transforming.process_kept():
+                self._transform(self.plan.transforming, first, last)
 
     def _begin(self) -> list[list[Any]]:
         """Take memory when the work begins: by then an earlier batch may have given its own back."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import logging
+import pickle
 import random
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from loaders.datasets.reading.drawing import drawing, drawing_as_the_process, has_drawn
 from loaders.rng import hash64, key64
 from loaders.sampling.context import is_reading
+from loaders.workers import is_worker
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -22,33 +27,41 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 _DOMAIN = int.from_bytes(b"trans", "big")
+_log = logging.getLogger(__name__)
 
 
 class Transforming:
     """Applies a function to samples, or functions to their fields.
 
-    A function with a parameter ``generator``, that has no default, is given a ``torch.Generator`` by that name. Its
-    numbers follow from seed, epoch, sample and draw, so they are the same on any thread, worker and rank. Functions
-    that draw from torch's, numpy's or Python's own generator, as torchvision's transforms do, are given such numbers
-    there, too, on the thread that they run on; the trainer's generators are left alone (``drawing``). So are
-    transforms of albumentations, which may also stand for a function of an image. In a worker process of torch
-    the generators of Python, numpy and torch begin with each sample at such numbers.
+    A function with a parameter ``generator`` that has no default is passed a ``torch.Generator``, or a
+    ``np.random.Generator`` if it is annotated so. Its numbers follow from seed, epoch, sample and draw, so they are the
+    same on any thread, worker and rank. A transform of albumentations in place of a function of an image draws such
+    numbers, too. Other functions draw from the generators of their process. Where one thread works on samples (a
+    worker process of torch, or the trainer's own thread), these are seeded for each sample; on threads they cannot
+    be, and a line in the log says so.
 
     Args:
         given: A function of a sample, or ``{field: function}``.
     """
 
     def __init__(self, given: Function | Mapping[str, Function]) -> None:
+        self._given = given
         self._functions = given if isinstance(given, Mapping) else {"": given}
-        self._is_of_sample = not isinstance(given, Mapping)
-        self._drawing = {name for name, f in self._functions.items() if takes_generator(f)}
-        self._of_arrays = {name for name, f in self._functions.items() if _is_of_albumentations(f)}
-        self._has_drawn = False
+        self._makers = {name: _maker_of(function) for name, function in self._functions.items()}
+        self._albumented = {
+            name: _Albumented(f) for name, f in self._functions.items() if _is_of_albumentations(f)
+        }
+        unseeded = self._functions.keys() - self._albumented.keys()
+        self._may_draw = any(self._makers[name] is None for name in unseeded)
+        self._is_watched = self._has_drawn = False
+
+    def __reduce__(self) -> Any:
+        return Transforming, (self._given,)
 
     @property
     def draws(self) -> bool:
-        """Whether one of them is given a generator, or has drawn here without one."""
-        return bool(self._drawing) or self._has_drawn
+        """Whether one of them is passed random numbers, or has drawn here from the generators of the process."""
+        return any(self._makers.values()) or bool(self._albumented) or self._has_drawn
 
     def seeds(self, seed: int, epoch: int, indices: Int64s, draws: Int64s | None) -> list[int]:
         """Return the seed of each of some samples, of a run's seed."""
@@ -56,21 +69,40 @@ class Transforming:
         seeds: list[int] = hash64(key64(_DOMAIN, seed, epoch), indices, draws).tolist()
         return seeds
 
+    @contextmanager
+    def process_kept(self) -> Iterator[None]:
+        """Put the generators of the process back at the end, where samples seed them."""
+        if not self._may_draw or not _is_seeded():
+            yield
+            return
+        before = _states()
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
+            torch.set_rng_state(torch.from_numpy(before[2]))
+
     def __call__(self, sample: Any, seed: int) -> Any:
-        """Return what the functions make of a sample."""
-        if get_worker_info() is not None:
-            # Without an epoch, numbers are those that torch seeds for each.
-            if not is_reading():
-                with drawing_as_the_process():
-                    return self._transformed(sample, seed)
-            _seed_process(seed)  # which works on one sample at a time: for what else draws from it
-        with drawing(seed):
-            made = self._transformed(sample, seed)
-            self._has_drawn |= has_drawn()
-            return made
+        """Return what the functions make of a sample; within ``process_kept``."""
+        if self._may_draw and _is_seeded():
+            _seed_process(seed)
+        if self._is_watched or not self._may_draw:
+            return self._transformed(sample, seed)
+        self._is_watched = True
+        before = pickle.dumps(_states())
+        made = self._transformed(sample, seed)
+        self._has_drawn = pickle.dumps(_states()) != before
+        if self._has_drawn and is_worker():
+            _log.warning(
+                "transform=%r draws from the generators of its process, which threads share: its numbers do not "
+                "repeat. Add a parameter 'generator' and draw from that, or use backend='process'",
+                self._given,
+            )
+        return made
 
     def _transformed(self, sample: Any, seed: int) -> Any:
-        if self._is_of_sample:
+        if not isinstance(self._given, Mapping):
             return self._apply("", sample, seed)
         made = {
             name: self._apply(name, getattr(sample, name), key64(seed, number))
@@ -79,21 +111,50 @@ class Transforming:
         return sample._replace(**made)
 
     def _apply(self, name: str, value: Any, seed: int) -> Any:
-        function = self._functions[name]
-        if name in self._of_arrays and isinstance(value, torch.Tensor):
-            return _albumented(function, value)
-        if name not in self._drawing:
-            return function(value)
-        return function(value, generator=torch.Generator().manual_seed(seed))
+        if name in self._albumented and isinstance(value, torch.Tensor):
+            return self._albumented[name](value, seed)
+        make = self._makers[name]
+        if make is None:
+            return self._functions[name](value)
+        return self._functions[name](value, generator=make(seed))
 
 
-def _albumented(function: Function, image: torch.Tensor) -> torch.Tensor:
-    """Apply a transform of albumentations to an image ``(C, H, W)``."""
-    made = function(image=np.ascontiguousarray(image.permute(1, 2, 0).numpy()))["image"]
-    if isinstance(made, torch.Tensor):
-        return made
-    made = made[:, :, None] if made.ndim == 2 else made
-    return torch.from_numpy(np.ascontiguousarray(made.transpose(2, 0, 1)))
+def _is_seeded() -> bool:
+    """Tell whether this thread may seed the generators of its process: no other one works on samples.
+
+    A worker process of torch that was not told the epoch leaves them as torch has seeded them.
+    """
+    return is_reading() if get_worker_info() is not None else not is_worker()
+
+
+def _states() -> tuple[Any, Any, Any]:
+    return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy()  # noqa: NPY002
+
+
+def _seed_process(seed: int) -> None:
+    random.seed(seed & 0xFFFFFFFF)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # what third-party transforms draw from; it takes 32 bits
+    torch.default_generator.manual_seed(seed)  # torch's own looks for devices, which takes 0.2 ms
+
+
+class _Albumented:
+    """A transform of albumentations as a function of an image ``(C, H, W)`` and a seed; each thread has a copy."""
+
+    def __init__(self, transform: Any) -> None:
+        self._transform, self._here = transform, threading.local()
+
+    def __call__(self, image: torch.Tensor, seed: int) -> torch.Tensor:
+        transform = getattr(self._here, "transform", None)
+        if transform is None:
+            transform = self._here.transform = copy.deepcopy(self._transform)
+        if get_worker_info() is not None and not is_reading():  # of no known epoch
+            seed = random.getrandbits(63)
+        transform.set_random_state(np.random.default_rng(seed), random.Random(seed))
+        made = transform(image=np.ascontiguousarray(image.permute(1, 2, 0).numpy()))["image"]
+        if isinstance(made, torch.Tensor):
+            return made
+        made = made[:, :, None] if made.ndim == 2 else made
+        return torch.from_numpy(np.ascontiguousarray(made.transpose(2, 0, 1)))
 
 
 def _is_of_albumentations(function: Any) -> bool:
@@ -102,16 +163,15 @@ def _is_of_albumentations(function: Any) -> bool:
     )
 
 
-def _seed_process(seed: int) -> None:
-    random.seed(seed & 0xFFFFFFFF)  # as on threads
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # what third-party transforms draw from
-    torch.default_generator.manual_seed(seed)  # torch's own looks for devices, which takes 0.2 ms
-
-
-def takes_generator(function: Function) -> bool:
-    """Tell whether a function wants to be given a generator; one with a default has what it needs."""
+def _maker_of(function: Function) -> Callable[[int], Any] | None:
+    """Return what makes the generator of a seed that a function takes; None if it takes none."""
     try:
         parameter = inspect.signature(function).parameters.get("generator")
     except (TypeError, ValueError):  # of C, and without a signature
-        return False
-    return parameter is not None and parameter.default is inspect.Parameter.empty
+        return None
+    if parameter is None or parameter.default is not inspect.Parameter.empty:
+        return None
+    kind = parameter.annotation
+    if kind is np.random.Generator or kind in ("np.random.Generator", "numpy.random.Generator"):
+        return np.random.default_rng
+    return lambda seed: torch.Generator().manual_seed(seed)
