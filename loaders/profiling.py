@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from torch.utils.data import IterableDataset
+
 from loaders.checks import as_path, shown, whole_number
 from loaders.errors import LoadersError
 from loaders.system.limits import usable_cores
@@ -327,8 +329,9 @@ class profile:
 def _first_of(loader: Any, batches: Any) -> Any:
     """Take a batch, end its iterator, and put the loader back to where it stood."""
     state = None
-    with suppress(LoadersError):  # in an order that no state can tell
-        state = loader.state_dict()
+    if not isinstance(loader.dataset, IterableDataset):
+        with suppress(LoadersError):  # in an order that no state can tell
+            state = loader.state_dict()
     batch = next(batches)
     getattr(batches, "close", lambda: None)()
     if state is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.sampling.context import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 class TorchBatches:
@@ -21,13 +21,8 @@ class TorchBatches:
     is_ready = ends_once = False
     num_ready = slot_bytes = 0
 
-    def __init__(
-        self,
-        batches: Iterator[Any],
-        num_workers: int,
-        take: Callable[[Iterator[Any]], Any] = next,  # returns the next batch of the iterator
-    ) -> None:
-        self._torchs, self._num_workers, self._take = batches, num_workers, take
+    def __init__(self, batches: Iterator[Any], num_workers: int) -> None:
+        self._torchs, self._num_workers = batches, num_workers
         self.num_taken = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -42,7 +37,7 @@ class TorchBatches:
         try:
             # Without workers the index sampler enters the context of each batch: it ends with the batch.
             with nullcontext() if self._num_workers else reading(None):
-                batch = self._take(self._torchs)
+                batch = next(self._torchs)
         except StopIteration:
             raise
         except BaseException as error:

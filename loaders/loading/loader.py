@@ -394,8 +394,7 @@ class DataLoader(OrderedLoader[BatchT]):
     def _start_torchs(self) -> TorchBatches:
         """Let torch fetch batches: in worker processes, which get the epoch with the indices, or here."""
         if self._others is not None and self._others.is_iterable:
-            batches, take = self._others.iterate(self, self._begin_torchs)
-            return TorchBatches(batches, self.num_workers, take)
+            return TorchBatches(self._begin_torchs(), self.num_workers)
         name = "sampler" if self.batch_sampler is None else "batch_sampler"
         return TorchBatches(self._begin_torchs(**{name: self._index_source()}), self.num_workers)
 

@@ -1,21 +1,22 @@
-"""Where a loader stands in an order that is not its own: of a third-party sampler, or of an iterable dataset.
+"""Where a loader stands in an order that is not its own: of a third-party sampler; iterable datasets cannot resume.
 
-What has ``state_dict`` and ``load_state_dict`` says it by itself, as in torchdata: its state is taken with each batch,
-and counts when that batch is handed over. All else is counted: a resumed sampler is asked for the batches that were
-done, and they are not read; an iterable dataset yields them again, and they are dropped.
+A sampler with ``state_dict`` and ``load_state_dict`` keeps its own state, as in torchdata: it is taken with each batch,
+and counts when that batch is handed over. Any other is counted: a resumed sampler is asked for the batches that were
+done, and they are not read.
 """
 
 from __future__ import annotations
 
 import base64
 import copy
+import warnings
 from collections import deque
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from loaders.checks import shown, whole_number
 from loaders.datasets.base import BatchDataset
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _KIND = "third_party"
+_NO_RESUME = "an iterable dataset cannot be resumed: use torchdata's StatefulDataLoader"
 _END = object()
 
 
@@ -40,8 +42,8 @@ class ForeignPass:
         is_over: Whether there are no more.
         generators: How the sampler's generators stood when it began; None: it did not yet.
         rng: How torch's own generator stood, if the sampler has drawn from it.
-        states: Of the samplers, or of the dataset in each worker, when the last round of workers was over.
-        num_again: Batches of an iterable dataset that were done, and come again first.
+        states: Of the sampler, at the last batch that was handed over.
+        taken: Its states at the batches that were taken and not handed over.
     """
 
     def __init__(self, epoch: int, resumed: Mapping[str, Any]) -> None:
@@ -51,79 +53,37 @@ class ForeignPass:
         self.generators: list[str] | None = None
         self.rng: str | None = None
         self.states: dict[str, Any] = dict(resumed.get("states", {}))
-        self.taken: deque[Tagged] = deque()
-        self.num_again = 0
-        self._round: dict[str, Any] = {}
-
-    @property
-    def num_in_round(self) -> int:
-        """Batches of the workers since the last round was over."""
-        return len(self._round)
+        self.taken: deque[Any] = deque()
 
     @property
     def is_unused(self) -> bool:
         """Whether it goes on from a state, and nothing was taken from it."""
         return not self.is_over and self.delivered == self.resumed.get("delivered")
 
-    def next_of(self, batches: Iterator[Any]) -> Any:
-        """Return the next batch of an iterable dataset, without those that were done, and without its tag."""
-        while self.num_again:
-            done = next(batches)
-            self.num_again -= 1
-            if isinstance(done, Tagged):
-                self.note(done)
-        batch = next(batches)
-        if not isinstance(batch, Tagged):
-            return batch
-        self.taken.append(batch._replace(batch=None))
-        return batch.batch
-
     def count(self, num: int) -> None:
         """Note that batches were handed over, or failed."""
         self.delivered += num
         for _ in range(min(num, len(self.taken))):
-            self.note(self.taken.popleft())
-
-    def note(self, tag: Tagged) -> None:
-        """Take the state of a batch: it counts when each worker had its turn, as they begin in order again."""
-        name = str(tag.worker)
-        if self._round and tag.worker <= int(max(self._round, key=int)):
-            self._end_round()
-        self._round[name] = tag.state
-        if tag.is_last:
-            self._end_round()
-
-    def _end_round(self) -> None:
-        self.states.update(self._round)
-        self._round.clear()
+            self.states = {"0": self.taken.popleft()}
 
     def end(self) -> None:
         """Note that there are no more."""
         self.is_over = True
 
 
-class Tagged(NamedTuple):
-    """A batch, and the state behind it."""
-
-    batch: Any  # as ``collate_fn`` made it
-    worker: int  # that made it
-    state: Any  # of its dataset, or of the sampler
-    is_last: bool  # whether the first worker is next
-
-
 class ThirdParty:
-    """The position of a loader that has a third-party sampler or batch sampler, or an iterable dataset."""
+    """The position of a loader with a third-party sampler or batch sampler, or an iterable dataset."""
 
     def __init__(self, loader: Any) -> None:
         batch_sampler = loader.batch_sampler
         samplers = [batch_sampler, loader.sampler, getattr(batch_sampler, "sampler", None)]
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
+        self._is_warned = False
         self._num_first = None if self.is_iterable else num_first()
-        parts = [loader.dataset] if self.is_iterable else samplers
         self._own = next((part for part in samplers if isinstance(part, EpochSampler)), None)
         own = EpochSampler, EpochBatches  # of a subclass that yields something else
         self._stateful = next(
-            (p for p in parts if is_stateful(p) and not isinstance(p, own)), None
+            (p for p in samplers if is_stateful(p) and not isinstance(p, own)), None
         )
         generators = [getattr(part, "generator", None) for part in (*samplers, loader)]
         found = [each for each in generators if isinstance(each, torch.Generator)]
@@ -151,9 +111,7 @@ class ThirdParty:
         last = self._current
         if last is not None and last.is_unused and self.epoch == last.epoch + 1:
             self._next, self.epoch = last.resumed, last.epoch  # frameworks begin twice
-        self._current = ForeignPass(
-            self.epoch, {"states": self._states(loader)} | dict(self._next)
-        )
+        self._current = ForeignPass(self.epoch, {"states": self._states()} | dict(self._next))
         self._next, self.epoch = {}, self.epoch + 1
         return self._current
 
@@ -161,22 +119,25 @@ class ThirdParty:
 
     def state_dict(self, loader: Any, pending: int) -> dict[str, Any]:
         """Return where the pass stands; at its end, the beginning of the next."""
+        if self.is_iterable and not self._is_warned:
+            self._is_warned = True
+            warnings.warn(f"this state cannot be loaded: {_NO_RESUME}", stacklevel=3)
         if self._current is None:
-            states = {"states": self._states(loader)}
+            states = {"states": self._states()}
             return self._told(loader, self.epoch, 0) | states | dict(self._next)
         current = self._current
         if whole_number("pending", pending, at_least=0):
             return self._told(loader, current.epoch, self._before(pending)) | self._drawn(current)
         is_over = current.is_over or (0 < current.delivered >= _num_batches(loader))
         if is_over:
-            states = {"states": self._states(loader)}
+            states = {"states": self._states()}
             return self._told(loader, current.epoch + 1, 0) | states
-        rest = {"states": copy.deepcopy(current.states), "num_in_round": current.num_in_round}
-        return self._told(loader, current.epoch, current.delivered) | self._drawn(current) | rest
+        states = {"states": copy.deepcopy(current.states)}
+        return self._told(loader, current.epoch, current.delivered) | self._drawn(current) | states
 
-    def _states(self, loader: Any) -> dict[str, Any]:
-        """Return the states as they are now; workers begin with those of their own."""
-        if self._stateful is None or (self.is_iterable and loader.num_workers):
+    def _states(self) -> dict[str, Any]:
+        """Return the state of the sampler as it is now."""
+        if self._stateful is None:
             return {}
         return {"0": copy.deepcopy(self._stateful.state_dict())}
 
@@ -197,8 +158,6 @@ class ThirdParty:
         sizes = {"batch_size": loader.batch_size}
         if self._num_first is not None:
             sizes["sample"] = self._num_first
-        if self.is_iterable:
-            sizes["num_workers"] = loader.num_workers
         generators = [_text(each.get_state()) for each in self._generators]
         # All names in every state: torch.distributed.checkpoint restores those that a fresh loader's state has.
         place = {"epoch": epoch, "delivered": delivered, "generators": generators, "rng": None}
@@ -215,16 +174,17 @@ class ThirdParty:
         """Let the next pass go on where a state was taken.
 
         Raises:
-            StateError: It is of another kind of order, another batch size, or (of an iterable dataset) another number
-                of workers.
+            StateError: The state is of another kind of order or another batch size, or the dataset is iterable.
         """
+        if self.is_iterable:
+            raise StateError(_NO_RESUME)
         here = self._told(loader, 0, 0)
         if not hasattr(state, "get") or state.get("kind") != _KIND:
             kind = state.get("kind") if hasattr(state, "get") else state
             raise StateError(
                 f"the state is of an order of kind {kind!r}, this one is a third party's"
             )
-        for name in ("batch_size", "num_workers", "sample"):
+        for name in ("batch_size", "sample"):
             if state.get(name) != here.get(name):
                 what = f"the state was taken with {name}={state.get(name)}, this loader has {here.get(name)}"
                 raise StateError(f"{what}: the state counts batches, and they would differ")
@@ -252,7 +212,7 @@ class ThirdParty:
         for batch in chain([] if first is _END else [first], iterator):
             if self._stateful is not None:
                 state = copy.deepcopy(self._stateful.state_dict())
-                current.taken.append(Tagged(None, 0, state, is_last=True))
+                current.taken.append(state)
             yield batch
 
     @contextmanager
@@ -285,59 +245,6 @@ class ThirdParty:
         if "0" in resumed.get("states", {}):
             self._stateful.load_state_dict(resumed["states"]["0"])
         return iter(batches)
-
-    # -- iterable datasets -------------------------------------------------------------------------
-
-    def iterate(
-        self, loader: Any, begin: Callable[..., Any]
-    ) -> tuple[Any, Callable[[Iterator[Any]], Any]]:
-        """Return torch's iterator over an iterable dataset, and what takes the next batch of it.
-
-        The first batch is the one behind those of the state. ``begin`` takes what a loader is to have instead of its
-        attributes.
-        """
-        current = self._current
-        assert current is not None
-        if self._stateful is None:
-            with self._drawing_again(current):  # torch draws its workers' seeds
-                current.num_again = current.delivered
-                return begin(), current.next_of
-        if not loader.num_workers and "0" in current.states:
-            self._stateful.load_state_dict(current.states["0"])
-        dataset = None if loader.num_workers else self._stateful
-        tagging = _Tagging(loader.collate_fn, dataset)
-        loading = _Loading(loader.worker_init_fn, dict(current.states))
-        current.num_again = current.resumed.get("num_in_round", 0)
-        return begin(collate_fn=tagging, worker_init_fn=loading), current.next_of
-
-
-class _Tagging:
-    """``collate_fn``, with the dataset's state beside each batch: that of a worker's copy, or of the one here."""
-
-    def __init__(self, collate_fn: Callable[[Any], Any], dataset: Any) -> None:
-        self._collate_fn, self._dataset = collate_fn, dataset
-
-    def __call__(self, samples: Any) -> Tagged:
-        batch, info = self._collate_fn(samples), get_worker_info()
-        dataset: Any = self._dataset if info is None else info.dataset
-        state = copy.deepcopy(dataset.state_dict())  # torch's worker pickles it later, on a thread
-        if info is None:
-            return Tagged(batch, 0, state, is_last=True)
-        return Tagged(batch, info.id, state, info.id == info.num_workers - 1)
-
-
-class _Loading:
-    """``worker_init_fn``, and then the state of this worker's dataset."""
-
-    def __init__(self, given: Callable[[int], None] | None, states: dict[str, Any]) -> None:
-        self._given, self._states = given, states
-
-    def __call__(self, worker_id: int) -> None:
-        if self._given is not None:
-            self._given(worker_id)
-        info: Any = get_worker_info()
-        if str(worker_id) in self._states:
-            info.dataset.load_state_dict(self._states[str(worker_id)])
 
 
 def _first(batches: Iterable[Any], num: int) -> Iterator[Any]:

@@ -1,11 +1,10 @@
-"""States of third-party samplers and iterable datasets: their own where they have one, by counting where not."""
+"""States of third-party samplers: their own where they have one, by counting where not; streams have none."""
 
 import copy
 import itertools
 import json
-import pickle
+import warnings
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from torch.utils.data import (
     RandomSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
-    get_worker_info,
 )
 
 from loaders import DataLoader, RAMDataset
@@ -59,29 +57,8 @@ class Remembering:
 
 
 class Stream(IterableDataset[int]):
-    """Each worker's share of the numbers, one of which has more than the others."""
-
     def __iter__(self) -> Iterator[int]:
-        info = get_worker_info()
-        worker, num = (0, 1) if info is None else (info.id, info.num_workers)
-        return iter(range(worker, 12 * num - 3, num))
-
-
-class Stateful(Stream):
-    def __init__(self) -> None:
-        self.num_given = 0
-
-    def __iter__(self) -> Iterator[int]:
-        for number in islice(super().__iter__(), self.num_given, None):
-            self.num_given += 1
-            yield number
-        self.num_given = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"num_given": self.num_given}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.num_given = state["num_given"]
+        return iter(range(9))
 
 
 def batches_of(batches: Any) -> list[list[int]]:
@@ -218,49 +195,30 @@ def test_what_torch_draws_otherwise_stays_the_same() -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_workers", "batch_size", "num_taken"),
-    [
-        *itertools.product([Stream, Stateful], [0], [2, None], [0, 1, 4]),
-        (Stream, 2, None, 4),
-        (Stateful, 2, 2, 1),
-        *(  # processes take long to start
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((Stream, 2, 2, 1), (Stateful, 2, None, 4))
-        ),
-    ],
-)
-def test_a_stream_goes_on_where_the_state_was_taken(
-    kind: Any, num_workers: int, batch_size: int | None, num_taken: int
-) -> None:
-    def loader() -> DataLoader:
-        return DataLoader(kind(), batch_size, num_workers=num_workers)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_state_of_a_stream_is_noted_once_and_refused(num_workers: int) -> None:
+    loader = DataLoader(Stream(), 2, num_workers=num_workers)
+    next(iter(loader))
 
-    first = loader()
-    iterator = iter(first)
-    for _ in range(num_taken):
-        next(iterator)
-    state = json.loads(json.dumps(first.state_dict()))
-    rest = [torch.as_tensor(batch).tolist() for batch in iterator]
-    resumed = loader()
-    resumed.load_state_dict(state)
+    with pytest.warns(UserWarning, match="StatefulDataLoader"):
+        state = loader.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.state_dict()
 
-    assert [torch.as_tensor(batch).tolist() for batch in resumed] == rest
-    again = [torch.as_tensor(batch).tolist() for batch in loader()]
-    assert [torch.as_tensor(batch).tolist() for batch in resumed] == again
-    end = resumed.state_dict()["sampler"]
-    assert (end["epoch"], end["delivered"]) == (2, 0)
+    with pytest.raises(StateError, match="StatefulDataLoader"):
+        loader.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
 
 
 def test_what_would_be_counted_otherwise_is_refused() -> None:
-    state = DataLoader(Stream(), 2, num_workers=0).state_dict()
-    for settings in ({"batch_size": 3, "num_workers": 0}, {"batch_size": 2, "num_workers": 1}):
-        with pytest.raises(StateError):
-            DataLoader(Stream(), **settings).load_state_dict(state)  # type: ignore[call-overload]
+    settings: dict[str, Any] = {"sampler": list(range(NUM)), "num_workers": 0}
+    state = DataLoader(Plain(), 2, **settings).state_dict()
+
     with pytest.raises(StateError):
-        DataLoader(Plain(), 2).load_state_dict(state)
+        DataLoader(Plain(), 3, **settings).load_state_dict(state)
     with pytest.raises(StateError):
-        DataLoader(Stream(), 2, num_workers=0).load_state_dict(DataLoader(Plain(), 2).state_dict())
+        DataLoader(Plain(), 2, num_workers=0).load_state_dict(state)
 
 
 def test_pending_batches_come_again() -> None:
@@ -275,16 +233,10 @@ def test_pending_batches_come_again() -> None:
         first.state_dict(pending=4)
 
 
-@pytest.mark.parametrize(
-    "make_loader",
-    [
-        lambda: DataLoader(Plain(), 3, sampler=Remembering(), num_workers=0),
-        lambda: DataLoader(Stateful(), 2, num_workers=0),
-        lambda: DataLoader(Stateful(), 2, num_workers=2),
-    ],
-    ids=["sampler", "stream", "stream in processes"],
-)
-def test_a_state_stays_as_it_was_taken(make_loader: Any) -> None:
+def test_a_state_stays_as_it_was_taken() -> None:
+    def make_loader() -> DataLoader:
+        return DataLoader(Plain(), 3, sampler=Remembering(), num_workers=0)
+
     loader = make_loader()
     iterator = iter(loader)
     for _ in range(2):
@@ -299,67 +251,3 @@ def test_a_state_stays_as_it_was_taken(make_loader: Any) -> None:
     resumed.load_state_dict(state)
     assert batches_of(resumed) == rest
     assert state == before
-
-
-class Drawing(Stream):
-    """Numbers that a worker draws by its seed."""
-
-    def __iter__(self) -> Iterator[int]:
-        for _ in super().__iter__():
-            yield int(torch.randint(1 << 40, ()))
-
-
-@pytest.mark.parametrize(
-    ("seeded", "num_done"),
-    [
-        (False, 5),
-        (True, 100),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((False, 0), (False, 100), (True, 0), (True, 5))
-        ),
-    ],
-)
-def test_a_stream_that_draws_in_its_workers_goes_on_with_the_same_numbers(
-    seeded: bool, num_done: int
-) -> None:
-    def loader() -> DataLoader[Any]:
-        generator = torch.Generator().manual_seed(3) if seeded else None
-        return DataLoader(Drawing(), batch_size=2, num_workers=2, generator=generator)
-
-    torch.manual_seed(1)
-    first = loader()
-    batches = iter(first)
-    done = batches_of(islice(batches, num_done))
-    state = json.loads(json.dumps(first.state_dict()))
-    rest = batches_of(first if num_done == 100 and seeded else batches)
-    torch.manual_seed(2)
-    second = loader()
-    second.load_state_dict(state)
-
-    if num_done == 100 and not seeded:  # the next epoch's seed is the trainer's to restore
-        assert batches_of(second) != done
-    else:
-        assert batches_of(second) == rest
-    assert int(torch.initial_seed()) == 2
-
-
-@pytest.mark.filterwarnings("ignore:Got pickle error")
-def test_a_stream_whose_workers_cannot_start_leaves_the_trainers_generator_alone() -> None:
-    first = DataLoader(Drawing(), batch_size=2, num_workers=1)
-    next(iter(first))
-    second = DataLoader(
-        Drawing(),
-        batch_size=2,
-        num_workers=1,
-        multiprocessing_context="spawn",
-        worker_init_fn=lambda _: None,  # which does not pickle
-    )
-    second.load_state_dict(first.state_dict())
-    torch.manual_seed(2)
-    before = torch.get_rng_state()
-
-    with pytest.raises((AttributeError, pickle.PicklingError)):
-        iter(second)
-
-    assert torch.equal(torch.get_rng_state(), before)
