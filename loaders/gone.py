@@ -3,7 +3,9 @@
 NAMES = {
     "loaders.InflateOnDevice": "pass the dataset itself to the loader, which decompresses on the host",
 }
-OPTIONS: dict[str, str] = {}  # by function and option: "DataLoader(pool=)"
+OPTIONS = {  # by function and option: "DataLoader(pool=)"
+    "cache={'mode': 'records'}": "make a dataset of a few samples by packdata.write(view, dst)",
+}
 
 
 def gone(what: str, hint: str = "") -> str:

@@ -47,8 +47,7 @@ def in_order(store: Store, shards: Indices) -> Iterator[None]:
     def position() -> tuple[int, bool]:
         return place_of.get(store.last_opened, 0), False
 
-    remotes = [] if store.ranges.are_used else store.remotes
-    told = [Ahead(origin, partial(needs_at, origin), position) for origin in remotes]
+    told = [Ahead(origin, partial(needs_at, origin), position) for origin in store.remotes]
     try:
         yield
     finally:

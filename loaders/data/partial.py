@@ -78,9 +78,6 @@ class PartialRecords:
 
         With ``check="always"`` a sample is refused if it is damaged anywhere, be it outside of the parts.
         """
-        return self._store.brought(self._field, rows, lambda: self._find(rows))
-
-    def _find(self, rows: Rows) -> list[UInt8Array]:
         store, field = self._store, self._field
         numbers = rows.shards.tolist()
         whole = np.array([self._is_whole(number) for number in numbers], bool)

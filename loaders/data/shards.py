@@ -254,3 +254,6 @@ class MemoryShard:
     def open(self, check: Check) -> OpenShard:
         """Return the columns; what is in memory was checked on the way there."""
         return OpenShard(self.path, self.columns, {})
+
+
+Shard = FileShard | MemoryShard

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -21,20 +21,18 @@ from loaders.data.gather import Found, Gather, Take, take_rows
 from loaders.data.manifest import without_collections
 from loaders.data.prefetch import Pages
 from loaders.data.shards import FileShard
-from loaders.data.sparse import GAP_BYTES, MOST_BYTES, Ranges, SparseShard
 from loaders.data.verify import Verifier
-from loaders.errors import ChecksumError, ShardError
+from loaders.errors import ShardError
 from loaders.system.limits import most_maps
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from loaders.data.columns import Column
-    from loaders.data.shards import Check, MemoryShard, OpenShard
+    from loaders.data.shards import Check, OpenShard, Shard
 
-T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 _ROW_BYTES = 2  # noted of each row while it is read
 UInt8Array = npt.NDArray[np.uint8]
@@ -59,7 +57,7 @@ class ShardRuns(NamedTuple):
 
 
 @without_collections()
-def _unpickle(shards: bytes | Sequence[FileShard | MemoryShard], *args: Any) -> Store:
+def _unpickle(shards: bytes | Sequence[Shard], *args: Any) -> Store:
     found = pickle.loads(shards) if isinstance(shards, bytes) else shards  # noqa: S301 -- in a pickle of our own
     return Store(found, *args)
 
@@ -82,7 +80,7 @@ class Store:
 
     def __init__(
         self,
-        shards: Sequence[FileShard | MemoryShard],  # the shards, in sample order
+        shards: Sequence[Shard],  # the shards, in sample order
         check: Check = "first",  # when to compare records with their checksums
         take: Take = take_rows,  # how rows of one size are copied; batches pass torch's way
         # About how many shards are open at a time: beyond it all are closed, and verified anew when they are opened
@@ -113,23 +111,14 @@ class Store:
         numbers: dict[int, int] = {}
         self._first = [numbers.setdefault(id(shard), n) for n, shard in enumerate(self.shards)]
         self._lock = ForkLock()
-        self._generation = self.closings = self.last_opened = 0
-        self.ranges = Ranges(self.shards)
-        self._reset()
-
-    def _reset(self) -> None:
-        self._generation += 1
-        self.ranges.give_up()
+        self.closings = self.last_opened = 0
         self._close()
 
     def _close(self) -> None:
-        """Close all shards but those that are here in part: for these somebody may have brought records."""
+        """Close all shards; what still reads them keeps them."""
         self.closings += 1  # who keeps addresses is to find them anew
         self._num_open = self._pinned_bytes = 0
-        opened: list[OpenShard | None] = [None] * len(self.shards)
-        for number, shard in self.ranges.open.items():
-            opened[number] = shard
-        self._open = opened
+        self._open: list[OpenShard | None] = [None] * len(self.shards)
         self._damaged: list[int] = []  # of the shards that are open
         self._verifiers: dict[str, Verifier] = {}
         self._gathers: dict[str, Gather] = {}
@@ -138,10 +127,10 @@ class Store:
     def __reduce__(self) -> Any:
         shards = self._pickled_shards or self.shards
         args = (shards, self.check, self.take, self.max_open, self._given_runs)
-        return _unpickle, args, (self.max_pinned_bytes, self.ranges.by_records)
+        return _unpickle, args, self.max_pinned_bytes
 
-    def __setstate__(self, state: tuple[int | None, bool | None]) -> None:
-        self.max_pinned_bytes, self.ranges.by_records = state
+    def __setstate__(self, max_pinned_bytes: int | None) -> None:
+        self.max_pinned_bytes = max_pinned_bytes
 
     @cached_property
     def _pickled_shards(self) -> bytes | None:
@@ -174,13 +163,11 @@ class Store:
             if shard is None:
                 if self._num_open == self.max_open or self._is_full(self.shards[number]):
                     pinned = self._pinned_bytes
-                    self._close()  # what still reads them keeps them
+                    self._close()
                     self._pinned_bytes = pinned
-                shard = same or self._opened(number)
+                shard = same or self.shards[number].open(self.check)
                 if shard.damage:
                     self._damaged.append(number)
-                if isinstance(shard, SparseShard):
-                    self.ranges.open[number] = shard
                 self._num_open += 1
                 self._open[number] = shard  # last: who sees it takes the rest for granted
             return shard
@@ -188,96 +175,11 @@ class Store:
     def _fetch(self, number: int) -> None:
         """Wait for a shard at a URL before the lock is taken: it may need room that this store is to give."""
         shard = self.shards[number]
-        if isinstance(shard, FileShard) and not (
-            self.ranges.are_used and self.ranges.takes(number)
-        ):
-            if shard.origin is not None:
-                shard.origin.count(shard.is_here)
+        if isinstance(shard, FileShard) and shard.origin is not None:
+            shard.origin.count(shard.is_here)
             shard.fetch()
 
-    def _opened(self, number: int) -> OpenShard:
-        if not self.ranges.are_used or not self.ranges.takes(number):
-            return self.shards[number].open(self.check)
-        return self.ranges.open_some([number])[number]
-
-    def read_by_records(self, by_records: bool) -> None:
-        """Say whether shards at URLs are fetched whole from now on, or in ranges."""
-        with self._lock.plain:
-            if self.ranges.by_records != by_records:
-                self.ranges.by_records = by_records
-                self._reset()
-
-    def bring(self, field: str, rows: Rows) -> None:
-        """Fetch the records of some rows, where their shards are here in part.
-
-        Raises:
-            RemoteError: They cannot be fetched.
-            ChecksumError: They are damaged in the store.
-        """
-        numbers = np.unique(rows.shards).tolist()
-        self._open_together(numbers)
-        here = {n: rows.indices[rows.shards == n] - self.starts[n] for n in numbers}
-        self.ranges.bring(field, here)
-
-    def _open_together(self, numbers: Sequence[int]) -> None:
-        new = [n for n in numbers if self._open[n] is None and self.ranges.takes(n)]
-        opened = self.ranges.open_some(new)
-        with self._lock.plain:
-            for n in new:
-                if self._open[n] is None:
-                    self.ranges.open[n] = opened[n]
-                    self._open[n] = opened[n]
-
-    def for_column(self, field: str) -> Store:
-        """Return what to read a whole column from: ranges of shards at URLs, where it is a small part of them."""
-        if not self.is_remote or self.ranges.are_used:
-            return self
-        away = [
-            n
-            for n, shard in enumerate(self.shards)
-            if isinstance(shard, FileShard) and not shard.is_here
-        ]
-        most = _bytes_of([self.shards[n] for n in away]) // 4
-        if 2 * GAP_BYTES * len(away) >= most:  # two requests for each
-            return self
-        store = Store(self.shards, self.check, self.take, self.max_open, self._given_runs)
-        store.read_by_records(True)
-        store._open_together(away)
-        nbytes = sum(int(store.shard(n).columns[field].lengths.sum()) for n in away)
-        if nbytes > min(most, MOST_BYTES):
-            return self
-        store.bring(field, store.rows(np.arange(len(store))))
-        return store
-
-    def brought(self, field: str, rows: Rows, read: Callable[[], T]) -> T:
-        """Fetch records, where shards are here in part, and read them; again if shards were given up meanwhile."""
-        may_give_up, is_anew = True, False
-        while self.ranges.are_used:
-            with self._lock.plain:  # not while it changes
-                if may_give_up and self.ranges.are_to_go:
-                    self._reset()
-                generation = self._generation
-            may_give_up = False  # again: or threads that read much would do so in turns, for ever
-            try:
-                self.bring(field, rows)
-            except ChecksumError:
-                if is_anew:
-                    raise
-                is_anew = True  # what says where records lie may be what came wrong
-                with self._lock.plain:
-                    self._reset()
-                continue
-            try:
-                found = read()
-            except ShardError:
-                if generation == self._generation:
-                    raise
-            else:
-                if generation == self._generation:
-                    return found
-        return read()
-
-    def _is_full(self, shard: FileShard | MemoryShard) -> bool:
+    def _is_full(self, shard: Shard) -> bool:
         """Count a shard of a cache that is to be opened; True if others must be given up for it."""
         origin = getattr(shard, "origin", None)
         if origin is None or not hasattr(shard, "info"):
@@ -329,12 +231,11 @@ class Store:
 
     def needs_prefetch(self, field: str, rows: Rows) -> bool:
         """True if some of these records were not prefetched yet, as far as is known without waiting."""
-        return not self.ranges.are_used and self._pages_of(field).needs_prefetch(rows)
+        return self._pages_of(field).needs_prefetch(rows)
 
     def prefetch(self, field: str, rows: Rows) -> None:
         """Have storage read the records of some samples, without waiting for them."""
-        if not self.ranges.are_used:
-            self._pages_of(field).prefetch(rows)
+        self._pages_of(field).prefetch(rows)
 
     def _pages_of(self, field: str) -> Pages:
         pages = self._pages.get(field)
@@ -348,8 +249,7 @@ class Store:
 
         Error messages use it for the key of a sample whose other fields may be damaged.
         """
-        if not self.ranges.are_used:
-            self._pages_of(field).wait_for_small(rows)
+        self._pages_of(field).wait_for_small(rows)
         return self._records(field, rows)[0]
 
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
@@ -359,9 +259,6 @@ class Store:
         return records
 
     def _records(self, field: str, rows: Rows) -> list[UInt8Array]:
-        return self.brought(field, rows, lambda: self._read_records(field, rows))
-
-    def _read_records(self, field: str, rows: Rows) -> list[UInt8Array]:
         self._pages_of(field).wait(rows)
         self._verify(field, rows)
         numbers = (rows.indices - self.starts[rows.shards]).tolist()
@@ -371,15 +268,8 @@ class Store:
 
     def column(self, field: str) -> list[Column]:
         """Return the column of every shard, verified."""
-        rows = self.rows(np.arange(len(self), dtype=np.int64))
-
-        def read() -> list[Column]:
-            self._verify(field, rows)
-            return [self.shard(number).columns[field] for number in range(len(self.shards))]
-
-        columns = self.brought(field, rows, read)
-        self.check_damage(rows)
-        return columns
+        self.verify(field, self.rows(np.arange(len(self), dtype=np.int64)))
+        return [self.shard(number).columns[field] for number in range(len(self.shards))]
 
     def equal_rows(self, field: str, nbytes: int) -> list[UInt8Array]:
         """Return the records of every shard as ``(N, nbytes)``, verified; ShardError if one has another size."""
@@ -398,12 +288,6 @@ class Store:
         """
         if not len(rows):
             return
-        if self.ranges.are_used:  # one call less where they are not
-            self.brought(field, rows, lambda: self._gather_rows(field, rows, out))
-        else:
-            self._gather_rows(field, rows, out)
-
-    def _gather_rows(self, field: str, rows: Rows, out: UInt8Array) -> None:
         gather, verifier = self._gather(field, out.shape[1]), self._verifier(field)
         found = None if verifier is None else verifier.unknown(rows)
         if not self._pages_of(field).copy_once(rows, out, found):
@@ -414,16 +298,12 @@ class Store:
 
     def find(self, field: str, rows: Rows, nbytes: int) -> Found | None:
         """Return where records of one size lie, if nothing but copying is left to do: no waiting, and no check."""
-        if self.ranges.are_used:
-            return None
         if not self._is_verified(field, rows) or not self._pages_of(field).are_here(rows):
             return None
         return self._gather(field, nbytes).find(rows.indices, rows.shards)
 
     def is_settled(self, field: str, rows: Rows) -> bool:
         """True if some records stay in memory and are verified: reading them does not wait."""
-        if self.ranges.are_used:
-            return False
         if self.is_remote and any(self._open[n] is None for n in set(rows.shards.tolist())):
             return False  # to look would fetch it
         return self._is_verified(field, rows) and self._pages_of(field).stay_here(rows)
@@ -460,7 +340,7 @@ class Store:
             ShardError: One of them cannot be read.
             ChecksumError: One of them is damaged, or with ``check="always"`` another field of their samples.
         """
-        self.brought(field, rows, lambda: self._verify(field, rows))
+        self._verify(field, rows)
         self.check_damage(rows)
 
     def check_damage(self, rows: Rows) -> None:
@@ -493,6 +373,6 @@ class Store:
         return verifier
 
 
-def _bytes_of(shards: Sequence[FileShard | MemoryShard]) -> int:
+def _bytes_of(shards: Sequence[Shard]) -> int:
     """Return the bytes of the files among some shards."""
     return sum(getattr(getattr(shard, "info", None), "size_bytes", 0) for shard in shards)

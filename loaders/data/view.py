@@ -20,6 +20,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB, picture_heads
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
 from loaders.data.ahead import in_order
+from loaders.data.ranged import with_column
 from loaders.data.shards import FileShard, open_manifest
 from loaders.data.store import ShardRuns, Store
 from loaders.division import check_strata, divide, divide_by_key
@@ -117,9 +118,19 @@ class View:
         print_ = self.source_fingerprint
         return View(store, self.schema, self.numbers, fingerprint=print_, path=self.path)
 
-    def _for_column(self, name: str) -> View:
-        store = self.store.for_column(name)
-        return self if store is self.store else self._over(store)
+    def first_at_url(self) -> View:
+        """Return the samples of the first two shards if they lie at a URL, all otherwise: enough to look at some."""
+        if not self.store.is_remote or self.numbers is not None:
+            return self
+        return self.select(np.arange(self.store.ends[:2][-1]))
+
+    def for_column(self, name: str) -> View:
+        """Return the same samples to read one field of all of them: by ranges of shards at URLs, where that is less."""
+        store = self.store
+        shards = with_column(store.shards, self._shards_read(), name) if store.is_remote else None
+        if shards is None:
+            return self
+        return self._over(Store(shards, store.check, store.take, store.max_open, store.runs))
 
     @contextmanager
     def in_order(self, *, by_shard: bool = False) -> Iterator[None]:
@@ -202,7 +213,7 @@ class View:
     def pieces(self, *names: str, nbytes: int = _PIECE_BYTES) -> Iterator[Indices]:
         """Yield the positions of all samples in pieces, of about so many bytes of some fields."""
         with self.in_order():
-            total = sum(int(self.lengths(name).sum()) for name in names)
+            total = sum(int(self._lengths(name).sum()) for name in names)
             step = max(1, min(_MAX_PIECE, nbytes * len(self) // max(1, total)))
             for first in range(0, len(self), step):
                 yield np.arange(first, min(first + step, len(self)))
@@ -221,10 +232,20 @@ class View:
 
     def lengths(self, name: str) -> Indices:
         """Return the size of each sample's record, ``(N,)``, without reading it."""
-        shards = range(len(self.store.shards))
-        parts = [self.store.shard(number).columns[name].lengths for number in shards]
-        lengths = np.concatenate([np.zeros(0, np.int64), *parts])
+        return self.for_column(name)._lengths(name)
+
+    def _lengths(self, name: str) -> Indices:
+        store, lengths = self.store, np.zeros(len(self.store), np.int64)
+        for n in self._shards_read():
+            lengths[store.starts[n] : store.ends[n]] = store.shard(n).columns[name].lengths
         return lengths if self.numbers is None else lengths[self.numbers]
+
+    def _shards_read(self) -> list[int]:
+        """Return the numbers of the shards that the samples lie in."""
+        if self.numbers is None:
+            return list(range(len(self.store.shards)))
+        numbers: list[int] = np.unique(self.store.shards_of(self.numbers)).tolist()
+        return numbers
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -247,7 +268,6 @@ class View:
         names = list(self.schema.fields) if names is None else names
         self.check_fields(names)
         at = np.array([position % len(self)], np.int64)
-        self.store.ranges.expect(self.rows(at).shards.tolist())
         return {name: self.decode(position, name, self.records(name, at)[0]) for name in names}
 
     def decode(self, position: int, name: str, record: UInt8Array) -> Any:
@@ -315,12 +335,12 @@ class View:
     def _raw_keys(self) -> Iterator[bytes]:
         if not self.has_keys:
             raise SchemaError(f"{self.path} has no field {KEY_FIELD!r}: its samples have no names")
-        for records in self._for_column(KEY_FIELD).all_records(KEY_FIELD):
+        for records in self.for_column(KEY_FIELD).all_records(KEY_FIELD):
             yield records[KEY_FIELD].tobytes()
 
     def columns(self, name: str) -> list[Column]:
         """Return a field of each shard as it lies there, verified: of all samples of the store."""
-        view = self._for_column(name)
+        view = self.for_column(name)
         with view.in_order():
             return view.store.column(name)
 
@@ -339,7 +359,7 @@ class View:
             return np.concatenate([*parts, np.empty(0, self.schema.fields[place[0]].dtype)])
         nbytes, codec = self._row_nbytes(name), self.codec(name)
         assert isinstance(codec, RawCodec)
-        view = self._for_column(name)
+        view = self.for_column(name)
         if self.numbers is None and len(self.store.shards) == 1:
             rows = view.store.equal_rows(name, nbytes)[0]
         else:
@@ -358,7 +378,7 @@ class View:
         """
         nbytes, codec = self._row_nbytes(name), self.codec(name)
         assert isinstance(codec, RawCodec)
-        view = self._for_column(name)
+        view = self.for_column(name)
         for part in view._row_pieces(name):
             out = np.empty((len(part), nbytes), np.uint8)
             view.store.gather(name, view.rows(part), out)

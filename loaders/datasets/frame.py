@@ -78,9 +78,8 @@ def _columns(dataset: Any, name: str, field: Field | None) -> Iterator[tuple[str
 
 def decoded(dataset: Any, name: str, field: Field) -> list[Any]:
     """Return the values of a field of all samples, each decoded on its own."""
-    records = dataset.store.records(name, dataset.rows_of(np.arange(len(dataset))))
-    decode = codec_for(field).decode
-    return [decode(record) for record in records]
+    view, decode = dataset.view.for_column(name), codec_for(field).decode
+    return [decode(record) for record in view.records(name, np.arange(len(dataset)))]
 
 
 def _categorical(codes: npt.NDArray[np.int64], names: Sequence[str]) -> Any:

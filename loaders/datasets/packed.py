@@ -261,9 +261,6 @@ class PackedDataset(BatchDataset[SampleT]):
                 f"a sample index must be an int, got {shown(index)}; select() takes several of them, "
                 "and column() the name of a field"
             )
-        if self.store.is_remote:
-            at = from_start(index_array([index]), len(self), "sample")
-            self.store.ranges.expect(self.rows_of(at).shards.tolist())
         return self.read([index])[0]
 
     def __iter__(self) -> Iterator[SampleT]:

@@ -67,7 +67,7 @@ class ShardDataset(PackedDataset[SampleT]):
         max_picture_mb: MiB that a picture may take, decoded: a larger one is an error before memory is taken.
         cache: Of a URL, where downloads go and how much is kept: a size such as ``"500GB"``, a folder on a local disk,
             or ``{"path": ..., "size": ...}``. Default: ``$LOADERS_CACHE`` or a folder of this user; 80 % of what is
-            free less 20 GB, at least 2 GB. ``{"mode": "records"}`` fetches each record alone, and keeps none.
+            free less 20 GB, at least 2 GB.
         storage: Of a URL, how its store is reached, as options of obstore (``endpoint``, ``region``,
             ``skip_signature``, ``access_key_id``, ``profile``, ``timeout``, ...) or of fsspec. What is not given comes
             from the environment. Pickles are without its secrets.

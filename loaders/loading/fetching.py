@@ -11,7 +11,6 @@ import numpy as np
 
 from loaders.data.ahead import files_at
 from loaders.data.shards import FileShard
-from loaders.data.sparse import GAP_BYTES
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.packed import PackedDataset
 from loaders.errors import CacheError
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _STRETCHES = 128  # of an epoch
 _MAX_SAMPLES = 1 << 24  # that are looked ahead
-_MANY_PASSES = 4  # over the same samples: what is read so often is better kept
+_MUCH_READ = 4  # times the bytes of the samples of a view
 _LINK_BYTES_PER_S = 1.25e8  # 1 Gbit/s, for a message where no rate was measured
 _MUCH_MORE = 1.3  # times its share: a node reads a shard more at the ends of its lanes
 _ODD_LANES = ": let the number of nodes divide that of lanes, and that the samples of a step"
@@ -101,33 +100,21 @@ class LoaderPass:
         files = np.concatenate(found)
         return files[files >= 0]
 
-    def is_by_records(self) -> bool:
-        """Choose between whole shards and ranges of records, by what a pass costs; tell the store, and say so."""
-        if self.origin.cache.mode == "records":
-            return True
-        if not isinstance(self._dataset, PackedDataset):
-            return False  # tokens are copied from whole shards
-        store = self._dataset.store
-        whole, ranges = self._costs(self._dataset)
-        by_records = _MANY_PASSES * ranges < whole
-        level = logging.WARNING if by_records or store.ranges.by_records else logging.INFO
-        chosen = "records by ranges" if by_records else "whole shards"
-        costs = f"{describe_size(ranges)} by ranges, {describe_size(whole)} by shards"
-        logger.log(level, "%s: %s are read (a pass costs %s)", self.origin.url, chosen, costs)
-        store.read_by_records(by_records)
-        return by_records
-
-    def _costs(self, dataset: PackedDataset[Any]) -> tuple[int, int]:
-        """Return what a pass costs in bytes, by whole shards that are not here, and by ranges, counting requests."""
-        store, plan = dataset.store, self._plan
-        ranges = self.num_samples * (GAP_BYTES + self.size_bytes // max(1, len(store)))
-        if _MANY_PASSES * ranges >= self.size_bytes:
-            return self.size_bytes, ranges
-        steps = (each.indices for each in evaluate(self._order, plan, self._epoch))
-        shards = [np.unique(dataset.rows_of(indices.ravel()).shards) for indices in steps]
-        read = [store.shards[n] for n in np.unique(np.concatenate(shards)).tolist()]
-        away = [s.info.size_bytes for s in read if isinstance(s, FileShard) and not s.is_here]
-        return sum(away), ranges
+    def tell_of_scattered(self) -> None:
+        """Say once that a view has few samples of many shards: these are fetched whole."""
+        view = self._dataset.view if isinstance(self._dataset, PackedDataset) else None
+        if view is None or view.numbers is None:
+            return
+        numbers = np.unique(view.store.shards_of(view.numbers)).tolist()
+        read = [s for n in numbers if isinstance(s := view.store.shards[n], FileShard)]
+        nbytes = sum(shard.info.size_bytes for shard in read)
+        rows = sum(shard.num_samples for shard in read)
+        if rows > _MUCH_READ * len(view):
+            self._warn(
+                "%s: %s are fetched for %s of samples: packdata.write(view, dst) makes a dataset of these alone",
+                describe_size(nbytes),
+                describe_size(nbytes * len(view) // rows),
+            )
 
     def check(self, order_name: str, num_workers: int) -> None:
         """Say what an order costs more than lanes would, and let readers give room where not all of it fits.
@@ -185,11 +172,9 @@ class LoaderPass:
         seconds = downloaded / (rate or _LINK_BYTES_PER_S)
         how = f"the {describe_size(rate)}/s that were measured" if rate else "1 Gbit/s"
         cost = f"An epoch would download {describe_size(downloaded)} or more: {seconds:,.0f} s at {how}"
-        lanes = "" if order_name == Lanes.__name__ else "shuffle='lanes', "
-        remedy = (
-            f"{lanes}cache= of at least {describe_size(least)}, or cache={{'mode': 'records'}}"
-        )
-        return CacheError(what, self.origin.inside.parent, f"{cost}. Give {remedy}")
+        lanes = "" if order_name == Lanes.__name__ else "shuffle='lanes', or "
+        remedy = f"Use {lanes}cache= of at least {describe_size(least)}"
+        return CacheError(what, self.origin.inside.parent, f"{cost}. {remedy}")
 
     def _warn(self, text: str, *args: object) -> None:
         """Say something once, not in each epoch."""
@@ -225,8 +210,7 @@ def tell_ahead(
     dataset = getattr(dataset, "joined", None) or dataset
     for origin in _origins(dataset):
         reading = LoaderPass(dataset, origin, order, current.plan, current.epoch, num_at_once)
-        if reading.is_by_records():
-            continue
+        reading.tell_of_scattered()
         reading.check(type(order).__name__, num_workers)
         told.append(Ahead(origin, reading.needs, lambda: _position(current)))
     return told

@@ -21,12 +21,13 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import xxhash
 
 from loaders.checks import shown
 from loaders.errors import CacheError
+from loaders.gone import gone
 
 VERSION = "v1"
 TAG_NAME = "CACHEDIR.TAG"
@@ -39,7 +40,7 @@ _NETWORK = re.compile(
 )
 _ASK = "Give a folder on a local disk: cache='/local/folder', or the variable LOADERS_CACHE"
 _GB = 10**9
-CACHE_FORMS = 'a size such as "500GB", a folder, or {"path": ..., "size": ..., "mode": "records"}'
+CACHE_FORMS = 'a size such as "500GB", a folder, or {"path": ..., "size": ...}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,10 @@ class Cache:
     Attributes:
         folder: Where, or None: the default.
         size_bytes: How large, or None: the default.
-        mode: ``"records"``: every record by a request for its range, nothing kept. None: whole shards, and of those of
-            which few rows are read ranges.
     """
 
     folder: Path | None = None
     size_bytes: int | None = None
-    mode: Literal["records"] | None = None
 
     @classmethod
     def parse(cls, given: Any) -> Cache:
@@ -78,13 +76,11 @@ class Cache:
 
     @classmethod
     def _of_mapping(cls, given: Mapping[str, Any]) -> Cache:
-        if unknown := set(given) - {"path", "size", "mode"}:
-            raise ValueError(f"cache must be {CACHE_FORMS}, got {sorted(unknown)}")
-        path, size, mode = given.get("path"), given.get("size"), given.get("mode")
-        if mode not in (None, "records"):
-            raise ValueError(f"a cache's mode is 'records', or none, got {shown(mode)}")
-        folder = None if path is None else _folder(path)
-        return cls(folder, None if size is None else _size(size), mode)
+        if unknown := set(given) - {"path", "size"}:
+            hint = gone("cache={'mode': 'records'}") if "mode" in unknown else ""
+            raise ValueError(f"cache must be {CACHE_FORMS}, got {sorted(unknown)}{hint}")
+        path, size = given.get("path"), given.get("size")
+        return cls(None if path is None else _folder(path), None if size is None else _size(size))
 
     def open(self) -> Path:
         """Return the folder of this version, made and checked.

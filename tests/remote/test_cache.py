@@ -286,7 +286,6 @@ def test_a_shard_that_is_larger_than_the_cache_is_an_error(
         remote.read([0])
 
     assert isinstance(caught.value.__cause__, CacheError)
-    assert int(remote[0].values[0]) >= 0  # by its range
 
 
 @pytest.mark.slow

@@ -110,9 +110,6 @@ class PrefixRecords:
 
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
         """Return the record of each sample as a view, its prefix in memory and verified."""
-        return self._store.brought(field, rows, lambda: self._records(field, rows))
-
-    def _records(self, field: str, rows: Rows) -> list[UInt8Array]:
         store, found = self._store, []
         numbers = (rows.indices - store.starts[rows.shards]).tolist()
         for shard, row in zip(rows.shards.tolist(), numbers, strict=True):

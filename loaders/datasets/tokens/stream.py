@@ -61,8 +61,6 @@ class TokenStream:
                 "selected rows are not a stream of tokens: to divide windows, use TokenWindows.split"
             )
         self._dataset, self._store, self.field = dataset, dataset.store, field
-        if self._store.is_remote:
-            self._store.read_by_records(False)  # whose memory is filled as it is read
         self._column, self.dtype = column, np.dtype(dataset.schema.fields[column].dtype)
         counts = dataset.column(NUM_TOKENS).astype(np.int64)
         bad = (counts < 0) | (counts > field.row_tokens)

@@ -107,7 +107,7 @@ def _preview(args: argparse.Namespace) -> int:
     if sheet and args.text:
         args.parser.error(f"--{sheet[0]} is of a sheet, and --text draws none")
     view = open_view(args.dataset)
-    indices = preview.choose(len(view), args.num, args.seed)
+    indices = preview.choose(len(view.first_at_url()), args.num, args.seed)
     if sheet and not preview.has_pictures(view):
         what = f"--{sheet[0]} is for a sheet of pictures, and {args.dataset} has none"
         raise SchemaError(f"{what}: without it, samples are printed")
@@ -166,8 +166,9 @@ def _stats(args: argparse.Namespace) -> int:
     from loaders.data.view import open_view
     from packdata.inspect.stats import stats
 
-    num = len(open_view(args.dataset))
-    with Meter("reading", "samples", min(num, args.limit or num)) as meter:
+    view = open_view(args.dataset)
+    num = len(view) if args.limit is None else min(args.limit, len(view.first_at_url()))
+    with Meter("reading", "samples", num) as meter:
         found = stats(args.dataset, limit=args.limit, workers=args.workers, tick=meter.tick)
     if args.json:
         show_json(found.to_json())

@@ -92,15 +92,17 @@ def stats(
     """Compute the statistics of a packed dataset, on all cores.
 
     With a ``limit``, only so many samples are decoded, evenly spread; classes, sizes in bytes and single numbers are
-    of all. ``tick`` is called with the number of samples decoded, one at a time.
+    of all. At a URL everything is then of the samples of the first two shards. ``tick`` is called with the number of
+    samples decoded, one at a time.
 
     Raises:
         SampleError: A record cannot be decoded.
         ShardError: A shard is missing, or what is read of it is damaged.
     """
-    view = open_view(path)
+    whole = open_view(path)
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
+    view = whole if limit is None else whole.first_at_url()
     num = len(view) if limit is None else min(limit, len(view))
     indices = [i * len(view) // num for i in range(num)]
     fields = view.schema.fields
@@ -116,7 +118,7 @@ def stats(
             tick(1)
     for name, field in gathered.items():
         found[name] |= field.to_json()
-    return Stats(len(view), num, found, percentiles(_bytes_per_sample(view)))
+    return Stats(len(whole), num, found, percentiles(_bytes_per_sample(view)))
 
 
 def _is_decoded(kind: Field) -> bool:

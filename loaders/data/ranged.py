@@ -1,0 +1,127 @@
+"""A column of shards at URLs, fetched by ranges: where its rows lie, the rows, and their checksums.
+
+It is verified, and held in memory. Of each shard that is at most three requests: it is for columns that are a small
+part of their shards, such as labels, keys and counts of tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loaders.data.formats import columns_in, parse_checksums
+from loaders.data.shards import FileShard, MemoryShard, OpenShard
+from loaders.errors import ShardError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from loaders.data.shards import Shard
+    from loaders.remote.origin import Origin
+
+    Span = tuple[int, int]  # the first byte in a file, and the one behind the last
+
+_MAX_BYTES = 128 << 20  # of a column, in memory
+_SHARE = 1 / 4  # of the shards; for more, they are fetched whole
+_REQUEST_BYTES = 128 << 10  # fetching so many bytes more costs less than another request
+
+
+def with_column(shards: Sequence[Shard], numbers: Sequence[int], field: str) -> list[Shard] | None:
+    """Return shards, with just one column of those that are not in the cache; None if whole shards are to be fetched.
+
+    Args:
+        shards: Of a store.
+        numbers: Which of them are read.
+        field: The column.
+
+    Raises:
+        RemoteError: A range cannot be fetched.
+        ChecksumError: Rows differ from their checksum, each time that they are fetched.
+        ShardError: A shard is not what the manifest says.
+    """
+    read = [shards[n] for n in numbers]
+    away = [each for each in read if isinstance(each, FileShard) and not each.is_here]
+    found: dict[int, Shard] = {}
+    for origin in dict.fromkeys(each.origin for each in away):
+        assert origin is not None
+        rest = [each for each in away if each.origin is origin]
+        for is_last in (False, False, True):
+            parts = _fetched(origin, rest, field)
+            if parts is None:
+                return None
+            failed = []
+            for shard, some in zip(rest, parts, strict=True):
+                try:
+                    found[id(shard)] = _verified(shard, field, *some)
+                except ShardError:
+                    if is_last:
+                        raise
+                    failed.append(shard)  # what came damaged may come right
+            rest = failed
+    return [found.get(id(each), each) for each in shards]
+
+
+def _fetched(
+    origin: Origin, shards: Sequence[FileShard], field: str
+) -> list[tuple[bytes, bytes, bytes]] | None:
+    """Return lengths, rows and checksums of a column of each shard; None if it is too large, or its rows lie apart."""
+    places = [each.info.places[field] for each in shards]
+    most = min(_SHARE * sum(each.info.size_bytes for each in shards), _MAX_BYTES)
+    most -= _REQUEST_BYTES * sum(2 if each.lengths is None else 3 for each in places)
+    spans = [_length_span(each, field) for each in shards]
+    if any(each.starts is not None for each in places) or _size(spans) > most:
+        return None
+    lengths = _fetch(origin, shards, spans)
+    spans = [_row_span(*each, field) for each in zip(shards, lengths, strict=True)]
+    if _size(spans) > most:
+        return None
+    rows = _fetch(origin, shards, spans)
+    checksums = _fetch(
+        origin, shards, [(s.info.checksums[0], sum(s.info.checksums)) for s in shards]
+    )
+    return list(zip(lengths, rows, checksums, strict=True))
+
+
+def _length_span(shard: FileShard, field: str) -> Span:
+    """Return where the lengths of the rows lie; nowhere if all are of one size."""
+    at = shard.info.places[field].lengths
+    return (0, 0) if at is None else (at, at + 4 * shard.info.num_samples)
+
+
+def _row_span(shard: FileShard, lengths: bytes, field: str) -> Span:
+    info, place = shard.info, shard.info.places[field]
+    nbytes = (place.row_nbytes or place.gap) * info.num_samples
+    nbytes += int(np.frombuffer(lengths, "<i4").clip(0).sum(dtype=np.int64))
+    return place.offset, min(place.offset + nbytes, info.size_bytes)  # they are not verified yet
+
+
+def _size(spans: Sequence[Span]) -> int:
+    return sum(end - start for start, end in spans)
+
+
+def _fetch(origin: Origin, shards: Sequence[FileShard], spans: Sequence[Span]) -> list[bytes]:
+    """Return a range of each shard; nothing is asked for empty ones."""
+    wanted = [
+        (shard.info.file, start, end)
+        for shard, (start, end) in zip(shards, spans, strict=True)
+        if end > start
+    ]
+    came = iter(origin.ranges(wanted))
+    return [bytes(next(came)) if end > start else b"" for start, end in spans]
+
+
+def _verified(
+    shard: FileShard, field: str, lengths: bytes, rows: bytes, checksums: bytes
+) -> MemoryShard:
+    """Return the column of a shard; ChecksumError if a row is damaged, ShardError if they are no such rows."""
+    info, path = shard.info, shard.path
+    place = info.places[field]._replace(offset=len(lengths))
+    place = place if place.lengths is None else place._replace(lengths=0)
+    data = np.frombuffer(lengths + rows, np.uint8)
+    columns = columns_in(data, info._replace(places={field: place}), path)
+    sums = parse_checksums(checksums, path, info)
+    bad = sums[field].first_mismatch(columns[field], np.arange(len(sums[field].hashes)))
+    if bad is not None:
+        raise OpenShard(path, columns, sums).error(field, bad)
+    return MemoryShard(path, columns)
