@@ -15,7 +15,7 @@ from loaders import DataLoader, RAMDataset, ShardDataset
 from loaders.errors import PackError, SourceError
 from loaders.schema import Array, Boxes, Image, Images, Text, Tokens
 from packdata.cli import main
-from packdata.sources.readers import csv_cells
+from packdata.readers import csv_cells
 from packdata.tokens.plan import TokenOptions, plan_tokens
 from packdata.wording import in_python, in_shell, names_in_option
 from tests.packdata.test_tokens import documents, write

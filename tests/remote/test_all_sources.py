@@ -30,7 +30,7 @@ from packdata.images.plan import pack_images, plan_images
 from packdata.packing.engine import pack_recipes
 from packdata.parts import stored
 from packdata.parts.local import finish
-from packdata.sources import fetched, listed, objects, readers
+from packdata.sources import fetched, listed, objects, row_kinds
 from packdata.sources.fetched import drop_copies, local_path
 from packdata.sources.listed import ListedURL, files_matching, list_sources, opened_in_order
 from packdata.sources.objects import fetched_ahead
@@ -267,7 +267,7 @@ def test_of_a_large_parquet_what_is_read_is_fetched_in_ranges(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(readers, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(row_kinds, "_WHOLE_BYTES", 0)
     monkeypatch.setattr(objects, "_FIRST_BYTES", 200)
     monkeypatch.setattr(objects, "_MOST_BYTES", 300)
     store.proxy.set()

@@ -20,8 +20,8 @@ from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.remote.url import is_url, split_secrets
 from packdata.images.headers import read_header
 from packdata.images.pictures import decode_mask, decode_picture
+from packdata.readers import parse_json
 from packdata.sources.base import read_file
-from packdata.sources.readers import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,10 +10,10 @@ from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.remote.url import place_of
 from loaders.schema import Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
+from packdata.readers import parse_json
 from packdata.sources.annotations import annotated, open_annotations
 from packdata.sources.base import BOX_LABELS, Column, Item, Source, identifier_of
 from packdata.sources.composed import ExtendedSource
-from packdata.sources.readers import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

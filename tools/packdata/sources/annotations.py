@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 
 from loaders.errors import SourceError
 from loaders.schema import Array, Boxes, Json, Keypoints
+from packdata.readers import parse_json
 from packdata.sources.base import (
     BOX_LABELS,
     Column,
@@ -37,7 +38,6 @@ from packdata.sources.listed import (
     with_beside,
 )
 from packdata.sources.objects import RemoteFile, fetched_ahead
-from packdata.sources.readers import parse_json
 from packdata.sources.refused import nothing_at
 from packdata.wording import few
 

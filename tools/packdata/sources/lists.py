@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.data.formats import hash_file
 from loaders.errors import SourceError
+from packdata.readers import each_csv_row, encoding_hint, json_object
 from packdata.sources.base import (
     OWN_KEYS,
     PICTURES,
@@ -40,7 +41,6 @@ from packdata.sources.base import (
 from packdata.sources.listed import ListedURL, objects_beside, stat_of
 from packdata.sources.names import Names, appended, sent
 from packdata.sources.objects import RemoteFile
-from packdata.sources.readers import each_csv_row, encoding_hint, json_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
 from packdata.sources.arrow import (
@@ -16,11 +17,12 @@ from packdata.sources.arrow import (
     saved_files,
 )
 from packdata.sources.base import suffix_of
+from packdata.sources.listed import ListedURL
 from packdata.sources.litdata import LitDataRows, is_litdata
 from packdata.sources.mds import COMPRESSED as MDS_COMPRESSED
 from packdata.sources.mds import INDEX, MdsRows, mds_files
 from packdata.sources.mds import SUFFIX as MDS_SUFFIX
-from packdata.sources.readers import open_parquet
+from packdata.sources.refused import check_name
 from packdata.sources.row_file import BATCH_ROWS, COMPLETE, RowFile
 from packdata.sources.tars import TAR_SUFFIXES, TarRows
 from packdata.sources.tfrecord import TfrecordRows
@@ -29,7 +31,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
+_WHOLE_BYTES = 8 << 20  # an object of a store that is fetched whole
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
+
+
+def open_parquet(path: Path, metadata: Any = None) -> pq.ParquetFile:
+    """Open a Parquet file; its INT96 dates, which nanoseconds do not hold all, come as microseconds.
+
+    Raises:
+        SourceError: It is none.
+    """
+    check_name(str(path), path)
+    stored = path.stored if isinstance(path, ListedURL) else None
+    try:
+        # Of a large object, what is read of it is fetched; a small one is a file, as those are that come ahead.
+        file = path if stored is None or stored.entry.size <= _WHOLE_BYTES else stored.open()
+        return pq.ParquetFile(file, metadata=metadata, coerce_int96_timestamp_unit="us")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise SourceError(f"it cannot be read as Parquet ({error})", path) from error
 
 
 class ParquetRows(RowFile):

@@ -28,6 +28,7 @@ import numpy as np
 
 from loaders.checks import shown
 from loaders.errors import SourceError
+from packdata.readers import parse_json
 from packdata.sources.base import (
     HEAD_NBYTES,
     LABEL_NAMES,
@@ -45,7 +46,6 @@ from packdata.sources.base import (
     read_each,
 )
 from packdata.sources.folders import no_files
-from packdata.sources.readers import parse_json
 from packdata.sources.refused import check_name, check_regular
 from packdata.sources.row_file import RowFile, table_of
 

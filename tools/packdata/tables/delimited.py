@@ -20,7 +20,7 @@ import pyarrow.csv
 from loaders.checks import as_list
 from loaders.errors import SchemaError, SourceError
 from loaders.system.regular import regular
-from packdata.sources.readers import UTF8_HINT, csv_rows, encoding_hint
+from packdata.readers import UTF8_HINT, csv_rows, encoding_hint
 from packdata.tables import parts
 from packdata.tables.parts import FilePart, Kind, TableRows, read_bytes
 from packdata.tables.values import (

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from loaders.errors import SourceError
 from loaders.system.regular import regular
-from packdata.sources.readers import arrow_lines, encoding_hint, filled_lines, json_object
+from packdata.readers import arrow_lines, encoding_hint, filled_lines, json_object
 from packdata.tables import parts
 from packdata.tables.parts import FilePart, Kind, TableRows, read_bytes, some_of
 from packdata.tables.values import DATES, GROUPS, NO_VALUES, Codes, as_text, without_words

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loaders.errors import SourceError
-from packdata.sources.readers import arrow_lines, filled_lines, json_object
+from packdata.readers import arrow_lines, filled_lines, json_object
 from packdata.tokens.documents import Documents, join_documents, not_utf8, placed
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.errors import SourceError
-from packdata.sources.readers import UTF8_HINT
+from packdata.readers import UTF8_HINT
 
 Document = tuple[npt.NDArray[Any], npt.NDArray[Any] | None]  # data, and its labels
 Place = Callable[[int], str]

@@ -1,4 +1,4 @@
-"""How CSV, JSON lines and Parquet are opened, wherever they are read."""
+"""How the text of CSV and JSON lines is read, wherever it is."""
 
 from __future__ import annotations
 
@@ -12,22 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.errors import SourceError
-from packdata.sources.listed import ListedURL
-from packdata.sources.refused import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 UTF8_HINT = (
     "Convert it from the encoding in which it was saved, which only its author knows: "
     "iconv -f CP1252 -t UTF-8 FILE if that was Windows in Western Europe, -f MACINTOSH an old Mac"
 )
 _UTF16_HINT = "Convert it: iconv -f UTF-16{} -t UTF-8 FILE"
-_WHOLE_BYTES = 8 << 20  # an object of a store that is fetched whole
 _MOST_NESTED = 64  # Arrow's parser is recursive, and ends the process where the stack does
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _csv_limit = threading.Lock()
@@ -187,22 +183,3 @@ def _is_nested_deep(data: bytes) -> bool:
     levels = np.cumsum(steps)
     starts = np.concatenate([[0], np.flatnonzero(codes == ord("\n"))])
     return bool((np.maximum.reduceat(levels, starts) - levels[starts]).max() >= _MOST_NESTED)
-
-
-def open_parquet(path: Path, metadata: Any = None) -> pq.ParquetFile:
-    """Open a Parquet file; its INT96 dates, which nanoseconds do not hold all, come as microseconds.
-
-    Raises:
-        SourceError: It is none.
-    """
-    import pyarrow as pa  # late: --help is quick without
-    import pyarrow.parquet as pq
-
-    check_name(str(path), path)
-    stored = path.stored if isinstance(path, ListedURL) else None
-    try:
-        # Of a large object, what is read of it is fetched; a small one is a file, as those are that come ahead.
-        file = path if stored is None or stored.entry.size <= _WHOLE_BYTES else stored.open()
-        return pq.ParquetFile(file, metadata=metadata, coerce_int96_timestamp_unit="us")
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise SourceError(f"it cannot be read as Parquet ({error})", path) from error

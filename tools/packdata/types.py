@@ -1,0 +1,184 @@
+"""What the text of a cell stands for: one set of rules for all files that declare no types, such as CSV.
+
+A column is what all of its cells are, empty ones left out: whole numbers, numbers, true or false, dates; else texts.
+``NO_VALUES`` are missing values among all but texts. Numbers of which one begins with a needless 0, or is a whole one
+of 19 digits or more, are names: texts. What a file declares (Parquet, Arrow, JSON) is what it declares.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Kind = Literal["number", "code", "flag", "date", "zoned", "text"]
+KINDS: tuple[Kind | None, ...] = (None, "text", "number", "code", "flag", "date", "zoned")
+Codes = npt.NDArray[np.int8]  # places in KINDS
+# What Arrow, and pandas with it, reads as no value where numbers stand; of texts they are some.
+NO_VALUES = (
+    *("NA", "N/A", "n/a", "#NA", "#N/A", "#N/A N/A", "null", "NULL"),
+    *("nan", "NaN", "Nan", "NAN", "-nan", "-NaN", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+)
+MOST_DIGITS = 18  # of whole numbers: longer ones are names, which no number type holds
+_NUMBER = r"^\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf|infinity))\s*$"
+_CODE = r"^\s*[+-]?(?:0\d|\d{19,}\s*$)"
+_WHOLE = r"^\s*[+-]?\d+\s*$"
+_FLAG = r"^(?i:true|false)$"
+_DAY = r"^\s*\d{4}-\d\d-\d\d"
+_CLOCK = r"[ T]\d\d(?::\d\d(?::\d\d(?:\.\d{1,9})?)?)?"
+_DATE = rf"{_DAY}(?:{_CLOCK})?\s*$"
+_ZONED = rf"{_DAY}{_CLOCK}(?:Z|[+-]\d\d:?(?:\d\d)?)\s*$"
+_PATTERNS: dict[Kind, str] = {
+    "number": _NUMBER,
+    "code": _CODE,
+    "flag": _FLAG,
+    "date": _DATE,
+    "zoned": _ZONED,
+}
+_BEYOND_US = r"(\.\d{6})\d+"
+# How all else than plain text begins, what says that there is no value included.
+_OTHER_THAN_TEXT = r"^\s*[+-]?(?:[\d.#]|(?i:inf|infinity|true|false|n/?a|nan|null)\s*$)"
+_BEGINNINGS = np.isin(np.arange(256), np.frombuffer(b"0123456789+-. \t\n\f\riItTfFnN#", np.uint8))
+
+
+def typed(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a whole column of texts as what it is: int64, float64, bool, or the texts (dates, too).
+
+    Args:
+        texts: Strings; null and empty ones are missing values.
+
+    Returns:
+        As many values, null where one is missing.
+
+    Example:
+        >>> typed(pa.array(["1", " 2", "NA"])).to_pylist(), typed(pa.array(["1", "02"])).to_pylist()
+        ([1, 2, None], ['1', '02'])
+    """
+    texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    coded = texts.cast(pa.string()).dictionary_encode()
+    words = coded.dictionary
+    kind = kind_of({KINDS[code] for code in np.unique(kinds_of(words))} - {None})
+    is_none = pa.array(says_nothing(words))
+    if kind == "number" and matches(words, _WHOLE)[~flags_of(is_none)].all():
+        digits = pc.utf8_ltrim(pc.utf8_trim_whitespace(words), characters="+")
+        words = pc.if_else(is_none, pa.scalar(None, words.type), digits).cast(pa.int64())
+    elif kind in ("number", "flag"):
+        words = parsed(words, kind)
+    else:
+        words = pc.if_else(pc.equal(words, ""), pa.scalar(None, words.type), words)
+    return words.take(coded.indices)
+
+
+def kind_of(kinds: set[Kind | None]) -> Kind | None:
+    """Return what a column is whose values are of some kinds; None without any, ``text`` if they are mixed."""
+    if "code" in kinds and kinds <= {"code", "number"}:
+        return "text"
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "text" if kinds else None
+
+
+def kinds_of(texts: pa.Array) -> Codes:
+    """Return what each of some strings looks like, as its place in ``KINDS``.
+
+    None for the empty string and for ``NO_VALUES``, which depend on the others.
+
+    Args:
+        texts: Strings, none of them null.
+    """
+    kinds = np.full(len(texts), KINDS.index("text"), np.int8)
+    if not len(texts):
+        return kinds
+    starts, ends, data = text_buffers(texts)
+    filled = np.flatnonzero(ends > starts)
+    kinds[ends <= starts] = 0
+    some = filled[_BEGINNINGS[data[starts[filled]]]]
+    if len(some):  # patterns are compiled at each call: one leaves most words out
+        some = some[matches(texts.take(pa.array(some)), _OTHER_THAN_TEXT)]
+    if len(some):
+        odd = texts.take(pa.array(some))
+        found = np.full(len(some), KINDS.index("text"), np.int8)
+        for kind, pattern in _PATTERNS.items():
+            is_one = matches(odd, pattern)
+            if kind == "code":
+                is_one &= found == KINDS.index("number")
+            found[is_one] = KINDS.index(kind)
+        found[says_nothing(odd)] = 0
+        kinds[some] = found
+    return kinds
+
+
+def says_nothing(texts: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which texts say that there is no value."""
+    return flags_of(pc.is_in(texts, value_set=pa.array(["", *NO_VALUES], texts.type)))
+
+
+def parsed(texts: pa.Array, kind: Kind) -> pa.Array:
+    """Return the values of texts as one kind, dates in microseconds; null for what is none, such as February 30."""
+    is_one = matches(texts, _PATTERNS[kind])
+    texts = pc.if_else(pa.array(is_one), texts, pa.scalar(None, texts.type))
+    texts = pc.utf8_trim_whitespace(texts)
+    if kind == "number":
+        return pc.cast(texts, pa.float64())
+    if kind == "flag":
+        return pc.cast(pc.utf8_lower(texts), pa.bool_())
+    texts = pc.replace_substring_regex(texts, _BEYOND_US, r"\1")  # nanoseconds end in 2262
+    return _existing(texts, pa.timestamp("us", "UTC" if kind == "zoned" else None))
+
+
+def cast_all(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    """Return texts as float64 or a timestamp, quickly; None where one of them is none, or says that there is none."""
+    try:
+        values = pc.cast(texts, kind)
+    except pa.ArrowInvalid:
+        return None
+    if pa.types.is_floating(kind) and pc.any(pc.is_nan(values)).as_py():
+        return None
+    return values
+
+
+def begin_with_zeros(texts: pa.Array) -> bool:
+    """Tell whether one of some numbers in text begins with a needless 0, or is a whole one of 19 digits or more."""
+    starts, ends, data = text_buffers(texts)
+    if not len(data):
+        return False
+    lengths = ends - starts
+    first = starts + np.isin(data[np.minimum(starts, len(data) - 1)], (43, 45))  # signs
+    is_long = ends - first > 1
+    maybe = is_long & (data[np.minimum(first, len(data) - 1)] == ord("0"))
+    maybe |= lengths > MOST_DIGITS
+    return bool(maybe.any()) and bool(matches(texts.filter(pa.array(maybe)), _CODE).any())
+
+
+def _existing(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert texts; those that are refused, as February 30 is, become null."""
+    try:
+        return pc.cast(texts, kind)
+    except pa.ArrowInvalid:  # the error does not say which: halves of halves find it
+        if len(texts) == 1:
+            return pa.nulls(1, kind)
+    half = len(texts) // 2
+    return pa.concat_arrays([_existing(part, kind) for part in (texts[:half], texts[half:])])
+
+
+def text_buffers(
+    texts: pa.Array,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.uint8]]:
+    """Return where each string of an array begins and ends in the bytes, and these."""
+    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    ends = np.frombuffer(texts.buffers()[1], width)[texts.offset :][: len(texts) + 1]
+    return ends[:-1], ends[1:], np.frombuffer(texts.buffers()[2] or b"", np.uint8)
+
+
+def matches(texts: pa.Array, pattern: str) -> npt.NDArray[np.bool_]:
+    """Return which texts a pattern is found in."""
+    return flags_of(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
+
+
+def flags_of(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return booleans as an array of numpy that may be written to."""
+    flags: npt.NDArray[np.bool_] = array.to_numpy(zero_copy_only=False)
+    return flags if flags.flags.writeable else flags.copy()
