@@ -34,6 +34,7 @@ from page import HERE, write
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
+from loaders.augment.planning import plan
 from loaders.backends.chunk import chunks
 from loaders.backends.maker import Maker
 from loaders.codecs.picture import encode_jpeg
@@ -251,10 +252,8 @@ def decode_crop_resize(records: list[bytes]) -> Run:
                 cv2.flip(out[thread], 1, out[thread])
 
     def run() -> float:
-        plan = augment.plan(
-            OPS, sizes, seed=0, epoch=next(epochs), indices=np.arange(len(records))
-        )
-        boxes, flips = plan.boxes.tolist(), plan.flips.tolist()
+        drawn = plan(OPS, sizes, seed=0, epoch=next(epochs), indices=np.arange(len(records)))
+        boxes, flips = drawn.boxes.tolist(), drawn.flips.tolist()
         work = functools.partial(
             pool.map, part, range(WORKERS), [boxes] * WORKERS, [flips] * WORKERS
         )
@@ -277,14 +276,14 @@ class LooseFiles(torch.utils.data.Dataset[Any]):
         return getattr(self, self.decoder)(self.files[i]).permute(2, 0, 1), i % 10
 
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        plan = augment.plan(
+        drawn = plan(
             OPS[:1],
             np.array([[height, width]]),
             seed=0,
             epoch=0,
             indices=np.random.default_rng().integers(1 << 40, size=1),
         )
-        return tuple(plan.boxes[0].tolist())
+        return tuple(drawn.boxes[0].tolist())
 
     def cv2(self, file: Path) -> torch.Tensor:
         image = cv2.cvtColor(cv2.imread(str(file)), cv2.COLOR_BGR2RGB)

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from loaders import augment
+from loaders.augment.pixels import apply
+from loaders.augment.planning import plan
 from loaders.cached import cached_property
 from loaders.data.shards import FileShard
 from loaders.datasets.base import BatchDataset
@@ -229,8 +231,8 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
             return torch.from_numpy(image).permute(2, 0, 1), self.labels[i]
         draw = torch.randint(1 << 40, (1,)).numpy()
         shape = np.array([image.shape[:2]], np.int64)
-        plan = augment.plan(ops_for(self.size), shape, seed=0, epoch=0, indices=draw)
-        crop = augment.apply(image, plan.boxes[0].tolist(), plan.sizes[0], plan.flips[0])
+        drawn = plan(ops_for(self.size), shape, seed=0, epoch=0, indices=draw)
+        crop = apply(image, drawn.boxes[0].tolist(), drawn.sizes[0], drawn.flips[0])
         return torch.from_numpy(crop).permute(2, 0, 1), self.labels[i]
 
     def in_ram(self, count: int) -> RAMDataset:

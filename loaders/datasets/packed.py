@@ -16,7 +16,8 @@ import numpy.typing as npt
 import xxhash
 from torch.utils.data import Dataset
 
-from loaders.augment import Views, as_augment, has_draws
+from loaders.augment import Views
+from loaders.augment.views import as_augment, has_draws
 from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shares, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from loaders.augment import fill_mask_of, fill_of, plan
-from loaders.augment.planning import as_ops
+from loaders.augment.planning import as_ops, fill_mask_of, fill_of, plan
 from loaders.augment.resampling import (
     FAST,
     SUPPORT,

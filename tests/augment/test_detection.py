@@ -14,15 +14,16 @@ from PIL import Image as Pillow
 import packdata
 from loaders import BatchAugment, DataLoader, JpegOnDevice, RAMDataset, ShardDataset, augment
 from loaders.augment import (
-    Known,
     RandomIoUCrop,
     RandomShortestSize,
     RandomZoomOut,
     Resize,
     SanitizeBoundingBoxes,
     ScaleJitter,
-    plan,
 )
+from loaders.augment.geometry import Known
+from loaders.augment.pixels import move_boxes
+from loaders.augment.planning import plan
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.moving import moving_halves
 from loaders.errors import BatchError, SampleError, SchemaError
@@ -113,7 +114,7 @@ def test_boxes_are_kept_as_torchvision_does_at_the_same_crop() -> None:
     num_cut = 0
     for i, given in enumerate(boxes):
         y, x, height, width = geometry.boxes[i].tolist()
-        found = augment.move_boxes(given, geometry.boxes[i], geometry.sizes[i], (False, False))
+        found = move_boxes(given, geometry.boxes[i], geometry.sizes[i], (False, False))
         found *= geometry.kept[i][:, None]
         if (height, width) == SIZE:
             np.testing.assert_array_equal(found, given)

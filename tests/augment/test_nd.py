@@ -20,21 +20,21 @@ from loaders.augment import (
     RandomResizedCrop,
     RandomVerticalFlip,
     Resize,
-    cut,
-    output_lengths,
-    plan,
 )
+from loaders.augment.geometry import Geometry
+from loaders.augment.nd import check_ops, cut, output_lengths
+from loaders.augment.planning import plan
 from loaders.errors import BatchError
 
 Array = npt.NDArray[Any]
 
 
-def plan_of(ops: Any, shape: tuple[int, ...], num: int = 1, **address: Any) -> augment.Geometry:
+def plan_of(ops: Any, shape: tuple[int, ...], num: int = 1, **address: Any) -> Geometry:
     where: dict[str, Any] = {"seed": 3, "epoch": 4} | address
     return plan(ops, np.full((num, len(shape)), shape), indices=np.arange(num), **where)
 
 
-def carried_out(array: Array, geometry: augment.Geometry, row: int = 0) -> Array:
+def carried_out(array: Array, geometry: Geometry, row: int = 0) -> Array:
     box, _, flip = (rows[row].tolist() for rows in geometry)
     return cut(array, box, flip)
 
@@ -153,7 +153,7 @@ def test_a_volume_smaller_than_its_crop_is_named() -> None:
 @pytest.mark.parametrize("op", [Resize(8), RandomResizedCrop(8)])
 def test_volumes_are_not_resampled(op: Any) -> None:
     with pytest.raises(BatchError):
-        augment.check_ops([op], 3)
+        check_ops([op], 3)
     with pytest.raises(BatchError):
         plan_of([op], (9, 9, 9))
 
@@ -178,7 +178,7 @@ def test_volumes_have_no_canvas() -> None:
 def test_what_would_leave_arrays_beside_pictures_where_they_are_is_refused(op: Any) -> None:
     """A label map of two axes must not stay as it is where its picture is rotated."""
     with pytest.raises(BatchError):
-        augment.check_ops([op], 2)
+        check_ops([op], 2)
 
 
 def test_output_lengths_are_known_where_a_crop_sets_them() -> None:

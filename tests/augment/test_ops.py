@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from loaders import augment
 from loaders.augment import (
     CenterCrop,
-    Geometry,
     Op,
     RandomCrop,
     RandomFlip,
@@ -24,15 +23,12 @@ from loaders.augment import (
     RandomVerticalFlip,
     Resize,
     Views,
-    apply,
-    as_augment,
-    fill_mask_of,
-    move_boxes,
-    output_size,
-    plan,
     planning,
-    reductions,
 )
+from loaders.augment.geometry import Geometry
+from loaders.augment.pixels import apply, move_boxes, reductions
+from loaders.augment.planning import fill_mask_of, output_size, plan
+from loaders.augment.views import as_augment
 from loaders.errors import BatchError
 from loaders.rng import key64, uniform
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from loaders import BatchAugment, DataLoader, RAMDataset, augment
-from loaders.augment import edit, plan
-from loaders.augment.edits import Kind
+from loaders.augment.edits import Kind, edit
+from loaders.augment.planning import plan
 from loaders.device.edits import edit_images, group_edits
 from loaders.errors import BatchError, SchemaError
 from loaders.schema import Image, Mask

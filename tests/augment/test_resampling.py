@@ -15,8 +15,10 @@ from PIL import Image as Pillow
 
 import packdata
 from loaders import BatchAugment, RAMDataset, ShardDataset, augment
-from loaders.augment import Resampling, apply
-from loaders.augment.resampling import filter_matrix, source_positions
+from loaders.augment.pixels import apply, move_boxes
+from loaders.augment.planning import fill_of, output_size, plan
+from loaders.augment.resampling import Resampling, filter_matrix, source_positions
+from loaders.augment.views import as_augment
 from loaders.codecs.picture import encode_jpeg
 from loaders.schema import Image, Mask
 
@@ -92,7 +94,7 @@ def test_resize_and_crop_of_any_size_are_pillows(
     ):  # which overshoots: Pillow bounds it between its two passes, a device once
         image = image // 4 + 96
     ops: list[Any] = [augment.Resize(size, interpolation), augment.CenterCrop(crop)]
-    planned = augment.plan(ops, np.array([shape]), seed=0, epoch=0, indices=np.zeros(1, int))
+    planned = plan(ops, np.array([shape]), seed=0, epoch=0, indices=np.zeros(1, int))
     assert planned.regions is not None
 
     found = apply(
@@ -189,7 +191,7 @@ RECIPES: dict[str, list[Any]] = {
 def test_a_device_gives_what_the_host_gives(name: str) -> None:
     ops, sizes = RECIPES[name], np.array([[41, 52]] * 9)
     images, masks = noise((9, 41, 52, 3)) // 4 + 96, noise((9, 41, 52), seed=1)
-    planned = augment.plan(ops, sizes, seed=4, epoch=2, indices=np.arange(9))
+    planned = plan(ops, sizes, seed=4, epoch=2, indices=np.arange(9))
 
     module = BatchAugment(ops, seed=4)
     found, found_masks = module(
@@ -202,7 +204,7 @@ def test_a_device_gives_what_the_host_gives(name: str) -> None:
     rows = (planned.places.tolist(), planned.sizes.tolist(), planned.flips.tolist())
     for i, row in enumerate(zip(*rows, strict=True)):
         how: Any = {"resampling": planned.resampling}
-        want = apply(images[i], *row, augment.fill_of(ops), **how)
+        want = apply(images[i], *row, fill_of(ops), **how)
         picked = apply(masks[i], *row, nearest=True, **how)
         # Cubic weights of OpenCV have 11 bits, and four of them in each direction.
         apart = np.abs(found[i].permute(1, 2, 0).numpy().astype(int) - want)
@@ -229,21 +231,21 @@ def test_a_letterbox_holds_the_whole_picture_in_the_middle() -> None:
 
     dataset = RAMDataset.from_arrays(image=image[None], augment=ops)
     found = dataset[0].image.numpy()
-    planned = augment.plan(ops, np.array([[20, 60]]), seed=0, epoch=0, indices=np.zeros(1, int))
+    planned = plan(ops, np.array([[20, 60]]), seed=0, epoch=0, indices=np.zeros(1, int))
     row = [rows[0].tolist() for rows in (planned.places, planned.sizes, planned.flips)]
 
     assert (found[:, 13:26] == 50).all()
     assert (found[:, :13] == 114).all()
     assert (found[:, 26:] == 114).all()
-    np.testing.assert_allclose(augment.move_boxes(boxes, *row), [[0, 13, 40, 26]], atol=1e-4)
+    np.testing.assert_allclose(move_boxes(boxes, *row), [[0, 13, 40, 26]], atol=1e-4)
 
 
 def test_max_size_bounds_the_longer_side() -> None:
-    assert augment.output_size([augment.Resize((20, 60)), augment.Resize(30, max_size=60)]) == (
+    assert output_size([augment.Resize((20, 60)), augment.Resize(30, max_size=60)]) == (
         20,
         60,
     )
-    assert augment.output_size([augment.Resize((20, 60)), augment.Resize(10, max_size=60)]) == (
+    assert output_size([augment.Resize((20, 60)), augment.Resize(10, max_size=60)]) == (
         10,
         30,
     )
@@ -254,7 +256,7 @@ def test_evaluation_is_filtered_and_training_is_fast_unless_said_otherwise() -> 
 
     def is_filtered(*ops: Any) -> bool:
         sizes, indices = np.array([[50, 60]]), np.zeros(1, int)
-        return augment.plan(ops, sizes, seed=0, epoch=0, indices=indices).regions is not None
+        return plan(ops, sizes, seed=0, epoch=0, indices=indices).regions is not None
 
     assert is_filtered(*EVAL)
     assert not is_filtered(augment.Resize(96, antialias=False), augment.CenterCrop(80))
@@ -272,7 +274,7 @@ def test_evaluation_is_filtered_and_training_is_fast_unless_said_otherwise() -> 
         lambda: augment.Resize((8, 9), max_size=10),
         lambda: augment.Resize(8, max_size=8),
         lambda: augment.RandomCrop(8, padding_mode="wrap"),  # type: ignore[arg-type]
-        lambda: augment.as_augment(
+        lambda: as_augment(
             [augment.RandomCrop(8, fill=1), augment.Resize((8, 8), pad=True, fill=2)]
         ),
     ],

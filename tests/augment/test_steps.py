@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders import augment
-from loaders.augment import Geometry, apply, moved_steps, plan, steps_of, take_steps
-from loaders.augment.pixels import Step
+from loaders.augment.geometry import Geometry
+from loaders.augment.pixels import Step, apply, moved_steps, steps_of, take_steps
+from loaders.augment.planning import plan
 from loaders.errors import BatchError
 
 OPS: list[list[Any]] = [

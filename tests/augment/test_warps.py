@@ -10,15 +10,11 @@ import torch
 
 import packdata
 from loaders import BatchAugment, RAMDataset, ShardDataset, augment
-from loaders.augment import (
-    ElasticTransform,
-    RandomAffine,
-    RandomPerspective,
-    RandomRotation,
-    plan,
-    warp,
-)
+from loaders.augment import ElasticTransform, RandomAffine, RandomPerspective, RandomRotation
 from loaders.augment.geometry import moved_points
+from loaders.augment.pixels import move_boxes
+from loaders.augment.planning import plan
+from loaders.augment.warps import warp
 from loaders.schema import Boxes, Image, Keypoints, Mask
 from tests.torchvision_v2 import torchvision_v2
 
@@ -124,7 +120,7 @@ def test_elastic_is_torchvisions_at_the_same_displacement(
     given = np.array([[4, 3, 15, 14]], np.float32)
     theirs = tv.BoundingBoxes(torch.from_numpy(given), format="XYXY", canvas_size=size)
     moved = functional.elastic(theirs, shares).numpy()
-    mine = augment.move_boxes(given, (0, 0, *size), size, (False, False), np.eye(3), ripple)
+    mine = move_boxes(given, (0, 0, *size), size, (False, False), np.eye(3), ripple)
     assert np.abs(moved - mine).max() <= 1.5 or min(size) < 15
     assert v2.ElasticTransform().alpha == list(ElasticTransform().alpha)  # type: ignore[arg-type]
     assert v2.ElasticTransform().sigma == list(ElasticTransform().sigma)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, Mosaic, RAMDataset, ShardDataset, augment
+from loaders.augment.pixels import move_keypoints
 from loaders.datasets import settings
 from loaders.errors import BatchError, LoadersError, SchemaError
 from loaders.schema import Array, Field, Image, Json, Keypoints, field_from_json
@@ -109,7 +110,7 @@ def test_other_shapes_are_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(LoadersError):
         packed(tmp_path, value)
     with pytest.raises(BatchError):
-        augment.move_keypoints(np.zeros((3, 2), np.float32), (0, 0, 4, 4), (4, 4), (False, False))
+        move_keypoints(np.zeros((3, 2), np.float32), (0, 0, 4, 4), (4, 4), (False, False))
 
 
 def test_what_looks_like_places_and_stays_is_told_once(

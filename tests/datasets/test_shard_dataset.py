@@ -12,11 +12,12 @@ import torch
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, collate
+from loaders.augment.planning import plan
 from loaders.codecs import heads
 from loaders.codecs.picture import encode_jpeg
 from loaders.data.manifest import read_manifest
 from loaders.datasets import replaced
-from loaders.datasets.reading import pictures
+from loaders.datasets.reading import known, pictures
 from loaders.datasets.views import as_ours
 from loaders.errors import (
     BatchError,
@@ -529,7 +530,7 @@ def test_crops_are_drawn_once_for_all_parts_of_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes as long for four pictures as for forty, with the interpreter's lock held; boxes follow the same."""
-    plan, drawn = augment.plan, []
+    drawn: list[int] = []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         drawn.append(len(kwargs["indices"]))
@@ -540,7 +541,7 @@ def test_crops_are_drawn_once_for_all_parts_of_a_batch(
     ops = [augment.RandomCrop(20), augment.RandomHorizontalFlip()]
     dataset = ShardDataset(folder, augment=ops)
     (alone,) = DataLoader(dataset, 40, seed=5)
-    monkeypatch.setattr(augment, "plan", counted)
+    monkeypatch.setattr(known, "plan", counted)
 
     (together,) = DataLoader(dataset, 40, seed=5, num_workers=5)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from loaders.augment import Known
+from loaders.augment.geometry import Known
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.data.madvise import wait_for

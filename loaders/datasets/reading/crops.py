@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders import augment
+from loaders.augment.nd import check_ops, cut, output_lengths
+from loaders.augment.planning import fill_mask_of
 from loaders.codecs.raw import RawCodec
 from loaders.data.partial import BoxBytes, PartialRecords, RecordPart
 from loaders.datasets.reading.known import geometry_of
@@ -103,7 +104,7 @@ def crop_readers(
     _check_said(fields)
     names, axes = list(fields), spatial_axes(fields.values())
     has_masks = any(isinstance(field, Mask) for field in fields.values())
-    if axes and not has_masks and any(map(augment.fill_mask_of, views.values())):
+    if axes and not has_masks and any(map(fill_mask_of, views.values())):
         raise SchemaError(
             "fill_mask is for Mask fields, and there is none: arrays are padded with zeros"
         )
@@ -126,7 +127,7 @@ def _crop_reader(
     shapes = []
     for _, ops in named:
         try:
-            augment.check_ops(ops, num_axes)
+            check_ops(ops, num_axes)
             shapes.append(_output_shape(field.dims, ops, num_axes))
         except BatchError as error:
             raise SchemaError(
@@ -143,7 +144,7 @@ def _output_shape(
     """Return the shape that every array leaves with, None if it depends on the array."""
     split = len(dims) - num_axes
     leading = tuple(n for n in dims[:split] if n is not None)
-    lengths = augment.output_lengths(ops, dims[split:])
+    lengths = output_lengths(ops, dims[split:])
     return None if lengths is None or len(leading) < split else (*leading, *lengths)
 
 
@@ -242,9 +243,9 @@ class CropReader:
         self, filled: Any, row: int, array: npt.NDArray[Any], box: list[int], flip: list[bool]
     ) -> None:
         if isinstance(filled, list):
-            filled[row] = torch.from_numpy(augment.cut(array, box, flip))
+            filled[row] = torch.from_numpy(cut(array, box, flip))
         else:
-            augment.cut(array, box, flip, out=filled[1][row])
+            cut(array, box, flip, out=filled[1][row])
 
     def _array(self, record: UInt8Array) -> _StoredArray:
         """See a record as an array, wherever it lies."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders import augment
-from loaders.augment.geometry import Known
+from loaders.augment.geometry import Geometry, Known
+from loaders.augment.planning import plan
 from loaders.data.finder import Rows
 from loaders.errors import SchemaError
 from loaders.rng import key64, uniform
@@ -97,12 +98,12 @@ def geometry_of(
     sizes: npt.NDArray[np.int64],
     first: int,
     last: int,
-) -> augment.Geometry:
+) -> Geometry:
     """Draw the crops and flips of a range of the samples: the same for every field that has these sizes.
 
     Sizes are int64 lengths of the spatial axes, a row a sample of the range; each view has draws of its own.
     """
-    return augment.plan(
+    return plan(
         ops,
         sizes,
         seed=request.seed,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from loaders import augment
+from loaders.augment.pixels import move_boxes, move_keypoints
 from loaders.datasets.reading.known import boxes_of, first_boxes, has_rows
 from loaders.datasets.reading.request import ReaderAround
 from loaders.datasets.reading.samples import LIST, Form, in_form
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.augment.geometry import Move
     from loaders.buffers import Memory
     from loaders.data.store import Store
     from loaders.datasets.reading.pictures import PictureReader
@@ -125,13 +127,13 @@ class ShapeReader(ReaderAround):
                     moved = moved[kept[i]]
                 values[view][first + i] = torch.from_numpy(moved)
 
-    def _moved(self, value: npt.NDArray[Any], move: augment.Move) -> npt.NDArray[Any]:
+    def _moved(self, value: npt.NDArray[Any], move: Move) -> npt.NDArray[Any]:
         if isinstance(self.field, Boxes):
-            return augment.move_boxes(value, *move)
+            return move_boxes(value, *move)
         if isinstance(self.field, Keypoints):
             box, size, flip, matrix, ripple = move
             pairs = self.field.flip_pairs
-            return augment.move_keypoints(value, box, size, flip, pairs, matrix, ripple)
+            return move_keypoints(value, box, size, flip, pairs, matrix, ripple)
         return np.array(value)
 
     def _kept(self, view: int, request: Request, first: int, last: int) -> list[Bools] | None:
@@ -155,7 +157,7 @@ class ShapeReader(ReaderAround):
         found = []
         for i, boxes in enumerate(boxes_of(request, first, last), start):
             marks = wanted.plans[view].kept
-            moved = augment.move_boxes(boxes, *wanted.moves(i)[view])
+            moved = move_boxes(boxes, *wanted.moves(i)[view])
             kept = sanitizer.keeps(moved)
             found.append(kept if marks is None else kept & marks[i])
         return found

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaders import augment
+from loaders.augment.edits import edit
+from loaders.augment.pixels import moved_steps, reductions, steps_of, take_steps
+from loaders.augment.warps import carry_out
 from loaders.buffers import Memory, scratch
 from loaders.cached import cached_property
 from loaders.codecs.heads import PictureHead, PictureHeads, picture_heads
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.augment.geometry import Geometry, Move
     from loaders.data.finder import Rows
     from loaders.datasets.reading.request import Request
 
@@ -45,7 +48,7 @@ class WantedPictures:
 
     records: list[UInt8Array]  # the files
     heads: PictureHeads  # their headers
-    plans: list[augment.Geometry]  # boxes, sizes and flips of each view
+    plans: list[Geometry]  # boxes, sizes and flips of each view
     blocks: SegmentBoxes  # which segments are enough, of those that have some
     ends: list[int]  # how many rows are enough of each of the others; 0: all
     reductions: list[int]  # by which factor the decoder may shrink each: 1, 2, 4 or 8
@@ -79,7 +82,7 @@ class WantedPictures:
         blocks = self.blocks.between(first, last)
         return zip(*[column[first:last] for column in lists], blocks, zip(*steps), strict=True)  # noqa: B905
 
-    def moves(self, i: int) -> list[augment.Move]:
+    def moves(self, i: int) -> list[Move]:
         """Return what happens to a picture in each view."""
         return [plan.move(i) for plan in self.plans]
 
@@ -152,11 +155,11 @@ class PictureReader:
             if block is not None:
                 head = PictureHead(height, width, jpeg)
                 record, height, width, top, left, ends_early = part_of(record, head, end, block)
-                steps = augment.moved_steps(steps, top // reduction, left // reduction)
+                steps = moved_steps(steps, top // reduction, left // reduction)
             elif end and (cut := first_rows(record, jpeg, end, width)) is not None:
                 record, height, ends_early = cut, end, True
             image = decode(record, reduction, height, width, buffer, ends_early)
-            augment.take_steps(image, steps, outs)
+            take_steps(image, steps, outs)
             if wanted.is_edited:
                 self._edit(wanted, start + row - first, outs)
 
@@ -177,7 +180,7 @@ class PictureReader:
             if move.matrix is not None:
                 shift = np.array([[1, 0, -part.left], [0, 1, -part.top], [0, 0, 1]])
                 move = move._replace(matrix=shift @ move.matrix)
-            done = augment.carry_out(
+            done = carry_out(
                 image, move, wanted.plans[view].resampling, self.fills[view],
                 out=out, nearest=isinstance(self.field, Mask), source_size=source_size,
             )  # fmt: skip
@@ -191,7 +194,7 @@ class PictureReader:
         for plan, out in zip(wanted.plans[view:], outs, strict=False):
             if plan.edits is not None and isinstance(self.field, Image):
                 kinds, values = plan.edits
-                augment.edit(out, kinds[i].tolist(), values[i].tolist())
+                edit(out, kinds[i].tolist(), values[i].tolist())
 
     def _records(self, request: Request, first: int, last: int) -> Sequence[UInt8Array]:
         return request.records(self.read_records, self.name, first, last)
@@ -221,7 +224,7 @@ class PictureReader:
         )
 
     def _steps(
-        self, heads: PictureHeads, plans: Sequence[augment.Geometry], reductions: Ints
+        self, heads: PictureHeads, plans: Sequence[Geometry], reductions: Ints
     ) -> tuple[list[list[list[int]]], list[bool]]:
         """Prepare what happens to JPEGs and raw bytes; return which of them are ready, too."""
         num = len(heads.jpegs)
@@ -230,7 +233,7 @@ class PictureReader:
             return [[[0] * num]] * len(plans), [False] * num
         views: list[list[list[int]]] = []
         for plan, size in zip(plans, self.sizes, strict=True):
-            steps, are_inside = augment.steps_of(plan, heads.sizes, reductions)
+            steps, are_inside = steps_of(plan, heads.sizes, reductions)
             are_ready &= are_inside & (plan.sizes == size).all(axis=1)
             views.append(steps.T.tolist())
         return views, are_ready.tolist()
@@ -312,22 +315,22 @@ class PictureReader:
         return [v if size is None else v[0] for v, size in zip(values, self.sizes, strict=True)]
 
 
-def _needed(plans: Sequence[augment.Geometry], lengths: Ints) -> tuple[Ints, Ints]:
+def _needed(plans: Sequence[Geometry], lengths: Ints) -> tuple[Ints, Ints]:
     """Return the box that covers those of all views of each picture, and by how much that may be reduced."""
     covers = [plan.covers(lengths) for plan in plans]
-    reductions = [_reductions(plan) for plan in plans]
+    factors = [_reductions(plan) for plan in plans]
     if len(plans) == 1:
-        return covers[0], reductions[0]
+        return covers[0], factors[0]
     starts = np.minimum.reduce([boxes[:, :2] for boxes in covers])
     ends = np.maximum.reduce([boxes[:, :2] + boxes[:, 2:] for boxes in covers])
-    return np.concatenate([starts, ends - starts], axis=1), np.minimum.reduce(reductions)
+    return np.concatenate([starts, ends - starts], axis=1), np.minimum.reduce(factors)
 
 
-def _reductions(plan: augment.Geometry) -> Ints:
+def _reductions(plan: Geometry) -> Ints:
     if plan.regions is not None:  # the filter wants all pixels
         return np.ones(len(plan), np.int64)
-    reductions = augment.reductions(plan.boxes, plan.sizes)
-    return np.where(plan.is_warped, 1, reductions)  # whose boxes enclose more than they show
+    # Those of warped pictures enclose more than they show.
+    return np.where(plan.is_warped, 1, reductions(plan.boxes, plan.sizes))
 
 
 def _tell_if_large(name: str, num: int, nbytes: int) -> None:

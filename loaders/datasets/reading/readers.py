@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from loaders import augment
+from loaders.augment.planning import fill_mask_of, fill_of, output_size
 from loaders.codecs import codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.codecs.picture import PictureCodec
@@ -275,7 +276,7 @@ def _picture_reader(
     else:
         codec = codec_for(field)
         codec = codec.limited(max_picture_mb) if isinstance(codec, PictureCodec) else codec
-    sizes = tuple(augment.output_size(ops, field.size) for ops in views.values())
+    sizes = tuple(output_size(ops, field.size) for ops in views.values())
     fills = tuple(_fill(name, field, ops) for ops in views.values())
     prefetched = name if source.reads_whole else None
     return PictureReader(source.records, name, field, named, codec, sizes, fills, prefetched)
@@ -284,7 +285,7 @@ def _picture_reader(
 def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:
     """Return what lies outside of a field's pictures; SchemaError if they cannot hold it."""
     is_image, limits = isinstance(field, Image), np.iinfo(field.dtype)
-    fill = augment.fill_of(ops) if is_image else augment.fill_mask_of(ops)
+    fill = fill_of(ops) if is_image else fill_mask_of(ops)
     what = "fill" if is_image else "fill_mask"
     if not all(limits.min <= each <= limits.max for each in np.ravel(fill)):
         raise SchemaError(f"{what} {fill} does not fit into {field.dtype}, as {name!r} is")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from loaders.augment import move_boxes, move_keypoints
+from loaders.augment.pixels import move_boxes, move_keypoints
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.remote.url import place_of
 from loaders.schema import Boxes, Keypoints

@@ -19,6 +19,12 @@ from PIL import ImageDraw, ImageFont
 
 from loaders import augment
 from loaders.augment import presets
+from loaders.augment.edits import edit
+from loaders.augment.geometry import Known
+from loaders.augment.pixels import move_boxes
+from loaders.augment.planning import fill_mask_of, fill_of, plan
+from loaders.augment.views import has_draws
+from loaders.augment.warps import carry_out
 from loaders.data.view import KEY_FIELD
 from loaders.errors import LoadersError, PackError, SchemaError, ShardError
 from loaders.rng import hash64, key64, uniform
@@ -130,7 +136,7 @@ def augmented_sheet(
         raise SchemaError(f"{view.path} has no images of uint8 and 1 or 3 channels to augment")
     ops = getattr(presets, preset)()
     views = [each for op in ops if isinstance(op, augment.Views) for _, each in op] or [ops]
-    epochs = range(max(_MOST_DRAWS // len(views), 1) if augment.has_draws(ops) else 1)
+    epochs = range(max(_MOST_DRAWS // len(views), 1) if has_draws(ops) else 1)
     tiles = []
     for i in indices:
         sample = Shown.of(view, i, images[0])
@@ -166,19 +172,17 @@ class Shown(NamedTuple):
     def augmented(self, ops: Sequence[Any], index: int, epoch: int, number: int) -> Shown:
         """Return what ops make of it, as a dataset does of seed 0; of masks nothing where they cannot follow."""
         sizes, indices = np.array([self.image.shape[:2]]), np.array([index])
-        known = augment.Known([None] * len(ops), self.boxes[:1]) if self.boxes else None
-        planned = augment.plan(
-            ops, sizes, seed=0, epoch=epoch, indices=indices, view=number, known=known
-        )
+        known = Known([None] * len(ops), self.boxes[:1]) if self.boxes else None
+        planned = plan(ops, sizes, seed=0, epoch=epoch, indices=indices, view=number, known=known)
         move, how = planned.move(0), planned.resampling
-        done = augment.carry_out(self.image, move, how, augment.fill_of(ops))
+        done = carry_out(self.image, move, how, fill_of(ops))
         if planned.edits is not None:
-            augment.edit(done, planned.edits.kinds[0].tolist(), planned.edits.values[0].tolist())
+            edit(done, planned.edits.kinds[0].tolist(), planned.edits.values[0].tolist())
         if any(getattr(op, "edits_places", False) for op in ops):
             return Shown(done, [], [])
-        around = augment.fill_mask_of(ops)
-        masks = [augment.carry_out(m, move, how, around, nearest=True) for m in self.masks]
-        boxes = [augment.move_boxes(each, *move) for each in self.boxes]
+        around = fill_mask_of(ops)
+        masks = [carry_out(m, move, how, around, nearest=True) for m in self.masks]
+        boxes = [move_boxes(each, *move) for each in self.boxes]
         if planned.kept is not None:
             boxes[0] *= planned.kept[0][:, None]
         for op in ops:
