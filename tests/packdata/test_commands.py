@@ -1,7 +1,6 @@
 """The commands on packed datasets: what each does, its JSON, and what it refuses."""
 
 import argparse
-import ast
 import io
 import json
 import os
@@ -16,8 +15,6 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image as Pictures
 
 from loaders.data.columns import VarColumn
@@ -42,7 +39,6 @@ from loaders.schema import (
     Image,
     Json,
     Label,
-    MultiLabel,
     Text,
 )
 from packdata.cli import build_parser, main
@@ -57,7 +53,6 @@ from packdata.packed.content import ViewContent
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import parse_parts, split
 from packdata.packed.rewrite import WriteOptions, Written, write_datasets
-from packdata.packed.where import Where, scalar
 from packdata.packing import publish
 from packdata.packing.journal import Journal, JournalHeader
 from packdata.packing.lock import TargetLock
@@ -65,7 +60,7 @@ from packdata.recipe import Block
 from tests.packdata.breaking import ROOM
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
-from tests.refusals import At, accepted
+from tests.refusals import At
 
 FORMATS = ["lmdb", "parquet"]
 SMALL = ["label", "key", "score", "width"]
@@ -370,6 +365,31 @@ def test_preview_draws_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_preview_replaces_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack_samples(tmp_path / "a", 2)
+    monkeypatch.chdir(tmp_path)
+    Path("a.png").write_text("a figure of somebody")
+
+    for words in (["a"], ["a", "--out", "a.png"]):
+        with pytest.raises(PackError, check=At("a.png")):
+            run("preview", *words)
+
+    assert Path("a.png").read_text() == "a figure of somebody"
+    assert entries(tmp_path) == ["a", "a.png"]
+
+
+def test_captions_are_printed_as_the_sheet_has_no_letters_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"image": Image(), "label": Label(classes=("Äpfel", "猫")), "key": Text()}
+    rows = [{"image": np.zeros((8, 9, 3), np.uint8), "label": i, "key": f"{i}"} for i in (1, 0)]
+    folder = pack(tmp_path / "a", fields, rows)
+
+    assert run("preview", folder, "--out", tmp_path / "sheet.png") == 0
+
+    assert capsys.readouterr().out.splitlines()[1:] == ["  1, 9 x 8, 猫", "  0, 9 x 8, Äpfel"]
+
+
 def test_a_sheet_of_another_kind_than_png_is_wrong_usage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -379,30 +399,6 @@ def test_a_sheet_of_another_kind_than_png_is_wrong_usage(
     assert caught.value.code == 2
     assert "ends with .png" in capsys.readouterr().err
     assert entries(tmp_path) == ["p"]
-
-
-def test_preview_says_which_texts_its_font_cannot_write(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Else Äpfel and Apfel would look the same, and nobody knew."""
-    fields = {"image": Image(), "label": Label(classes=("Apfel", "Äpfel", "猫")), "key": Text()}
-    picture = np.zeros((8, 8, 3), np.uint8)
-    labels = [1, 1, 0, 2]
-    rows = [{"image": picture, "label": each, "key": f"{i}"} for i, each in enumerate(labels)]
-    folder = pack(tmp_path / "a", fields, rows)
-
-    assert run("preview", folder, "--out", tmp_path / "sheet.png") == 0
-    told = (
-        "2 texts are written in ASCII on the sheet, whose font lacks letters: --text prints them"
-    )
-    assert capsys.readouterr().err == f"packdata: {told} as they are\n"
-
-    assert run("preview", folder, "--text") == 0
-    text = capsys.readouterr()
-    assert ("label: Äpfel" in text.out, text.err) == (True, "")
-    plain = pack(tmp_path / "b", fields, rows[2:3])
-    assert run("preview", plain, "--out", tmp_path / "sheet.png") == 0
-    assert capsys.readouterr().err == ""
 
 
 def test_preview_shows_what_cannot_be_decoded(tmp_path: Path) -> None:
@@ -434,7 +430,7 @@ def test_preview_draws_any_kind_of_picture(tmp_path: Path, field: Image) -> None
 
     sheet = contact_sheet(PackedReader(pack(tmp_path / "a", fields, rows)), [0])
 
-    assert sheet.size[0] >= 260
+    assert sheet.size[0] > 208
 
 
 def test_preview_as_text_has_the_size_of_pictures_not_their_bytes(
@@ -882,25 +878,12 @@ def test_diff_without_keys_goes_by_position(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("side", ["a", "b"])
-@pytest.mark.parametrize("num", [10, 9])
-def test_diff_notices_damage_and_names_its_place(
-    tmp_path: Path, format: str, side: str, num: int
-) -> None:
-    """Also where both manifests say the same: the files need not."""
+def test_diff_notices_damage_and_names_its_place(tmp_path: Path, format: str, side: str) -> None:
     folders = pack_samples(tmp_path / "a", 10, format=format), tmp_path / "b"
-    pack_samples(folders[1], num, format=format)
+    pack_samples(folders[1], 9, format=format)
     path = damage(tmp_path / side, "pixels", 2)
 
     with pytest.raises(ChecksumError, check=At(path, field="pixels")):
-        diff(*folders)
-
-
-def test_diff_notices_damage_between_rows(tmp_path: Path) -> None:
-    folders = [pack_samples(tmp_path / name, 4, format="parquet") for name in "ab"]
-    path = folders[1] / "shard-00000.parquet"
-    path.write_bytes(b"Q" + path.read_bytes()[1:])
-
-    with pytest.raises(ShardError, check=At("b/shard-00000.parquet")):
         diff(*folders)
 
 
@@ -926,188 +909,6 @@ def test_copy_keeps_every_byte(
     assert samples_of(tmp_path / "b") == samples_of(folder)
     assert read_manifest(tmp_path / "b").schema == read_manifest(folder).schema
     assert verify(tmp_path / "b").ok
-
-
-def test_copy_takes_the_samples_that_fulfil_a_condition(tmp_path: Path) -> None:
-    folder = pack_samples(tmp_path / "a", 20)
-
-    for where, kept in [
-        ('label == "cat"', [i for i in range(20) if i % 3 == 1]),
-        ("label == 1 and not score < 2", [i for i in range(20) if i % 3 == 1 and i / 4 >= 2]),
-        (
-            'label in ("cat", "dog") or width > 25',
-            [i for i in range(20) if i % 3 or 20 + i % 7 > 25],
-        ),
-        ('key in ["cat/001", "dog/002"]', [1, 2]),
-        ('"00" in key and label != "bird"', [1, 2, 4, 5, 7, 8]),
-        ('"night" in tags', [i for i in range(20) if not i % 2]),
-        ("3 <= score < 4", [12, 13, 14, 15]),
-        ("score > -1.5", list(range(20))),
-    ]:
-        copy_dataset(folder, tmp_path / "b", CopyOptions(where=where), overwrite=True)
-        keys = PackedReader(tmp_path / "b").keys()
-        assert [int(key[-3:]) for key in keys] == kept, where
-
-
-NO_CONDITIONS = [
-    "__import__('os')",
-    "key.upper() == 'X'",
-    "key[0] == 'c'",
-    "(lambda: 1)()",
-    "[k for k in key]",
-    "width * 2 > 3",
-    "f'{key}' == 'a'",
-    "(x := 3)",
-    "width if label else score",
-    "label is 3",
-    "key == b'x'",
-    "key == None",
-    "width == 1j",
-    "...",
-    "label ==",
-    "a; b",
-    "(" * 300 + ")" * 300,
-    "not " * 100_000 + "label",
-    "x" * 20_000,
-    "\0",
-    "image == 3",
-    "boxes == 3",
-    "klass == 3",
-    'label == "catt"',
-    "label < 'dog'",
-    "'bird' >= label",
-    "label = 'cat'",
-    'label in ("cat", "cow")',
-    '"dusk" in tags',
-    "key > 3",
-    "score in width",
-    "",
-]
-
-
-def test_conditions_that_are_none_are_refused(tmp_path: Path) -> None:
-    folder = pack_samples(tmp_path / "a", 2)
-
-    def copy(where: str) -> object:
-        return copy_dataset(folder, tmp_path / "b", CopyOptions(where=where))
-
-    assert accepted(SchemaError, copy, NO_CONDITIONS) == []
-    assert not (tmp_path / "b").exists()
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        "n != '1'", "'-1.5' < n", "n == 'cat'", "n in (0, 'cat')", "0 < x != 'a'", "carat != '1'",
-        "'1' in x", "key == 5", "key not in [5, 'b']", "-5 != key", "5 in key", "x == key",
-    ],
-)  # fmt: skip
-def test_a_number_is_not_compared_with_a_text(where: str) -> None:
-    """The two are never equal: ``!=`` would keep all samples, ``==`` none."""
-    fields: dict[str, Field] = {
-        "n": Label(),
-        "x": Array(dtype="int64"),
-        "key": Text(),
-        "carat": Features(columns=("carat",)),
-    }
-
-    with pytest.raises(SchemaError):
-        Where(where, fields)
-
-
-def test_labels_with_names_compare_with_texts_and_numbers_of_other_fields() -> None:
-    fields: dict[str, Field] = {"l": Label(("cat", "1")), "key": Text(), "x": Array("int64")}
-    cat = {"l": scalar(fields["l"], np.int64(0)), "key": "cat", "x": 0}
-
-    for where in ("l == key", "l == x", "l in (key, 1)", "l != '1'"):
-        assert Where(where, fields)(cat)
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        'tags == "day"',
-        '"day" != tags',
-        'tags in ("day", "night")',
-        '"day" in tags in ("day", "night")',
-        "1 in tags",
-        "-1 in tags",
-        '("day", "night") in tags',
-        "tags in tags",
-        "not tags < 3",
-    ],
-)
-def test_a_multi_label_is_not_one_class(where: str) -> None:
-    with pytest.raises(SchemaError):
-        Where(where, {"tags": MultiLabel(("day", "night"))})
-
-
-@pytest.mark.parametrize(
-    ("where", "found"),
-    [
-        ('tags == ("day", "night")', [True, False, False]),
-        ('"day" not in tags', [False, False, True]),
-        ("tags != other", [True, False, True]),
-        ('tags in (("day",), ())', [False, True, True]),
-    ],
-)
-def test_a_multi_label_may_have_just_these_classes(where: str, found: list[bool]) -> None:
-    names = ("day", "night")
-    condition = Where(where, {"tags": MultiLabel(names), "other": MultiLabel(names)})
-
-    tags: list[tuple[str, ...]] = [names, ("day",), ()]
-    assert [condition({"tags": each, "other": ("day",)}) for each in tags] == found
-
-
-_NAMES = {"x": Array(dtype="int64"), "y": Array(dtype="float64"), "s": Text()}
-_NUMBER = st.one_of(st.sampled_from(["x", "y"]), st.integers(-3, 3).map(repr))
-_COMPARISON = st.builds(
-    lambda first, rest: " ".join([first, *(f"{op} {other}" for op, other in rest)]),
-    _NUMBER,
-    st.lists(
-        st.tuples(st.sampled_from(["<", "<=", "==", "!=", ">", ">="]), _NUMBER),
-        min_size=1,
-        max_size=3,
-    ),
-)
-_IN = st.builds(
-    lambda n, op, a, b: f"{n} {op} ({a}, {b})",
-    _NUMBER,
-    st.sampled_from(["in", "not in"]),
-    _NUMBER,
-    _NUMBER,
-)
-_CONDITION = st.recursive(
-    _COMPARISON | _IN | st.sampled_from(["'a' in s", "s == 'ab'", "s"]),
-    lambda inner: (
-        st.builds("({} and {})".format, inner, inner)
-        | st.builds("({} or {})".format, inner, inner)
-        | st.builds("(not {})".format, inner)
-    ),
-    max_leaves=8,
-)
-
-
-@given(_CONDITION, st.integers(-3, 3), st.floats(-3, 3), st.sampled_from(["", "a", "ab"]))
-def test_conditions_mean_what_python_means(text: str, x: int, y: float, s: str) -> None:
-    values = {"x": x, "y": y, "s": s}
-
-    expected = bool(eval(compile(ast.parse(text, mode="eval"), "", "eval"), {}, values))
-
-    assert Where(text, _NAMES)(values) is expected
-
-
-def test_labels_compare_with_numbers_and_names() -> None:
-    field = Label(classes=CLASSES)
-    cat = scalar(field, np.int64(1))
-
-    assert cat == 1
-    assert cat == "cat"
-    assert cat != "dog"
-    assert cat < 2
-    assert scalar(Label(), np.int64(7)) != "cat"
-    assert scalar(field, np.int64(-1)) == -1
-    assert scalar(MultiLabel(classes=("a", "b")), np.array([0, 1])) == ("b",)
 
 
 def test_copy_chooses_fields(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from packdata.commands.common import (
     Command,
     datasets_at,
     show_json,
-    show_notes,
 )
 from packdata.describe import counted, describe_field
 
@@ -116,20 +115,21 @@ def _preview(args: argparse.Namespace) -> int:
             show(preview.as_text(view, i))
         return 0
     out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
-    notes: list[str] = []
     if args.augment is None:
-        drawn = preview.contact_sheet(view, indices, columns=args.columns, notes=notes)
+        tiles = [preview.tile_of(view, i) for i in indices]
     else:
-        drawn = preview.augmented_sheet(view, indices, args.augment, notes=notes)
-    preview.save_sheet(drawn, out)
-    show_notes(notes)
+        tiles = preview.augmented(view, indices, args.augment)
+    columns = args.columns or (1 if args.augment else None)
+    preview.save_sheet(preview.sheet_of(tiles, columns), out)
     show(f"{printable(str(out))}: {len(indices)} of {counted(len(view), 'sample')}")
+    for tile in tiles:  # as on the sheet, whose font lacks letters and room
+        show(f"  {printable(tile.caption)}")
     return 0
 
 
 PREVIEW = Command(
     name="preview",
-    summary="draw a labelled contact sheet of some samples, or print them if they have no pictures",
+    summary="draw some samples with their captions, or print them if they have no pictures",
     takes={
         "": f"""
 {_DATASET}--out SHEET.png
@@ -289,8 +289,8 @@ B
     },
     run=_diff,
     details="""\
-The exit status is 1 if they differ, or if one of them is damaged.
-Records are compared as stored, and checked against their checksums.""",
+The exit status is 1 if they differ. Datasets of one fingerprint are equal: 'packdata verify' reads their bytes.
+Else records are compared as stored, and checked against their checksums.""",
     example="packdata diff packed/v1 packed/v2",
     how={"a": SOURCE, "b": SOURCE, "limit": {"default": 10}},
     has_remote=True,

@@ -1,15 +1,13 @@
-"""A contact sheet of a packed dataset: what the samples look like, with class, size and key.
+"""A contact sheet of a packed dataset: a grid of pictures, each with one line of class, key and size.
 
-Masks lie over their picture in colours, boxes are drawn; in place of a picture that cannot be
-decoded stands why. A shard that is damaged is an error: of a checked view, also in a single record.
+Masks lie over their picture in colours, boxes are drawn. A shard that is damaged is an error: of a checked view, also
+in a single record.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import unicodedata
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -42,7 +40,6 @@ from loaders.schema import (
     Text,
     Tokens,
 )
-from loaders.text import describe_size
 from packdata.describe import counted, row_text
 from packdata.tokens.stream import token_text
 
@@ -56,12 +53,11 @@ _TOKENS_SHOWN = 400  # characters of a row of tokens
 _PURPOSE = 0x9E7
 _EXACT_DRAW = 1 << 20
 _TILE = 208  # pixels: side of the square that a picture is fitted into
-_CAPTION_LINES = 3
 _MAX_IMAGES = 4  # of several a sample
 _MOST_DRAWS = 8  # side by side
-_GAP = 14
-_MARGIN = 26
-_PAPER, _WELL, _INK, _FAINT, _RED = "#ffffff", "#eef0f3", "#1b1f24", "#69717d", "#b3261e"
+_GAP = 8
+_TITLE = 18  # pixels: height of a caption
+_PAPER, _INK, _RED = "#ffffff", "#1b1f24", "#b3261e"
 # Colours that most eyes tell apart; the order is not the source's.
 # Source: P. Green-Armytage, "A colour alphabet and the limits of colour coding", 2010.
 _COLOURS = (
@@ -71,15 +67,12 @@ _COLOURS = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Tile:
+class Tile(NamedTuple):
     """One sample on the sheet."""
 
-    pictures: list[Pictures.Image] = field(default_factory=list)
-    title: str = ""
-    lines: list[str] = field(default_factory=list)
-    captions: list[str] = field(default_factory=list)
-    error: str = ""
+    pictures: list[Pictures.Image]
+    caption: str
+    is_broken: bool = False
 
 
 def choose(num_samples: int, num: int, seed: int = 0) -> list[int]:
@@ -105,27 +98,18 @@ def has_pictures(view: View) -> bool:
 
 
 def contact_sheet(
-    view: View,
-    indices: Sequence[int],
-    *,
-    columns: int | None = None,
-    notes: list[str] | None = None,
+    view: View, indices: Sequence[int], *, columns: int | None = None
 ) -> Pictures.Image:
-    """Draw the samples with the given indices as an RGB picture.
-
-    ``columns`` is how many tiles stand side by side; by default the sheet is a little wider than high. ``notes``
-    takes what the sheet does not show as it is.
+    """Draw some samples as an RGB picture, ``columns`` side by side; by default it is a little wider than high.
 
     Raises:
         ShardError: What it would show is damaged, or missing.
     """
-    return _sheet([_tile(view, i) for i in indices], _head(view, len(indices)), columns, notes)
+    return sheet_of([tile_of(view, i) for i in indices], columns)
 
 
-def augmented_sheet(
-    view: View, indices: Sequence[int], preset: str, *, notes: list[str] | None = None
-) -> Pictures.Image:
-    """Draw what one of ``loaders.augment.presets`` makes of samples: a row each, the picture as it is first.
+def augmented(view: View, indices: Sequence[int], preset: str) -> list[Tile]:
+    """Return what one of ``loaders.augment.presets`` makes of samples: a row each, the picture as it is first.
 
     Raises:
         SchemaError: There is no image, or none of uint8 and 1 or 3 channels.
@@ -146,9 +130,8 @@ def augmented_sheet(
             for number, each in enumerate(views)
         ]
         pictures = [_fitted(*each) for each in (sample, *drawn)]
-        tiles.append(_Tile(pictures, f"sample {i}"))
-    name, line = _head(view, len(tiles))
-    return _sheet(tiles, (f"{name}, presets.{preset}", line), 1, notes)
+        tiles.append(Tile(pictures, f"sample {i}"))
+    return tiles
 
 
 class Shown(NamedTuple):
@@ -191,172 +174,56 @@ class Shown(NamedTuple):
         return Shown(done, masks, boxes)
 
 
-def _sheet(
-    tiles: list[_Tile], head: tuple[str, str], columns: int | None, notes: list[str] | None
-) -> Pictures.Image:
+def sheet_of(tiles: Sequence[Tile], columns: int | None = None) -> Pictures.Image:
+    """Draw tiles in a grid."""
     side_by_side = max((len(tile.pictures) for tile in tiles), default=1) or 1
     columns = columns or math.ceil(math.sqrt(1.5 * len(tiles) / side_by_side))
     columns = max(1, min(columns, len(tiles)))
-    width = side_by_side * _TILE + (side_by_side - 1) * 4
-    pen = _Pen()
-    for tile in tiles:
-        for caption in tile.captions:
-            tile.lines += pen.wrapped(caption, width, _CAPTION_LINES)
-    num_lines = max((len(tile.lines) for tile in tiles), default=0)
-    height = _TILE + 8 + pen.title_height + num_lines * pen.line_height
+    width, height = side_by_side * (_TILE + _GAP), _TILE + _TITLE + _GAP
     rows = math.ceil(len(tiles) / columns)
-    top = _MARGIN + pen.head_height + pen.line_height + 16
-    sheet_width = 2 * _MARGIN + columns * width + (columns - 1) * _GAP
-    sheet_width = max(sheet_width, 2 * _MARGIN + 320)
-    sheet = Pictures.new(
-        "RGB", (sheet_width, top + rows * (height + _GAP) + _MARGIN - _GAP), _PAPER
-    )
-    draw = ImageDraw.Draw(sheet)
-    pen.write(draw, (_MARGIN, _MARGIN), head[0], pen.head, _INK, sheet_width - 2 * _MARGIN)
-    under = (_MARGIN, _MARGIN + pen.head_height)
-    pen.write(draw, under, head[1], pen.line, _FAINT, sheet_width - 2 * _MARGIN)
+    sheet = Pictures.new("RGB", (columns * width + _GAP, rows * height + _GAP), _PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
     for n, tile in enumerate(tiles):
-        x = _MARGIN + n % columns * (width + _GAP)
-        y = top + n // columns * (height + _GAP)
-        _draw_tile(sheet, draw, pen, tile, (x, y), width)
-    if notes is not None and pen.spelled:
-        num = len(pen.spelled)
-        what = f"{counted(num, 'text')} {'is' if num == 1 else 'are'} written in ASCII"
-        why = "on the sheet, whose font lacks letters: --text prints them as they are"
-        notes.append(f"{what} {why}")
+        x, y = _GAP + n % columns * width, _GAP + n // columns * height
+        for number, picture in enumerate(tile.pictures):
+            sheet.paste(picture, (x + number * (_TILE + _GAP), y))
+        if tile.is_broken:
+            draw.rectangle((x, y, x + _TILE - 1, y + _TILE - 1), outline=_RED, width=2)
+        caption = tile.caption
+        while font.getlength(caption) > width - _GAP:
+            caption = caption[:-2] + "…"
+        draw.text((x, y + _TILE), caption, font=font, fill=_INK)
     return sheet
 
 
-def _head(view: View, num: int) -> tuple[str, str]:
-    size = sum(shard.info.size_bytes for shard in view.whole_shards or ())
-    parts = [f"{num:,} of {counted(len(view), 'sample')}", describe_size(size)]
-    for name, kind in view.schema.fields.items():
-        if isinstance(kind, Label | MultiLabel) and kind.classes is not None:
-            parts.append(f"{name}: {counted(len(kind.classes), 'class')}")
-    parts.append(f"fingerprint {view.fingerprint[:8]}")
-    return view.path.absolute().name, "  ·  ".join(parts)
-
-
-class _Pen:
-    """Fonts, and text that is cut to fit. PIL's own font needs no file; it knows few letters."""
-
-    def __init__(self) -> None:
-        self.head, self.title, self.line = (ImageFont.load_default(size) for size in (22, 15, 13))
-        self.head_height, self.title_height, self.line_height = 32, 20, 17
-        self.spelled: set[str] = set()  # texts that are written in other letters
-        self._unknown = self._shape(self.line, "\ue000")
-
-    @staticmethod
-    def _shape(font: Any, letter: str) -> bytes:
-        mask = font.getmask(letter)
-        return bytes(mask) + repr(mask.size).encode()
-
-    def _readable(self, text: str) -> str:
-        """Write letters that the font lacks in others, or they would all be the same box."""
-        letters = [c if c.isprintable() else " " for c in text]
-        written = [
-            c if c.isascii() or self._shape(self.line, c) != self._unknown else self._instead(c)
-            for c in letters
-        ]
-        if written != letters:
-            self.spelled.add(text)
-        return "".join(written)
-
-    def _instead(self, letter: str) -> str:
-        plain = unicodedata.normalize("NFKD", letter.replace("ß", "ss"))
-        plain = "".join(c for c in plain if not unicodedata.combining(c))
-        return plain if plain.isascii() else f"\\u{ord(letter):04x}"
-
-    def wrapped(self, text: str, width: int, num_lines: int) -> list[str]:
-        """Return a text in lines of this width; the last one takes what is too much."""
-        lines, words = [""], self._readable(text[:400]).split()
-        for word in words:
-            longer = f"{lines[-1]} {word}".strip()
-            if len(lines) == num_lines or self.line.getlength(longer) <= width:
-                lines[-1] = longer
-            else:
-                lines.append(word)
-        return [line for line in lines if line]
-
-    def write(
-        self, draw: Any, at: tuple[int, int], text: str, font: Any, ink: str, width: int
-    ) -> None:
-        """Write one line, shortened in its middle if it is too long: ends of keys matter."""
-        text = self._readable(text[:400])
-        if font.getlength(text) > width:
-            keep = len(text)
-            while keep > 2 and font.getlength(_cut(text, keep)) > width:
-                keep -= 1
-            text = _cut(text, keep)
-        draw.text(at, text, font=font, fill=ink)
-
-
-def _cut(text: str, keep: int) -> str:
-    return f"{text[: (keep + 1) // 2].rstrip()}…{text[len(text) - keep // 2 :].lstrip()}"
-
-
-def _draw_tile(
-    sheet: Pictures.Image, draw: Any, pen: _Pen, tile: _Tile, at: tuple[int, int], width: int
-) -> None:
-    x, y = at
-    for n, picture in enumerate(tile.pictures or [None]):
-        left = x + n * (_TILE + 4)
-        draw.rectangle((left, y, left + _TILE - 1, y + _TILE - 1), fill=_WELL)
-        if picture is not None:
-            corner = left + (_TILE - picture.width) // 2, y + (_TILE - picture.height) // 2
-            sheet.paste(picture, corner)
-    if tile.error:
-        draw.rectangle((x, y, x + _TILE - 1, y + _TILE - 1), outline=_RED, width=2)
-        reason = [] if tile.pictures else pen.wrapped(tile.error, _TILE - 20, 10)
-        for n, line in enumerate(reason):
-            at = x + 10, y + 10 + n * pen.line_height
-            pen.write(draw, at, line, pen.line, _RED, _TILE - 20)
-    y += _TILE + 6
-    pen.write(draw, (x, y), tile.title, pen.title, _INK, width)
-    for n, line in enumerate(tile.lines):
-        at = x, y + pen.title_height + n * pen.line_height
-        pen.write(draw, at, line, pen.line, _FAINT, width)
-
-
-def _tile(view: View, i: int) -> _Tile:
-    fields, tile = view.schema.fields, _Tile()
-    values: dict[str, Any] = {}
+def tile_of(view: View, i: int) -> Tile:
+    """Return a sample with its pictures; ShardError if its records are damaged."""
+    fields, values, error = view.schema.fields, dict[str, Any](), ""
     for name in fields:
         try:
             values[name] = view.sample(i, [name])[name]
         except ShardError:  # it is not what was packed: nothing to show
             raise
-        except LoadersError as error:
-            tile.error = tile.error or f"{name}: {error.__cause__ or error}"
-    _add_pictures(tile, fields, values)
-    labels = [_label(fields[n], value) for n, value in values.items() if _is_label(fields[n])]
+        except LoadersError as found:
+            error = error or f"{name}: {found.__cause__ or found}"
     key = values.get(KEY_FIELD)
-    name = f"sample {i}" if key is None else str(key)
-    tile.title = ", ".join(labels) or name
-    sizes = [_short(fields[n], values[n]) for n in _of(fields, values, Image, Images)]
-    sizes += [
-        f"{' x '.join(map(str, array.shape))} {array.dtype}"
-        for n, array in values.items()
-        if is_plane(fields[n]) and not is_array_mask(fields[n], fields)
-    ]
-    tile.lines = [", ".join(sizes)] if sizes else []
-    if labels:
-        tile.lines.append(name)
-    captions = [n for n in _of(fields, values, Text) if n != KEY_FIELD]
-    is_named = sum(isinstance(kind, Text) for n, kind in fields.items() if n != KEY_FIELD) > 1
-    tile.captions = [f"{n}: {values[n]}" if is_named else values[n] for n in captions]
-    if tile.error and tile.pictures:
-        tile.captions.append(tile.error)
-    return tile
+    shown = [n for n in values if n != KEY_FIELD and _is_named(fields[n], fields)]
+    parts = [_short(fields[n], values[n]) for n in shown]
+    parts.insert(0, f"sample {i}" if key is None else str(key))
+    caption = ", ".join([error] * bool(error) + parts)[:400]
+    return Tile(_pictures(fields, values), caption, bool(error))
+
+
+def _is_named(kind: Field, fields: Mapping[str, Field]) -> bool:
+    """Tell whether a caption has the value, or the size, of a field."""
+    is_picture = isinstance(kind, Image | Images) or is_plane(kind)
+    is_named = is_picture and not is_array_mask(kind, fields)
+    return is_named or isinstance(kind, Label | MultiLabel | Text)
 
 
 def _of(fields: Mapping[str, Field], values: Mapping[str, Any], *kinds: type[Field]) -> list[str]:
     """Return the names of values whose fields are of some kinds."""
     return [name for name in values if isinstance(fields[name], kinds)]
-
-
-def _is_label(kind: Field) -> bool:
-    return isinstance(kind, Label | MultiLabel)
 
 
 def _label(kind: Field, value: Any) -> str:
@@ -375,29 +242,26 @@ def _size(picture: npt.NDArray[Any]) -> str:
     return f"{width} x {height}{kind}{depth}"
 
 
-def _add_pictures(tile: _Tile, fields: Mapping[str, Field], values: Mapping[str, Any]) -> None:
+def _pictures(fields: Mapping[str, Field], values: Mapping[str, Any]) -> list[Pictures.Image]:
     """Fit every picture into its square; masks and boxes belong to the first one of their size."""
-    planes = [n for n in values if is_plane(fields[n])]
-    if tile.error and not (_of(fields, values, Image, Images) or planes):
-        return  # the reason takes the place
     arrays = [values[n] for n in _of(fields, values, Image)]
     for n in _of(fields, values, Images):
         arrays += values[n][:_MAX_IMAGES]
     masks = [values[n] for n in _of(fields, values, Mask)]
-    for n in planes:
-        # An array without a number has no slice: its size stands below an empty square.
-        if values[n].size:
-            picture = middle_slice(values[n], getattr(fields[n], "spatial", None) or 0)
+    for n, value in values.items():
+        if is_plane(fields[n]) and value.size:  # an array without a number has no slice
+            picture = middle_slice(value, getattr(fields[n], "spatial", None) or 0)
             is_mask = is_array_mask(fields[n], fields)
             masks += [picture[..., 0]] if is_mask else []
             arrays += [] if is_mask else [picture]
     boxes = [values[n] for n in _of(fields, values, Boxes)]
+    fitted = []
     for array in arrays:
         fits = [mask for mask in masks if mask.shape == array.shape[:2]]
         masks = [mask for mask in masks if mask.shape != array.shape[:2]]
-        tile.pictures.append(_fitted(array, fits, boxes))
+        fitted.append(_fitted(array, fits, boxes))
         boxes = []
-    tile.pictures += [_fitted(_mask_colours(mask), [], []) for mask in masks]
+    return fitted + [_fitted(_mask_colours(mask), [], []) for mask in masks]
 
 
 def _fitted(
@@ -488,8 +352,10 @@ def save_sheet(sheet: Pictures.Image, path: Path) -> None:
     """Write a PNG, complete or not at all.
 
     Raises:
-        PackError: It cannot be written.
+        PackError: The file exists, or it cannot be written.
     """
+    if path.exists():
+        raise PackError("the file exists", path, "Delete it, or pass another name as out")
     beside = path.with_name(f"{path.name}.tmp")
     try:
         sheet.save(beside, format="PNG", optimize=True)
@@ -519,7 +385,7 @@ def as_text(view: View, i: int, width: int = 100) -> str:
 
 
 def _short(kind: Field, value: Any) -> str:
-    if _is_label(kind):
+    if isinstance(kind, Label | MultiLabel):
         return _label(kind, value)
     if isinstance(kind, Features | Categories):
         return row_text(kind, value)

@@ -9,24 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaders.data.view import View, open_view
+from loaders.data.view import open_view
 from loaders.errors import SchemaError, SourceError
-from loaders.schema.tables import find_column
 from packdata.describe import counted
 from packdata.packed.content import ViewContent, check_no_stream, written_fields
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
-from packdata.packed.where import Where, column_fields, parse_condition, scalar
+from packdata.packed.where import matching, parse_condition
 from packdata.packing.outside import check_outside
 from packdata.packing.provenance import origin_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from loaders.data.manifest import Manifest
-    from loaders.schema import Field
     from packdata.packing.shards import Format
 
     Indices = npt.NDArray[np.int64]
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 class CopyOptions:
     """What ``copy_dataset`` changes."""
 
-    # Condition on the samples to keep, as ``packdata.packed.where.Where`` takes it.
+    # Condition on the samples to keep, as ``packdata.packed.where.matching`` takes it.
     where: str | None = None
     fields: Sequence[str] | None = None  # fields to keep, in this order; all by default
     codec: str | None = None
@@ -97,35 +95,14 @@ def copy_dataset(
     chosen = view
     if options.where is not None:
         check_no_stream(view, "choosing rows")
-        chosen = view.select(_matching(view, options.where))
+        keep = np.flatnonzero(matching(view, options.where))
+        if not len(keep):
+            what = f"none of {counted(len(view), 'sample')} meets the condition {options.where!r}"
+            raise SourceError(what, view.path)
+        chosen = view.select(keep)
     provenance = {"command": "copy", "source": origin_of(view), "options": options.to_json()}
     format = format or format_of(view)
     written = WriteOptions(format, shard_bytes, overwrite, tick=tick, note=note)
     command = plan_of("copy", [view], **options.to_json(), format=format, shard_bytes=shard_bytes)
     dataset = Written(ViewContent(chosen, schema, recoders, workers=workers), provenance)
     return write_datasets(dst, command, {"": dataset}, written)[""]
-
-
-def _matching(view: View, condition: str) -> Indices:
-    """Return the positions of the samples that meet a condition."""
-    known = {**column_fields(view.schema), **view.schema.fields}
-    where = Where(condition, known)
-    names = sorted(where.names)
-    values = [_scalars(view, name, known[name]) for name in names]
-    rows = zip(*values, strict=True) if values else [()] * len(view)
-    keep = [where(dict(zip(names, row, strict=True))) for row in rows]
-    if not any(keep):
-        what = f"none of its {counted(len(keep), 'sample')} meets --where {condition!r}"
-        raise SourceError(what, view.path)
-    return np.flatnonzero(keep)
-
-
-def _scalars(view: View, name: str, field: Field) -> Iterator[Any]:
-    """Yield what a condition sees of a field, or of a column of a table."""
-    if find_column(view.schema, name) is not None:
-        column = view.column(name)
-        values: Iterator[Any] = (column[i : i + 1] for i in range(len(view)))
-    else:
-        records = enumerate(view.all_records(name))
-        values = (view.decode(i, name, record[name]) for i, record in records)
-    return (scalar(field, value) for value in values)
