@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 
 import loaders
@@ -77,6 +78,48 @@ def test_packing_imports_no_torch_and_no_pandas_which_a_process_of_others_keeps(
 
     assert not {"pandas", "torch"} & modules_after(run)[0]
     assert "pandas" in modules_after(run.replace("main()", f"main({words})"), series)[1]
+
+
+# Prints what is imported on any thread but the main one: a fork, or Ctrl-C, in the middle of it blocks who waits for
+# the module. What lmdb imports when it opens its first file, it alone imports.
+WATCHED = """
+import sys, threading
+late = set()
+def look(event, args):
+    if event == "import" and threading.current_thread() is not threading.main_thread():
+        late.add(args[0])
+sys.addaudithook(look)
+import packdata.cli
+sys.argv[1:] = {}
+assert packdata.cli.main() in (0, 3)
+print(sorted(name for name in late if not name.startswith("lmdb.")))
+"""
+
+
+def test_threads_of_a_packing_import_nothing(tmp_path: Path) -> None:
+    pictures, texts, rows = (tmp_path / name for name in ("pictures", "texts", "rows"))
+    for folder in (pictures / "a", pictures / "b", texts, rows):
+        folder.mkdir(parents=True)
+    for number, kind in enumerate(("jpg", "png", "webp", "gif", "tif", "bmp")):
+        for label in "ab":
+            PIL.Image.new("RGB", (9, 9), (number, 9, 9)).save(
+                pictures / label / f"{number}.{kind}"
+            )
+    (texts / "a.jsonl").write_text('{"text": "abc"}\n{"text": "de"}\n')
+    (texts / "b.txt").write_text("abc")
+    (rows / "a.csv").write_text("x,y\n1.5,a\n2,b\n")
+    commands = (
+        ["images", str(pictures)],
+        ["images", str(pictures), "--size", "8", "--fit", "cover", "--codec", "dct"],
+        ["tokens", str(texts), "--tokenizer", "bytes"],
+        ["tables", str(rows), "--target", "y", "--format", "parquet"],
+    )
+    for number, words in enumerate(commands):
+        code = WATCHED.format([*words[:2], str(tmp_path / f"{number}"), *words[2:]])
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
 
 
 def names_for_type_checkers() -> dict[str, str]:

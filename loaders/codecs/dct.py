@@ -94,6 +94,8 @@ class DctCodec:
         assert field.compression is not None
         self.grid = Grid(field.size, field.channels, field.subsampling)
         self.quality, self.compression = field.quality, field.compression
+        if self.compression == "lz4":
+            _lz4()  # imports pyarrow: not on the thread that decodes first
         name = "gray" if field.channels == 1 else field.subsampling
         mode = _SUBSAMPLINGS.index(name) | _COMPRESSIONS.index(field.compression) << 4
         self._settings = (mode, field.quality, *field.size)
@@ -242,7 +244,7 @@ class DctCodec:
 
 @cache
 def _lz4() -> Any:
-    """Return what decompresses for all threads; pyarrow is loaded when it is first needed."""
+    """Return what decompresses for all threads."""
     import pyarrow as pa
 
     return pa.Codec("lz4_raw")

@@ -48,6 +48,8 @@ def in_order(store: Store, shards: Indices) -> Iterator[None]:
         return place_of.get(store.last_opened, 0), False
 
     told = [Ahead(origin, partial(needs_at, origin), position) for origin in store.remotes]
+    for each in told:
+        each.start()
     try:
         yield
     finally:

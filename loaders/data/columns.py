@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.ma  # np.unique imports it when it is first called: on a thread, while others fork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -198,7 +198,7 @@ def tell_ahead(
     num_workers: int,
     num_at_once: int,
 ) -> list[Ahead]:
-    """Tell fetchers what a pass will read, so many batches at once; what is returned ends with it.
+    """Return what tells fetchers, once it is started, what a pass will read, so many batches at once.
 
     Raises:
         CacheError: The cache of a dataset is too small for this order.

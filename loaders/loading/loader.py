@@ -375,6 +375,8 @@ class DataLoader(OrderedLoader[BatchT]):
         """Start workers on the batches of the epoch that has begun."""
         batches = self._start_torchs() if self.backend == "process" else self._start_own()
         self._batches = weakref.ref(batches)
+        for each in self._ahead:
+            each.start()  # after torch has forked its workers
         return batches
 
     @cached_property

@@ -1,6 +1,7 @@
 """Sends the fetcher the order of reading and the reader's position, so that it fetches and evicts in that order.
 
 1. A thread sends the order once, and the position when it comes to another stretch of it; no batch waits for it.
+   It starts after the reader's worker processes: what a thread holds while they are forked nobody releases in them.
 2. It ends with its reader. When the connection closes, the fetcher drops the order.
 3. If the fetcher dies, the order is sent to the next one, also while the reader stands still. Without an answer, files
    are fetched on demand.
@@ -28,7 +29,7 @@ _LEAST_S, _MOST_S = 0.01, 0.1  # between two looks at the position: few where it
 
 
 class Ahead:
-    """Sends the fetcher what one reader will read.
+    """Sends the fetcher what one reader will read, from ``start`` on.
 
     Args:
         origin: Where from.
@@ -42,13 +43,19 @@ class Ahead:
         self._ended = threading.Event()
         args = self._ended, origin, make_needs, position  # not self: that would keep it alive
         self._thread = threading.Thread(target=_tell, args=args, name="loaders-ahead", daemon=True)
-        self._thread.start()
         weakref.finalize(self, self._ended.set)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
 
     def close(self) -> None:
         """End the thread, and let the fetcher forget."""
         self._ended.set()
-        if self._thread is not threading.current_thread():  # which may collect its dead reader
+        is_other = (
+            self._thread is not threading.current_thread()
+        )  # which may collect its dead reader
+        if is_other and self._thread.is_alive():
             self._thread.join(2)
 
 

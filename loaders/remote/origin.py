@@ -367,6 +367,8 @@ def open_early(url: URL) -> None:
     """Connect to the fetcher of a URL on another thread; if that fails, reading the URL raises the error."""
     import threading
 
+    import loaders.remote.client  # noqa: F401  # not on that thread, while this one imports
+
     with suppress(TypeError, ValueError):
         origin = _kept[url] = origin_of(url)
         threading.Thread(target=origin.connect, daemon=True).start()

@@ -124,7 +124,10 @@ def test_a_loader_may_be_collected_on_the_thread_that_tells_its_fetcher(
             closed.put(error)
         raise CacheError("ended", cache)
 
-    made.put(Ahead(origin, make_needs, lambda: (0, False)))
+    ahead = Ahead(origin, make_needs, lambda: (0, False))
+    ahead.start()
+    made.put(ahead)
+    del ahead
 
     assert closed.get(timeout=10) is None
 

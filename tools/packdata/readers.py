@@ -10,14 +10,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.json
 
 from loaders.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
-
-    import pyarrow as pa
 
 UTF8_HINT = (
     "Convert it from the encoding in which it was saved, which only its author knows: "
@@ -159,9 +159,6 @@ def arrow_lines(data: bytes, schema: pa.Schema, *, with_others: bool) -> pa.Tabl
         schema: Columns whose type is known.
         with_others: Whether the columns that it lacks are read, too, as what Arrow takes them for.
     """
-    import pyarrow as pa  # late: --help is quick without
-    import pyarrow.json
-
     if _is_nested_deep(data):
         return None
     unknown = "infer" if with_others else "ignore"

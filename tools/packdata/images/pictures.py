@@ -52,6 +52,7 @@ _PIL_FORMATS = (
     *("GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "JPEG", "MPO", "PNG", "WEBP"),
     *("HEIF", "JXL"),  # of plugins
 )
+PIL.Image.init()  # imports its plugins: not on the thread that opens a picture first
 # Pillow's plugins raise anything on damage, and DecompressionBombError, which is an Exception and nothing else.
 _PIL_ERRORS = Exception
 # By how a TIFF starts (BigTIFF below): byte order, where the first directory's offset stands, the
@@ -303,7 +304,6 @@ def open_pil(data: bytes, max_pixels: int = MAX_PIXELS) -> PIL.Image.Image:
 
 def _opened(data: bytes) -> PIL.Image.Image | None:
     """Return what the first reader of Pillow's makes of a file that takes it; None if none does."""
-    PIL.Image.init()
     for name in _PIL_FORMATS:
         if name not in PIL.Image.OPEN:
             continue

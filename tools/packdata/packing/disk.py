@@ -8,8 +8,18 @@ import shutil
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+import lmdb
+
+# Both formats' libraries here: ``write_shard`` runs on threads, and an import there is one that Ctrl-C may block.
+import loaders.data.formats.lmdb
+import loaders.data.formats.parquet  # noqa: F401
 from loaders.data.formats import write_shard
 from loaders.errors import LoadersError, PackError
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,8 +35,6 @@ GO_ON = f"{ANEW}: it continues"
 
 def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> ShardInfo:
     """Write a shard that is not published yet, or nothing; OSError, which tells why, also where LMDB does not."""
-    import lmdb
-
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # half of it may be left from a run that was killed
     try:
@@ -52,9 +60,7 @@ def _lack_of_room(path: Path, nbytes: int) -> int | None:
     with suppress(OSError):
         if shutil.disk_usage(path.parent).free < nbytes:
             return errno.ENOSPC
-    try:
-        import resource
-    except ImportError:  # Windows
+    if resource is None:
         return None
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     reached = most != resource.RLIM_INFINITY and path.exists() and path.stat().st_size >= most
@@ -64,8 +70,6 @@ def _lack_of_room(path: Path, nbytes: int) -> int | None:
 @contextmanager
 def explained(path: Path, what: str = "it cannot be written", again: str = ANEW) -> Iterator[None]:
     """Turn what the system says into a PackError; ``again`` is what helps once there is room."""
-    import lmdb
-
     try:
         yield
     except LoadersError:

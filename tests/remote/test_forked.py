@@ -1,0 +1,41 @@
+"""Torch's worker processes over a URL: at their fork no thread of ours holds what they need."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.remote.test_remote import S3
+
+# Prints the threads of ours that live at the first fork, and what threads have imported until the last one.
+JOB = """
+import os, sys, threading
+late, threads = set(), []
+def look(event, args):
+    if event == "import" and threading.current_thread() is not threading.main_thread():
+        late.add(args[0])
+sys.addaudithook(look)
+from loaders import DataLoader, ShardDataset
+storage = {"skip_signature": True, "endpoint": sys.argv[1]}
+dataset = ShardDataset(sys.argv[2], cache=sys.argv[3], storage=storage)
+os.register_at_fork(before=lambda: threads.append([each.name for each in threading.enumerate()[1:]]))
+options = dict(batch_size=16, num_workers=2, backend="process", shuffle=True, timeout=60)
+numbers = []
+for epoch in range(3):
+    for batch in DataLoader(dataset, seed=epoch, **options):
+        numbers += batch.label.tolist()
+print(len(numbers), threads[0], sorted(late))
+"""
+
+
+def test_worker_processes_start_before_the_threads_that_tell_the_fetcher(
+    packed: Path, server: str, cache: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", JOB, server, S3, str(cache)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+
+    assert done.stdout.split("\n")[0] == "1800 [] []"
