@@ -1,5 +1,6 @@
 """Each script of examples/ runs on small real data, and goes on where it was stopped."""
 
+import importlib.util
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -275,6 +277,32 @@ def test_frameworks(framework: str, request: pytest.FixtureRequest) -> None:
     out = example(f"with_{framework}.py packed {options}", folder)
 
     assert re.search("accuracy|epoch 1|eval_loss", out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "library", "source"),
+    [
+        ("from_mds.py", "streaming", "mds"),
+        ("from_litdata.py", "litdata", "litdata"),
+        ("from_tfrecord.py", "tfrecord", "example.tfrecord"),
+    ],
+)
+def test_datasets_of_other_libraries_are_packed_and_jpegs_kept(
+    script: str, library: str, source: str, tmp_path: Path
+) -> None:
+    """Streaming pins an older NumPy than ours: its test runs where somebody has installed it."""
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    foreign = ROOT / "tests/data/foreign"
+
+    example(f"{script} {foreign / source} packed", tmp_path)
+
+    packed = pq.read_table(*(tmp_path / "packed").glob("*.parquet")).to_pylist()
+    record = (foreign / "example.tfrecord").read_bytes()
+    assert [row["label"] for row in packed] == [-1, 0, 1]
+    assert [row["text"] for row in packed] == [f"größe {i}" for i in range(3)]
+    assert all(row["image"] in record for row in packed)
 
 
 def test_each_example_is_run_and_short() -> None:

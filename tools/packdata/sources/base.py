@@ -48,10 +48,17 @@ _RESERVED = frozenset(
 _PLAIN_PATH = re.compile(r"/?[^/.][^/]*(/[^/.][^/]*)*", re.DOTALL)
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
-FFCV_HINT = (
-    "FFCV's files are read by FFCV alone: pack what it was written from, or write the samples that "
-    "ffcv.Loader gives with packdata.Writer"
-)
+_OWN_LIBRARY = "Its own library reads it, and packdata.pack takes the samples: examples/from_{}.py"
+STREAMING_HINT = _OWN_LIBRARY.format("mds.py and examples/from_litdata")
+# By what is in the name of a file that is read by its own library alone.
+_FOREIGN = {
+    ".beton": (
+        "FFCV's files are read by FFCV alone: pack what it was written from, or write the samples that "
+        "ffcv.Loader gives with packdata.Writer"
+    ),
+    ".mds": _OWN_LIBRARY.format("mds"),
+    ".tfrecord": _OWN_LIBRARY.format("tfrecord"),
+}
 OWN_KEYS = "Give each row a key of its own, in a column 'key', or remove one"
 _RENAME = "Keys are names, mostly without suffix: rename or remove one"
 HEAD_NBYTES = 26  # of a PNG: up to its depth and color type
@@ -274,6 +281,11 @@ def is_hidden(name: str) -> bool:
 def suffix_of(name: str) -> str:
     """Return the last suffix in lower case, dot included; '' if there is none."""
     return os.path.splitext(name)[1].lower()
+
+
+def foreign_hint(name: str) -> str:
+    """Return how to pack a file that its own library alone reads; "" for others."""
+    return next((hint for mark, hint in _FOREIGN.items() if mark in name.lower()), "")
 
 
 def key_of(relative: str, shared: Container[str] = ()) -> str:

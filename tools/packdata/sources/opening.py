@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from loaders.errors import SourceError
 from packdata.sources.arrow import saved_splits
 from packdata.sources.base import (
-    FFCV_HINT,
     PICTURE_SUFFIXES,
     PICTURES,
     FileKind,
     Source,
+    foreign_hint,
     is_folder,
     is_hidden,
     suffix_of,
@@ -25,7 +25,7 @@ from packdata.sources.layouts import SPLIT_NAMES, split_commands
 from packdata.sources.listed import files_matching, opened_in_order, place_of_source
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.refused import check_folder, check_regular, nothing_at
-from packdata.sources.row_kinds import ROW_KINDS, kind_of_rows, listed_files, row_kind
+from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TarSource
 from packdata.wording import few
@@ -79,7 +79,7 @@ def open_source(
     _check_one_kind(path, files)
     opened_in_order(files)
     first = files[0]
-    archive = kind_of_rows(first) or _archive_kind(first.name)
+    archive = _archive_kind(first.name)
     if archive == "tar":
         _check_columns_unused(path, columns | {"label_column": None})
         return TarSource(files, name, label_column=label_column)
@@ -111,7 +111,7 @@ def _open_files(
     if suffix_of(path.name) in kind.suffixes:
         hint = "Give the folder that holds it, with a file for each sample; packdata.pack takes the rows of one array"
         raise SourceError("it is one file of a source", path, hint)
-    if suffix_of(path.name) == ".beton":
+    if foreign_hint(path.name):
         raise _unknown(path)
     hint = f"Sources are a folder of {kind.names} ({', '.join(sorted(kind.suffixes))}) or of one"
     hint += " folder per class, or a .csv, .tsv or .jsonl list of such files"
@@ -305,11 +305,9 @@ def _check_columns_unused(path: Path, columns: Mapping[str, str | None]) -> None
 
 
 def _unknown(path: Path) -> SourceError:
-    hint = _LOOKED_FOR
+    hint = foreign_hint(path.name) or _LOOKED_FOR
     if suffix_of(path.name) in PICTURE_SUFFIXES:
         hint = "Give the folder that holds it"
     elif suffix_of(path.name) in (".zip", ".rar", ".7z"):
         hint = "Unpack it first"
-    elif suffix_of(path.name) == ".beton":
-        hint = FFCV_HINT
     return SourceError("this kind of source is not known", path, hint)

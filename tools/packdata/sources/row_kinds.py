@@ -1,4 +1,4 @@
-"""Parquet, Arrow, MDS, LitData, TFRecord and tars as files of rows, for ``packdata images`` and ``tokens``."""
+"""Parquet, Arrow and tars as files of rows, for ``packdata images`` and ``tokens``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,11 @@ from packdata.sources.arrow import (
     read_json,
     saved_files,
 )
-from packdata.sources.base import suffix_of
+from packdata.sources.base import STREAMING_HINT, suffix_of
 from packdata.sources.listed import ListedURL
-from packdata.sources.litdata import LitDataRows, is_litdata
-from packdata.sources.mds import COMPRESSED as MDS_COMPRESSED
-from packdata.sources.mds import INDEX, MdsRows, mds_files
-from packdata.sources.mds import SUFFIX as MDS_SUFFIX
 from packdata.sources.refused import check_name
 from packdata.sources.row_file import BATCH_ROWS, COMPLETE, RowFile
 from packdata.sources.tars import TAR_SUFFIXES, TarRows
-from packdata.sources.tfrecord import TfrecordRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -126,59 +121,44 @@ class ArrowRows(RowFile):
 _KINDS: dict[str, Callable[[Path], RowFile]] = {
     "parquet": ParquetRows,
     "arrow": ArrowRows,
-    "mds": MdsRows,
-    "tfrecord": TfrecordRows,
     "tar": TarRows,
-    "litdata": LitDataRows,
 }
 ROW_KINDS = frozenset(_KINDS)
+_INDEX = "index.json"  # of LitData and of MosaicML Streaming
 
 
 def row_kind(name: str) -> str | None:
     """Return which kind of file of rows has such a name; None if it is none.
 
     Example:
-        >>> row_kind("train.tfrecord-00000-of-00010"), row_kind("shard.00000.mds.zstd"), row_kind("a.csv")
-        ('tfrecord', 'mds', None)
+        >>> row_kind("train-00000.parquet"), row_kind("a.tar.gz"), row_kind("a.csv")
+        ('parquet', 'tar', None)
     """
     name = name.lower()
     if name.endswith(TAR_SUFFIXES):
         return "tar"
-    if name.endswith((MDS_SUFFIX, *MDS_COMPRESSED)):
-        return "mds"
-    if ".tfrecord" in name:
-        return "tfrecord"
     suffix = suffix_of(name)[1:]
     return suffix if suffix in ROW_KINDS else None
 
 
-def kind_of_rows(path: Path) -> str | None:
-    """Return which kind of file of rows lies at a path, None if it is none: its name says so, or that it lists chunks.
-
-    Raises:
-        SourceError: It is an ``index.json`` that cannot be read.
-    """
-    return "litdata" if is_litdata(path) else row_kind(path.name)
-
-
 def open_row_file(path: Path) -> RowFile:
     """Open a file of rows as what it is; SourceError if it cannot be read."""
-    return _KINDS["litdata" if path.name == INDEX else row_kind(path.name) or ""](path)
+    return _KINDS[row_kind(path.name) or ""](path)
 
 
 def listed_files(folder: Path, names: Collection[str]) -> list[Path] | None:
     """Return the files that an index in a folder lists, in its order; None if there is none among its ``names``.
 
-    Of LitData it is the index itself, which stands for its chunks.
-
     Raises:
-        SourceError: The index is damaged, a file is missing, or a cache holds several splits.
+        SourceError: The index is damaged, a file is missing, a cache holds several splits, or the index is another
+            library's: its chunks would be taken for plain ids.
     """
     if STATE in names:
         return saved_files(folder)
     if INFO in names and (cached := cached_files(folder, names)) is not None:
         return cached
-    index = read_json(folder / INDEX) if INDEX in names else None
-    if isinstance(index, dict) and "shards" in index:
-        return mds_files(folder, index)
-    return [folder / INDEX] if index is not None and is_litdata(folder / INDEX) else None
+    index = read_json(folder / _INDEX) if _INDEX in names else None
+    if isinstance(index, dict) and index.keys() & {"shards", "chunks"}:
+        what = "folder of MosaicML Streaming or LitData"
+        raise SourceError(what, folder, STREAMING_HINT)
+    return None

@@ -35,7 +35,7 @@ from packdata.sources.base import (
     read_head,
     relative_names,
 )
-from packdata.sources.row_kinds import kind_of_rows, open_row_file
+from packdata.sources.row_kinds import open_row_file, row_kind
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class RowsSource(Source):
         label_column: str | None = None,
     ) -> None:
         self.paths, self.name = list(paths), name
-        self.kind = str(kind_of_rows(paths[0]))
+        self.kind = str(row_kind(paths[0].name))
         self.identity = files_identity(self.kind, self.paths)
         self._files = [open_row_file(path) for path in self.paths]
         schema = self._files[0].schema

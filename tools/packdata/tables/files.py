@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from loaders.cached import cached_property
 from loaders.errors import SchemaError, SourceError
-from packdata.sources.base import FFCV_HINT, is_hidden, suffix_of
+from packdata.sources.base import foreign_hint, is_hidden, suffix_of
 from packdata.sources.listed import (
     files_matching,
     list_sources,
@@ -23,10 +23,10 @@ from packdata.sources.listed import (
     real_path,
 )
 from packdata.sources.refused import check_folder, check_regular
-from packdata.sources.row_kinds import kind_of_rows, listed_files
+from packdata.sources.row_kinds import listed_files
 from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.jsonl import JsonLinesFile
-from packdata.tables.typed import arrow_table, parquet_table, rows_table
+from packdata.tables.typed import arrow_table, parquet_table
 from packdata.tables.values import GUESSED, in_words
 from packdata.wording import names_in_option
 
@@ -48,9 +48,6 @@ _KINDS: dict[str, Callable[[Path, Sequence[str]], TableFile]] = {
     ".ipc": arrow_table,
 }
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".ipc")
-_FOREIGN = frozenset(
-    {"mds", "tfrecord", "litdata"}
-)  # of files of rows, those that are tables as they are
 FOLDER = "folder"  # where the suffixes of files are counted
 _COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip")
 
@@ -273,7 +270,7 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
     if listed is not None:
         inside = [path for path in inside if path in listed or path.is_dir()]
     tables = {path for path in inside if suffix_of(path.name) in _SUFFIXES}
-    tables |= {path for path in inside if _is_foreign(path)} | {*(listed or ())}
+    tables |= {*(listed or ())}
     found: list[tuple[Path, str | None]] = []
     for path in inside:
         if path in tables:
@@ -294,10 +291,6 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
     return found
 
 
-def _is_foreign(path: Path) -> bool:
-    return kind_of_rows(path) in _FOREIGN
-
-
 def _is_compressed_table(path: Path) -> bool:
     return suffix_of(path.name) in _COMPRESSED and suffix_of(path.stem) in _SUFFIXES
 
@@ -310,12 +303,10 @@ def _open(
 ) -> TableFile:
     check_regular(path, path)
     suffix = suffix_of(path.name)
-    if _is_foreign(path):
-        return rows_table(path, missing)
     if suffix not in _DELIMITED and suffix not in _KINDS:
         what = f"files of kind {suffix or 'without suffix'} are not tables that can be packed"
-        others = {".beton": FFCV_HINT, **dict.fromkeys(_COMPRESSED, "Decompress it")}
-        hint = others.get(suffix) or f"It takes {', '.join(_SUFFIXES)}"
+        hint = "Decompress it" if suffix in _COMPRESSED else f"It takes {', '.join(_SUFFIXES)}"
+        hint = foreign_hint(path.name) or hint
         raise SourceError(what, path, hint)
     try:
         if suffix in _DELIMITED:

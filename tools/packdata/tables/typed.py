@@ -14,7 +14,7 @@ import xxhash
 from loaders.errors import SourceError
 from loaders.system.regular import regular
 from packdata.sources.refused import check_name
-from packdata.sources.row_kinds import ParquetRows, open_row_file
+from packdata.sources.row_kinds import ParquetRows
 from packdata.tables.parts import FilePart, Kind, TableRows
 from packdata.tables.values import as_text, combined, is_text, plain, without_words
 
@@ -166,16 +166,6 @@ def _arrow_batch(path: Path, start: int, schema: pa.Schema | None) -> pa.RecordB
     with pa.memory_map(os.fspath(path)) as source:
         source.seek(start)
         return pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
-
-
-def rows_table(path: Path, missing: Sequence[str] = ()) -> TypedTable:
-    """Open a file of rows that another library wrote, such as MDS, LitData or TFRecord."""
-    file = open_row_file(path)
-
-    def tables(start: int, names: list[str]) -> Iterator[pa.Table]:
-        yield file.read(start, names)
-
-    return TypedTable(path, file.schema.names, lambda: enumerate(file.groups), tables, missing)
 
 
 def is_frame(source: Any) -> bool:

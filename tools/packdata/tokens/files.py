@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from packdata.sources.base import FFCV_HINT, is_hidden, open_file
+from packdata.sources.base import foreign_hint, is_hidden, open_file
 from packdata.sources.folders import LINK_ABOVE, files_below
 from packdata.sources.listed import (
     ListedURL,
@@ -20,7 +20,7 @@ from packdata.sources.listed import (
     place_of_source,
 )
 from packdata.sources.refused import check_folder, check_mode, check_name, check_no_log, nothing_at
-from packdata.sources.row_kinds import ROW_KINDS, kind_of_rows, listed_files, row_kind
+from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +43,6 @@ _SAVE = "Save the ids with numpy.save"
 _NOT_READ = {
     ".npz": "Save the array of ids by itself, with numpy.save",
     ".csv": "Convert it to Parquet or JSONL",
-    ".beton": FFCV_HINT,
     **dict.fromkeys((".zip", ".bz2", ".xz"), "Unpack it first"),
     **dict.fromkeys((".pt", ".pkl", ".safetensors", ".h5", ".hdf5"), _SAVE),
 }
@@ -128,7 +127,7 @@ def _list_folder(folder: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
         suffix, compression = _suffixes(path)
         # A plain .json beside others is often no data: it is read where it is named.
         is_json_lines = suffix == ".json" and compression is not None
-        is_known = suffix in _KINDS or is_json_lines or kind_of_rows(path) is not None
+        is_known = suffix in _KINDS or is_json_lines or row_kind(path.name) is not None
         if not is_known:
             ignored[suffix] += 1
         elif not _is_index_of_bin(path):
@@ -160,9 +159,9 @@ def _source_file(path: Path, name: str) -> SourceFile:
     suffix, compression = _suffixes(path)
     if suffix == ".idx":
         path, name = path.with_suffix(".bin"), name.removesuffix(path.suffix) + ".bin"
-    if suffix in _NOT_READ:
-        raise SourceError(f"{suffix} files are not read", path, _NOT_READ[suffix])
-    kind = kind_of_rows(path)
+    if hint := foreign_hint(path.name) or _NOT_READ.get(suffix):
+        raise SourceError(f"{suffix} files are not read", path, hint)
+    kind = row_kind(path.name)
     if kind is None:
         inner = row_kind(path.stem) if compression else None
         kind = inner or ("jsonl" if suffix == ".json" else _KINDS.get(suffix, "text"))
