@@ -135,7 +135,7 @@ def _draw(ops: Any, sizes: list[tuple[int, int]], request: Request) -> list[Same
         draws = None if request.draws is None else request.draws[rows]
         settings: dict[str, Any] = {"seed": request.seed, "epoch": request.epoch, "draws": draws}
         settings["known"] = None if known is None else known.of(rows)
-        moves = draw_moves(ops, size, request.indices[rows], **settings)
+        moves = draw_moves(ops, size, request.numbers[rows], **settings)
         found.append(SameSize(rows.tolist(), moves))
     return found
 

@@ -18,7 +18,6 @@ from loaders.datasets.reading.samples import (
     in_form,
     item,
 )
-from loaders.device.warps import SIGNED
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -87,14 +86,14 @@ class _Interleaving:
 
     def __init__(self, parts: Sequence[SourcePart], memory: Memory) -> None:
         self._rows = [part.rows for part in parts]
-        self._begins, self._memory = [part.first for part in parts], memory
+        self._memory = memory
 
     def samples(self, read: list[Any]) -> Any:
         """Return the batch; as a list of samples where a dataset has a transform."""
         if not all(isinstance(samples, SampleBatch) for samples in read):
             return self._samples(read)
         batches = [samples.batch for samples in read]
-        if len(read) == 1 and "sample_id" not in batches[0]._fields:
+        if len(read) == 1:  # then the samples are in order
             return read[0]
         columns = {
             name: self._column(name, [getattr(batch, name) for batch in batches])
@@ -104,12 +103,7 @@ class _Interleaving:
         return SampleBatch(whole, sum(map(len, self._rows)))
 
     def _samples(self, read: list[Any]) -> TransformedSamples:
-        whole = self._in_order(
-            [
-                [_numbered(sample, begin) for sample in samples]
-                for samples, begin in zip(read, self._begins, strict=True)
-            ]
-        )
+        whole = self._in_order([list(samples) for samples in read])
         forms = next(samples.forms for samples in read if isinstance(samples, TransformedSamples))
         return TransformedSamples(whole, forms)
 
@@ -122,10 +116,6 @@ class _Interleaving:
 
     def _column(self, name: str, parts: list[Any]) -> Any:
         """Put the values of one field together, in the form that they have."""
-        if name == "sample_id":
-            parts = [part + begin for part, begin in zip(parts, self._begins, strict=True)]
-        if len(parts) == 1:  # then they are in order, and may have any form
-            return parts[0]
         if all(isinstance(part, torch.Tensor) for part in parts):
             return self._tensor(name, parts)
         each = [
@@ -146,10 +136,13 @@ class _Interleaving:
         axes = [0, *sorted(range(1, first.dim()), key=lambda axis: -first.stride()[axis])]
         shape = [num_rows, *(first.shape[axis] for axis in axes[1:])]
         whole = self._empty(name, shape, first)
-        kind = SIGNED.get(first.dtype, first.dtype)  # torch copies rows of no other whole numbers
+        into = _as_bytes(whole)
         for rows, part in zip(self._rows, parts, strict=True):
-            places = torch.from_numpy(rows).to(first.device)
-            whole.view(kind).index_copy_(0, places, part.view(kind).permute(axes))
+            values = _as_bytes(part.permute(axes))
+            if first.device.type == "cpu":  # where torch takes ten times as long
+                into.numpy()[rows] = values.numpy()
+            else:
+                into.index_copy_(0, torch.from_numpy(rows).to(first.device), values)
         return whole.permute(np.argsort(axes).tolist())
 
     def _empty(self, name: str, shape: list[int], like: torch.Tensor) -> torch.Tensor:
@@ -174,8 +167,6 @@ class _Interleaving:
             )
 
 
-def _numbered(sample: Any, begin: int) -> Any:
-    """Return a sample with its number in the mixture, unless a transform made it something else."""
-    if "sample_id" not in getattr(sample, "_fields", ()):
-        return sample
-    return sample._replace(sample_id=sample.sample_id + begin)
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of numbers of any kind: neither numpy nor ``index_copy_`` knows all of torch's."""
+    return tensor.unsqueeze(-1).view(torch.uint8)

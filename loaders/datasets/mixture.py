@@ -16,7 +16,6 @@ from loaders.datasets.packed import PackedDataset, concat
 from loaders.datasets.reading.request import ReadPlan, Request, SourcePart
 from loaders.datasets.views import as_ours, serves_stored
 from loaders.errors import SchemaError
-from loaders.rng import key64
 from loaders.sampling.batch import IndexBatch
 from loaders.sampling.mixture import MixtureOrder, Stop, check_stop
 from loaders.sampling.phases import as_phases, is_schedule
@@ -177,9 +176,11 @@ class Mixture(Settled, BatchDataset):
         present = np.unique(numbers) if len(numbers) else np.zeros(1, np.int64)
         for number in present.tolist():
             rows = np.flatnonzero(numbers == number)
-            own = self._of_source(number, batch, rows)
+            begin = int(self._begins[number])
+            draws = None if batch.draws is None else batch.draws[rows]
+            own = IndexBatch(batch.indices[rows] - begin, batch.epoch, draws, None, batch.seed)
             request = self.sources[number].request(own, num_workers)
-            parts.append(SourcePart(request, rows, int(self._begins[number])))
+            parts.append(SourcePart(replace(request, first=begin), rows))
         return Request(self.plan, batch.indices, num_workers=num_workers, parts=parts)
 
     def _batch_of(self, indices: Sequence[int]) -> IndexBatch:
@@ -188,13 +189,6 @@ class Mixture(Settled, BatchDataset):
             return replace(indices, indices=array)
         seed, epoch, draws = self._drawing_of(indices)
         return IndexBatch(array, epoch, draws, None, seed)
-
-    def _of_source(self, number: int, batch: IndexBatch, where: Int64s) -> IndexBatch:
-        """Return the part of a batch that is of one source, as that counts."""
-        indices = batch.indices[where] - self._begins[number]
-        draws = None if batch.draws is None else batch.draws[where]
-        # Samples of different sources have the same number: another seed keeps their crops apart.
-        return IndexBatch(indices, batch.epoch, draws, None, key64(batch.seed, number) >> 1)
 
     @property
     def is_random(self) -> bool:
@@ -241,8 +235,18 @@ class Mixture(Settled, BatchDataset):
                 part.set_epoch(epoch)
 
     def halves(self, device: torch.device) -> Halves | None:
-        """Return the two halves of batches, if the sources are read as one."""
-        return None if self.joined is None else self.joined.halves(device)
+        """Return the two halves of batches, if the sources are read as one.
+
+        Raises:
+            SchemaError: A device decodes the sources, and they cannot be joined: the host would, several times slower.
+        """
+        if self.joined is not None:
+            return self.joined.halves(device)
+        for number, source in enumerate(self.sources):
+            if serves_stored(source) and source.device is None and source.halves(device):
+                what = f"batches of source {number} are decoded on {device}, which takes sources that can be joined"
+                raise SchemaError(f"{what}: {_why_apart(self.sources)}")
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"joined": None, "plan": None}  # they are the sources once more
@@ -272,6 +276,15 @@ def _concat_if_alike(sources: Sequence[BatchDataset]) -> PackedDataset | None:
         return concat(packed)
     except SchemaError:
         return None
+
+
+def _why_apart(sources: Sequence[Any]) -> str:
+    """Return why sources cannot be read as one dataset."""
+    try:
+        concat(sources)
+    except (SchemaError, TypeError) as error:
+        return str(error)
+    return "their check= differs"
 
 
 def _classes_of(source: Any) -> tuple[str, ...] | None:

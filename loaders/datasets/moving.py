@@ -88,7 +88,7 @@ def draw_picture_moves(dataset: PackedDataset, request: Request) -> MovesBySize:
     known = known_of(request, dataset.augment, 0, 0, len(request))
     draw = {"seed": request.seed, "epoch": request.epoch, "draws": request.draws, "known": known}
     return {
-        size: draw_moves(dataset.augment, size, request.indices, **draw)  # type: ignore[arg-type]
+        size: draw_moves(dataset.augment, size, request.numbers, **draw)  # type: ignore[arg-type]
         for size in (sizes if dataset.augment else ())
     }
 

@@ -482,3 +482,44 @@ def test_numbers_from_the_end_mean_the_same_to_every_source() -> None:
     assert batch.x.tolist() == [19, 0, 3]
     with pytest.raises(IndexError):
         list(DataLoader(mixture, batch_sampler=[[20]], num_workers=0))
+
+
+def test_a_sample_is_drawn_the_same_however_its_source_is_read() -> None:
+    """Joined, one by one (settings differ), and in the memory of a device."""
+    images = np.arange(128, dtype=np.uint8).reshape(2, 1, 8, 8).repeat(4, 0).repeat(4, 1)
+    ops = [augment.RandomCrop(3)]
+
+    def source() -> RAMDataset[Any]:
+        fields = ["image", "label", "sample_id"]
+        return RAMDataset.from_arrays(image=images, label=np.arange(8), fields=fields, augment=ops)
+
+    def resident() -> RAMDataset[Any]:
+        return RAMDataset(source(), device="cpu", augment=ops)
+
+    ways = [
+        [source(), source()],
+        [source(), source().replace(on_error="replace")],
+        [source(), source().replace(max_picture_mb=1)],
+        [resident(), resident()],
+    ]
+    first, *others = [
+        next(iter(DataLoader(Mixture(way, weights=[1, 1]), batch_size=16, num_workers=0)))
+        for way in ways
+    ]
+
+    for other in others:
+        assert torch.equal(first.sample_id, other.sample_id)
+        assert torch.equal(first.image, other.image)
+
+
+def test_sources_that_a_device_decodes_and_that_cannot_be_joined_are_refused_there(
+    tmp_path: Path,
+) -> None:
+    """The host would decode them, several times slower, without a word."""
+    fields = {"image": Image(size=(16, 24), codec="dct")}
+    sample = {"image": np.zeros((16, 24, 3), np.uint8)}
+    one, other = (ShardDataset(pack(tmp_path / name, fields, [sample])) for name in "ab")
+
+    assert Mixture([one, other]).halves(torch.device("cpu")) is not None
+    with pytest.raises(SchemaError):
+        Mixture([one, other.replace(scale=2)]).halves(torch.device("cpu"))

@@ -125,7 +125,7 @@ def _numbers(
     """Return the rows of a batch, and draw what happens to its pictures."""
     rows = resident.rows(request.rows.indices)
     moves = draw_picture_moves(dataset, request)
-    return RowNumbers(rows, torch.from_numpy(request.indices.copy()), moves)
+    return RowNumbers(rows, torch.from_numpy(request.numbers.copy()), moves)
 
 
 def _whole(dataset: PackedDataset[Any], resident: Resident, batch: Any, request: Request) -> Any:

@@ -184,7 +184,7 @@ class MovingReader(ReaderAround):
         indices, draws = np.empty(num_samples, np.int64), np.zeros(num_samples, np.int64)
         seed = epoch = 0
         for first, (last, request) in requests.items():
-            indices[first:last] = request.indices[first:last]
+            indices[first:last] = request.numbers[first:last]
             if request.draws is not None:
                 draws[first:last] = request.draws[first:last]
             seed, epoch = request.seed, request.epoch

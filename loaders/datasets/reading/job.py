@@ -128,7 +128,7 @@ class BatchJob:
         request = self.request
         draw = 0 if request.draws is None else int(request.draws[position])
         key = key64(request.seed, request.epoch, draw, attempt, 0x5EED)
-        number = hash64(key, request.indices[position : position + 1])[0]
+        number = hash64(key, request.numbers[position : position + 1])[0]
         first, num = self.plan.part_with(int(request.indices[position]))
         indices = request.indices.copy()
         indices[position] = first + int(number % np.uint64(num))
@@ -140,7 +140,7 @@ class BatchJob:
         batch = self._batch()  # other threads may still be reading its other rows
         request, rows = self.request, slice(first, last)
         draws = None if request.draws is None else request.draws[rows]
-        seeds = transform.seeds(request.seed, request.epoch, request.indices[rows], draws)
+        seeds = transform.seeds(request.seed, request.epoch, request.numbers[rows], draws)
         for i, seed in enumerate(seeds, first):
             self._at[first] = i
             begin_step()

@@ -108,7 +108,7 @@ def geometry_of(
         sizes,
         seed=request.seed,
         epoch=request.epoch,
-        indices=request.indices[first:last],
+        indices=request.numbers[first:last],
         draws=None if request.draws is None else request.draws[first:last],
         view=view,
         known=known_of(request, ops, view, first, last),
@@ -135,7 +135,7 @@ def _draw_points(
 ) -> list[Floats | None]:
     view = request.plan.view
     assert view is not None
-    indices, rows = request.indices[first:last], request.part(first, last)
+    indices, rows = request.numbers[first:last], request.part(first, last)
     draws = np.zeros_like(indices) if request.draws is None else request.draws[first:last]
     found: list[Floats | None] = []
     for position, op in enumerate(ops):

@@ -57,7 +57,7 @@ class SampleIdReader:
         return [torch.empty(num_samples, dtype=torch.int64, device="cpu")]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        values[0][first:last] = torch.from_numpy(request.indices[first:last])
+        values[0][first:last] = torch.from_numpy(request.numbers[first:last])
 
     def finish(self, values: list[Any]) -> list[Any]:
         return values

@@ -37,7 +37,6 @@ class SourcePart(NamedTuple):
 
     request: Request  # its samples
     rows: npt.NDArray[np.int64]  # their places in the batch
-    first: int  # what is added to their ``sample_id``
 
 
 @dataclass(slots=True)
@@ -63,6 +62,12 @@ class Request:
     start: int = 0  # where in the whole they begin
     # The samples by their source, where a mixture reads its sources one by one.
     parts: Sequence[SourcePart] = ()
+    first: int = 0  # the number that a mixture gives to sample 0
+
+    @property
+    def numbers(self) -> Any:
+        """The samples as a mixture counts them, which ``sample_id`` and all that is drawn go by."""
+        return self.indices + self.first if self.first else self.indices
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -90,6 +95,7 @@ class Request:
                 self.num_workers,
                 whole=whole,
                 start=start,
+                first=self.first,
             )
             for start in range(0, len(self), size)
         ]

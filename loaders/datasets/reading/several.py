@@ -99,4 +99,5 @@ def _of_pictures(request: Request, first: int, last: int, counts: list[int]) -> 
         None if request.draws is None else request.draws[samples],
         request.seed,
         request.num_workers,
+        first=request.first,
     )
