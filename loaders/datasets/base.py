@@ -23,13 +23,14 @@ from loaders.sampling.context import drawing, is_reading, with_draws
 from loaders.sampling.ranks import is_distributed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
     from loaders.data.store import Store
     from loaders.datasets.reading.request import ReadPlan, Request
     from loaders.sampling.order import Order
+    from loaders.schema import Field
 
 
 _MAX_INDEX = (1 << 63) - 1
@@ -105,6 +106,11 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         cls.has_own_samples = True
         if "__getitems__" not in own:
             cls.__getitems__ = _one_by_one  # type: ignore[assignment,method-assign]
+
+    @property
+    def stored_fields(self) -> Mapping[str, Field]:
+        """The stored fields that samples are made of, as far as they are known."""
+        return {}
 
     @abstractmethod
     def __len__(self) -> int: ...

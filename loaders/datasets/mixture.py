@@ -67,7 +67,8 @@ class Mixture(Settled, BatchDataset):
 
     Raises:
         ValueError: A weight or option is out of range, or an epoch too short for a weight.
-        SchemaError: The sources have different fields, or classes that have different names.
+        SchemaError: The sources have different fields, or fields whose values stand for different things (columns,
+            vocabularies, classes, standardization, tokenizers).
 
     Example::
 
@@ -303,11 +304,22 @@ def _check_alike(sources: Sequence[BatchDataset]) -> None:
                 f"samples of source {number} have the fields {names}, those of source 0 "
                 f"{expected}: use replace(fields=...)"
             )
-        classes = {_classes_of(each) for each in (first, source)} - {None}
-        if len(classes) > 1:
-            raise SchemaError(
-                f"class numbers of source {number} stand for other classes than those of source 0: "
-                "pack both with the same --classes"
-            )
+        _check_meaning(first, source, number)
         if source.device != first.device:
             raise SchemaError(f"source {number} is on {source.device}, source 0 on {first.device}")
+
+
+def _check_meaning(first: BatchDataset, source: BatchDataset, number: int) -> None:
+    """Raise SchemaError where values of one field stand for different things."""
+    one, other = first.stored_fields, source.stored_fields
+    is_changed = any(getattr(each, "transform", None) is not None for each in (first, source))
+    for name in sorted(one.keys() & other.keys() if is_changed else one.keys() | other.keys()):
+        if name not in one or name not in other:
+            missing, there = (0, number) if name not in one else (number, 0)
+            what = f"source {there} has a field {name!r}, source {missing} has none"
+            raise SchemaError(f"{what}: pack both alike, or use replace(fields=...)")
+        if options := one[name].differs_from(other[name]):
+            raise SchemaError(
+                f"field {name!r} of sources 0 and {number} differs in {options}, so equal values stand for different "
+                "things: pack tables with --like, class numbers with --classes, tokens with one tokenizer"
+            )

@@ -51,6 +51,10 @@ class Array(Field):
         return {name: value for name, value in described.items() if name not in unset}
 
     @property
+    def meaning(self) -> tuple[str, ...]:
+        return ("classes",)
+
+    @property
     def shape(self) -> tuple[int | None, ...]:
         """The dims."""
         return self.dims

@@ -66,6 +66,18 @@ class Field:
         """Files beside the manifest that the field needs: xxh3-128 by name."""
         return {}
 
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        """Names of the options that say what values stand for; an option that is None leaves it open."""
+        return ()
+
+    def differs_from(self, other: Field) -> str:
+        """Return the options by which values of two fields stand for different things; empty if for the same."""
+        if type(self) is not type(other):
+            return "kind"
+        pairs = ((name, getattr(self, name), getattr(other, name)) for name in self.meaning)
+        return ", ".join(name for name, a, b in pairs if None not in (a, b) and a != b)
+
     def __repr__(self) -> str:
         options = (f"{f.name}={_brief(getattr(self, f.name))}" for f in fields(self))
         return f"{type(self).__name__}({', '.join(options)})"

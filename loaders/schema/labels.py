@@ -32,6 +32,10 @@ class Label(Field):
         return "int64"
 
     @property
+    def meaning(self) -> tuple[str, ...]:
+        return ("classes",)
+
+    @property
     def shape(self) -> tuple[int | None, ...]:
         """One number."""
         return ()
@@ -54,6 +58,10 @@ class MultiLabel(Field):
         object.__setattr__(self, "classes", check_classes(self.classes) or ())
         if not self.classes:
             raise SchemaError("a multi-label field needs its classes")
+
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        return ("classes",)
 
     @property
     def shape(self) -> tuple[int | None, ...]:

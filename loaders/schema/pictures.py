@@ -242,6 +242,10 @@ class Keypoints(Field):
         return "float32"
 
     @property
+    def meaning(self) -> tuple[str, ...]:
+        return ("num", "flip_pairs")
+
+    @property
     def shape(self) -> tuple[int | None, ...]:
         """Any number of things, their points, two or three numbers each."""
         return (None, self.num, None)

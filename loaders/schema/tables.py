@@ -67,6 +67,11 @@ class Features(Array):
         if not isinstance(standardized, bool) or (standardized and not (self.mean and self.std)):
             raise SchemaError(f"standardized needs mean and std, got {standardized!r}")
 
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        """Statistics change what is stored only where it is standardized."""
+        return ("columns", "standardized", *(("mean", "std") if self.standardized else ()))
+
     def to_json(self) -> dict[str, Any]:
         return Array.to_json(self) | {"sources": [list(source) for source in self.sources]}
 
@@ -108,6 +113,10 @@ class Categories(Field):
     def served_dtype(self) -> str:
         """Always int64, which embeddings take."""
         return "int64"
+
+    @property
+    def meaning(self) -> tuple[str, ...]:
+        return ("columns", "vocabularies")
 
     @property
     def shape(self) -> tuple[int | None, ...]:

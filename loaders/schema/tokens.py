@@ -63,6 +63,10 @@ class Tokens(Field):
         check_nbytes(self)
 
     @property
+    def meaning(self) -> tuple[str, ...]:
+        return ("tokenizer", "tokenizer_xxh3_128", "eod")
+
+    @property
     def shape(self) -> tuple[int | None, ...]:
         """The tokens of a row."""
         return (self.row_tokens,)

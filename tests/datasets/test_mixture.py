@@ -1,4 +1,5 @@
 import copy
+import json
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -8,7 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, audit, augment, collate
+import packdata
+from loaders import (
+    DataLoader,
+    Mixture,
+    RAMDataset,
+    ShardDataset,
+    TokenWindows,
+    audit,
+    augment,
+    collate,
+)
 from loaders.buffers import Memory
 from loaders.data.store import Store
 from loaders.datasets.reading.request import Request
@@ -21,7 +32,7 @@ from loaders.errors import (
     StateError,
 )
 from loaders.sampling import EpochSampler
-from loaders.schema import Array, Image, Label
+from loaders.schema import Array, Categories, Features, Image, Label
 from tests.packdata.packing import pack, pack_samples
 from tests.refusals import At
 
@@ -522,4 +533,78 @@ def test_sources_that_a_device_decodes_and_that_cannot_be_joined_are_refused_the
 
     assert Mixture([one, other]).halves(torch.device("cpu")) is not None
     with pytest.raises(SchemaError):
-        Mixture([one, other.replace(scale=2)]).halves(torch.device("cpu"))
+        Mixture([one, other.replace(on_error="replace")]).halves(torch.device("cpu"))
+
+
+def feature_tables(folder: Path, **other: Any) -> list[ShardDataset[Any]]:
+    """Return two packed tables; the second one differs in some options."""
+    plain = {"columns": ("a", "b"), "mean": (1.0, 2.0), "std": (1.0, 1.0)}
+    found = []
+    for name, options in (("one", plain), ("two", plain | other)):
+        row = {"x": np.zeros(2, np.float32)}
+        found.append(ShardDataset(pack(folder / name, {"x": Features(**options)}, [row])))
+    return found
+
+
+@pytest.mark.parametrize("other", [{"columns": ("b", "a")}, {"standardized": True}])
+def test_tables_whose_numbers_mean_other_things_are_refused(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    with pytest.raises(SchemaError):
+        Mixture(feature_tables(tmp_path, **other))
+
+
+def test_tables_with_other_statistics_are_mixed(tmp_path: Path) -> None:
+    sources = feature_tables(tmp_path, mean=(5.0, 5.0))
+
+    assert [len(batch.x) for batch in DataLoader(Mixture(sources, stop=4), 2)] == [2, 2]
+    standardized = [
+        ShardDataset(
+            pack(
+                tmp_path / str(mean),
+                {"x": Features(columns=("a",), mean=(mean,), std=(1.0,), standardized=True)},
+                [{"x": np.zeros(1, np.float32)}],
+            )
+        )
+        for mean in (1.0, 2.0)
+    ]
+    with pytest.raises(SchemaError):
+        Mixture(standardized)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"c": Categories(columns=("a",), vocabularies=(("x",),))},
+         {"c": Categories(columns=("a",), vocabularies=(("y",),))}),
+        ({"label": Label(), "second": Label(classes=("a", "b"))},
+         {"label": Label(), "second": Label(classes=("b", "a"))}),
+        ({"kinds": Array("int64", (1,), classes=("a", "b"))},
+         {"kinds": Array("int64", (1,), classes=("a", "c"))}),
+    ],
+    ids=["vocabularies", "a second label", "classes of an array"],
+)  # fmt: skip
+def test_numbers_of_other_names_are_refused(tmp_path: Path, one: Any, other: Any) -> None:
+    values = {"c": np.zeros(1, np.uint8), "kinds": np.zeros(1, np.int64)}
+    sources = [
+        ShardDataset(
+            pack(tmp_path / name, fields, [{field: values.get(field, 0) for field in fields}])
+        )
+        for name, fields in (("one", one), ("other", other))
+    ]
+
+    with pytest.raises(SchemaError):
+        Mixture(sources)
+
+
+def test_windows_of_two_tokenizers_and_with_labels_beside_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text to pack " * 10)
+    packdata.pack_tokens(tmp_path / "a.txt", tmp_path / "bytes")
+    lines = [json.dumps({"input_ids": [5] * 40, "labels": [-100] * 20 + [5] * 20})]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    packdata.pack_tokens(tmp_path / "a.jsonl", tmp_path / "labels")
+    text, labels = (TokenWindows(tmp_path / name, length=8) for name in ("bytes", "labels"))
+
+    assert Mixture([text, text]).order(0, 1).length
+    with pytest.raises(SchemaError):
+        Mixture([text, labels])

@@ -20,7 +20,7 @@ from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.binpack import Fit
 from loaders.datasets.tokens.documents import DocumentPlan, DocumentReader
 from loaders.datasets.tokens.reader import Widen, WindowReader
-from loaders.datasets.tokens.stream import LABELS, TokenStream
+from loaders.datasets.tokens.stream import LABELS, TOKENS, TokenStream
 from loaders.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from loaders.data.store import Store
     from loaders.datasets.base import Halves
-    from loaders.schema import Schema
+    from loaders.schema import Field, Schema
 
 Indices = npt.NDArray[np.int64]
 By = Literal["stream", "document"]
@@ -211,6 +211,10 @@ class TokenWindows(Settled, BatchDataset):
     def schema(self) -> Schema:
         """The fields of the packed dataset."""
         return self.dataset.schema
+
+    @property
+    def stored_fields(self) -> dict[str, Field]:
+        return {n: f for n, f in self.schema.fields.items() if n in (TOKENS, LABELS)}
 
     @property
     def vocab_size(self) -> int:
