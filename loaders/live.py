@@ -14,14 +14,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from loaders.system.signals import Living
+from loaders.system.registry import WeakRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
 logger = logging.getLogger(__name__)
-_live: Living[Any] = Living()
+_live: WeakRegistry[Any] = WeakRegistry()
 _installed: set[int] = set()
 
 

@@ -17,9 +17,8 @@ Contract:
    jobs do so in the order they came. No worker waits for it, nor for what storage reads: what did not come
    is waited for by the part that needs it, and what failed is its error.
 
-Workers hold no reference to their pool, only to its queues; that is why dropping the pool can end them. A pool is
-closed by dropping the last reference to its ``_Open``, whose weak references call the queues' own ``put``: every thread
-is woken by C code, and Ctrl-C in the middle of ``close`` leaves none waiting.
+Workers hold no reference to their pool, only to its queues; that is why dropping the pool can end them. Closing puts
+None into each queue, which a worker passes on to the next one.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ from collections import deque
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
-
-from loaders.system.signals import finalize, handlers_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,19 +127,10 @@ class _Ticket:
             del error  # its traceback holds this frame: the two would keep the batch alive
 
 
-class _Open:
-    """Lives while a pool is open; references to it are put into the pool's queues when it dies."""
-
-
-_Closed = weakref.ref[_Open]
-_Task = tuple[_Ticket, int]
+_Tasks = SimpleQueue[tuple[_Ticket, int] | None]
 # Weak: what is late keeps no batch alive.
-_Prefetches = SimpleQueue["weakref.ref[_Ticket] | _Closed"]
+_Prefetches = SimpleQueue["weakref.ref[_Ticket] | None"]
 _Running = dict[int, tuple[_Ticket, int | None, float]]  # by thread; of prefetching, no part
-# Threads that ended. Workers let go of them: Python has code of its own that runs then, and a Ctrl-C that finds the
-# trainer's thread in there is printed and forgotten.
-_ended: deque[threading.Thread] = deque()
-
 
 _here = threading.local()  # of a worker: ``running``, what the threads of its pool are doing
 
@@ -162,9 +150,9 @@ def begin_step() -> None:
 
 
 def _work(
-    tasks: SimpleQueue[_Task | _Closed],
-    closed: _Closed,
-    finished: SimpleQueue[_Closed | None],
+    tasks: _Tasks,
+    is_open: list[bool],  # empty once the pool is closed
+    finished: SimpleQueue[None],
     running: _Running,
     cpu_s: dict[int, float],
     failed: list[BaseException],
@@ -183,12 +171,11 @@ def _work(
         # It is tried again, and its error raised, with the first part.
         with suppress(BaseException):
             prepare_once()
-        _ended.clear()
         _here.running = running
         me = threading.get_ident()
-        while closed() is not None:
+        while is_open:
             task = tasks.get()
-            if isinstance(task, weakref.ref):
+            if task is None:
                 break
             ticket, part = task
             running[me] = (ticket, part, time.monotonic())
@@ -203,14 +190,15 @@ def _work(
     ) as error:  # between jobs, as where gevent replaced what is called: the owner must not wait
         failed.append(error)
         finished.put(None)
-    tasks.put(closed)  # for the next one
+    tasks.put(None)  # for the next one
 
 
-def _prefetch(prefetches: _Prefetches, closed: _Closed, running: _Running) -> None:
+def _prefetch(prefetches: _Prefetches, is_open: list[bool], running: _Running) -> None:
     me = threading.get_ident()
-    while closed() is not None:
-        ticket = prefetches.get()()
-        if isinstance(ticket, _Ticket) and ticket.job.needs_prefetch:  # no worker was faster
+    while is_open:
+        reference = prefetches.get()
+        ticket = None if reference is None else reference()
+        if ticket is not None and ticket.job.needs_prefetch:  # no worker was faster
             running[me] = (ticket, None, time.monotonic())
             with suppress(BaseException):
                 ticket.job.prefetch()
@@ -238,20 +226,17 @@ class Workers:
         self.num_workers, self._job, self._name = num_workers, job, name
         self._pid = os.getpid()
         self._tickets: deque[_Ticket] = deque()
-        self._tasks: SimpleQueue[_Task | _Closed] = SimpleQueue()
+        self._tasks: _Tasks = SimpleQueue()
         self._prefetches: _Prefetches = SimpleQueue()
-        self._finished: SimpleQueue[_Closed | None] = SimpleQueue()
+        self._finished: SimpleQueue[None] = SimpleQueue()
         self._running: _Running = {}
         self._cpu_s: dict[int, float] = {}  # by thread
         self._failed: list[BaseException] = []  # what ended a thread
-        opened = [_Open()]  # held here and by what closes it, and nowhere else
-        put = self._tasks.put, self._prefetches.put, self._finished.put
-        self._closed, self._closed_ahead, self._closed_finished = (
-            weakref.ref(opened[0], each) for each in put
-        )
-        queues_of_all = self._tasks, self._closed, self._finished
+        self._is_open = [True]
         args = (
-            *queues_of_all,
+            self._tasks,
+            self._is_open,
+            self._finished,
             self._running,
             self._cpu_s,
             self._failed,
@@ -262,12 +247,13 @@ class Workers:
             threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
             for i in range(num_workers)
         ]
-        queues = self._tasks, self._prefetches
-        self._close = finalize(self, _close, opened, queues, self._threads, self._running)
+        queues = self._tasks, self._prefetches, self._finished
+        self._close = weakref.finalize(
+            self, _close, self._is_open, queues, self._threads, self._running
+        )
         try:
-            with handlers_later():
-                for thread in self._threads:
-                    thread.start()
+            for thread in self._threads:
+                thread.start()
         except BaseException:  # its traceback keeps this pool, and with it those that began
             self.close()
             raise
@@ -307,12 +293,11 @@ class Workers:
 
     def _put_prefetch(self, ticket: _Ticket) -> None:
         if len(self._threads) == self.num_workers:  # many datasets have nothing to
-            args = self._prefetches, self._closed_ahead, self._running
+            args = self._prefetches, self._is_open, self._running
             name = f"{self._name}-prefetch"
             thread = threading.Thread(target=_prefetch, args=args, name=name, daemon=True)
             try:
-                with handlers_later():
-                    thread.start()
+                thread.start()
             except RuntimeError:  # no more threads: workers do it themselves
                 return
             self._threads.append(thread)
@@ -335,7 +320,7 @@ class Workers:
             self._wait(deadline)
             self._check_open()
         self._tickets.popleft()
-        # Each job leaves one word that it is done: let them not pile up.
+        # Drain the done queue so that it does not grow.
         if not self._finished.empty():
             with suppress(Empty):
                 self._finished.get_nowait()
@@ -378,21 +363,20 @@ def _described(job: Job, part: int | None) -> str:
 
 
 def _close(
-    opened: list[_Open],
-    queues: tuple[SimpleQueue[_Task | _Closed], _Prefetches],
+    is_open: list[bool],
+    queues: tuple[_Tasks, _Prefetches, SimpleQueue[None]],
     threads: list[threading.Thread],
     running: _Running,
 ) -> None:
+    is_open.clear()
     for queue in queues:
         with suppress(Empty):
             while True:
                 queue.get_nowait()
-    opened.clear()  # ends the threads, and an owner's wait
+        queue.put(None)  # wakes the threads, and an owner that waits
     # Garbage may be collected on one of them, in the middle of a job: the others may wait for a lock that it holds.
     if threading.current_thread() not in threads:
         _join(threads, running)
-    _ended.extend(threads)
-    threads.clear()
 
 
 def _join(threads: list[threading.Thread], running: _Running) -> None:

@@ -623,34 +623,6 @@ def test_close_wakes_an_owner_that_waits(num_closers: int) -> None:
     assert ended - began < 3
 
 
-@pytest.mark.parametrize("is_dropped", [False, True])
-def test_ctrl_c_at_the_first_instruction_of_close_leaves_no_thread(
-    monkeypatch: pytest.MonkeyPatch, is_dropped: bool
-) -> None:
-    """Nobody can close it again, then: a finalizer is called once."""
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's keeps the traceback
-    pool = Workers(3)
-    pool.put(ReadsAhead(lambda: None))  # its thread, too
-    pool.take()
-    threads = list(pool._threads)
-
-    def interrupt(frame: Any, event: str, _: Any) -> None:
-        if frame.f_code is workers_module._close.__code__:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-
-    sys.settrace(interrupt)
-    with suppress(KeyboardInterrupt):  # which Python prints and forgets where it comes of dropping
-        if not is_dropped:
-            pool.close()
-        del pool
-
-    assert sys.gettrace() is None
-    for thread in threads:
-        thread.join(TIMEOUT_S)
-    assert [thread.is_alive() for thread in threads] == 4 * [False]
-
-
 def test_a_job_may_close_its_own_pool() -> None:
     """As when a callback of the user's ends the loader."""
     pool = Workers(2)
@@ -1020,20 +992,6 @@ def test_reading_ahead_makes_no_worker_busy() -> None:
     assert pool.take(timeout_s=TIMEOUT_S) == [0]
     assert "prefetching" in pool.describe()  # it still does
     asked.opened.set()
-    pool.close()
-
-
-def test_threads_that_ended_are_let_go_by_the_next_ones() -> None:
-    """Not by who closes: Python has code of its own that runs then, in which Ctrl-C is lost."""
-    pool = Workers(2)
-    threads = [weakref.ref(thread) for thread in pool._threads]
-    pool.close()
-    del pool
-    gc.collect()
-    assert all(thread() is not None for thread in threads)
-
-    pool = Workers(1)
-    wait_until(lambda: all(thread() is None for thread in threads))
     pool.close()
 
 

@@ -36,7 +36,7 @@ class Chunk:
         return 1 if self.is_together else len(self.batches)
 
     def job(self, turn: int, maker: Maker) -> Job:
-        """Return the work of making what is handed over in a turn; an interrupted turn is made anew."""
+        """Return the work of making what is handed over in a turn."""
         job = self._job(turn, maker)
         return job if maker.watched is None else maker.watched(job)
 

@@ -216,9 +216,7 @@ class Group:
         """Make them all; one that fails does not take the others with it."""
         try:
             self._made = self._made or self._maker.make_group(self._batches)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # of one of them, or of more: one by one says which
+        except Exception:  # of one of them, or of more: one by one says which
             self._made = None
         if self._made is None:
             self._made = [self._one(batch) for batch in self._batches]
@@ -233,9 +231,7 @@ class Group:
         self._at += 1
         try:
             return self._maker.make(batch)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
+        except Exception as error:
             return Raised(error)
 
     def describe(self, part: int) -> str:

@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class TimedOut(RuntimeError):
-    """A batch did not come in time, said as torch says it; it can still be had."""
-
-
-class Interrupted(RuntimeError):
-    """Ctrl-C came at a point where batches may be lost: the iteration cannot go on."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "a batch was lost when the last wait was interrupted (Ctrl-C): begin a new iteration; "
-            "state_dict() tells of the last batch that was handed over"
-        )
-
-
 class Lost(Exception):
     """The workers of a pool are gone, and an error of ``take`` has said so."""
 
@@ -74,16 +60,16 @@ class OrderedBatches:
             of workers; 0 makes each when it is asked for.
         chunk_size: Batches of a chunk, at most; the first chunks are smaller.
         is_together: Whether those of a chunk are handed over at once.
-        timeout_s: ``TimedOut`` after so long without a batch; 0 waits.
+        timeout_s: RuntimeError, as torch's, after so long without a batch, which can still be had; 0 waits.
         stall_warning_s: Log what every worker is doing after so long; 0 does not.
         watch: Notes when training steps begin and end.
 
     An error of a batch, or of the indices, is raised where the batch would have come; the batches
-    behind it can still be had. So they can after Ctrl-C in a wait; one that comes while indices or batches
-    are passed on is the end: ``Interrupted``, rather than batches left out.
-    """
+    behind it can still be had.
 
-    ends_once = True
+    Attributes:
+        num_taken: Batches that were returned, or whose error was raised.
+    """
 
     def __init__(
         self,
@@ -106,33 +92,25 @@ class OrderedBatches:
         self._ready: list[Any] = []
         self._failed: Exception | None = None
         self._is_broken = False  # the pool takes no more, and what it still has is lost
-        self._is_whole = True  # False where Ctrl-C would lose something
-        self.num_taken = 0  # batches that were returned, or whose error was raised
+        self.num_taken = 0
 
     def __iter__(self) -> OrderedBatches:
         return self
 
     def __next__(self) -> Any:
-        if not self._is_whole:
-            self._ready, self._is_whole = [], True
-            self._break(Interrupted())
         if not self._ready:
             if self._watch is not None:
                 self._watch.enter(self._pool)
-            self._is_whole = False
             if not len(self._pool):
                 # Small batches are made with the GIL held: more chunks would delay the first.
                 self._fill(1 if self._is_together else max(1, self._prefetch_batches))
             if self._is_broken or not len(self._pool):
-                self._is_whole = True
                 self._end()
             self._ready = [*self._take()][::-1]
             self._fill(self._prefetch_batches)
-            self._is_whole = True
             if self._watch is not None:
                 self._watch.leave(self._pool)
-        batch = self._ready[-1]
-        del self._ready[-1]
+        batch = self._ready.pop()
         self.num_taken += 1
         if not isinstance(batch, Raised):
             return batch
@@ -140,11 +118,6 @@ class OrderedBatches:
             raise _not_the_end(batch.error)
         finally:
             del batch  # its traceback holds this frame: the two would keep the loader alive
-
-    def _break(self, error: Exception) -> None:
-        """Ask the pool for no more: ready batches are served, then the error is raised, and the iteration ends."""
-        self._stop()
-        self._failed, self._is_broken = error, True
 
     def _end(self) -> None:
         self.close()
@@ -178,8 +151,11 @@ class OrderedBatches:
             except Lost:
                 self._stop()
                 return
-            except Exception as error:  # its turn comes behind the batches that are ready
-                self._break(error)
+            except (
+                Exception
+            ) as error:  # it comes behind the batches that are ready, and ends the iteration
+                self._stop()
+                self._failed, self._is_broken = error, True
                 return
 
     def _stop(self) -> None:
@@ -196,7 +172,7 @@ class OrderedBatches:
                 if len(self._pool) < num_before:  # a job raised it
                     raise
                 if self._timeout_s:
-                    raise TimedOut(
+                    raise RuntimeError(
                         f"DataLoader timed out after {self._timeout_s} seconds: {error}"
                     ) from None
                 waited_s = time.monotonic() - began
@@ -204,17 +180,12 @@ class OrderedBatches:
                 logger.warning("no batch for %.0f s: %s", waited_s, str(error))
 
     def _take_first(self, patience: float | None, num_before: int) -> Made:
-        self._is_whole = True
         try:
-            made = self._pool.take(patience)
-            self._is_whole = False
-            return made
+            return self._pool.take(patience)
         except BaseException as error:
-            is_taken = len(self._pool) < num_before  # else it is an interrupt, or late
-            if is_taken and isinstance(error, KeyboardInterrupt):
-                self._is_whole = False
-            else:
-                self.num_taken += is_taken
+            self.num_taken += (
+                len(self._pool) < num_before
+            )  # else the batch is late, or the wait was interrupted
             if isinstance(error, StopIteration):
                 raise _not_the_end(error) from error
             raise

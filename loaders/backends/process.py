@@ -11,18 +11,29 @@ from loaders.sampling.context import reading
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_EARLY = (
+    "a worker raised StopIteration, in the dataset, its transform or collate_fn, or another iteration took over the "
+    "worker processes that persist"
+)
+
 
 class TorchBatches:
-    """Wraps torch's iterator for one epoch, and counts its batches; its attributes can be read here, too.
+    """Wraps torch's iterator for one epoch; its attributes can be read here, too.
 
-    ``ends_once`` is False: a ``StopIteration`` of the dataset looks like the end.
+    Attributes:
+        num_taken: Batches that were returned, or whose error was raised.
     """
 
-    is_ready = ends_once = False
+    is_ready = False
     num_ready = slot_bytes = 0
 
-    def __init__(self, batches: Iterator[Any], num_workers: int) -> None:
-        self._torchs, self._num_workers = batches, num_workers
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        num_workers: int,
+        num_batches: int | None,  # of the epoch: an earlier end is an error; None: unknown
+    ) -> None:
+        self._torchs, self._num_workers, self._num_batches = batches, num_workers, num_batches
         self.num_taken = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -38,8 +49,12 @@ class TorchBatches:
             # Without workers the index sampler enters the context of each batch: it ends with the batch.
             with nullcontext() if self._num_workers else reading(None):
                 batch = next(self._torchs)
-        except StopIteration:
-            raise
+        except StopIteration as error:
+            if self._num_batches is None or self.num_taken >= self._num_batches:
+                raise
+            self.num_taken += 1
+            what = f"the epoch ended after {self.num_taken - 1} of {self._num_batches} batches"
+            raise RuntimeError(f"{what}: {_EARLY}") from error
         except BaseException as error:
             self.num_taken += not self._num_workers or _is_of_batch(error)
             if self._num_workers:
@@ -57,7 +72,7 @@ class TorchBatches:
 
     def close(self) -> None:
         """Let go of torch's iterator, which ends its workers then, unless they persist."""
-        self._torchs = iter(())
+        self._torchs, self._num_batches = iter(()), None
 
 
 def _is_of_batch(error: BaseException) -> bool:

@@ -30,7 +30,7 @@ import torch
 from loaders.buffers import Leases, Slots
 from loaders.errors import LoadersError
 from loaders.system.hugepages import HUGE, collapse, lay
-from loaders.system.signals import Living
+from loaders.system.registry import WeakRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -281,7 +281,7 @@ class MappedSlots:
         self._left.update(self._leases.alive())
 
 
-_mapped: Living[MappedSlots] = Living()
+_mapped: WeakRegistry[MappedSlots] = WeakRegistry()
 
 
 def _leave_to_fork() -> None:

@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -40,7 +41,6 @@ from loaders.buffers import SMALL_BYTES
 from loaders.datasets.reading.samples import SplitBatches
 from loaders.device.pinned import page_lock
 from loaders.errors import UnsendableError
-from loaders.system.signals import finalize, handlers_later
 from loaders.workers import Late
 
 if TYPE_CHECKING:
@@ -91,13 +91,10 @@ class Child:
         try:
             slots = make_file()
             self._slots = MappedSlots(slots, lock)
-            with handlers_later():
-                self._process = _start(payload, theirs.fileno(), slots)
-                self.end = finalize(self, _end, self._process, self._channel, self._pid)
-        except BaseException:  # Ctrl-C, say, which came while it was started
-            if hasattr(self, "end"):
-                self.end()
-            self._channel.close()
+            self._process = _start(payload, theirs.fileno(), slots)
+            self.end = weakref.finalize(self, _end, self._process, self._channel, self._pid)
+        except BaseException:
+            self._channel.close()  # which ends a child that has begun
             raise
         finally:
             theirs.close()
@@ -304,7 +301,7 @@ class ChildPool:
         self.num_ready = 0
         self._child, self._count_replaced = child, maker.count_replaced
         self._pinned = maker.pinned if maker.pin else None
-        self._close = finalize(self, leave or _end_child, child)
+        self._close = weakref.finalize(self, leave or _end_child, child)
         self._close.atexit = False  # then the child ends itself
         child.num_passes += 1
         self._pass = child.num_passes
@@ -502,12 +499,11 @@ def killed_by(number: int) -> str:
 def _end(process: subprocess.Popen[bytes], channel: Channel, pid: int) -> None:
     if os.getpid() != pid:  # in a fork: neither the child nor the socket is ours to end
         return
-    with handlers_later():  # called once: who is interrupted here would leave the process behind
-        with suppress(OSError):  # a process that was forked since may hold the socket open
-            channel.socket.shutdown(socket.SHUT_RDWR)
-        channel.close()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_TIMEOUT_S)
-        if process.returncode is None:
-            process.kill()
-            process.wait()
+    with suppress(OSError):  # a process that was forked since may hold the socket open
+        channel.socket.shutdown(socket.SHUT_RDWR)
+    channel.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_END_TIMEOUT_S)
+    if process.returncode is None:
+        process.kill()
+        process.wait()

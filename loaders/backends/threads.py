@@ -42,7 +42,7 @@ class InlinePool:
         self._asked = chunk, turn
 
     def take(self, timeout_s: float | None = None) -> Made:
-        """Make the batches, or raise their error; Ctrl-C leaves them to be made."""
+        """Make the batches, or raise their error."""
         asked, self._asked = self._asked, None
         if asked is None:
             raise IndexError("there is no batch to take")
@@ -55,9 +55,6 @@ class InlinePool:
                     job.run(part)
                 made: Made = job.finish()
             return made
-        except KeyboardInterrupt:
-            self._asked = asked
-            raise
         finally:
             self._making = None
 
@@ -79,7 +76,7 @@ def thread_pool(maker: Maker, **calls: Any) -> Workers:
     """
     opencv.use_one_thread()
     num_workers, num_threads = max(1, maker.num_workers), torch.get_num_threads()
-    prepared: SimpleQueue[None] = SimpleQueue()  # Ctrl-C would leave a Barrier locked
+    prepared: SimpleQueue[None] = SimpleQueue()
 
     def prepare() -> None:
         try:

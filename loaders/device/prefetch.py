@@ -59,17 +59,15 @@ class Prefetcher:
         self._held.sweep()
         if not self._queue:
             self._queue.append(self._fetch())
-        first = self._queue[0]
+        first = self._queue.popleft()
         if isinstance(first, _Failed):
             try:
-                self._queue.popleft()
                 raise first.error
             finally:
                 del first  # its traceback holds this frame: the two would keep the workers alive
         self._fetch_ready()
         if first.event is not None:
             self._accelerator.wait(first.event, list(tensors_of(first.batch)))
-        del self._queue[0]  # not before: an interrupt would lose it
         return first.batch
 
     @property
@@ -89,7 +87,7 @@ class Prefetcher:
         self._held.clear()
 
     def _fetch_ready(self) -> None:
-        while len(self._queue) <= self._ahead and self._is_ready():
+        while len(self._queue) < self._ahead and self._is_ready():
             item = self._fetch()
             if isinstance(item, _Failed):
                 item.error = item.error.with_traceback(_of_others(item.error.__traceback__))

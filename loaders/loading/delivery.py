@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
 
-from loaders.backends.ordered import Interrupted, TimedOut
 from loaders.device.nested import map_tensors
 from loaders.device.prefetch import Prefetcher
 from loaders.errors import BatchError
 from loaders.live import since
-from loaders.loading.frameworks import tell_accelerate
+from loaders.loading.frameworks import register_with_accelerate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from loaders.backends.process import TorchBatches
     from loaders.device.accelerator import Accelerator
     from loaders.loading.resume import ForeignPass
-    from loaders.sampling.cursor import Cursor
+    from loaders.sampling.cursor import Pass
     from loaders.sampling.plan import Plan
 
 BatchT = TypeVar("BatchT", covariant=True, default=Any)
@@ -67,18 +66,22 @@ class LoaderStats:
 
 
 class Delivery(Generic[BatchT]):
-    """Hands batches to the trainer in the form it wants, and counts what was handed over."""
+    """Hands batches to the trainer in the form it wants, and counts what was handed over.
+
+    An interrupt inside ``next`` (whatever is no ``Exception``) closes it, and so does the next ``iter`` of the loader:
+    the state is that of the last batch that was handed over.
+    """
 
     def __init__(
         self,
         batches: OrderedBatches | TorchBatches,  # yields batches in host memory
-        current: Cursor | None,  # the pass over the epoch, where the order is one of this package
+        current: Pass | None,  # the pass over the epoch, where the order is one of this package
         finish: Callable[[Any], Any],  # brings a batch into its form
         stats: LoaderStats,  # counters to go on with
         length: Callable[[], int],  # how many batches there are in all
         *,
         # Begins another pass, if the first was sent elsewhere (``set_epoch``) before it gave a batch.
-        again: Callable[[], tuple[Cursor | None, OrderedBatches | TorchBatches]],
+        again: Callable[[], tuple[Pass | None, OrderedBatches | TorchBatches]],
         others: ForeignPass
         | None = None,  # counts the batches of an order that is not the loader's
         # Copies them to the device; None leaves them where they are.
@@ -94,29 +97,26 @@ class Delivery(Generic[BatchT]):
         )
         self._stats, self._length, self._name, self._others = stats, length, name, others
         self.on_close: Callable[[], object] = bool  # called when it ends
+        self._is_over = False
+        self._closed = ""  # why there is no next batch, if it was closed before its end
         self._num_delivered = 0
-        # By Ctrl-C, where it is unknown which batch was lost.
-        self._broken: Exception | None = None
         self._waiting_since: float | None = None
         self.pid = os.getpid()
-        self._told = None if current is None else tell_accelerate(self, current)
+        self._hook = None if current is None else register_with_accelerate(self, current)
         self._take_from(current, batches)
 
-    def _take_from(self, current: Cursor | None, batches: OrderedBatches | TorchBatches) -> None:
-        self._pass, self._batches = current, batches
-        if self._told is not None and current is not None:
-            self._told.current = current
-        self._num_failed = 0  # since the last batch that was handed over
-        self._num_noted = 0  # batches that errors stood for, in all
-        self._is_told = False  # an error said why batches are missing, if any are
+    def _take_from(self, current: Pass | None, batches: OrderedBatches | TorchBatches) -> None:
+        self._pass, self._batches, self._num_counted = current, batches, 0
+        if self._hook is not None and current is not None:
+            self._hook.current = current
         accelerator = self._accelerator
         plan = current.plan if current is not None and current.plan.pad == "mark" else None
         self._source: Iterator[Any] = batches
-        self._marked: _Marked | None = None
+        self._is_marked = plan is not None or accelerator is not None
         self._prefetcher: Prefetcher | None = None
-        if plan is not None or accelerator is not None:
+        if self._is_marked:
             pin = accelerator is not None and accelerator.is_ahead
-            self._source = self._marked = _Marked(batches, plan, pin=pin)
+            self._source = _Marked(batches, plan, pin=pin)
         if accelerator is not None:
             self._source = self._prefetcher = Prefetcher(
                 self._source,
@@ -132,39 +132,25 @@ class Delivery(Generic[BatchT]):
         return self._length()
 
     def __next__(self) -> BatchT:
-        if self._broken is not None:
-            self.close()
-            error, self._broken = self._broken, StopIteration()
-            raise error
+        if self._closed:
+            raise RuntimeError(self._closed)
         if self._pass is not None and self._pass.is_moved:
             self._close_source()
             self._take_from(*self._again())
         try:
             batch: BatchT = self._next()
-            self._count()
-        except BaseException as error:
-            self._note(error)
-            raise
-        return batch
-
-    def _note(self, error: BaseException) -> None:
-        """Note what an error stands for: the end, a batch that failed, or an interrupt that may have lost one."""
-        # Taken, and not waiting to be handed over.
-        num_waiting = 0 if self._prefetcher is None else self._prefetcher.num_waiting
-        num_out = self._batches.num_taken - num_waiting
-        num_lost = num_out - self._num_delivered - self._num_noted
-        self._num_noted += num_lost
-        if isinstance(error, StopIteration):
+        except StopIteration:
             self._end()
-        elif isinstance(error, Interrupted):
-            self._broken = StopIteration()
-        elif isinstance(error, TimedOut):
-            pass
-        elif isinstance(error, Exception):
-            self._num_failed += num_lost  # none, where a signal's handler raised it
-            self._is_told = True
-        else:
-            self._lose(num_lost)
+            raise
+        except (
+            Exception
+        ):  # of a batch, which counts with the next one that is handed over; or of the wait
+            raise
+        except BaseException:
+            self.close("this iteration was interrupted: begin a new one")
+            raise
+        self._count()
+        return batch
 
     def _next(self) -> Any:
         if torch.is_inference_mode_enabled():  # batches are made ahead, for steps in other modes
@@ -173,7 +159,7 @@ class Delivery(Generic[BatchT]):
         began = self._waiting_since = time.monotonic()
         try:
             batch = next(self._source)
-            if self._marked is None:
+            if not self._is_marked:
                 return self._finish(batch)
             batch, valid = batch
             batch = self._finish(batch)
@@ -182,34 +168,16 @@ class Delivery(Generic[BatchT]):
             self._waiting_since = None
             self._stats.wait_s += time.monotonic() - began
 
-    def _lose(self, num: int) -> None:
-        """Count as failed what an interrupt has lost; with copies ahead, which batch that is may be unknown."""
-        if self._prefetcher is None:
-            self._num_failed += num
-        elif self._marked is not None and self._marked.has_failed:
-            self._num_failed += max(num, 1)
-        else:
-            self._broken = Interrupted() if num else None
-
     def _end(self) -> None:
-        """Go on to the next epoch if this one is over; RuntimeError if not, and no error said why."""
+        """Go on to the next epoch, if all of this one was handed over, or failed."""
+        self._is_over = True
         if self._others is not None:
             self._others.end()
         if self._pass is None:
             return
-        num_done, num = self._pass.num_steps, self._pass.plan.num_remaining_steps
-        is_over = num_done + self._num_failed >= num
-        if not is_over and not (self._is_told and self._batches.ends_once):
-            self._num_failed += 1
-            self._is_told = True
-            why = (
-                "a worker raised StopIteration, in the dataset, its transform or collate_fn, or another "
-                "iteration took over the worker processes that persist"
-            )
-            raise RuntimeError(f"the epoch ended after {num_done} of {num} batches: {why}")
-        if self._told is not None:
-            self._told.close()
-        if is_over:
+        if self._hook is not None:
+            self._hook.close()
+        if self._batches.num_taken >= self._pass.plan.num_remaining_steps:
             self._pass.end()
         self.on_close()
 
@@ -219,12 +187,14 @@ class Delivery(Generic[BatchT]):
         A batch that failed counts together with the next one: a run that stops at an error resumes at that batch,
         and one that goes on has left it out.
         """
+        num_waiting = 0 if self._prefetcher is None else self._prefetcher.num_waiting
+        num_taken = self._batches.num_taken - num_waiting
         self._stats.num_batches += 1
         if self._pass is not None:
-            self._pass.count(1 + self._num_failed)
+            self._pass.count(num_taken - self._num_counted)
         elif self._others is not None:
-            self._others.count(1 + self._num_failed)
-        self._num_failed = 0  # nothing that Ctrl-C could come into stands behind what counts
+            self._others.count(num_taken - self._num_counted)
+        self._num_counted = num_taken
         self._num_delivered += 1
 
     def describe(self) -> str:
@@ -242,11 +212,13 @@ class Delivery(Generic[BatchT]):
         """Bytes of the batches that were copied to the device ahead."""
         return 0 if self._prefetcher is None else self._prefetcher.device_bytes
 
-    def close(self) -> None:
+    def close(self, why: str = "this iteration was closed: begin a new one") -> None:
         """End the workers now, or let go of those that persist; otherwise it happens when this iterator is dropped."""
+        if not self._is_over:
+            self._closed = self._closed or why
         self._close_source()
-        if self._told is not None:
-            self._told.close()
+        if self._hook is not None:
+            self._hook.close()
         self.on_close()
 
     def _close_source(self) -> None:
@@ -273,28 +245,18 @@ class _Marked:
     def __init__(
         self, batches: OrderedBatches | TorchBatches, plan: Plan | None, *, pin: bool
     ) -> None:
-        self._batches, self._pin = batches, pin
-        self._plan = plan  # where its rows are marked
-        self._step = 0
-        self.has_failed = False  # whether what was raised last stands for a batch
+        self._batches, self._plan, self._pin = batches, plan, pin
 
     def __iter__(self) -> _Marked:
         return self
 
     def __next__(self) -> tuple[Any, torch.Tensor | None]:
-        num_taken, self.has_failed = self._batches.num_taken, False
-        try:
-            batch = next(self._batches)
-        except BaseException:
-            self.has_failed = self._batches.num_taken > num_taken
-            self._step += self.has_failed
-            raise
+        batch = next(self._batches)
         valid = None if self._plan is None else self._valid(self._plan)
         return map_tensors((batch, valid), _pinned) if self._pin else (batch, valid)
 
     def _valid(self, plan: Plan) -> torch.Tensor | None:
-        valid = plan.positions(self._step)[1]
-        self._step += 1
+        valid = plan.positions(self._batches.num_taken - 1)[1]
         return None if valid is None else torch.from_numpy(valid)
 
 

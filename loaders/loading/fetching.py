@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from loaders.datasets.base import BatchDataset
     from loaders.remote.origin import Origin
     from loaders.remote.wire import File
-    from loaders.sampling.cursor import Cursor
+    from loaders.sampling.cursor import Pass
     from loaders.sampling.order import Order
     from loaders.sampling.plan import Plan
 
@@ -194,7 +194,7 @@ def _origins(dataset: BatchDataset[Any]) -> list[Origin]:
 def tell_ahead(
     dataset: BatchDataset[Any],
     order: Order,
-    current: Cursor,
+    current: Pass,
     num_workers: int,
     num_at_once: int,
 ) -> list[Ahead]:
@@ -216,7 +216,7 @@ def tell_ahead(
     return told
 
 
-def _position(current: Cursor) -> tuple[int, bool]:
+def _position(current: Pass) -> tuple[int, bool]:
     """Return how many samples of a pass were handed over, and whether it is over."""
     return current.num_steps * current.plan.batch_size, current.is_over
 

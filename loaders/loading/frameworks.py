@@ -1,4 +1,4 @@
-"""What frameworks must be told of an iteration, as they know only loaders that they have wrapped themselves."""
+"""What frameworks need to know of an iteration, as they know only loaders that they have wrapped themselves."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from loaders.sampling.sampler import EpochBatches
 
 if TYPE_CHECKING:
-    from loaders.sampling.cursor import Cursor
+    from loaders.sampling.cursor import Pass
 
 
-class Told:
+class AccelerateHook:
     """What accelerate reads of an iteration: whether it is at its end, where accumulated gradients are synced.
 
     accelerate keeps this object, not the iteration: so one whose loop was left early can be freed.
@@ -22,7 +22,7 @@ class Told:
         current: The pass over the epoch.
     """
 
-    def __init__(self, current: Cursor) -> None:
+    def __init__(self, current: Pass) -> None:
         self.current = current
         self._is_closed = False
 
@@ -41,24 +41,24 @@ class Told:
         if not self._is_closed:
             self._is_closed = True
             with suppress(ValueError):  # it has forgotten everything, and accelerate 1.4 says so
-                _tell("_remove_dataloader", self)
+                _call_accelerate("_remove_dataloader", self)
 
 
-def tell_accelerate(iteration: object, current: Cursor) -> Told | None:
-    """Tell accelerate, where it is in use, of an iteration, until that is closed or dropped."""
-    told = Told(current)
-    if not _tell("_add_dataloader", told):
+def register_with_accelerate(iteration: object, current: Pass) -> AccelerateHook | None:
+    """Register an iteration with accelerate, where that is in use, until the iteration is closed or dropped."""
+    hook = AccelerateHook(current)
+    if not _call_accelerate("_add_dataloader", hook):
         return None
-    weakref.finalize(iteration, told.close).atexit = False
-    return told
+    weakref.finalize(iteration, hook.close).atexit = False
+    return hook
 
 
-def _tell(method: str, told: Told) -> bool:
+def _call_accelerate(method: str, hook: AccelerateHook) -> bool:
     """Call a method of accelerate's state; False if accelerate is not in use."""
     state: Any = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     if state is None or not getattr(state, "_shared_state", None):
         return False
-    getattr(state(), method, _ignore)(told)
+    getattr(state(), method, _ignore)(hook)
     return True
 
 
@@ -69,5 +69,5 @@ def without_ignite(batch_sampler: Any) -> Any:
     return inner if isinstance(inner, EpochBatches) else batch_sampler
 
 
-def _ignore(told: Told) -> None:
+def _ignore(hook: AccelerateHook) -> None:
     """Stand for a method that a release of accelerate does not have."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from loaders.loading.options import AugmentOn, Backend, Served
     from loaders.profiling import profile
     from loaders.remote.ahead import Ahead
-    from loaders.sampling.cursor import Cursor
+    from loaders.sampling.cursor import Pass
     from loaders.sampling.order import Order
     from loaders.sampling.plan import Plan
 
@@ -347,18 +347,34 @@ class DataLoader(OrderedLoader[BatchT]):
         profile_from_environment(self)
         return self._epoch() if self._profile is None else self._profile.timed(self._epoch)
 
+    def close(self) -> None:
+        """End the iteration that is under way, and its threads or child process.
+
+        The next ``iter`` begins the epoch anew.
+        """
+        self._end("this iteration ended with loader.close(): begin a new one")
+        self._children = None
+
+    def _end(self, why: str) -> None:
+        delivery = self._delivery()
+        if delivery is not None:
+            delivery.close(why)
+
     def _epoch(self) -> Delivery[BatchT]:
+        self._end(
+            "the loader is iterated anew, which ended this iteration: use a loader for each of two"
+        )
         current = self._begin()
         others = None if self._others is None else self._others.begin(self)
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
         kind = TorchsDelivery if self.backend == "process" else Delivery
         delivery: Delivery[BatchT] = kind(
-            self._start(),
+            self._start(current),
             current,
             self._finish,
             self._stats,
             self.__len__,
-            again=lambda: (self._begin(), self._start()),
+            again=self._again,
             others=others,
             accelerator=accelerator,
             ahead=self.device_prefetch,
@@ -371,9 +387,14 @@ class DataLoader(OrderedLoader[BatchT]):
         register(delivery)
         return delivery
 
-    def _start(self) -> Any:
+    def _again(self) -> tuple[Pass | None, Any]:
+        current = self._begin()
+        return current, self._start(current)
+
+    def _start(self, current: Pass | None) -> Any:
         """Start workers on the batches of the epoch that has begun."""
-        batches = self._start_torchs() if self.backend == "process" else self._start_own()
+        is_torchs = self.backend == "process"
+        batches = self._start_torchs(current) if is_torchs else self._start_own()
         self._batches = weakref.ref(batches)
         for each in self._ahead:
             each.start()  # after torch has forked its workers
@@ -393,12 +414,14 @@ class DataLoader(OrderedLoader[BatchT]):
                 warnings.warn(warning, stacklevel=3)
         return accelerator
 
-    def _start_torchs(self) -> TorchBatches:
+    def _start_torchs(self, current: Pass | None) -> TorchBatches:
         """Let torch fetch batches: in worker processes, which get the epoch with the indices, or here."""
         if self._others is not None and self._others.is_iterable:
-            return TorchBatches(self._begin_torchs(), self.num_workers)
+            return TorchBatches(self._begin_torchs(), self.num_workers, None)
         name = "sampler" if self.batch_sampler is None else "batch_sampler"
-        return TorchBatches(self._begin_torchs(**{name: self._index_source()}), self.num_workers)
+        batches = self._begin_torchs(**{name: self._index_source()})
+        num = None if current is None else current.plan.num_remaining_steps
+        return TorchBatches(batches, self.num_workers, num)
 
     def _begin_torchs(self, **instead: Any) -> Any:
         """Return torch's iterator over a loader that has other attributes: this one may be asked meanwhile."""
@@ -466,7 +489,7 @@ class DataLoader(OrderedLoader[BatchT]):
     def _count_replaced(self, num: int) -> None:
         self._num_replaced += num
 
-    def _begin(self) -> Cursor | None:
+    def _begin(self) -> Pass | None:
         steps = self._steps
         if steps is None:
             if self._options.has_torchs_order:
@@ -476,7 +499,7 @@ class DataLoader(OrderedLoader[BatchT]):
         if plan.drop_last and not plan.num_steps and not self._is_warned_of_no_batch:
             self._is_warned_of_no_batch = True
             what = f"{plan.length} samples, batch_size={plan.batch_size}, world_size={plan.world_size}"
-            remedy = "give a smaller batch_size, or leave out drop_last"
+            remedy = "use a smaller batch_size, or drop drop_last=True"
             warnings.warn(f"drop_last=True leaves no batch ({what}): {remedy}", stacklevel=3)
         self._note_restart(steps.sampler)
         current = steps.sampler.begin(plan)
@@ -494,7 +517,7 @@ class DataLoader(OrderedLoader[BatchT]):
 
     def _note_restart(self, sampler: EpochSampler) -> None:
         """Warn, once, of a shuffled epoch that is left early and begun anew twice: torch would shuffle again."""
-        if not (sampler.shuffle and sampler.cursor.is_left):
+        if not (sampler.shuffle and sampler.cursor.has_steps):
             return
         self._num_restarts += 1
         if self._num_restarts == 2:

@@ -102,7 +102,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
         steps = self._steps
         if steps is None:
             return super().__len__()
-        if not steps.sampler.cursor.is_left:
+        if not steps.sampler.cursor.has_steps:
             self._follow_length(steps.sampler)
         return len(steps)
 
@@ -111,7 +111,7 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
         loader = weakref.proxy(self)  # or the two would keep each other, and the workers
         steps, others = self._steps, self._others
         if steps is not None:
-            if not steps.sampler.cursor.is_left:
+            if not steps.sampler.cursor.has_steps:
                 self._follow_length(steps.sampler)
             return IndexSource(steps, lambda: loader._entered(loader._own_indices(steps)))
         assert others is not None
@@ -222,7 +222,8 @@ class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
         if steps is None:
             assert self._others is not None
             return {**state, "seed": self.seed, "sampler": self._others.state_dict(self, pending)}
-        if self.num_workers and steps.sampler.cursor.counts_taken:
+        active = steps.sampler.cursor.active
+        if self.num_workers and active is not None and active.counts_taken:
             what = "another loader takes batches from this one's batch_sampler (skip_first_batches?), maybe ahead"
             remedy = "iterate this one, which resumes by itself, or give num_workers=0"
             warnings.warn(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from loaders.remote.url import URL
-    from loaders.system.signals import Living
+    from loaders.system.registry import WeakRegistry
 
 logger = logging.getLogger(__name__)
 START_S = 30.0
@@ -138,7 +138,7 @@ class Client:
             raise
         return connection
 
-    def watch(self, mappers: Living[Mapper]) -> Watcher:
+    def watch(self, mappers: WeakRegistry[Mapper]) -> Watcher:
         """Let mappers give room when the fetcher asks for it, as long as what is returned lives."""
         return Watcher(self.connect(), mappers)
 
@@ -169,7 +169,7 @@ class Watcher:
         stores: Those of this process that map its files.
     """
 
-    def __init__(self, connection: Connection, stores: Living[Mapper]) -> None:
+    def __init__(self, connection: Connection, stores: WeakRegistry[Mapper]) -> None:
         connection.send({"op": "watch"})
         args = connection, stores
         self._thread = threading.Thread(target=_watch, args=args, name="loaders-room", daemon=True)
@@ -182,7 +182,7 @@ class Watcher:
         return self._thread.is_alive()
 
 
-def _watch(connection: Connection, stores: Living[Mapper]) -> None:
+def _watch(connection: Connection, stores: WeakRegistry[Mapper]) -> None:
     is_told = False  # once: the fetcher asks as long as anybody waits
     with suppress(OSError):
         while True:

@@ -23,7 +23,7 @@ from loaders.remote.folder import Cache, shard_path
 from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, is_url, split_secrets
 from loaders.remote.wire import PROTOCOL, Entry
 from loaders.system.locks import ForkLock
-from loaders.system.signals import Living
+from loaders.system.registry import WeakRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ class Origin:
         self._client: Client | None = None
         self._inside: Path | None = None
         self._watcher: Watcher | None = None
-        self._mapping: Living[Mapper] = Living()
+        self._mapping: WeakRegistry[Mapper] = WeakRegistry()
         self._waits: dict[int, dict[str, Any]] = {}
         self.said = set[Any]()  # what was told of it once
         self._lock = ForkLock()

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from loaders.checks import Settled, one_of, shown, whole_number
 from loaders.errors import StateError
 from loaders.sampling.batch import SampleIndex, index_batches, samples
-from loaders.sampling.cursor import Cursor
+from loaders.sampling.cursor import Cursor, Pass
 from loaders.sampling.first import VARIABLE, sampled
 from loaders.sampling.order import Order, Sequential, Shuffled, batch_starts
 from loaders.sampling.plan import BatchPlan, Pad, Plan
@@ -89,7 +89,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         given = self.order.describe().get("seed", 0) if seed is None else seed
         self.seed = whole_number("seed", given)
         self.drop_last, self.pad = drop_last, pad
-        self._cursor = Cursor()
+        self.cursor = Cursor()  # where the current epoch stands
         self._ranks: tuple[int, int] | None = None
         if rank is not None or world_size is not None:  # whatever is wrong with them is said now
             ranks = resolve_rank(rank, world_size)
@@ -140,15 +140,15 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         of it. What ``set_epoch`` chose is served as it is.
         """
         make_plan = make_plan or self.plan
-        if self.cursor.is_over and not self.cursor.is_kept:
-            self.cursor.at(self.epoch + 1)
+        if self.cursor.is_over:
+            self.cursor.go(self.epoch + 1)
         plan, cursor = make_plan(), self.cursor
         if cursor.start and cursor.epoch != cursor.chosen and not plan.num_steps_of_all:
-            cursor.at(cursor.epoch + 1)
+            cursor.go(cursor.epoch + 1)
             plan = make_plan()
         return plan
 
-    def begin(self, plan: Plan) -> Cursor:
+    def begin(self, plan: Plan) -> Pass:
         """Begin a pass over the current epoch; the state tells of it from now on."""
         return self.cursor.begin(plan)
 
@@ -212,12 +212,6 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
                 f"{what}, and there are {order.length} now: set_epoch() begins one of these"
             )
         self.__dict__.update(order=sampled(order), dataset=range(order.length))
-
-    @property
-    def cursor(self) -> Cursor:
-        """Where the current epoch stands."""
-        self._cursor = self._cursor.last
-        return self._cursor
 
     @property
     def epoch(self) -> int:

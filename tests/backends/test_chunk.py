@@ -311,17 +311,6 @@ def test_an_error_that_nobody_expects_is_not_hidden(
         list(DataLoader(dataset, 12, num_workers=2))
 
 
-def test_what_was_interrupted_is_made_anew(pictures: Opens) -> None:
-    dataset = pictures("raw")
-    chunk, work = Chunk(batches(dataset)), maker(dataset)
-
-    first, second = chunk.job(1, work), chunk.job(1, work)
-    first.run(0)
-
-    assert first is not second
-    assert_same(made(second), work.make(batches(dataset)[1]))
-
-
 @pytest.mark.parametrize("on_error", ["raise", "replace"])
 def test_a_bad_picture_of_a_chunk_costs_its_own_batch_alone(
     tmp_path: Path, on_error: Any, monkeypatch: pytest.MonkeyPatch

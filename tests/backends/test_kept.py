@@ -4,9 +4,7 @@ import gc
 import itertools
 import os
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -90,25 +88,6 @@ def test_after_ctrl_c_at_any_line_the_next_epochs_are_right(
     assert num >= 3
 
 
-@pytest.mark.slow
-def test_who_goes_on_after_ctrl_c_in_a_message_is_told(alarm: None) -> None:
-    """What comes next could not be read."""
-    told = Counter[str]()
-    loader = kept_loader(Numbers(), 2, num_workers=1)
-    for number in range(20, 120, 10):
-        loader.set_epoch(0)
-        iterator = iter(loader)
-        got = [next(iterator).tolist() for _ in range(3)]
-        if interrupted(partial(next, iterator), number):
-            try:
-                got += [batch.tolist() for batch in iterator]
-            except RuntimeError as error:
-                told[str(error).split(":")[0]] += 1
-        assert got == WHOLE[: len(got)] or len(got) == len(WHOLE) - 1
-        del iterator
-    assert "a message to or from the loader's child process was interrupted" in told
-
-
 # -- errors -----------------------------------------------------------------------------------------
 
 
@@ -169,40 +148,7 @@ def test_after_an_error_nothing_waits_for_the_garbage_collector(device: str | No
         gc.enable()
 
 
-# -- one epoch beside another -----------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_threads_that_begin_at_once_do_not_share_a_child() -> None:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    loader = kept_loader(Numbers(), 2, num_workers=1)
-    results: list[Any] = []
-
-    def go(together: threading.Barrier) -> None:
-        together.wait(60)
-        iterator: Any = iter(loader)
-        child = iterator._batches._pool._child
-        together.wait(60)
-        results.append((child, [batch.tolist() for batch in iterator]))
-
-    try:
-        for _ in range(4):
-            loader.set_epoch(0)
-            together = threading.Barrier(2)
-            threads = [threading.Thread(target=go, args=(together,)) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(120)
-            (one, first), (other, second) = results
-            assert one is not other
-            assert first == second == WHOLE
-            results.clear()
-            del one, other
-    finally:
-        sys.setswitchinterval(interval)
-    assert len(children()) == 1
+# -- one epoch after another -----------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -210,47 +210,6 @@ def test_a_daemonic_process_may_have_one() -> None:
     assert results.get() == 2
 
 
-INTERRUPTED = """
-import os, signal, sys, threading, time, torch
-from loaders import DataLoader, RAMDataset
-from loaders.backends import subprocess as backend
-from tests.backends.test_subprocess import children
-
-class Late(Exception): pass
-
-def alarm(*_): raise Late
-
-number = getattr(signal, sys.argv[1])
-signal.signal(signal.SIGALRM, alarm)
-threading.Thread(target=time.sleep, args=(20,), daemon=True).start()  # it takes the signal: nobody's mask helps
-start = backend._start
-
-def interrupted(*args):
-    process = start(*args)
-    os.kill(os.getpid(), number)
-    time.sleep(0.1)
-    return process
-
-backend._start = interrupted
-loader = DataLoader(RAMDataset.from_arrays(x=torch.arange(40)), 8, num_workers=2, backend="subprocess")
-try:
-    print("lost:", len(list(loader)))
-except (KeyboardInterrupt, Late) as error:
-    print(type(error).__name__)
-    assert not children()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "error"), [("SIGINT", "KeyboardInterrupt"), ("SIGALRM", "Late")])
-def test_a_signal_while_the_child_is_started_is_not_lost_and_leaves_none(
-    name: str, error: str
-) -> None:
-    done = run("-W", "always", "-c", INTERRUPTED, name)
-
-    assert (done.stdout.strip(), done.stderr) == (error, "")
-
-
 ENDS = """
 import torch
 from loaders import DataLoader, RAMDataset

@@ -237,44 +237,6 @@ def test_marks_have_a_place_in_batches_of_samples_that_came_one_by_one() -> None
     assert [batch.valid.tolist() for batch in batches] == [[True, True], [False]]
 
 
-def test_a_state_says_when_an_earlier_iteration_went_on() -> None:
-    """As in a training loop that estimates its loss on the same loader: the state told of the estimate, silently."""
-    loader = DataLoader(
-        RAMDataset.from_arrays(x=torch.arange(100)), 4, shuffle=True, num_workers=0
-    )
-    training = iter(loader)
-    for _ in range(3):
-        next(training)
-    assert loader.state_dict()["sampler"]["delivered"] == 12
-
-    next(iter(loader))
-    assert loader.state_dict()["sampler"]["delivered"] == 4  # of who began last
-    next(training)
-
-    with pytest.warns(UserWarning, match="state"):
-        state = loader.state_dict()
-    next(training)
-    loader.load_state_dict(state)
-    assert loader.state_dict() == state  # that is where it stands, and nothing to warn of
-
-
-def test_a_whole_pass_within_an_epoch_is_said_too_and_a_chosen_epoch_is_not() -> None:
-    loader = DataLoader(RAMDataset.from_arrays(x=torch.arange(20)), 4, shuffle=True, num_workers=0)
-    training = iter(loader)
-    next(training)
-    loader.set_epoch(3)
-    next(training)
-    assert loader.state_dict()["sampler"]["epoch"] == 3
-
-    training = iter(loader)
-    next(training)
-    list(loader)
-    next(training)
-
-    with pytest.warns(UserWarning, match="state"):
-        assert loader.state_dict()["sampler"]["epoch"] == 4
-
-
 # -- subclasses that yield something else ----------------------------------------------------------
 
 

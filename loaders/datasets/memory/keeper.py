@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from loaders.errors import LoadersError
-from loaders.system.signals import handlers_later
 
 logger = logging.getLogger(__name__)
 _TELL_S = 0.5
@@ -171,8 +170,7 @@ class Keeper:
             self._poke, self._poked = socket.socketpair()
             self._poke.setblocking(False)
             _keepers.add(self)
-            with handlers_later():
-                self._thread.start()
+            self._thread.start()
         # No descriptor or thread is left, say: nothing else closes what it was given.
         except BaseException:
             self.hang_up()

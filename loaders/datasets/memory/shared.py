@@ -30,7 +30,6 @@ from loaders.datasets.memory.loading import check_fits, meter, names_to_load, pl
 from loaders.errors import LoadersError
 from loaders.schema import Field, field_from_json
 from loaders.system.limits import usable_cores
-from loaders.system.signals import finalize
 from loaders.version import __version__
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ class SharedColumns:
 
     def __init__(self, name: MeetingPlace, sealed: SealedColumns, keeper: Keeper) -> None:
         self.name, self.sealed = name, sealed
-        finalize(self, keeper.close)
+        weakref.finalize(self, keeper.close)
 
 
 _held: weakref.WeakValueDictionary[MeetingPlace, SharedColumns] = weakref.WeakValueDictionary()

@@ -1,0 +1,30 @@
+"""Objects that are alive, for whoever must reach all of them: at a signal, say."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class WeakRegistry(Generic[T]):
+    """Weak set of live instances, safe to read in a signal handler."""
+
+    def __init__(self) -> None:
+        # A plain dict: copying it is safe in any thread.
+        self._references: dict[int, weakref.ref[T]] = {}
+        self._numbers = itertools.count()
+
+    def add(self, one: T) -> None:
+        """Keep a reference for as long as the instance lives."""
+        for number, reference in list(self._references.items()):
+            if reference() is None:
+                self._references.pop(number, None)
+        self._references[next(self._numbers)] = weakref.ref(one)
+
+    def all(self) -> list[T]:
+        """Return the instances that live, the oldest first."""
+        references = list(self._references.values())
+        return [one for reference in references if (one := reference()) is not None]
