@@ -174,8 +174,9 @@ def test_statistics_of_0_to_1_are_scaled_for_uint8_and_refuse_the_rest(dtype: to
     images = torch.full((1, 2, 2), 255, dtype=torch.uint8)
 
     assert normalize(images)[0, 0, 0].item() == pytest.approx(2.5)
-    with pytest.raises(BatchError):
-        normalize(images.to(dtype))
+    for each in (normalize, Normalize([0.5] * 3, [0.2] * 3, max_value=1), Normalize.imagenet()):
+        with pytest.raises(BatchError):
+            each(images.expand(len(each.mean), 2, 2).to(dtype))
     Denormalize([0.5], [0.2], torch.uint8, max_value=1)
     with pytest.raises(ValueError):
         Denormalize([0.5], [0.2], torch.uint16, max_value=1)

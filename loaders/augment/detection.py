@@ -12,7 +12,7 @@ import numpy as np
 
 from loaders.augment.geometry import Op, SizedBySample, between, pick
 from loaders.augment.ops import check_plane, check_range
-from loaders.augment.resampling import Fill, as_fill
+from loaders.augment.resampling import Fill, as_fill, as_fill_mask
 from loaders.checks import as_list, real_number, whole_number
 from loaders.errors import BatchError
 from loaders.rng import key64, uniform
@@ -35,19 +35,19 @@ class RandomZoomOut(SizedBySample):
     """Place the image at a random position of a larger canvas, with probability ``p``.
 
     Args:
-        fill: Pixel value of the canvas: one number, or one per channel.
+        fill: Pixel value of the canvas: one number, or one per channel; None: that of other ops, or 0.
         side_range: (low, high): the canvas is so many times as high and wide, at least 1.
         p: Probability, from 0 to 1.
-        fill_mask: Value of masks on the canvas.
+        fill_mask: Value of masks on the canvas; None: that of other ops, or 0.
 
     Raises:
         ValueError: At construction, an argument is out of range.
     """
 
-    fill: Fill = 0
+    fill: Fill | None = None
     side_range: tuple[float, float] = (1.0, 4.0)
     p: float = 0.5
-    fill_mask: int = field(default=0, kw_only=True)
+    fill_mask: int | None = field(default=None, kw_only=True)
 
     num_draws: ClassVar[int] = 4
 
@@ -55,7 +55,7 @@ class RandomZoomOut(SizedBySample):
         object.__setattr__(self, "fill", as_fill(self.fill))
         check_range("side_range", self.side_range, at_least=1)
         real_number("p", self.p, at_least=0, at_most=1)
-        whole_number("fill_mask", self.fill_mask)
+        as_fill_mask(self.fill_mask)
 
     def move(self, window: Window, draws: Floats) -> None:
         check_plane(self, window)

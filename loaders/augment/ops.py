@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from loaders.augment.geometry import Op, SizedBySample, between, pick
-from loaders.augment.resampling import INTERPOLATIONS, PADDING_MODES, Fill, as_fill
+from loaders.augment.resampling import INTERPOLATIONS, PADDING_MODES, Fill, as_fill, as_fill_mask
 from loaders.checks import one_of, real_number, shown, whole_number
 from loaders.errors import BatchError
 
@@ -205,12 +205,12 @@ class RandomCrop(Op):
         padding: Pixels to pad on every side.
         pad_if_needed: Pad both sides of an axis that is still shorter than the crop, by what is missing. Without it
             such an image is an error.
-        fill_mask: Padding value of ``Mask`` fields, for example the 255 that the loss ignores. Masks of volumes are
-            ``Array`` fields, which are padded with zeros.
+        fill_mask: Padding value of ``Mask`` fields, for example the 255 that the loss ignores; None: that of other
+            ops, or 0. Masks of volumes are ``Array`` fields, which are padded with zeros.
         foreground: Name of a ``Mask`` or ``Array`` field of labels, which need not be served: with probability ``p``
             the crop is centred on a random nonzero point of it, as far as the image's borders allow.
         p: Probability of that; all other crops, and those of samples without nonzero points, are placed at random.
-        fill: Padding value of pixels: one number, or one per channel.
+        fill: Padding value of pixels: one number, or one per channel; None: that of other ops, or 0.
         padding_mode: ``"constant"`` pads with ``fill``; ``"edge"``, ``"reflect"`` and ``"symmetric"`` continue the
             image (and its masks), as in torchvision.
 
@@ -226,10 +226,10 @@ class RandomCrop(Op):
     size: Lengths
     padding: int = 0
     pad_if_needed: bool = False
-    fill_mask: int = 0
+    fill_mask: int | None = None
     foreground: str | None = None
     p: float = 0.5
-    fill: Fill = field(default=0, kw_only=True)
+    fill: Fill | None = field(default=None, kw_only=True)
     padding_mode: PaddingMode = field(default="constant", kw_only=True)
     _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
@@ -240,7 +240,7 @@ class RandomCrop(Op):
         _set_lengths(self)
         if self.padding != 0 and not _is_length(self.padding):
             raise ValueError(f"padding must be an int of at least 0, got {self.padding!r}")
-        whole_number("fill_mask", self.fill_mask)
+        as_fill_mask(self.fill_mask)
         object.__setattr__(self, "fill", as_fill(self.fill))
         one_of("padding_mode", self.padding_mode, PADDING_MODES)
         if not isinstance(self.foreground, str | None):
@@ -287,7 +287,8 @@ class CenterCrop(Op):
 
     Args:
         size: Crop size in pixels: an int (a square or a cube), (height, width), or one length per spatial axis.
-        fill_mask: Padding value of ``Mask`` fields, for example the 255 that the loss ignores.
+        fill_mask: Padding value of ``Mask`` fields, for example the 255 that the loss ignores; None: that of other
+            ops, or 0.
 
     Raises:
         ValueError: At construction, an invalid size.
@@ -299,14 +300,14 @@ class CenterCrop(Op):
     """
 
     size: Lengths
-    fill_mask: int = 0
+    fill_mask: int | None = None
     _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
     num_draws: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         _set_lengths(self)
-        whole_number("fill_mask", self.fill_mask)
+        as_fill_mask(self.fill_mask)
 
     def move(self, window: Window, draws: Floats) -> None:
         size = np.array(crop_lengths(self, window.size.shape[1]), np.int64)
@@ -332,8 +333,8 @@ class Resize(Op):
             on boxes of whole pixels: interpolated without a filter, or averaged over areas where both sides shrink
             by more than 2 and ``interpolation`` is ``"bilinear"``. None: True if no op of the list draws at random.
         pad: Letterbox: fit the whole image into ``size``, a pair, keeping its aspect ratio, and pad the rest.
-        fill: Padding value of pixels: one number, or one per channel.
-        fill_mask: Padding value of ``Mask`` fields.
+        fill: Padding value of pixels: one number, or one per channel; None: that of other ops, or 0.
+        fill_mask: Padding value of ``Mask`` fields; None: that of other ops, or 0.
 
     Raises:
         ValueError: At construction, an invalid size, or an unknown interpolation.
@@ -349,8 +350,8 @@ class Resize(Op):
     max_size: int | None = None
     antialias: bool | None = None
     pad: bool = field(default=False, kw_only=True)
-    fill: Fill = field(default=0, kw_only=True)
-    fill_mask: int = field(default=0, kw_only=True)
+    fill: Fill | None = field(default=None, kw_only=True)
+    fill_mask: int | None = field(default=None, kw_only=True)
 
     num_draws: ClassVar[int] = 0
 
@@ -359,7 +360,7 @@ class Resize(Op):
         keeps_ratio = not isinstance(self.size, (tuple, list)) and not self.pad
         object.__setattr__(self, "size", pair[0] if keeps_ratio else pair)
         _check_resampling(self)
-        whole_number("fill_mask", self.fill_mask)
+        as_fill_mask(self.fill_mask)
         object.__setattr__(self, "fill", as_fill(self.fill))
         if self.max_size is not None:
             whole_number("max_size", self.max_size, at_least=1)

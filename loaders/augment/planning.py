@@ -88,7 +88,7 @@ def fill_mask_of(ops: Sequence[Op]) -> int:
     """Return the padding value of masks: the one that ops set, or 0.
 
     Raises:
-        ValueError: Ops set different ones.
+        ValueError: Ops set different ones; 0 is one of them where it is set.
 
     Example:
         >>> from loaders.augment import CenterCrop, RandomCrop
@@ -106,7 +106,7 @@ def fill_of(ops: Sequence[Op]) -> Any:
 def _one_of(ops: Sequence[Op], name: str) -> Any:
     # Pixel ops use their own fill themselves.
     moving = [op for op in ops if not hasattr(op, "edit")]
-    fills = {fill for op in moving if (fill := getattr(op, name, 0))}
+    fills = {fill for op in moving if (fill := getattr(op, name, None)) is not None}
     if len(fills) > 1:
         several = " and ".join(map(str, sorted(fills, key=np.sum)))
         raise ValueError(f"{name} must be the same in all ops that set it, got {several}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from loaders.checks import real_number
+from loaders.checks import real_number, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,12 +61,19 @@ class Resampling:
 FAST = Resampling()
 
 
-def as_fill(value: Any) -> Fill:
-    """Check a fill value and return it: one number, or a tuple with one per channel."""
+def as_fill(value: Any) -> Fill | None:
+    """Check a fill value and return it: one number, a tuple with one per channel, or None."""
+    if value is None:
+        return None
     if isinstance(value, (tuple, list)):
         return tuple(real_number(f"fill[{i}]", each) for i, each in enumerate(value))
     number: float = real_number("fill", value)
     return number
+
+
+def as_fill_mask(value: Any) -> int | None:
+    """Check the fill value of masks and return it: a whole number, or None."""
+    return None if value is None else whole_number("fill_mask", value)
 
 
 def source_positions(positions: Any, length: int, mode: str) -> Any:

@@ -14,8 +14,8 @@ from loaders.augment.edits import NUM_VALUES
 from loaders.augment.geometry import Op, between, enclosing, moved_points
 from loaders.augment.ops import check_range
 from loaders.augment.pixels import apply
-from loaders.augment.resampling import Fill, Resampling, as_fill
-from loaders.checks import one_of, real_number, whole_number
+from loaders.augment.resampling import Fill, Resampling, as_fill, as_fill_mask
+from loaders.checks import one_of, real_number
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _around_0(name: str, value: Any) -> tuple[float, float]:
 def _check(op: Any) -> None:
     one_of("interpolation", op.interpolation, ("nearest", "bilinear"))
     object.__setattr__(op, "fill", as_fill(op.fill))
-    whole_number("fill_mask", op.fill_mask)
+    as_fill_mask(op.fill_mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ class RandomAffine(Op):
         scale: (low, high) of the scale; None: 1.
         shear: Shear in degrees: a number or (low, high) along x; or four numbers, (low, high) along x and along y.
         interpolation: ``"nearest"`` or ``"bilinear"``; masks always use ``"nearest"``.
-        fill: Pixel value outside the image: one number, or one per channel.
+        fill: Pixel value outside the image: one number, or one per channel; None: that of other ops, or 0.
         center: The fixed point (x, y) in pixels; None: the centre of the image.
-        fill_mask: Value of masks outside the image.
+        fill_mask: Value of masks outside the image; None: that of other ops, or 0.
 
     Source:
         ``RandomAffine`` of torchvision.
@@ -113,9 +113,9 @@ class RandomAffine(Op):
     scale: tuple[float, float] | None = None
     shear: float | tuple[float, ...] | None = None
     interpolation: Literal["nearest", "bilinear"] = "nearest"
-    fill: Fill = 0
+    fill: Fill | None = None
     center: tuple[float, float] | None = None
-    fill_mask: int = field(default=0, kw_only=True)
+    fill_mask: int | None = field(default=None, kw_only=True)
 
     num_draws: ClassVar[int] = 6
 
@@ -161,8 +161,8 @@ class RandomRotation(Op):
         expand: Enlarge the frame to hold the whole rotated image: its size then depends on the sample. Without it,
             corners are cut off.
         center: The fixed point (x, y) in pixels; None: the centre of the image.
-        fill: Pixel value outside the image: one number, or one per channel.
-        fill_mask: Value of masks outside the image.
+        fill: Pixel value outside the image: one number, or one per channel; None: that of other ops, or 0.
+        fill_mask: Value of masks outside the image; None: that of other ops, or 0.
 
     Source:
         ``RandomRotation`` of torchvision.
@@ -172,8 +172,8 @@ class RandomRotation(Op):
     interpolation: Literal["nearest", "bilinear"] = "nearest"
     expand: bool = False
     center: tuple[float, float] | None = None
-    fill: Fill = 0
-    fill_mask: int = field(default=0, kw_only=True)
+    fill: Fill | None = None
+    fill_mask: int | None = field(default=None, kw_only=True)
 
     num_draws: ClassVar[int] = 1
 
@@ -215,10 +215,10 @@ class RandomPerspective(Op):
 
     Args:
         distortion_scale: How far corners move at most, as a fraction of half the side, from 0 to 1.
-        p: Probability, from 0 to 1.
+        p: Probability, from 0 to 1; images of one pixel a side, and corners drawn in a line, are left as they are.
         interpolation: ``"nearest"`` or ``"bilinear"``; masks always use ``"nearest"``.
-        fill: Pixel value outside the image: one number, or one per channel.
-        fill_mask: Value of masks outside the image.
+        fill: Pixel value outside the image: one number, or one per channel; None: that of other ops, or 0.
+        fill_mask: Value of masks outside the image; None: that of other ops, or 0.
 
     Source:
         ``RandomPerspective`` of torchvision.
@@ -227,8 +227,8 @@ class RandomPerspective(Op):
     distortion_scale: float = 0.5
     p: float = 0.5
     interpolation: Literal["nearest", "bilinear"] = "bilinear"
-    fill: Fill = 0
-    fill_mask: int = field(default=0, kw_only=True)
+    fill: Fill | None = None
+    fill_mask: int | None = field(default=None, kw_only=True)
 
     num_draws: ClassVar[int] = 9
 
@@ -245,7 +245,11 @@ class RandomPerspective(Op):
         is_far = np.stack([right, below], axis=1)
         starts = is_far * (sides[:, None] - 1)
         ends = np.where(is_far, sides[:, None] - most[:, None] + inward, inward)
-        window.warp(_homographies(ends, starts), draws[:, 8] < self.p)
+        drawn = np.flatnonzero((draws[:, 8] < self.p) & (sides > 1).all(axis=1))
+        matrices = np.broadcast_to(np.eye(3), (len(draws), 3, 3)).copy()
+        rows = np.zeros(len(draws), np.bool_)
+        rows[drawn], matrices[drawn] = _homographies(ends[drawn], starts[drawn])
+        window.warp(matrices, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +263,8 @@ class ElasticTransform(Op):
         alpha: Strength: twice the largest displacement in pixels, before smoothing; one number, or (x, y).
         sigma: Standard deviation of the Gaussian that smooths the noise, in pixels; one number, or (x, y).
         interpolation: ``"nearest"`` or ``"bilinear"``; masks always use ``"nearest"``.
-        fill: Pixel value outside the image: one number, or one per channel.
-        fill_mask: Value of masks outside the image.
+        fill: Pixel value outside the image: one number, or one per channel; None: that of other ops, or 0.
+        fill_mask: Value of masks outside the image; None: that of other ops, or 0.
 
     Raises:
         ValueError: At construction, a number is negative, or one sigma is 0 and the other not.
@@ -273,8 +277,8 @@ class ElasticTransform(Op):
     alpha: float | tuple[float, float] = 50.0
     sigma: float | tuple[float, float] = 5.0
     interpolation: Literal["nearest", "bilinear"] = "bilinear"
-    fill: Fill = 0
-    fill_mask: int = field(default=0, kw_only=True)
+    fill: Fill | None = None
+    fill_mask: int | None = field(default=None, kw_only=True)
 
     num_draws: ClassVar[int] = 1
 
@@ -299,8 +303,11 @@ class ElasticTransform(Op):
         window.displace((draws[:, 0] * 2**24).astype(np.int64), alpha, sigma)
 
 
-def _homographies(points: Floats, images: Floats) -> Floats:
-    """Return the homographies ``(N, 3, 3)`` that map four points to four others, both ``(N, 4, 2)``."""
+def _homographies(points: Floats, images: Floats) -> tuple[npt.NDArray[np.bool_], Floats]:
+    """Return the homographies ``(N, 3, 3)`` that map four points to four others, both ``(N, 4, 2)``.
+
+    Points that meet or lie in a line have none: the first array, ``(N,)``, is False there, the matrix arbitrary.
+    """
     num, (x, y), (u, v) = len(points), np.moveaxis(points, 2, 0), np.moveaxis(images, 2, 0)
     zero, one = np.zeros_like(x), np.ones_like(x)
     rows = [
@@ -308,8 +315,11 @@ def _homographies(points: Floats, images: Floats) -> Floats:
         np.stack([zero, zero, zero, x, y, one, -v * x, -v * y], axis=2),
     ]
     matrix, target = np.concatenate(rows, axis=1), np.concatenate([u, v], axis=1)[..., None]
-    found = np.linalg.solve(matrix, target)[..., 0]
-    return np.concatenate([found, np.ones((num, 1))], axis=1).reshape(num, 3, 3)
+    right, down = np.moveaxis(np.roll(points, -1, axis=1) - points, 2, 0)  # to the next point
+    turns = right * np.roll(down, -1, axis=1) - down * np.roll(right, -1, axis=1)
+    has_one = (turns != 0).all(axis=1) & (np.linalg.det(matrix) != 0)
+    found = np.linalg.solve(np.where(has_one[:, None, None], matrix, np.eye(8)), target)[..., 0]
+    return has_one, np.concatenate([found, np.ones((num, 1))], axis=1).reshape(num, 3, 3)
 
 
 def carry_out(

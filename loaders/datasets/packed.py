@@ -33,7 +33,7 @@ from loaders.datasets.base import (
 )
 from loaders.datasets.joining import joined
 from loaders.datasets.reading.coefficients import check_scale, make_finisher
-from loaders.datasets.reading.known import check_known
+from loaders.datasets.reading.known import check_followed, check_known
 from loaders.datasets.reading.readers import as_forms, first_picture, forms_of, make_readers
 from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.datasets.reading.transforming import Transforming
@@ -128,6 +128,7 @@ class PackedDataset(BatchDataset[SampleT]):
         whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
         check_pixel_ops(self.augment, self._shown_fields)
         tell_of_unmoved(self.augment, self._shown_fields, self.view)
+        check_followed(self.augment, self._shown_fields, self.view)
         self.plan = self._planned(self._shown_fields, bad=BadSamples(), transform=self.transform)
         self._check_names()
 

@@ -6,6 +6,7 @@ made the batch, and without asking the device for anything.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,8 @@ class _Mix(nn.Module):
             epoch: From 0.
 
         Raises:
-            BatchError: They do not fit together.
+            BatchError: They do not fit together, or a label on the host is not in [0, num_classes). (On a device its
+                row is NaN.)
         """
         soft = self._soft(images, labels)
         ids = torch.as_tensor(sample_ids).to(images.device, non_blocking=True)
@@ -74,8 +76,12 @@ class _Mix(nn.Module):
             return labels.float()
         if self.num_classes is None:
             raise BatchError(f"labels (N,) need {type(self).__name__}(num_classes=...)")
-        classes = torch.arange(self.num_classes, device=labels.device)
-        return (labels.unsqueeze(1) == classes).float()
+        soft = one_hot(labels, self.num_classes)
+        # A device is not asked, which would wait for it: there the loss is NaN.
+        if labels.device.type == "cpu" and soft.isnan().any():
+            label = labels[soft[:, 0].isnan()][0].item()
+            raise BatchError(f"label {label} is not in [0, {self.num_classes}): check num_classes")
+        return soft
 
     def _mixed(
         self, images: torch.Tensor, share: torch.Tensor, numbers: torch.Tensor
@@ -136,6 +142,13 @@ class CutMix(_Mix):
             )
             inside, kept = inside & line, kept * (last - first) / length
         return torch.where(inside, images.roll(1, 0), images), 1 - kept
+
+
+def one_hot(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
+    """Return labels ``(N,)`` as float32 ``(N, num_classes)``, rows of NaN for those that are no class."""
+    classes = torch.arange(num_classes, device=labels.device)
+    is_class = labels.unsqueeze(1) == classes
+    return is_class.float().masked_fill(~is_class.any(1, keepdim=True), math.nan)
 
 
 def batch_word(ids: torch.Tensor, seed: int, epoch: int) -> torch.Tensor:

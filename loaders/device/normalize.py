@@ -102,8 +102,10 @@ class Normalize(nn.Module):
     def imagenet(
         cls, dtype: torch.dtype = torch.float32, memory_format: torch.memory_format | None = None
     ) -> Self:
-        """Return the module for models pretrained on ImageNet."""
-        return cls(IMAGENET_MEAN, IMAGENET_STD, dtype, memory_format)
+        """Return the module for models pretrained on ImageNet, which takes uint8 images."""
+        made = cls(IMAGENET_MEAN, IMAGENET_STD, dtype, memory_format)
+        made._is_for_uint8 = True
+        return made
 
     @classmethod
     def from_stats(
@@ -177,8 +179,8 @@ class Normalize(nn.Module):
             )
         if self._is_for_uint8 and images.dtype != torch.uint8:
             raise BatchError(
-                f"these statistics were scaled for uint8 images (max_value=1), got {images.dtype}: multiply "
-                "those of 0..1 by the largest value, 65535 for 16 bits, and leave max_value out"
+                f"these statistics are for uint8 images (max_value=1, or imagenet()), got {images.dtype}: pass "
+                "those of 0..1 times the largest value, 65535 for 16 bits, without max_value"
             )
         axis = 0 if images.dim() == 3 else 1
         if images.dim() not in (3, 4, 5) or images.shape[axis] != len(self.mean):

@@ -27,7 +27,7 @@ from loaders.augment.planning import plan
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.moving import moving_halves
 from loaders.errors import BatchError, SampleError, SchemaError
-from loaders.schema import Array, Boxes, Image, Keypoints, Label, Mask
+from loaders.schema import Array, Boxes, Image, Json, Keypoints, Label, Mask
 from tests.torchvision_v2 import torchvision_v2
 
 if TYPE_CHECKING:
@@ -339,3 +339,37 @@ def test_wrong_use_is_an_error(folder: Path, tmp_path: Path) -> None:
         ShardDataset(tmp_path / "a", augment=[SanitizeBoundingBoxes()])[0]
     named: Any = ShardDataset(tmp_path / "a", augment=[SanitizeBoundingBoxes(fields=[])])[0]
     assert len(named.text) == 5
+
+
+@pytest.mark.parametrize(
+    ("values", "is_refused"),
+    [
+        ([["cat"], ["dog", "cat"], []], True),
+        ([{"name": ["cat"]}, {"name": ["dog", "cat"]}, {"name": []}], True),
+        ([["cat"], ["dog"], ["a", "caption"]], False),
+        ([{"license": 1}, {"license": 2}, {}], False),
+    ],
+    ids=["lists", "lists by name", "other lists", "no lists"],
+)
+def test_lists_of_json_that_would_keep_the_entries_of_dropped_boxes_are_refused(
+    tmp_path: Path, values: list[Any], is_refused: bool
+) -> None:
+    fields: dict[str, Any] = {
+        "image": Image("raw", size=(8, 8)),
+        "boxes": Boxes(),
+        "kinds": Json(),
+    }
+    boxes = [np.array([[1, 1, 4, 4]] * n, np.float32).reshape(n, 4) for n in (1, 2, 0)]
+    image = np.zeros((8, 8, 3), np.uint8)
+    rows = [{"image": image, "boxes": b, "kinds": v} for b, v in zip(boxes, values, strict=True)]
+    packdata.pack(rows, tmp_path / "a", fields)
+    drops = SanitizeBoundingBoxes()
+
+    if is_refused:
+        with pytest.raises(SchemaError):
+            ShardDataset(tmp_path / "a", augment=[drops])
+    else:
+        ShardDataset(tmp_path / "a", augment=[drops])
+    ShardDataset(tmp_path / "a", augment=[augment.CenterCrop(4)])
+    ShardDataset(tmp_path / "a", augment=[SanitizeBoundingBoxes(fields=["boxes"])])
+    ShardDataset(tmp_path / "a", augment=[drops], fields=["image", "boxes"])

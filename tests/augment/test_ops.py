@@ -20,6 +20,7 @@ from loaders.augment import (
     RandomFlip,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomRotation,
     RandomVerticalFlip,
     Resize,
     Views,
@@ -27,7 +28,7 @@ from loaders.augment import (
 )
 from loaders.augment.geometry import Geometry
 from loaders.augment.pixels import apply, move_boxes, reductions
-from loaders.augment.planning import fill_mask_of, output_size, plan
+from loaders.augment.planning import fill_mask_of, fill_of, output_size, plan
 from loaders.augment.views import as_augment
 from loaders.errors import BatchError
 from loaders.rng import key64, uniform
@@ -754,11 +755,20 @@ def test_ops_agree_on_what_lies_outside_of_masks() -> None:
     ops = [RandomCrop(8, padding=2, fill_mask=255), Resize(9), CenterCrop(12)]
     assert fill_mask_of(ops) == fill_mask_of([*ops, CenterCrop(20, fill_mask=255)]) == 255
     assert fill_mask_of([CenterCrop(4)]) == 0
-    disagreeing = [*ops, CenterCrop(20, fill_mask=7)]
     for make in (as_augment, lambda view: Views(weak=view, strong=ops)):
         make(ops)
-        with pytest.raises(ValueError):
-            make(disagreeing)
+        for other in (7, 0):
+            with pytest.raises(ValueError):
+                make([*ops, CenterCrop(20, fill_mask=other)])
+
+
+def test_a_fill_of_0_is_one_that_was_set() -> None:
+    rotation = RandomRotation(10, fill=(9, 9, 9))
+
+    assert fill_of([RandomCrop(8, padding=2), rotation]) == (9, 9, 9)
+    assert fill_of([RandomCrop(8, padding=2, fill=0), RandomRotation(10)]) == 0
+    with pytest.raises(ValueError):
+        as_augment([RandomCrop(8, padding=2, fill=0), rotation])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bool", "int32", "int64", "uint32", "float16"])

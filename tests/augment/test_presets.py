@@ -159,3 +159,17 @@ def test_parts_of_jpegs_give_what_whole_pictures_do(name: str, tmp_path: Path) -
             # OpenCV rounds places to 1/32 of a pixel, from the corner of what it is given.
             assert apart.max() <= (8 if name in ("turned", "elastic") else 0)
             assert (apart <= 1).float().mean() > 0.9
+
+
+def test_deit_draws_two_ops_each_by_half_at_a_strength_of_ten() -> None:
+    weak, strong = (presets.deit(8, magnitude=m)[2:4] for m in (0, 9))
+
+    assert (
+        strong
+        == [augment.RandomApply([augment.RandAugment(1, 27, fill=presets.IMAGENET_PIXELS)], 0.5)]
+        * 2
+    )
+    assert weak != strong
+    for magnitude in (-1, 11):
+        with pytest.raises(ValueError):
+            presets.deit(8, magnitude=magnitude)

@@ -13,7 +13,7 @@ from loaders import BatchAugment, RAMDataset, ShardDataset, augment
 from loaders.augment import ElasticTransform, RandomAffine, RandomPerspective, RandomRotation
 from loaders.augment.geometry import moved_points
 from loaders.augment.pixels import move_boxes
-from loaders.augment.planning import plan
+from loaders.augment.planning import fill_of, plan
 from loaders.augment.warps import warp
 from loaders.schema import Boxes, Image, Keypoints, Mask
 from tests.torchvision_v2 import torchvision_v2
@@ -68,7 +68,7 @@ def test_values_are_torchvisions(size: tuple[int, int], interpolation: Any) -> N
         ),
     ]
     for op, want in cases:
-        found = on_host([op], image, fill=op.fill)
+        found = on_host([op], image, fill=fill_of([op]))
         apart = np.abs(found.astype(int) - want.permute(1, 2, 0).numpy())
         # Of two pixels that are as near OpenCV takes the other. Pixels on the edge are in part of the fill, which
         # torchvision counts twice.
@@ -262,6 +262,24 @@ def test_a_rotation_without_an_angle_changes_nothing() -> None:
     np.testing.assert_array_equal(on_host([RandomRotation(0)], image), image)
     found = on_host([RandomRotation((90, 90))], smooth(30, 30))
     np.testing.assert_array_equal(found, np.rot90(smooth(30, 30)))
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0])
+def test_corners_without_a_homography_leave_the_picture_as_it_is(scale: float) -> None:
+    """Sides of a pixel, and corners that are drawn in a line: as of those that are not drawn at all."""
+    sizes = (
+        np.stack(np.meshgrid(np.arange(1, 9), np.arange(1, 9)), -1).reshape(-1, 2).repeat(50, 0)
+    )
+    indices = np.arange(len(sizes))
+
+    found = plan([RandomPerspective(scale, 1.0)], sizes, seed=0, epoch=0, indices=indices)
+
+    warped = found.is_warped
+    assert 0 < warped.sum() < len(warped)
+    assert not warped[sizes.min(1) == 1].any()
+    assert found.matrices is not None
+    assert np.isfinite(np.linalg.inv(found.matrices[warped])).all()
+    np.testing.assert_array_equal(found.boxes[~warped, 2:], sizes[~warped])
 
 
 @pytest.mark.parametrize("op", [RandomAffine, RandomRotation])

@@ -1,5 +1,6 @@
 """Keypoints move as the pixels below them, through packing, memory, views and the loader."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from loaders import DataLoader, Mosaic, RAMDataset, ShardDataset, augment
 from loaders.augment.pixels import move_keypoints
 from loaders.datasets import settings
+from loaders.datasets.reading import known
 from loaders.errors import BatchError, LoadersError, SchemaError
 from loaders.schema import Array, Field, Image, Json, Keypoints, field_from_json
 from packdata import pack
@@ -66,6 +68,34 @@ def test_a_flip_exchanges_left_and_right(tmp_path: Path) -> None:
     expected[..., 0] = WIDTH - expected[..., 0]
     assert points.dtype == torch.float32
     assert np.array_equal(points.numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    ("ops", "pairs", "is_told"),
+    [
+        ([augment.RandomHorizontalFlip()], (), True),
+        ([augment.Views(a=[augment.CenterCrop(9)], b=[augment.RandomFlip()])], (), True),
+        ([augment.RandomHorizontalFlip()], ((0, 1),), False),
+        ([augment.RandomVerticalFlip()], (), False),
+    ],
+    ids=["flip", "views", "pairs", "vertical"],
+)
+def test_points_without_pairs_that_are_mirrored_are_told_of(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    ops: Any,
+    pairs: Any,
+    is_told: bool,
+) -> None:
+    monkeypatch.setattr(known, "_told", set())
+    path = packed(tmp_path, PLACES, flip_pairs=pairs)
+
+    with caplog.at_level(logging.WARNING, "loaders"):
+        for _ in range(2):
+            ShardDataset(path, augment=ops)
+
+    assert len(caplog.records) == is_told
 
 
 def test_a_resize_scales_them(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from loaders import CutMix, MixUp, seeded
-from loaders.device.mix import _beta_quantiles
+from loaders.device.mix import _beta_quantiles, one_hot
 from loaders.errors import BatchError
 from tests.torchvision_v2 import torchvision_v2
 
@@ -37,6 +37,21 @@ def test_the_draw_belongs_to_the_samples_of_the_batch(kind: Any) -> None:
         mix(images, labels, IDS + 1, epoch=2),
     ]
     assert all(not torch.equal(soft, other[1]) for other in others)
+
+
+@pytest.mark.parametrize("kind", [MixUp, CutMix])
+@pytest.mark.parametrize("label", [-1, 3, 255])
+def test_labels_that_are_no_class_are_an_error_on_the_host_and_nan_on_a_device(
+    kind: Any, label: int
+) -> None:
+    images, labels = batch()
+    labels[2] = label
+
+    with pytest.raises(BatchError):
+        kind(3)(images, labels, IDS)
+    rows = one_hot(labels, 3)
+    assert rows.isnan().any(1).tolist() == [i == 2 for i in range(8)]
+    assert torch.equal(rows[3:], torch.nn.functional.one_hot(labels[3:], 3).float())
 
 
 def share_of(soft: torch.Tensor, labels: torch.Tensor) -> float:

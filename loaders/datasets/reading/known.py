@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,9 @@ from loaders import augment
 from loaders.augment.geometry import Geometry, Known
 from loaders.augment.planning import plan
 from loaders.data.finder import Rows
-from loaders.errors import SchemaError
+from loaders.errors import LoadersError, SchemaError
 from loaders.rng import key64, uniform
-from loaders.schema import Array, Boxes, Keypoints, Mask
+from loaders.schema import Array, Boxes, Json, Keypoints, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 _DOMAIN = int.from_bytes(b"fore", "big")
+_NUM_LOOKED_AT = 20  # samples
+_log = logging.getLogger(__name__)
+_told: set[str] = set()
 
 
 def check_known(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
@@ -52,6 +56,59 @@ def check_known(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
                 raise SchemaError(
                     f"{op} follows labels {name!r}, which {what}: it needs a Mask, or an Array with spatial axes"
                 )
+
+
+def check_followed(ops: Sequence[Any], fields: Mapping[str, Field | None], view: View) -> None:
+    """Look for what is served and does not follow boxes and points that ops drop or mirror.
+
+    Raises:
+        SchemaError: A list of JSON has an entry for each box in the first samples, and an op drops boxes.
+    """
+    views: list[Sequence[Any]] = [v for op in ops if isinstance(op, augment.Views) for _, v in op]
+    every = [op for each in views or [ops] for op in each]
+    is_mirrored = any(
+        isinstance(op, augment.RandomHorizontalFlip | augment.RandomFlip) for op in every
+    )
+    for name, field in fields.items():
+        is_unpaired = isinstance(field, Keypoints) and field.num != 1 and not field.flip_pairs
+        if is_mirrored and is_unpaired and name not in _told:
+            _told.add(name)
+            _log.warning(
+                "Keypoints %r have no flip_pairs: a flip does not exchange left and right points. If some are, pack "
+                "them with --flip-pairs",
+                name,
+            )
+    droppers = [op for op in every if isinstance(op, augment.SanitizeBoundingBoxes)]
+    for name, field in fields.items():
+        if isinstance(field, Json) and droppers and droppers[0].fields is None:
+            _check_list(name, view, droppers[0])
+
+
+def _check_list(name: str, view: View, op: Any) -> None:
+    boxes = first_boxes(view.schema.fields)
+    if boxes is None or view.store.is_remote:  # where no shard is fetched at opening
+        return
+    some = np.arange(min(len(view), _NUM_LOOKED_AT))
+    try:
+        values, places = (
+            [view.codec(each).decode(record) for record in view.records(each, some)]
+            for each in (name, boxes)
+        )
+    except LoadersError:  # reading the sample is what raises it
+        return
+    counts = [len(each) for each in places]
+    if any(counts) and all(map(_has_entries, values, counts)):
+        raise SchemaError(
+            f"{op} drops boxes, and {name!r}, which has an entry for each box, would keep all of them: pack it as "
+            "numbers (packdata images --box-labels), leave it out with fields=[...], or name what follows in "
+            "SanitizeBoundingBoxes(fields=[...])"
+        )
+
+
+def _has_entries(value: Any, count: int) -> bool:
+    """Tell whether JSON is a list of so many entries, or has one."""
+    lists = value.values() if isinstance(value, dict) else [value]
+    return any(isinstance(each, list) and len(each) == count for each in lists)
 
 
 def first_boxes(fields: Mapping[str, Field]) -> str | None:
