@@ -29,11 +29,16 @@ UInt8Array = npt.NDArray[np.uint8]
 Take = Callable[[UInt8Array], Callable[[Indices, UInt8Array], None]]
 _UNKNOWN = -(1 << 62)
 _MAX_ELEMENTS = 1 << 63  # of an array
+_MAX_WINDOWS = 64
 _COPY_BYTES = 1 << 20  # of numpy's first copy
 
 
 class Gather:
-    """Copies records of one field."""
+    """Finds and copies records of one field.
+
+    Attributes:
+        is_cached: Whether its files are to be let go of as soon as can be.
+    """
 
     def __init__(
         self,
@@ -50,9 +55,10 @@ class Gather:
         self._biases = np.full(len(starts), _UNKNOWN, np.int64)
         self._kinds = set[type[Column]]()
         self._odd: dict[int, Indices] = {}  # by shard: samples whose rows have another size
-        self.is_cached = False  # its files are to be let go of as soon as can be
+        self.is_cached = False
         self._of_starts: Gather | None = None  # of columns whose rows may lie anywhere
-        self._window = AddressRange(0, 0, None, None)
+        self._low, self._high = 0, 0  # addresses between which all open columns lie
+        self._windows: dict[int, AddressRange] = {}  # by size of a row
         self._lock = ForkLock()
 
     def __call__(self, indices: Indices, shards: Indices, out: UInt8Array) -> None:
@@ -61,16 +67,33 @@ class Gather:
 
     def find(self, indices: Indices, shards: Indices) -> Found:
         """Return where the records of some samples lie."""
+        numbers = None
         if len(self._columns) < len(self._starts):
-            self._open(np.unique(shards).tolist())
+            numbers = np.unique(shards).tolist()
+            self._open(numbers)
         if self._odd:
             self._check_sizes(indices)
-        addresses, window = self._addresses(indices, shards), self._window
-        addresses -= window.low
+        addresses = self._addresses(indices, shards)
         if not self.is_cached:
-            return Found(window, addresses, self._columns)
-        kept = [self._columns[n] for n in np.unique(shards).tolist()]
-        return Found(window, addresses, kept)
+            return Found(self, addresses, self._columns)
+        numbers = np.unique(shards).tolist() if numbers is None else numbers
+        return Found(self, addresses, [self._columns[n] for n in numbers])
+
+    @property
+    def lies_end_to_end(self) -> bool:
+        """Whether the rows of all columns that are open lie one after the other."""
+        return self._kinds <= {FixedColumn}
+
+    def window(self, nbytes: int) -> AddressRange:
+        """Return a window over all columns that are open, for rows of any size."""
+        window = self._windows.get(nbytes)
+        if window is None:
+            with self._lock.plain:
+                if len(self._windows) == _MAX_WINDOWS:
+                    self._windows.clear()
+                window = window_over(self._low, self._high, nbytes, self._take)
+                self._windows[nbytes] = window
+        return window
 
     def _check_sizes(self, indices: Indices) -> None:
         for number, odd in tuple(self._odd.items()):
@@ -79,7 +102,7 @@ class Gather:
 
     def _addresses(self, indices: Indices, shards: Indices) -> Indices:
         addresses = self._biases.take(shards)
-        if self._kinds <= {FixedColumn}:  # none are open yet where no rows are asked for
+        if self.lies_end_to_end:  # none are open yet where no rows are asked for
             addresses += indices * self._nbytes
         elif self._kinds == {VarColumn}:
             addresses += self._starts_of(indices, shards)
@@ -117,15 +140,12 @@ class Gather:
             self._odd[number] = odd + self._starts[number]
         self._kinds.add(type(column))
         self._biases[number] = address - first
-        self._widen(address, address + data.nbytes)
-        self._columns[number] = column
-
-    def _widen(self, low: int, high: int) -> None:
-        """Let the window cover one more range of addresses."""
+        low, high = address, address + data.nbytes
         if self._columns:
-            low, high = min(low, self._window.low), max(high, self._window.high)
-        # One assignment: other threads use the window without the lock.
-        self._window = window_over(low, high, self._nbytes, self._take)
+            low, high = min(low, self._low), max(high, self._high)
+        self._low, self._high = low, high
+        self._windows.clear()
+        self._columns[number] = column
 
 
 def _starts_column(column: Column) -> FixedColumn:
@@ -135,15 +155,18 @@ def _starts_column(column: Column) -> FixedColumn:
 
 
 class Found(NamedTuple):
-    """Rows that are only to be copied."""
+    """Where records lie."""
 
-    window: AddressRange  # what they are seen through
-    offsets: Indices  # where they begin in it
+    gather: Gather
+    addresses: Indices  # of their first bytes
     columns: object  # keeps what they lie in mapped
 
     def copy(self, out: UInt8Array, first: int = 0) -> None:
         """Copy as many rows as ``out`` has, from the ``first`` on."""
-        self.window.copy(self.offsets[first : first + len(out)], out)
+        if not len(out):  # no column may be open
+            return
+        window = self.gather.window(out.shape[1])
+        window.copy(self.addresses[first : first + len(out)] - window.low, out)
 
 
 class AddressRange(NamedTuple):

@@ -21,6 +21,7 @@ import xxhash
 from loaders.data.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
 from loaders.data.madvise import ask_for, wait_for
 from loaders.data.prefetch import fits_memory, unreadable
+from loaders.data.seen import Seen
 from loaders.data.shards import FileShard
 from loaders.errors import ChecksumError, ShardError
 
@@ -47,15 +48,14 @@ class RecordPart:
     chunks: Indices  # the numbers, in the shard, of the chunks to look at
 
 
-@dataclass(slots=True)
-class _VerifiedBlocks:
+@dataclass(frozen=True, slots=True)
+class _Chunks:
     """The chunks of a column in one shard."""
 
     nbytes: int  # size of a chunk
     first: Indices  # the number of each row's first chunk
     hashes: npt.NDArray[np.uint64] | None  # of each chunk, or None if nothing is verified
-    known: npt.NDArray[np.bool_]  # which chunks were fetched, and verified where there are hashes
-    all_known: bool = False  # True if all of them
+    known: Seen  # which chunks were fetched, and verified where there are hashes
 
 
 class PartialRecords:
@@ -66,8 +66,8 @@ class PartialRecords:
 
     def __init__(self, store: Store, field: str) -> None:
         self._store, self._field = store, field
-        self._chunks: dict[int, _VerifiedBlocks | None] = {}
-        self._begun = np.zeros(len(store), bool)  # whose heads were waited for
+        self._chunks: dict[int, _Chunks | None] = {}
+        self._begun = Seen(len(store))  # records whose heads were waited for
         self._fits_memory = fits_memory(store.shards)
 
     def __reduce__(self) -> Any:
@@ -96,14 +96,16 @@ class PartialRecords:
         self, indices: Indices, places: list[tuple[int, int]], records: list[UInt8Array]
     ) -> None:
         """Wait, the first time, for what tells of a record's shape."""
-        new = np.flatnonzero(~self._begun.take(indices)).tolist()
+        is_new = self._begun.new(indices)
+        if is_new is None:
+            return
+        new = np.flatnonzero(is_new).tolist()
         heads = [(_address(records[i]), min(len(records[i]), _HEADER_BYTES)) for i in new]
         bad = wait_for(heads)
         if bad is not None:
             number, row = places[new[bad]]
             raise unreadable(self._store.shards[number].path, row, self._field)
-        if new:
-            self._begun[indices] = True
+        self._begun.note(indices)
 
     def _is_whole(self, number: int) -> bool:
         """Tell whether a shard is mapped, and has no chunks."""
@@ -120,19 +122,19 @@ class PartialRecords:
         if number not in self._chunks:
             self._chunks[number] = self._open(number)
         chunks = self._chunks[number]
-        if chunks is None:
-            return RecordPart(number, row, record, _NONE)
         always = not self._fits_memory or self._store.check == "always"
-        if chunks.all_known and not always:
-            return RecordPart(number, row, record, _NONE)
-        start = chunks.first[row]
-        if not always and spans.are_within(chunks.known[start:], chunks.nbytes):
-            return RecordPart(number, row, record, _NONE)
+        nothing = RecordPart(number, row, record, _NONE)
+        if chunks is None or (chunks.known.are_all() and not always):
+            return nothing
+        start = int(chunks.first[row])
+        if not always and spans.are_within(chunks.known, start, chunks.nbytes):
+            return nothing
         touched = spans.chunks(chunks.nbytes) + start
         if not always:
-            touched = touched[~chunks.known[touched]]
+            is_new = chunks.known.new(touched)
+            touched = _NONE if is_new is None else touched[is_new]
         if not len(touched):
-            return RecordPart(number, row, record, _NONE)
+            return nothing
         part = RecordPart(number, row, record, np.unique(touched))
         ask_for(_runs(part, chunks))  # the pages arrive while other parts are copied
         return part
@@ -150,16 +152,13 @@ class PartialRecords:
         if wait_for(_runs(part, chunks)) is not None:
             raise unreadable(self._store.shards[part.shard].path, part.row, self._field)
         if chunks.hashes is not None:
-            wanted = part.chunks
-            if self._store.check == "first":
-                wanted = wanted[~chunks.known[wanted]]
-            for chunk in wanted.tolist():
-                self._verify(part, chunk, chunks, chunks.hashes)
-        chunks.known[part.chunks] = True
-        chunks.all_known = chunks.all_known or bool(chunks.known.all())
+            for chunk in part.chunks.tolist():
+                if self._store.check == "always" or not chunks.known.are_between(chunk, chunk + 1):
+                    self._verify(part, chunk, chunks, chunks.hashes)
+        chunks.known.note(part.chunks)
 
     def _verify(
-        self, part: RecordPart, chunk: int, chunks: _VerifiedBlocks, hashes: npt.NDArray[np.uint64]
+        self, part: RecordPart, chunk: int, chunks: _Chunks, hashes: npt.NDArray[np.uint64]
     ) -> None:
         first = (chunk - int(chunks.first[part.row])) * chunks.nbytes
         data = part.record[first : first + chunks.nbytes]
@@ -168,7 +167,7 @@ class PartialRecords:
             what = f"the checksum of its bytes {first} to {first + len(data) - 1} does not match"
             raise ChecksumError(what, path, part.row, self._field, _HINT)
 
-    def _open(self, number: int) -> _VerifiedBlocks | None:
+    def _open(self, number: int) -> _Chunks | None:
         """Return the chunks of a shard that is mapped and has large records, else None."""
         store, shard = self._store, self._store.shard(number)
         column, sums = shard.columns[self._field], shard.checksums.get(self._field)
@@ -181,14 +180,14 @@ class PartialRecords:
             what = f"it has {len(sums.chunks)} checksums of chunks for {total} chunks"
             raise ShardError(what, shard.path, None, self._field, _HINT)
         hashes = None if sums is None else sums.chunks
-        return _VerifiedBlocks(nbytes, np.cumsum(counts) - counts, hashes, np.zeros(total, bool))
+        return _Chunks(nbytes, np.cumsum(counts) - counts, hashes, Seen(total))
 
 
 def _address(record: UInt8Array) -> int:
     return int(record.__array_interface__["data"][0])
 
 
-def _runs(part: RecordPart, chunks: _VerifiedBlocks) -> list[tuple[int, int]]:
+def _runs(part: RecordPart, chunks: _Chunks) -> list[tuple[int, int]]:
     """Return where each run of a part's chunks lies in memory, and its size."""
     numbers = part.chunks - chunks.first[part.row]
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
@@ -214,14 +213,13 @@ class BoxBytes:
             return touched
         return np.append(np.arange(-(-self.header // chunk_bytes)), touched)
 
-    def are_within(self, known: npt.NDArray[np.bool_], chunk_bytes: int) -> bool:
-        """Tell whether every chunk from the first byte to the last is known, touched or not."""
+    def are_within(self, known: Seen, chunk: int, chunk_bytes: int) -> bool:
+        """Tell whether all chunks from the first byte to the last are known, given the number of the record's first."""
         steps = zip(self.lengths, self.strides, strict=True)
         last = self.start + sum((length - 1) * stride for length, stride in steps)
-        head = known[: -(-self.header // chunk_bytes)]
-        return bool(
-            head.all() and known[self.start // chunk_bytes : last // chunk_bytes + 1].all()
-        )
+        first, end = chunk + self.start // chunk_bytes, chunk + last // chunk_bytes + 1
+        head = chunk + -(-self.header // chunk_bytes)
+        return known.are_between(chunk, head) and known.are_between(first, end)
 
     def _chunks(self, chunk_bytes: int) -> Indices:
         axis, span = len(self.lengths), 1

@@ -13,13 +13,13 @@ all that have one checksum together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from loaders.data.columns import Column, FixedColumn
-from loaders.data.madvise import READ_BYTES, Span, ask_for, copy, wait_for
+from loaders.data.madvise import READ_BYTES, Span, ask_for, wait_for
+from loaders.data.seen import Seen
 from loaders.data.shards import FileShard
 from loaders.errors import ShardError
 from loaders.system.limits import memory_bytes
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.data.finder import Rows
-    from loaders.data.shards import MemoryShard, OpenShard
+    from loaders.data.shards import OpenShard, Shard
     from loaders.data.verify import Unknown
 
 _MIN_ROW_BYTES = 4 << 10  # smaller ones share pages, and the kernel reads ahead
@@ -39,22 +39,17 @@ _MEMORY_SHARE = 0.5  # of a machine's memory: what the page cache can be trusted
 _UNKNOWN, _SMALL, _LARGE = -1, 0, 1  # records of a shard
 
 
-@dataclass(slots=True)
-class _Map:
+class _Map(NamedTuple):
     """Where the records of one shard lie."""
 
     column: Column  # the records
     address: int  # of the first byte of what they lie in
-    nbytes: int  # how many follow
-    # For each block of it, whether it was asked for; None where records are asked for alone.
-    asked: bytearray | None
 
     @classmethod
-    def of(cls, column: Column, *, in_blocks: bool) -> _Map:
+    def of(cls, column: Column) -> _Map:
         """Look where a column's records lie."""
         data = column.data if isinstance(column, FixedColumn) else column.buffer
-        asked = bytearray(-(-data.nbytes // READ_BYTES)) if in_blocks else None
-        return cls(column, int(data.ctypes.data), data.nbytes, asked)
+        return cls(column, int(data.ctypes.data))
 
     def span(self, row: int) -> Span:
         """Return the address of a record, and its size."""
@@ -63,21 +58,13 @@ class _Map:
             return self.address + row * nbytes, nbytes
         return self.address + int(self.column.starts[row]), int(self.column.lengths[row])
 
-    def unasked(self, row: int) -> list[Span]:
-        """Return what is to be asked for, and note that it is: a record, or those of its blocks that were not yet."""
+    def blocks(self, row: int) -> Span:
+        """Return the whole blocks of a read that a record lies in, as far as the map goes."""
         start, nbytes = self.span(row)
-        if self.asked is None:
-            return [(start, nbytes)]
-        first = start - self.address
-        blocks = range(first // READ_BYTES, -(-(first + nbytes) // READ_BYTES))
-        new = [block for block in blocks if not self.asked[block]]
-        for block in new:
-            self.asked[block] = True
-        return [self._block(block) for block in new]
-
-    def _block(self, number: int) -> Span:
-        start = number * READ_BYTES
-        return self.address + start, min(READ_BYTES, self.nbytes - start)
+        data = self.column.data if isinstance(self.column, FixedColumn) else self.column.buffer
+        first = (start - self.address) // READ_BYTES * READ_BYTES
+        end = -(-(start + nbytes - self.address) // READ_BYTES) * READ_BYTES
+        return self.address + first, min(end, data.nbytes) - first
 
     def spans(self, rows: range) -> list[Span]:
         """Return where neighbours lie: all of them as one if they are close together, or each."""
@@ -95,7 +82,7 @@ class _Map:
 class Shards(Protocol):
     """A store, as far as it is asked here."""
 
-    shards: tuple[FileShard | MemoryShard, ...]
+    shards: tuple[Shard, ...]
     starts: npt.NDArray[np.int64]
 
     def __len__(self) -> int: ...
@@ -116,82 +103,45 @@ class Pages:
         self._sizes = np.array([_guess(shard) for shard in store.shards], np.int8)
         self._may_be_large = bool(self._sizes.any())  # and not here yet
         self._keeps = fits_memory(store.shards)
-        self._asked = np.zeros(len(store), bool) if self._keeps else None
-        self._arrived = np.zeros(len(store), bool)
+        self._asked, self._arrived = Seen(len(store)), Seen(len(store))
 
     def needs_prefetch(self, rows: Rows) -> bool:
         """True if some of these records were not prefetched yet, or may not have been; opens no file."""
         if not self._may_be_large:
             return False
-        if self._asked is not None and self._asked.take(rows.indices).all():
-            return False
-        new = self._sizes.take(rows.shards) != _SMALL
-        if self._asked is not None:
-            new &= ~self._asked.take(rows.indices)
-        return bool(new.any())
+        new = self._asked.new(rows.indices) if self._keeps else True
+        return new is not None and bool((new & (self._sizes.take(rows.shards) != _SMALL)).any())
 
     def prefetch(self, rows: Rows) -> None:
         """Have storage read some records, without waiting for them."""
-        if new := self._new(rows, self._asked):
-            ask_for([s for shard, row in self._places(new) for s in self._map(shard).unasked(row)])
-            if self._asked is not None:
-                self._asked[new.indices] = True
+        new = self._new(rows, self._asked)
+        if new is None:
+            return
+        maps = [(self._map(shard), row) for shard, row in self._places(new)]
+        ask_for([each.blocks(row) if self._keeps else each.span(row) for each, row in maps])
+        self._asked.note(new.indices)
 
-    def wait(self, rows: Rows) -> None:
-        """Wait until some records are in memory; ShardError if one of them cannot be read."""
-        self._wait(rows, self._arrived if self._keeps else None)
-
-    def wait_once(self, rows: Rows, unknown: Unknown | None) -> None:
-        """Wait for records that were never in memory, and for all that will be verified with them.
+    def wait(self, rows: Rows, unknown: Unknown | None = None) -> None:
+        """Wait until some records are in memory, and all that will be verified with them.
 
         Raises:
             ShardError: One of them cannot be read.
         """
-        self._wait(rows, self._arrived)
+        if new := self._new(rows, self._arrived):
+            self._wait_for(self._places(new))
+            self._arrived.note(new.indices)
+            if self._keeps and self._arrived.are_all():
+                self._may_be_large = False
         if unknown is not None:
             self._wait_for_neighbours(unknown)
-
-    def are_here(self, rows: Rows) -> bool:
-        """Tell whether some records were in memory before, or are not waited for at all."""
-        return self._new(rows, self._arrived) is None
 
     def stay_here(self, rows: Rows) -> bool:
-        """Tell whether some records were in memory before, and memory is trusted to keep them."""
-        return not self._may_be_large or (self._keeps and self.are_here(rows))
-
-    def copy_once(self, rows: Rows, out: npt.NDArray[np.uint8], unknown: Unknown | None) -> bool:
-        """Copy records of one size to ``out`` if one of them was never in memory, else return False.
-
-        And wait for all that will be verified with them; ShardError if one of them cannot be read.
-        """
-        is_copied = False
-        if self._new(rows, self._arrived):
-            places = self._places(rows)
-            spans = [self._map(shard).span(row) for shard, row in places]
-            if any(nbytes != out.shape[1] for _, nbytes in spans):
-                return False  # of which ``Gather`` tells
-            copied = copy(spans, out)
-            if copied is not None and copied < len(places):
-                raise self._error(*places[copied])
-            is_copied = copied is not None
-            self._note(rows)
-        if unknown is not None:
-            self._wait_for_neighbours(unknown)
-        return is_copied
+        """Tell whether some records are in memory, which is trusted to keep them, or are not waited for at all."""
+        return self._new(rows, self._arrived) is None
 
     def wait_for_small(self, rows: Rows) -> None:
         """Wait for some records, whatever their size; ShardError if one of them cannot be read."""
         self._wait_for(self._places(rows))
-
-    def _wait(self, rows: Rows, known: npt.NDArray[np.bool_] | None) -> None:
-        if new := self._new(rows, known):
-            self._wait_for(self._places(new))
-            self._note(new)
-
-    def _note(self, arrived: Rows) -> None:
-        self._arrived[arrived.indices] = True
-        if self._keeps and self._arrived.all():  # it stops at the first that did not
-            self._may_be_large = False
 
     def _wait_for(self, places: list[tuple[int, int]]) -> None:
         bad = wait_for([self._map(shard).span(row) for shard, row in places])
@@ -215,18 +165,17 @@ class Pages:
     def _error(self, shard: int, row: int) -> ShardError:
         return unreadable(self._store.shards[shard].path, row, self._field)
 
-    def _new(self, rows: Rows, known: npt.NDArray[np.bool_] | None) -> Rows | None:
-        """Return which of some records are large, in files, and not known; None if none is."""
-        if not self._may_be_large or (known is not None and known.take(rows.indices).all()):
+    def _new(self, rows: Rows, known: Seen) -> Rows | None:
+        """Return which of some records are large, in files, and not known or not kept; None if none is."""
+        is_new = known.new(rows.indices) if self._keeps else np.ones(len(rows), bool)
+        if not self._may_be_large or is_new is None:
             return None
         sizes = self._sizes.take(rows.shards)
         if (sizes == _UNKNOWN).any():
             self._look(np.unique(rows.shards[sizes == _UNKNOWN]).tolist())
             sizes = self._sizes.take(rows.shards)
-        new = sizes == _LARGE
-        if known is not None:
-            new &= ~known.take(rows.indices)
-        return rows[new] if new.any() else None
+        is_new = is_new & (sizes == _LARGE)
+        return rows[is_new] if is_new.any() else None
 
     def _look(self, shards: list[int]) -> None:
         for number in shards:
@@ -244,12 +193,11 @@ class Pages:
         found = self._maps.get(number)
         if found is None:
             column = self._store.shard(number).columns[self._field]
-            new = _Map.of(column, in_blocks=self._asked is not None)
-            found = self._maps.setdefault(number, new)
+            found = self._maps.setdefault(number, _Map.of(column))
         return found
 
 
-def _guess(shard: FileShard | MemoryShard) -> int:
+def _guess(shard: Shard) -> int:
     """Tell from a shard's size whether its records can be large."""
     if (
         not isinstance(shard, FileShard)
@@ -265,7 +213,7 @@ def unreadable(path: Path, row: int, field: str) -> ShardError:
     return ShardError("its pages cannot be read", path, row, field, hint)
 
 
-def fits_memory(shards: Sequence[FileShard | MemoryShard]) -> bool:
+def fits_memory(shards: Sequence[Shard]) -> bool:
     """Tell whether memory can be trusted to keep what was read of all files."""
     nbytes = sum(shard.info.size_bytes for shard in shards if isinstance(shard, FileShard))
     return nbytes < _MEMORY_SHARE * memory_bytes()

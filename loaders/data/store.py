@@ -111,12 +111,11 @@ class Store:
         numbers: dict[int, int] = {}
         self._first = [numbers.setdefault(id(shard), n) for n, shard in enumerate(self.shards)]
         self._lock = ForkLock()
-        self.closings = self.last_opened = 0
+        self.last_opened = 0
         self._close()
 
     def _close(self) -> None:
         """Close all shards; what still reads them keeps them."""
-        self.closings += 1  # who keeps addresses is to find them anew
         self._num_open = self._pinned_bytes = 0
         self._open: list[OpenShard | None] = [None] * len(self.shards)
         self._damaged: list[int] = []  # of the shards that are open
@@ -259,7 +258,6 @@ class Store:
         return records
 
     def _records(self, field: str, rows: Rows) -> list[UInt8Array]:
-        self._pages_of(field).wait(rows)
         self._verify(field, rows)
         numbers = (rows.indices - self.starts[rows.shards]).tolist()
         shards = rows.shards.tolist()
@@ -288,19 +286,20 @@ class Store:
         """
         if not len(rows):
             return
-        gather, verifier = self._gather(field, out.shape[1]), self._verifier(field)
-        found = None if verifier is None else verifier.unknown(rows)
-        if not self._pages_of(field).copy_once(rows, out, found):
-            gather(rows.indices, rows.shards, out)
-        if verifier is not None and found is not None:
-            verifier.verify(found, out)
+        self._verify(field, rows)
+        self.gather_of(field, out.shape[1])(rows.indices, rows.shards, out)
         self.check_damage(rows)
 
     def find(self, field: str, rows: Rows, nbytes: int) -> Found | None:
         """Return where records of one size lie, if nothing but copying is left to do: no waiting, and no check."""
-        if not self._is_verified(field, rows) or not self._pages_of(field).are_here(rows):
+        if not self._is_verified(field, rows) or not self._pages_of(field).stay_here(rows):
             return None
-        return self._gather(field, nbytes).find(rows.indices, rows.shards)
+        return self.gather_of(field, nbytes).find(rows.indices, rows.shards)
+
+    def is_all_verified(self, field: str) -> bool:
+        """True if nothing of a field is left to be compared with its checksums."""
+        verifier = self._verifier(field)
+        return verifier is None or verifier.is_done
 
     def is_settled(self, field: str, rows: Rows) -> bool:
         """True if some records stay in memory and are verified: reading them does not wait."""
@@ -312,7 +311,8 @@ class Store:
         verifier = self._verifier(field)
         return not self._damaged and (verifier is None or verifier.unknown(rows) is None)
 
-    def _gather(self, field: str, nbytes: int) -> Gather:
+    def gather_of(self, field: str, nbytes: int) -> Gather:
+        """Return what finds records of so many bytes, of shards as they are open now; ``verify`` them first."""
         gather = self._gathers.get(field)
         if gather is None:
             store = weakref.proxy(self)  # as above
@@ -354,11 +354,10 @@ class Store:
 
     def _verify(self, field: str, rows: Rows) -> None:
         verifier = self._verifier(field)
-        found = None if verifier is None else verifier.unknown(rows)
-        if verifier is None or found is not None:
-            self._pages_of(field).wait_once(rows, found)
-        if verifier is not None and found is not None:
-            verifier.verify(found)
+        unknown = None if verifier is None else verifier.unknown(rows)
+        self._pages_of(field).wait(rows, unknown)
+        if verifier is not None and unknown is not None:
+            verifier.verify(unknown)
 
     def _verifier(self, field: str) -> Verifier | None:
         if self.check == "never":

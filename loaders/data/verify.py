@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from loaders.data.formats.checksums import hash_block
+from loaders.data.seen import Seen
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
@@ -17,19 +17,16 @@ if TYPE_CHECKING:
     from loaders.data.finder import Rows
     from loaders.data.shards import OpenShard
 
-UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 
 
 class Unknown(NamedTuple):
-    """Samples whose blocks are not known to be right."""
+    """Blocks that are not known to be right."""
 
-    blocks: Indices  # the block of each, as the verifier numbers them; no block comes twice
-    at: Indices  # their positions among the samples that were asked for, ascending
+    blocks: Indices  # their numbers, as the verifier counts, without repeats
     shards: list[int]  # the shard of each
-    local: list[int]  # the block's number there
-    sizes: list[int]  # the rows of such a block
-    hashes: list[int]  # what they should have
+    local: list[int]  # its number there
+    sizes: list[int]  # its rows
 
 
 class Verifier:
@@ -53,16 +50,19 @@ class Verifier:
         self._field, self._starts, self._shard, self._always = field, starts, shard, always
         self._rows_per_block = np.zeros(len(starts), np.int64)  # 0: the shard is not open yet
         self._first_block = np.zeros(len(starts), np.int64)
-        self._num_blocks = 0
-        self._hashes = np.zeros(64, np.uint64)  # by block, and room for those of the next shards
-        self._known = np.zeros(64, bool)
-        self._num_unknown, self._num_closed = 0, len(starts)
+        self._known = Seen()  # blocks
+        self._num_closed = len(starts)
         self._lock = ForkLock()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all blocks of all shards are known."""
+        return not self._num_closed and self._known.are_all()
+
     def unknown(self, rows: Rows) -> Unknown | None:
-        """Return which of some samples are still to be verified; None if none is."""
+        """Return the blocks of some samples that are still to be verified; None if all were."""
         indices, shards = rows.indices, rows.shards
-        if not (self._num_unknown or self._num_closed) or not len(indices):
+        if not len(indices) or self.is_done:
             return None
         sizes = self._rows_per_block.take(shards)
         if not sizes.all():
@@ -70,15 +70,12 @@ class Verifier:
             sizes = self._rows_per_block.take(shards)
         local = (indices - self._starts.take(shards)) // sizes
         blocks, at = np.unique(self._first_block.take(shards) + local, return_index=True)
-        new = ~self._known.take(blocks)
-        blocks, at = blocks[new], at[new]
-        if not len(at):
+        new = self._known.new(blocks)
+        if new is None:
             return None
-        order = np.argsort(at)
-        blocks, at = blocks[order], at[order]
-        shards, local, sizes = shards.take(at), local.take(at), sizes.take(at)
-        hashes = self._hashes.take(blocks).tolist()
-        return Unknown(blocks, at, shards.tolist(), local.tolist(), sizes.tolist(), hashes)
+        at = at[new]
+        places = (shards.take(at).tolist(), local.take(at).tolist(), sizes.take(at).tolist())
+        return Unknown(blocks[new], *places)
 
     def _open(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -90,37 +87,24 @@ class Verifier:
     def _add(self, number: int, shard: OpenShard) -> None:
         sums, rows = shard.checksums.get(self._field), len(shard.columns[self._field])
         # Without checksums: one block, which is known.
-        hashes = np.zeros(1, np.uint64) if sums is None else sums.hashes
-        size = max(1, rows) if sums is None else sums.rows_per_block
-        first, end = self._num_blocks, self._num_blocks + len(hashes)
-        if end > len(self._known):
-            room = max(end, len(self._known))
-            self._hashes = np.append(self._hashes, np.zeros(room, np.uint64))
-            self._known = np.append(self._known, np.zeros(room, bool))
-        self._hashes[first:end], self._known[first:end] = hashes, sums is None
-        self._num_unknown += 0 if sums is None else len(hashes)
+        size, num = (max(1, rows), 1) if sums is None else (sums.rows_per_block, len(sums.hashes))
+        self._first_block[number] = self._known.add(num, is_seen=sums is None)
         self._num_closed -= 1
-        self._first_block[number], self._num_blocks = first, end
         self._rows_per_block[number] = size  # last: who sees it takes the rest for granted
 
-    def verify(self, found: Unknown, copies: UInt8Array | None = None) -> None:
-        """Hash the blocks; those of one row in ``copies``, ``(N, nbytes)``, if they were copied: it is in the cache.
+    def verify(self, unknown: Unknown) -> None:
+        """Hash the blocks.
 
         Raises:
             ChecksumError: One of them is damaged.
         """
-        for i, wanted in enumerate(found.hashes):
-            if copies is not None and found.sizes[i] == 1:
-                is_right = xxhash.xxh3_64_intdigest(copies[found.at[i]].data) == wanted
-            else:
-                column = self._shard(found.shards[i]).columns[self._field]
-                is_right = hash_block(column, found.local[i], found.sizes[i]) == wanted
-            if not is_right:
-                raise self._shard(found.shards[i]).error(self._field, found.local[i])
+        field = self._field
+        for number, block, size in zip(*unknown[1:], strict=True):
+            shard = self._shard(number)
+            if (
+                hash_block(shard.columns[field], block, size)
+                != shard.checksums[field].hashes[block]
+            ):
+                raise shard.error(field, block)
         if not self._always:
-            self._note(found)
-
-    def _note(self, found: Unknown) -> None:
-        with self._lock.plain:
-            self._num_unknown -= int(np.count_nonzero(~self._known[found.blocks]))
-            self._known[found.blocks] = True
+            self._known.note(unknown.blocks)

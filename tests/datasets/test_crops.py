@@ -17,6 +17,7 @@ from loaders.augment.planning import plan
 from loaders.data.formats import checksums, open_columns
 from loaders.data.manifest import read_manifest
 from loaders.data.partial import BoxBytes, PartialRecords
+from loaders.data.seen import Seen
 from loaders.errors import BatchError, ChecksumError, LoadersError, SampleError, SchemaError
 from loaders.schema import Array, Field, Image, Label, Text
 from tests.packdata.packing import pack
@@ -509,12 +510,11 @@ def test_spans_name_every_chunk_that_is_touched_and_no_other() -> None:
             *(inside // chunk_bytes).ravel().tolist(),
         }
         assert set(spans.chunks(chunk_bytes).tolist()) == wanted
-        known = np.ones(-(-len(padded) // chunk_bytes), bool)
-        assert spans.are_within(known, chunk_bytes)
-        for chunk in wanted:
-            known[chunk] = False
-            assert not spans.are_within(known, chunk_bytes)
-            known[chunk] = True
+        num_chunks = -(-len(padded) // chunk_bytes)
+        for missing in (None, *wanted):
+            known = Seen(num_chunks + 3)  # the record's chunks begin at the fourth
+            known.note(3 + np.array([n for n in range(num_chunks) if n != missing], np.int64))
+            assert spans.are_within(known, 3, chunk_bytes) == (missing is None)
 
 
 def test_of_chunks_that_were_verified_before_nothing_is_looked_at_again(

@@ -141,16 +141,11 @@ def test_a_dataset_that_fits_into_memory_is_asked_for_once_and_in_blocks(
 
     job: Any = dataset.job(range(NUM), Memory())
     assert not job.needs_prefetch
-    starts = [address for address, _ in asked]
-    assert len(set(starts)) == len(starts)
-    assert {nbytes for _, nbytes in asked} <= set(range(1, READ_BYTES + 1))
+    assert len(asked) == NUM
+    assert max(nbytes for _, nbytes in asked) >= READ_BYTES
     for record in unread(dataset, *range(NUM)):
         first = record.__array_interface__["data"][0]
-        covered = sum(
-            max(0, min(first + len(record), address + nbytes) - max(first, address))
-            for address, nbytes in asked
-        )
-        assert covered == len(record)
+        assert any(at <= first and first + len(record) <= at + nbytes for at, nbytes in asked)
 
 
 def test_one_that_does_not_fit_is_asked_for_each_time_and_by_the_record(
@@ -219,7 +214,7 @@ def test_records_of_which_a_prefix_is_read_are_not_asked_for_whole(
     assert asked == []
 
 
-def test_each_word_is_said_once_for_a_batch(
+def test_a_batch_is_waited_for_in_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that lets the lock go for each record gets it back from a busy one after 5 ms."""
@@ -238,7 +233,6 @@ def test_each_word_is_said_once_for_a_batch(
     dataset.store.prefetch("data", rows)
     dataset.store.records("data", rows)
 
-    assert len(calls) <= 4 or "madvise" in calls  # where asking in one call is not allowed
     assert calls.count("process_vm_readv") <= 2  # one looks whether it is there
 
 
@@ -330,32 +324,6 @@ def test_a_file_that_is_cut_while_it_is_in_use_is_an_error(tmp_path: Path, kind:
 
 ROW = 60_000
 OF_ONE_SIZE: dict[str, Field] = {"data": Array(dtype="uint8", dims=(ROW,))}
-
-
-def test_rows_are_copied_whole_however_much_one_call_moves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(madvise, "_PIECE_BYTES", 70_000)
-    monkeypatch.setattr(madvise, "_CALL_BYTES", 150_000)
-    data = noise(300_000 * 5).reshape(5, -1)
-    out = np.zeros_like(data)
-
-    assert madvise.copy([(row.ctypes.data, row.nbytes) for row in data], out) == 5
-    assert np.array_equal(out, data)
-    nowhere = (4096, data.shape[1])
-    spans = [(data[0].ctypes.data, data.shape[1]), nowhere, (data[1].ctypes.data, data.shape[1])]
-    assert madvise.copy(spans, out[:3]) == 1
-
-
-@pytest.mark.slow
-def test_more_than_two_gigabytes_are_copied(tmp_path: Path) -> None:
-    """The kernel moves no more by one call."""
-    data = np.zeros((35, 64 << 20), np.uint8)
-    data[:, -1] = np.arange(35)
-    out = np.empty_like(data)
-
-    assert madvise.copy([(row.ctypes.data, row.nbytes) for row in data], out) == 35
-    assert out[:, -1].tolist() == list(range(35))
 
 
 @pytest.mark.parametrize("fits", [True, False])

@@ -2,12 +2,10 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,16 +43,11 @@ class Shards:
         indices = np.asarray(indices, np.int64)
         return Rows(indices, np.searchsorted(self.ends, indices, "right"))
 
-    def records(self, indices: Any) -> np.ndarray:
-        rows: np.ndarray = np.concatenate([c.data for c in self.columns])[indices]
-        return rows
 
-
-def verify(shards: Shards, verifier: Verifier, indices: Any, way: str) -> None:
-    """Verify stored records, or copies."""
-    found = verifier.unknown(shards.of(indices))
-    if found is not None:
-        verifier.verify(found, shards.records(indices) if way == "copies" else None)
+def verify(shards: Shards, verifier: Verifier, indices: Any) -> None:
+    unknown = verifier.unknown(shards.of(indices))
+    if unknown is not None:
+        verifier.verify(unknown)
 
 
 @pytest.fixture
@@ -70,22 +63,16 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
         count(np.ascontiguousarray(column.data[block * rows]).data)
         return hash_block(column, block, rows)
 
-    def digest(data: Any) -> int:
-        count(data)
-        return int(xxhash.xxh3_64_intdigest(data))
-
     monkeypatch.setattr(module, "hash_block", block_of)
-    monkeypatch.setattr(module, "xxhash", SimpleNamespace(xxh3_64_intdigest=digest))
     return counts
 
 
-@pytest.mark.parametrize("way", ["stored", "copies"])
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     data=st.data(),
 )
 def test_every_block_is_verified_when_it_is_first_read_and_not_again(
-    way: str, sizes: list[int], data: st.DataObject
+    sizes: list[int], data: st.DataObject
 ) -> None:
     shards = Shards(sizes, LARGE)
     verifier, seen = shards.verifier(), set[int]()
@@ -93,25 +80,24 @@ def test_every_block_is_verified_when_it_is_first_read_and_not_again(
         indices = data.draw(st.lists(st.integers(0, sum(sizes) - 1), max_size=40))
         found = verifier.unknown(shards.of(indices))
         new = sorted(set(indices) - seen)
-        at = [] if found is None else found.at.tolist()
-        assert sorted(indices[i] for i in at) == new
-        verify(shards, verifier, indices, way)
+        pairs = [] if found is None else zip(found.shards, found.local, strict=True)
+        assert sorted(int(shards.starts[n]) + row for n, row in pairs) == new
+        verify(shards, verifier, indices)
         seen |= set(indices)
-    verify(shards, verifier, range(sum(sizes)), way)
+    verify(shards, verifier, range(sum(sizes)))
 
     assert verifier.unknown(shards.of(range(sum(sizes)))) is None
 
 
-@pytest.mark.parametrize("way", ["stored", "copies"])
 @pytest.mark.parametrize("nbytes", [LARGE, SMALL])
-def test_an_epoch_hashes_every_block_once(hashed: Counter[bytes], nbytes: int, way: str) -> None:
+def test_an_epoch_hashes_every_block_once(hashed: Counter[bytes], nbytes: int) -> None:
     shards = Shards([50, 7, 30], nbytes)
     verifier = shards.verifier()
     order = np.random.default_rng(1).permutation(87)
 
     for _ in range(2):
         for first in range(0, 87, 10):
-            verify(shards, verifier, order[first : first + 10], way)
+            verify(shards, verifier, order[first : first + 10])
 
     rows = 1 if nbytes == LARGE else 21
     blocks = [
@@ -124,18 +110,17 @@ def test_always_is_every_time(hashed: Counter[bytes]) -> None:
     shards = Shards([4], LARGE)
     verifier = shards.verifier(always=True)
 
-    for way in ("stored", "copies", "copies"):
-        verify(shards, verifier, [2, 2, 1], way)
+    for _ in range(3):
+        verify(shards, verifier, [2, 2, 1])
 
     assert sorted(hashed.values()) == [3, 3]
 
 
-@pytest.mark.parametrize("way", ["stored", "copies"])
 @pytest.mark.parametrize(
     ("nbytes", "row", "said"), [(LARGE, 17, "row 17"), (SMALL, None, " (one of rows 0 to 20)")]
 )
 def test_damage_is_told_with_its_place_and_is_not_forgotten(
-    nbytes: int, row: int | None, said: str, way: str
+    nbytes: int, row: int | None, said: str
 ) -> None:
     shards = Shards([9, 30, 9], nbytes)
     shards.columns[1].data[17, 5] ^= 1
@@ -143,39 +128,11 @@ def test_damage_is_told_with_its_place_and_is_not_forgotten(
 
     for _ in range(2):
         with pytest.raises(ChecksumError) as caught:
-            verify(shards, verifier, [3, 26, 40], way)
+            verify(shards, verifier, [3, 26, 40])
         assert (caught.value.path, caught.value.row, caught.value.field) == (Path("1"), row, "x")
         assert said in str(caught.value)
         assert str(caught.value).count("row") == 1
-    verify(shards, verifier, [3, 40], way)
-
-
-def test_a_copy_is_verified_not_what_it_is_a_copy_of() -> None:
-    shards = Shards([5], LARGE)
-    records, verifier = shards.records(range(5)), shards.verifier()
-    records[3, 7] ^= 1
-    found = verifier.unknown(shards.of(range(5)))
-    assert found is not None
-
-    with pytest.raises(ChecksumError) as caught:
-        verifier.verify(found, records)
-
-    assert caught.value.row == 3
-    verifier.verify(found)
-
-
-def test_copies_are_those_of_their_samples_in_any_order_and_repeated() -> None:
-    shards, order = Shards([5, 4], LARGE), [4, 1, 8, 1, 0, 2]
-    records, verifier = shards.records(order), shards.verifier()
-    found = verifier.unknown(shards.of(order))
-    assert found is not None
-    assert found.at.tolist() == [0, 1, 2, 4, 5]
-    verifier.verify(found, records)
-
-    assert verifier.unknown(shards.of(order)) is None
-    rest = verifier.unknown(shards.of(range(9)))
-    assert rest is not None
-    assert rest.at.tolist() == [3, 5, 6, 7]
+    verify(shards, verifier, [3, 40])
 
 
 def test_what_two_found_at_once_counts_once() -> None:
@@ -190,7 +147,7 @@ def test_what_two_found_at_once_counts_once() -> None:
     assert verifier.unknown(shards.of([0, 1])) is None
     left = verifier.unknown(shards.of([1, 2, 3]))
     assert left is not None
-    assert left.at.tolist() == [1, 2]
+    assert left.local == [2, 3]
 
 
 def test_a_shard_that_two_open_at_once_is_counted_once() -> None:
@@ -199,9 +156,10 @@ def test_a_shard_that_two_open_at_once_is_counted_once() -> None:
 
     verifier._open([0])
     verifier._open([0])
-    verify(shards, verifier, range(4), "stored")
+    verify(shards, verifier, range(4))
 
-    assert (verifier._num_unknown, verifier._num_closed) == (0, 0)
+    assert verifier.unknown(shards.of(range(4))) is None
+    assert (verifier._known.are_all(), verifier._num_closed) == (True, 0)
 
 
 def test_shards_without_checksums_are_taken_as_they_are() -> None:
@@ -210,7 +168,7 @@ def test_shards_without_checksums_are_taken_as_they_are() -> None:
     verifier = shards.verifier()
 
     assert verifier.unknown(shards.of(range(5))) is None
-    verify(shards, verifier, range(10), "copies")
+    verify(shards, verifier, range(10))
     assert verifier.unknown(shards.of(range(10))) is None
 
 
@@ -225,7 +183,7 @@ def test_many_threads_leave_nothing_unverified() -> None:
         failed = 0
         for row in np.random.default_rng(number).permutation(180).tolist():
             try:
-                verify(shards, verifier, [row], "copies" if number % 2 else "stored")
+                verify(shards, verifier, [row])
             except ChecksumError:
                 failed += 1
                 assert row // 6 == 23

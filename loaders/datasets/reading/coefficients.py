@@ -22,6 +22,7 @@ from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.data.madvise import wait_for
 from loaders.data.prefetch import unreadable
+from loaders.data.seen import Seen
 from loaders.datasets.reading.known import known_of
 from loaders.datasets.reading.request import ReaderAround
 from loaders.device.augment import BatchAugment, Moves, draw_moves
@@ -103,7 +104,7 @@ class PrefixRecords:
 
     def __init__(self, store: Store, codec: DctCodec, side: int) -> None:
         self._store, self._codec, self._side = store, codec, side
-        self._known = np.zeros(len(store), bool)
+        self._known = Seen(len(store))
 
     def __reduce__(self) -> Any:
         return PrefixRecords, (self._store, self._codec, self._side)
@@ -114,7 +115,8 @@ class PrefixRecords:
         numbers = (rows.indices - store.starts[rows.shards]).tolist()
         for shard, row in zip(rows.shards.tolist(), numbers, strict=True):
             found.append(store.shard(shard).columns[field].row(row))
-        new = np.flatnonzero(~self._known[rows.indices]).tolist()
+        is_new = self._known.new(rows.indices)
+        new = [] if is_new is None else np.flatnonzero(is_new).tolist()
         if new:
             self._wait([found[i] for i in new], rows[np.array(new)], field)
         for i in new:
@@ -122,7 +124,7 @@ class PrefixRecords:
                 self._codec.check(found[i], self._side)
         store.check_damage(rows)
         if new and store.check != "always":
-            self._known[rows.indices] = True
+            self._known.note(rows.indices)
         return found
 
     def _wait(self, records: list[UInt8Array], rows: Rows, field: str) -> None:

@@ -15,29 +15,16 @@ import torch
 
 from loaders.cached import cached_property
 from loaders.data.columns import FixedColumn, VarColumn
-from loaders.data.gather import AddressRange, rows_at, window_over
 from loaders.errors import SchemaError, ShardError
 from loaders.schema import Tokens
-from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
+    from loaders.data.gather import Found
     from loaders.datasets.packed import PackedDataset
 
 Indices = npt.NDArray[np.int64]
 TOKENS, NUM_TOKENS, DOCUMENT_ENDS = "tokens", "num_tokens", "document_ends"
 LABELS = "labels"
-
-
-class _Maps:
-    """Where tokens of mapped shards lie, and which rows are verified; valid until the store closes its shards."""
-
-    def __init__(self, closings: int, num_runs: int, verified: npt.NDArray[np.bool_]) -> None:
-        self.closings, self.verified = closings, verified
-        self.addresses = np.full(num_runs, -1, np.int64)
-        self.low, self.high = 0, 0
-        self.opened: dict[int, npt.NDArray[np.uint8]] = {}
-        self.all_open = self.all_verified = False
-        self.windows: dict[int, AddressRange] = {}
 
 
 class TokenStream:
@@ -62,6 +49,7 @@ class TokenStream:
             )
         self._dataset, self._store, self.field = dataset, dataset.store, field
         self._column, self.dtype = column, np.dtype(dataset.schema.fields[column].dtype)
+        self._row_nbytes = field.row_tokens * self.dtype.itemsize
         counts = dataset.column(NUM_TOKENS).astype(np.int64)
         bad = (counts < 0) | (counts > field.row_tokens)
         if bad.any():
@@ -70,14 +58,6 @@ class TokenStream:
             what = f"its row holds {counts[row]} tokens of {field.row_tokens}"
             raise ShardError(what, path, number, NUM_TOKENS, "Run 'packdata verify'")
         self._find_runs(counts)
-        self._maps = self._no_maps()
-        self._lock = ForkLock()
-
-    def _no_maps(self) -> _Maps:
-        rows = len(self._row_stops)
-        maps = _Maps(self._store.closings, len(self._firsts), np.zeros(rows, bool))
-        maps.all_verified = self._store.check == "never"
-        return maps
 
     def __reduce__(self) -> Any:
         return TokenStream, (self._dataset, self._column)  # where tokens lie is found anew
@@ -152,131 +132,72 @@ class TokenStream:
         """Copy ``length`` tokens from each of ``(N,)`` positions to ``(N, length * itemsize)`` uint8, C-contiguous."""
         if not len(starts):
             return
-        runs, maps = self._prepare(starts, starts + length)
-        addresses = self._addresses_of(maps, starts, runs)
+        runs = self._runs_of(starts)
         over = starts + length > self._lasts[runs]
-        if not over.any():
-            self._copy(maps, addresses, out)
-            return
         if not over.all():
-            addresses[over] = addresses[~over][0]  # they are put right below
-            self._copy(maps, addresses, out)
-        for i in np.flatnonzero(over).tolist():
-            self._join(maps, int(starts[i]), out[i])
+            self._verify(starts, starts + length)
+            found, addresses = self._find(starts, runs)
+            if over.any():
+                addresses[over] = addresses[~over][0]  # they are put right below
+            _copy(found, addresses, out)
+        if over.any():
+            some = np.empty((int(over.sum()), out.shape[1]), np.uint8)
+            self.gather_ranges(starts[over], np.full(len(some), length), some.reshape(-1))
+            out[over] = some
 
     def gather_ranges(self, starts: Indices, lengths: Indices, out: npt.NDArray[np.uint8]) -> None:
         """Copy ranges of different lengths, each within the stream, one behind the other."""
-        item = self.dtype.itemsize
-        runs, maps = self._prepare(starts, starts + lengths)
-        addresses = self._addresses_of(maps, starts, runs)
-        over = starts + lengths > self._lasts[runs]
-        ends = np.cumsum(lengths)
-        if not over.all():
-            addresses -= (ends - lengths) * item
-            each = np.repeat(addresses, lengths)
-            each += np.arange(0, len(each) * item, item)
-            if over.any():
-                each[np.repeat(over, lengths)] = maps.low
-            self._copy(maps, each, out.reshape(-1, item))
-        for i in np.flatnonzero(over).tolist():
-            part = out[int(ends[i] - lengths[i]) * item : int(ends[i]) * item]
-            self._join(maps, int(starts[i]), part)
+        if not len(starts):
+            return
+        self._verify(starts, starts + lengths)
+        runs, item = self._runs_of(starts), self.dtype.itemsize
+        if (starts + lengths > self._lasts[runs]).any():
+            runs, starts, lengths = self._cut(starts, starts + lengths)
+        found, addresses = self._find(starts, runs)
+        addresses -= (np.cumsum(lengths) - lengths) * item
+        each = np.repeat(addresses, lengths)
+        each += np.arange(0, len(each) * item, item)
+        _copy(found, each, out.reshape(-1, item))
 
     def _runs_of(self, positions: Indices) -> Indices:
         if len(self._lasts) == 1:
             return np.zeros(len(positions), np.int64)
         return np.searchsorted(self._lasts, positions, "right")
 
-    def _copy(self, maps: _Maps, addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
-        window = self._window(maps, out.shape[1])
-        addresses -= window.low
-        if torch.get_num_threads() > 1 and window.rows is not None:
-            out[...] = window.rows[addresses]
-            return  # torch would wait for threads of its own, for so little
-        window.copy(addresses, out)
+    def _cut(self, starts: Indices, stops: Indices) -> tuple[Indices, Indices, Indices]:
+        """Cut ranges where runs end; return the run of each piece, its first position, and its length."""
+        firsts, lasts = self._runs_of(starts), self._runs_of(stops - 1)
+        runs, counts = _spans(firsts, lasts), lasts - firsts + 1
+        starts = np.maximum(np.repeat(starts, counts), self._firsts[runs])
+        return runs, starts, np.minimum(np.repeat(stops, counts), self._lasts[runs]) - starts
 
-    def _window(self, maps: _Maps, nbytes: int) -> AddressRange:
-        with self._lock.plain:
-            window = maps.windows.get(nbytes)
-            if window is None:
-                if len(maps.windows) > 64:
-                    maps.windows.clear()
-                window = maps.windows[nbytes] = window_over(
-                    maps.low, maps.high, nbytes, self._store.take
-                )
-            return window
+    def _find(self, positions: Indices, runs: Indices) -> tuple[Found, Indices]:
+        """Return what keeps the shards of some positions mapped, and the address of each, given its run."""
+        gather = self._store.gather_of(self._column, self._row_nbytes)
+        found = gather.find(self._rows[runs], self._shards[runs])
+        if not gather.lies_end_to_end:
+            what = f"some rows of {self._column} are not {self._row_nbytes} bytes each, one after the other"
+            raise ShardError(what, self._dataset.view.path, None, self._column, "Pack it again")
+        return found, found.addresses + (positions - self._firsts[runs]) * self.dtype.itemsize
 
-    def _addresses_of(self, maps: _Maps, positions: Indices, runs: Indices) -> Indices:
-        addresses: Indices = (positions - self._firsts[runs]) * self.dtype.itemsize
-        addresses += maps.addresses[runs]
-        return addresses
-
-    def _join(self, maps: _Maps, start: int, out: npt.NDArray[np.uint8]) -> None:
-        """Copy tokens that lie in several runs."""
-        item, at = self.dtype.itemsize, 0
-        length = len(out) // item
-        run = int(np.searchsorted(self._lasts, start, "right"))
-        while at < length:
-            here = min(length - at, int(self._lasts[run]) - start - at)
-            address = int(maps.addresses[run]) + (start + at - int(self._firsts[run])) * item
-            view = rows_at(address, address + here * item, here * item)
-            out[at * item : (at + here) * item] = view[0]
-            at, run = at + here, run + 1
-
-    # -- shards ------------------------------------------------------------------------------------
-
-    def _prepare(self, starts: Indices, stops: Indices) -> tuple[Indices, _Maps]:
-        """Map the shards of some ranges, verify their rows unless that was done; return their first runs, and maps."""
-        runs, maps = self._runs_of(starts), self._maps
-        if maps.closings != self._store.closings:
-            maps = self._maps = self._no_maps()
-        if not maps.all_open:
-            lasts = self._runs_of(stops - 1)
-            for number in np.unique(self._shards[_spans(runs, lasts)]).tolist():
-                if number not in maps.opened:
-                    self._open_shard(maps, number)
-            maps.all_open = len(maps.opened) == len(np.unique(self._shards))
-        if not maps.all_verified:
-            self._verify(maps, starts, stops)
-        return runs, maps
-
-    def _open_shard(self, maps: _Maps, number: int) -> None:
-        data = self._data(number)
-        address, row_nbytes = int(data.ctypes.data), data.shape[1]
-        with self._lock.plain:
-            if number in maps.opened:  # by another thread, which may copy from there
-                return
-            if maps.high == 0:
-                maps.low, maps.high = address, address + data.nbytes
-            else:
-                maps.low = min(maps.low, address)
-                maps.high = max(maps.high, address + data.nbytes)
-            maps.windows.clear()
-            mine = np.flatnonzero(self._shards == number)
-            rows = self._rows[mine] - self._store.starts[number]
-            maps.addresses[mine] = address + rows * row_nbytes
-            maps.opened[number] = data
-
-    def _data(self, number: int) -> npt.NDArray[np.uint8]:
-        shard = self._store.shard(number)
-        column = shard.columns[self._column]
-        nbytes = self.field.row_tokens * self.dtype.itemsize
-        if not isinstance(column, FixedColumn) or column.data.shape[1] != nbytes:
-            what = f"its rows of {self._column} are not {nbytes} bytes each, one after the other"
-            raise ShardError(what, shard.path, None, self._column, "Pack it again")
-        return column.data
-
-    def _verify(self, maps: _Maps, starts: Indices, stops: Indices) -> None:
+    def _verify(self, starts: Indices, stops: Indices) -> None:
+        """Compare the rows of some ranges with their checksums, unless that was done."""
+        if self._store.is_all_verified(self._column):
+            return
         firsts = np.searchsorted(self._row_starts, starts, "right") - 1
         lasts = np.searchsorted(self._row_starts, stops - 1, "right") - 1
-        rows = np.unique(_spans(firsts, lasts))
-        always = self._store.check == "always"
-        if always or not maps.verified[rows].all():
-            wanted = self._store.rows(rows)
-            self._store.prefetch(self._column, wanted)
-            self._store.verify(self._column, wanted)
-            maps.verified[rows] = True
-            maps.all_verified = not always and bool(maps.verified.all())
+        rows = self._store.rows(np.unique(_spans(firsts, lasts)))
+        self._store.prefetch(self._column, rows)
+        self._store.verify(self._column, rows)
+
+
+def _copy(found: Found, addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
+    window = found.gather.window(out.shape[1])
+    addresses -= window.low
+    if torch.get_num_threads() > 1 and window.rows is not None:
+        out[...] = window.rows[addresses]
+        return  # torch would wait for threads of its own, for so little
+    window.copy(addresses, out)
 
 
 def _spans(firsts: Indices, lasts: Indices) -> Indices:
