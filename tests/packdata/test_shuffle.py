@@ -74,7 +74,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def small_pieces(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(made)
-    monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 200)
+    monkeypatch.setattr("packdata.rows.PART_BYTES", 200)
     monkeypatch.setattr("packdata.tokens.plan.PIECE_BYTES", 500)
     for module in ("plan", "ids"):
         monkeypatch.setattr(f"packdata.tokens.{module}.PIECE_TOKENS", 500)

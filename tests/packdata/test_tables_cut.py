@@ -3,19 +3,17 @@
 import csv
 import io
 import itertools
-import json
 import re
 import tempfile
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders.errors import LoadersError
-from packdata.tables import delimited, pack_tables, parts
-from packdata.tables.delimited import DelimitedFile, first_record_end, last_record_end
+from packdata import rows as row_files
+from packdata.delimited import CsvRows, first_record_end, last_record_end
+from packdata.tables import pack_tables
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
 
@@ -43,17 +41,8 @@ def test_text_cut_anywhere_ends_with_its_last_whole_row(
 
     expected = max((end for end in ends if end <= cut), default=0)
 
-    assert found_by_tails(text[:cut]) == {expected}
+    assert last_record_end(text[:cut], ord(",")) == expected
     assert first_record_end(text, ord(",")) == ends[0]
-
-
-def found_by_tails(text: bytes) -> set[int]:
-    """Return where the last row ends, by all of the text and by what its last lines say."""
-    found = set()
-    for tail_bytes in (1 << 12, 12, 0):
-        with patch.object(delimited, "_TAIL_BYTES", tail_bytes):
-            found.add(last_record_end(text, ord(",")))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -73,7 +62,7 @@ def test_stray_quotes_open_nothing(text: bytes) -> None:
 
     for cut in range(len(text) + 1):
         expected = max((end for end in ends if end <= cut), default=0)
-        assert found_by_tails(text[:cut]) == {expected}, cut
+        assert last_record_end(text[:cut], ord(",")) == expected, cut
     assert len(ends) == len(rows)
 
 
@@ -93,7 +82,7 @@ def test_parts_of_any_size_give_the_same_rows(rows: list[tuple[int, str]], size:
     words = [text.strip() or "none" for _, text in rows]
     lines = [["number", "word"], *([str(n), w] for (n, _), w in zip(rows, words, strict=True))]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "PART_BYTES", size)
+        patch.setattr(row_files, "PART_BYTES", size)
         source = Path(folder) / "t.csv"
         source.write_bytes(written(lines))
 
@@ -108,17 +97,17 @@ def test_parts_of_any_size_give_the_same_rows(rows: list[tuple[int, str]], size:
 
 
 def test_parts_know_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PART_BYTES", 30)
+    monkeypatch.setattr(row_files, "PART_BYTES", 30)
     text = "a,b\r\n" + "".join(f'{i},"x\n{i}"\r\n\r\n' for i in range(20))
     (tmp_path / "t.csv").write_bytes(text.encode())
-    file = DelimitedFile(tmp_path / "t.csv")
+    file = CsvRows(tmp_path / "t.csv")
 
     found = []
     for part in file.parts(0):
         for rows in file.read(part, None, {}):
             found += [(value, rows.line(i)) for i, value in enumerate(rows.table["a"].to_pylist())]
 
-    assert found == [(i, 2 + 3 * i) for i in range(20)]
+    assert found == [(str(i), 2 + 3 * i) for i in range(20)]
 
 
 def test_a_row_without_end_is_not_read_into_memory(
@@ -126,8 +115,8 @@ def test_a_row_without_end_is_not_read_into_memory(
 ) -> None:
     from loaders.errors import SourceError
 
-    monkeypatch.setattr(parts, "PART_BYTES", 100)
-    monkeypatch.setattr(parts, "MAX_ROW_BYTES", 300)
+    monkeypatch.setattr(row_files, "PART_BYTES", 100)
+    monkeypatch.setattr(row_files, "MAX_ROW_BYTES", 300)
     (tmp_path / "t.csv").write_text('a,b\n1,"' + "x\n" * 400)
 
     with pytest.raises(SourceError, check=At("t.csv, line 2")):
@@ -153,8 +142,7 @@ def test_numbers_are_numbers_unless_one_of_the_column_begins_with_zeros(
         for column in zip(*rows, strict=True)
     ]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "PART_BYTES", size)
-        patch.setattr("packdata.tables.delimited._LOOK_BYTES", size)
+        patch.setattr(row_files, "PART_BYTES", size)
         source = Path(folder) / "t.csv"
         source.write_text("".join(delimiter.join(row) + "\n" for row in [("a", "b"), *cells]))
 
@@ -184,58 +172,12 @@ def test_parsing_in_blocks_of_any_size_gives_the_same_rows(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         source = Path(folder) / "t.csv"
         source.write_bytes(written(cells, end))
-        file = DelimitedFile(source)
+        file = CsvRows(source)
         (part,) = file.parts(0)
         whole = [rows.table for rows in file.read(part, None, {})]
-        patch.setattr("packdata.tables.delimited._PARSED_BYTES", size)
+        patch.setattr("packdata.delimited._PARSED_BYTES", size)
 
         blocks = [rows.table for rows in file.read(part, None, {})]
 
     assert [t["t"].to_pylist() for t in blocks] == [t["t"].to_pylist() for t in whole]
     assert [list(map(float, t["n"].to_pylist())) for t in blocks] == [[float(n) for n, _ in rows]]
-
-
-_CELLS = (
-    "1",
-    "2.5",
-    "007",
-    "0.0",
-    "",
-    "NA",
-    "nan",
-    "x",
-    "2024-01-05",
-    "2024-01-05T10:00Z",
-    "true",
-    "1e400",
-    '"3"',
-)
-
-
-@settings(max_examples=20)
-@given(st.lists(st.lists(st.sampled_from(_CELLS), min_size=1, max_size=4), min_size=2, max_size=4))
-def test_a_file_that_is_guessed_to_be_like_another_is_packed_as_by_itself(
-    files: list[list[str]],
-) -> None:
-    """Of columns of the same names, the first file tells what the others seem to hold."""
-
-    def outcome(folder: Path, dst: Path) -> object:
-        try:
-            pack_tables(folder, dst, workers=1, missing="mean", on_error="skip")
-        except LoadersError as error:
-            return str(error)
-        manifest = json.loads((dst / "manifest.json").read_text())
-        return manifest, [path.read_bytes() for path in sorted(dst.glob("shard-*"))]
-
-    def by_itself(file: DelimitedFile) -> object:
-        return iter([file._types])
-
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place, "t")
-        folder.mkdir()
-        for i, cells in enumerate(files):
-            (folder / f"{i}.csv").write_text("a,b\n" + "".join(f"{cell},1\n" for cell in cells))
-        alike = outcome(folder, Path(place, "alike"))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(DelimitedFile, "_guessed_types", by_itself)
-            assert outcome(folder, Path(place, "plain")) == alike

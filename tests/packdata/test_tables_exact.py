@@ -93,9 +93,8 @@ def test_decimals_become_the_nearest_float(tmp_path: Path) -> None:
         pa.array([1577836800000000001], pa.int64()).cast(pa.timestamp("ns")),
         pa.array([2**60], pa.int64()).cast(pa.timestamp("us")),
         pa.array([0], pa.int64()).cast(pa.timestamp("us", "Mars/Base")),
-        pa.array([1], pa.int64()).cast(pa.time64("ns")),
     ],
-    ids=["nanoseconds", "year_38505", "unknown_zone", "time_of_nanoseconds"],
+    ids=["nanoseconds", "year_38505", "unknown_zone"],
 )
 @pytest.mark.parametrize("options", [{"dates": "days"}, {"categorical": ("v",)}, {}])
 def test_what_python_has_no_value_for_is_packed_and_shown(
@@ -109,16 +108,3 @@ def test_what_python_has_no_value_for_is_packed_and_shown(
     else:
         with pytest.raises(SourceError, check=At(f"{source}, row 0")):
             pack_tables(source, tmp_path / "out")
-
-
-def test_a_time_of_day_is_cut_at_microseconds_in_text_as_in_typed_files(tmp_path: Path) -> None:
-    """Rounded, the last of a day would be that of the next."""
-    (tmp_path / "t.csv").write_text("t,x\n23:59:59.9999999,1\n")
-    table = pa.table({"t": pa.array([86_399_999_999_900], pa.time64("ns")), "x": [1]})
-    (tmp_path / "typed").mkdir()
-
-    text = packed(tmp_path, tmp_path / "t.csv", dates="parts").column("features")
-    typed = packed(tmp_path / "typed", write_arrow(tmp_path, table), dates="parts")
-
-    assert text[0, 0] < 24
-    assert text.tolist() == typed.column("features").tolist()

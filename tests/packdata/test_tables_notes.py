@@ -1,6 +1,5 @@
 """What packing a table says of its columns: times that are rounded, zones, and numbers that are written as texts."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -93,44 +92,6 @@ def test_a_target_that_is_a_time_is_named(
     assert notes_of(tmp_path, text, **options) == ([] if remedy is None else [note])
 
 
-@pytest.mark.parametrize("dates", ["days", "parts"])
-@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
-def test_dates_with_a_zone_are_said_to_be_taken_in_utc(
-    tmp_path: Path, dates: str, name: str
-) -> None:
-    row = {"there": "2019-03-23T01:00:00+02:00", "here": "2019-03-23T01:00:00"}
-    text = f"{','.join(row)}\n{','.join(row.values())}\n" if name == "t.csv" else json.dumps(row)
-
-    notes = notes_of(tmp_path, text, name, dates=dates, dtype="float64")
-    pack_tables(tmp_path / name, tmp_path / "out", dates=dates, dtype="float64")
-
-    assert notes == [f"{UTC}there"]
-    there, here = PackedReader(tmp_path / "out").column("features")[0].reshape(2, -1)
-    hour = there[0] % 1 * 24 if dates == "days" else there[-1]
-    assert round(hour, 6) == 23
-    assert there[0] < here[0] if dates == "days" else there[2] < here[2]
-
-
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ["1,5", "2,25", "-3,5"],
-        ["$0.50", "$1,000.50"],
-        ["5%", "7.5 %"],
-        ["€ 5", "5 £", "free"],
-        ["1,234", "NA", "5,678"],
-        ["(15)", "\u22123"],
-        ["1_000", "2_000"],
-    ],
-)
-def test_numbers_with_commas_and_signs_are_named(tmp_path: Path, texts: list[str]) -> None:
-    rows = "".join(f'"{text}",1\n' for text in texts)
-
-    (note,) = [note for note in notes_of(tmp_path, f"x,y\n{rows}") if note.startswith(TEXTS)]
-
-    assert note.startswith(f"{TEXTS}x ({texts[0]!r}); ")
-
-
 @pytest.mark.parametrize(
     "texts", [["a,b", "5%", "c"], ["$", "%"], ["New York, NY", "Paris"], ["5%", "a", "b"]]
 )
@@ -162,12 +123,3 @@ def test_missing_values_are_counted_of_the_rows_that_are_packed(tmp_path: Path) 
 
     assert "missing values: c (1), x (2)" in summary.notes
     assert summary.counts["missing:x"] == 2
-
-
-@pytest.mark.parametrize("dates", [None, "days"])
-def test_dates_in_another_form_are_named(tmp_path: Path, dates: str | None) -> None:
-    text = "at,word\n23/03/2019 20:21:09,23/03/x\n1.4.2019,b\n"
-
-    (note,) = notes_of(tmp_path, text, dates=dates)
-    assert "at ('23/03/2019 20:21:09')" in note
-    assert "word" not in note

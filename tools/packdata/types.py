@@ -38,6 +38,7 @@ _PATTERNS: dict[Kind, str] = {
     "date": _DATE,
     "zoned": _ZONED,
 }
+_EXACT = 2.0**53  # float64 holds whole numbers up to here
 _BEYOND_US = r"(\.\d{6})\d+"
 # How all else than plain text begins, what says that there is no value included.
 _OTHER_THAN_TEXT = r"^\s*[+-]?(?:[\d.#]|(?i:inf|infinity|true|false|n/?a|nan|null)\s*$)"
@@ -182,3 +183,29 @@ def flags_of(array: pa.Array) -> npt.NDArray[np.bool_]:
     """Return booleans as an array of numpy that may be written to."""
     flags: npt.NDArray[np.bool_] = array.to_numpy(zero_copy_only=False)
     return flags if flags.flags.writeable else flags.copy()
+
+
+def as_text(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return values as strings; NaN, with which pandas says that there is none, as null.
+
+    Whole numbers are written alike as integers and as floats, which pandas makes of integers where some are missing.
+    """
+    if pa.types.is_floating(array.type):
+        array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
+        wide = array.cast(pa.float64())  # Arrow computes nothing of float16
+        is_whole = pc.and_(pc.equal(pc.trunc(wide), wide), pc.less_equal(pc.abs(wide), _EXACT))
+        whole = pc.if_else(is_whole, wide, pa.scalar(None, wide.type)).cast(pa.int64())
+        return pc.coalesce(whole.cast(pa.string()), array.cast(pa.string()))
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid:
+        if not pa.types.is_timestamp(array.type):
+            raise
+        # Of no known zone.
+        return array.cast(pa.timestamp(array.type.unit, "UTC")).cast(pa.string())
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Tell whether values are strings."""
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from loaders.commandline import show
 from loaders.errors import SourceError
@@ -16,7 +16,6 @@ from loaders.remote.url import is_url
 from loaders.text import describe_size
 from packdata.commands.common import (
     JSON,
-    REPEATED,
     SIZES,
     TARGET,
     Command,
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
-    from packdata.tables.plan import SharePlan
-
-    Planned = SourcePlan | SharePlan  # what a dry run prints
 
 AT_URLS = True  # as --shuffle: the usual seed where the target is a URL
 _USUAL_SEED = 0
@@ -71,7 +67,7 @@ def packing_command(
         "on-error": {"default": "fail"},
         "part": {"type": _parse_part},
         "shuffle": {"type": parse_shuffle},
-        "plan": TARGET | REPEATED,
+        "plan": TARGET,
     }
     return Command(
         name=name,
@@ -119,18 +115,9 @@ def _packing_options(
 
 _PLAN = """\
 --plan FILE
-  with --part: output of the same command with --dry-run --json; needed where something is learned from the whole
-  source: column types, statistics, a tokenizer, the largest id. Many machines may learn: each with
-  --part I/N --dry-run --json a share of the files; then give --plan once for each of their outputs
+  with --part: output of the same command with --dry-run --json, so that what is learned from the whole source (column
+  types, statistics, a tokenizer, the largest id) is learned once; without it, each part reads all of the source first
 """
-
-
-def share_of(args: argparse.Namespace) -> tuple[int, int] | None:
-    """Return which share of a source is looked at alone, so that others may look at the rest."""
-    if args.part is None or args.plan or not args.dry_run:
-        return None
-    number, _, of = args.part.partition("/")
-    return int(number), int(of)
 
 
 def source_options(kind: str, files: str) -> str:
@@ -179,7 +166,7 @@ def _parse_part(text: str) -> str:
 
 
 def run_packing(
-    args: argparse.Namespace, make_plan: Callable[[], Planned], *, unit: str = "images"
+    args: argparse.Namespace, make_plan: Callable[[], SourcePlan], *, unit: str = "images"
 ) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
     from packdata.packing.outside import check_outside
@@ -202,7 +189,7 @@ def run_packing(
         drop_copies()
 
 
-def _run(args: argparse.Namespace, make_plan: Callable[[], Planned], unit: str) -> int:
+def _run(args: argparse.Namespace, make_plan: Callable[[], SourcePlan], unit: str) -> int:
     with usage_errors(args, schema=True):
         if args.format is not None:  # before a source is read for long
             check_shard_options(args.format, args.shard_size)
@@ -210,7 +197,7 @@ def _run(args: argparse.Namespace, make_plan: Callable[[], Planned], unit: str) 
         check_shard_options(plan.format, args.shard_size)
     if args.dry_run:
         return show_result(args, plan)
-    summary = _pack(args, cast("SourcePlan", plan), unit)
+    summary = _pack(args, plan, unit)
     return show_result(args, summary) or (3 if summary.rejected else 0)
 
 
@@ -252,7 +239,7 @@ def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:
         raise
 
 
-def show_result(args: argparse.Namespace, result: Planned | Summary) -> int:
+def show_result(args: argparse.Namespace, result: SourcePlan | Summary) -> int:
     """Print a plan or a summary."""
     if args.json:
         show_json(result.to_json())

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from loaders.commandline import number_from
 from loaders.progress import Meter
 from packdata.commands.common import TARGET, parse_names, unescaped
-from packdata.commands.packing import AGAIN, packing_command, run_packing, share_of
+from packdata.commands.packing import AGAIN, packing_command, run_packing
 from packdata.packing.shards import TABLE_SHARD_BYTES
 
 if TYPE_CHECKING:
     import argparse
 
-    from packdata.commands.packing import Planned
+    from packdata.plan import SourcePlan
 
 _COLUMNS = """
 --target NAMES
@@ -41,7 +41,7 @@ _VALUES = r"""
 --dtype {float16,float32,float64}
   type of the features (default: float32)
 --standardize
-  store the features as (value - mean) / std; targets stay as they are. Statistics cover all packed rows:
+  store the features as (value - mean) / std; targets stay as they are. Statistics cover all rows:
   to keep test data out of them, pack the training file alone, then the test file with --like
 --missing-values WORDS
   texts that mean a missing value, in any column, such as '?,None,\N' (the empty cell always does)
@@ -61,7 +61,7 @@ _CSV = r"""
 def run(args: argparse.Namespace) -> int:
     """Run ``packdata tables``."""
     from packdata.packing.firstpass import FirstPass
-    from packdata.tables.plan import plan_share, plan_tables
+    from packdata.tables.plan import plan_tables
 
     lists = ("target", "features", "drop", "categorical", "numeric", "missing_values", "names")
     others = (
@@ -72,12 +72,8 @@ def run(args: argparse.Namespace) -> int:
     options |= {name: getattr(args, name) for name in others}
     options |= {"header": not args.no_header, "keeps": not args.dry_run}
 
-    def make_plan() -> Planned:
-        progress, share = Meter("read", "rows"), share_of(args)
-        if share is not None and args.like is None:
-            own = {name: value for name, value in options.items() if name not in ("like", "keeps")}
-            return plan_share(args.src, share, progress=progress, **own)
-        first_pass = FirstPass(args.plan, is_part=args.part is not None)
+    def make_plan() -> SourcePlan:
+        progress, first_pass = Meter("read", "rows"), FirstPass(args.plan)
         return plan_tables(args.src, progress=progress, first_pass=first_pass, **options)
 
     return run_packing(args, make_plan, unit="rows")
@@ -99,11 +95,11 @@ TABLES = packing_command(
     has_first_pass=True,
     run=run,
     details=f"""\
-Tables are .csv, .tsv, .jsonl, .parquet, .arrow and .feather files of any size, one or many, by
-name, pattern or folder. Numbers become the field 'features' (a row of numbers per sample), texts the
-field 'categories' (numbered by frequency, 0 for unknown or missing), and each --target a field of
-its own. Every file is read twice: first to learn types, statistics and categories, then to pack; a
-third time where --on-error skip leaves rows out, so that nothing is learned from those.
+Tables are .csv, .tsv, .jsonl (each also compressed: .gz, .bz2, .zst, .lz4), .parquet, .arrow and
+.feather files of any size, one or many, by name, pattern or folder. Numbers become the field
+'features' (a row of numbers per sample), texts the field 'categories' (numbered by frequency, 0 for
+unknown or missing), and each --target a field of its own. Every file is read twice: first to learn
+types, statistics and categories of all rows, then to pack.
 What Parquet, Arrow and JSON declare as text stays text. A CSV column is numeric if all its cells are
 numbers and none begins with zeros (01234). NA, null, nan and the like are missing values in numeric
 columns; in text columns only the empty cell is. Subfolders are skipped, except those named like

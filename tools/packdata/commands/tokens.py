@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from packdata.commands.common import TARGET, unescaped
-from packdata.commands.packing import AGAIN, packing_command, run_packing, share_of
+from packdata.commands.packing import AGAIN, packing_command, run_packing
 
 if TYPE_CHECKING:
     from packdata.tokens.plan import TokensPlan
@@ -80,7 +80,7 @@ def _plan(args: argparse.Namespace) -> TokensPlan:
         format=args.format,
         on_error=args.on_error,
         shuffle=args.shuffle,
-        first_pass=FirstPass(args.plan, is_part=args.part is not None, share=share_of(args)),
+        first_pass=FirstPass(args.plan),
     )
 
 

@@ -94,20 +94,20 @@ class ArrowRows(RowFile):
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._rows = path, open_arrow(path)
-        self.schema, self.groups = self._rows.schema, [len(self._rows)]
+        self.path, self.rows = path, open_arrow(path)
+        self.schema, self.groups = self.rows.schema, [len(self.rows)]
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        return int(self._rows.select([*columns]).nbytes)
+        return int(self.rows.select([*columns]).nbytes)
 
     def _table(self, group: int) -> pa.Table:
         return self.read(group, self.schema.names)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        return self._validated(self._rows.select([*columns]))
+        return self._validated(self.rows.select([*columns]))
 
     def batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        for batch in self._rows.to_batches():
+        for batch in self.rows.to_batches():
             yield from pa.Table.from_batches([self._validated(batch)]).to_batches(BATCH_ROWS)
 
     def _validated(self, rows: _Rows) -> _Rows:

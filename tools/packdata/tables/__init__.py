@@ -1,9 +1,8 @@
 """Tables: CSV, JSON lines, Parquet and Arrow files to rows of numbers, categories and targets.
 
 ``scan`` reads everything once and finds types, statistics and categories; ``columns`` decides what becomes of each
-column; ``recipe`` packs part by part; ``plan`` puts them together. Where rows cannot be packed as is planned, ``scan``
-reads once more, without them: what is learned is learned of the rows that are packed. No file is ever in memory as a
-whole.
+column; ``recipe`` packs part by part; ``plan`` puts them together. A row that cannot be packed is found while it is
+packed: the statistics cover it. No file is ever in memory as a whole.
 """
 
 from packdata.tables.plan import TablesPlan, pack_tables, plan_tables

@@ -12,15 +12,10 @@ from packdata.describe import describe_field
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from packdata.tables.parts import Kind
+    from packdata.types import Kind
 
 FEATURES, CATEGORIES, MISSING = "features", "categories", "missing"
-_KINDS: dict[str, Kind] = {
-    "number": "number",
-    "flag": "flag",
-    "hour of time": "time",
-    "label": "text",
-}
+_KINDS: dict[str, Kind] = {"number": "number", "flag": "flag", "label": "text"}
 
 
 def kind_of(how: str) -> Kind:
@@ -35,7 +30,7 @@ class TargetColumn:
     Attributes:
         field: Name of its field.
         column: Name in the files.
-        how: ``label``, ``number``, ``flag``, ``days`` or ``hour of time``.
+        how: ``label``, ``number``, ``flag`` or ``days``.
         classes: Of a label.
     """
 

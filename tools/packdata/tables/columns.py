@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import keyword
-import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,15 +31,23 @@ if TYPE_CHECKING:
 
 # Equal numbers, 2 to 2,000,000 of them, were seen to deviate by up to 4.6 of these epsilons.
 _NOISE = 8 * float(np.finfo(float).eps)
-_FRACTIONS = ("days", "hour", "hour of time")
-_MOMENTS = {"hour of time": "hour"}
+_FRACTIONS = ("days", "hour")
+_NAMES = {  # of the kinds of values, in messages
+    "number": "numbers",
+    "code": "numbers that begin with zeros",
+    "flag": "true and false",
+    "date": "dates",
+    "zoned": "dates with a time zone",
+    "text": "text",
+}
 # In the provenance: field, column and how of each; what was asked for.
 TARGETS, OPTIONS = "targets", "options"
 
 
 def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str) -> None:
     """Raise SourceError, which names them all, if columns that are named are not there."""
-    absent = [name for name in names if name not in columns]
+    known = {*columns}
+    absent = [name for name in names if name not in known]
     if not absent:
         return
     near = {name: difflib.get_close_matches(name, columns, 3, 0.5) for name in absent}
@@ -50,59 +58,31 @@ def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str)
 
 
 class _Problems:
-    """What keeps columns from being packed as they are, all of it, and the options that would pass.
+    """What keeps columns from being packed as they are: all of it, so that it is mended at once.
 
     Args:
         source: What to call the table.
-        named: Columns that options ask for, which cannot be dropped as well.
     """
 
-    def __init__(self, source: Path | str, named: Sequence[str]) -> None:
-        self.source, self._named = source, named
+    def __init__(self, source: Path | str) -> None:
+        self.source = source
         self._found: dict[str, tuple[str, Path | str, str]] = {}
-        self._options: dict[str, list[str]] = {}
 
-    def add(
-        self, column: str, what: str, where: Path | str, hint: str, option: str, value: str = ""
-    ) -> None:
-        """Note a problem of a column, and an option that would pass: for the column, or with a value."""
-        self._found.setdefault(column, (what, where, hint))
-        if option == "--drop" and column in self._named:
-            option = _UNASKED
-        values = self._options.setdefault(option, [])
-        if (value or column) not in values:
-            values.append(value or column)
+    def add(self, column: str, what: str, hint: str, where: Path | str = "") -> None:
+        """Note a problem of a column; of each the first one is kept."""
+        self._found.setdefault(column, (what, where or self.source, hint))
 
     def __contains__(self, column: str) -> bool:
         return column in self._found
 
-    def __len__(self) -> int:
-        return len(self._found)
-
     def check(self) -> None:
-        """Raise SourceError if there are problems: of one with its remedies, of several with what would pass."""
+        """Raise SourceError if there are problems."""
         if len(self._found) == 1:
             raise SourceError(*self._found.popitem()[1])
         if self._found:
-            lines = [
-                f"  {what}" if str(where) == str(self.source) else f"  {where}: {what}"
-                for what, where, _ in self._found.values()
-            ]
+            lines = [f"  {where}: {what}. {hint}" for what, where, hint in self._found.values()]
             count = f"{len(self._found)} columns cannot be packed as they are"
-            raise SourceError("\n".join([f"{count}:", *lines]), self.source, self._hint())
-
-    def _hint(self) -> str:
-        unasked = self._options.pop(_UNASKED, [])
-        ways = [
-            f"{option} {values[0] if option in _VALUED else shlex.quote(names_in_option(values))}"
-            for option, values in self._options.items()
-        ]
-        passing = f"\nWith these options it would pass: {' '.join(ways)}" if ways else ""
-        return passing + (f"\nLeave out of the options: {in_words(unasked)}" if unasked else "")
-
-
-_UNASKED = "not to be asked for"
-_VALUED = ("--dates", "--missing", "--dtype", "--on-error")
+            raise SourceError("\n".join([f"{count}:", *lines]), self.source)
 
 
 def plan_columns(
@@ -125,7 +105,7 @@ def plan_columns(
     named = [name for name in options.named if name not in options.drop]
     check_names(named, list(scan.columns), source)
     which = "row that can be packed" if scan.bad else "row"
-    problems = _Problems(source, (*options.target, *options.features, *options.categorical))
+    problems = _Problems(source)
     roles = {
         name: _role(name, scan.columns[name], options, problems, which)
         for name in _used(scan, options)
@@ -135,10 +115,9 @@ def plan_columns(
     usable = [name for name in numbers if name not in problems]
     if not skips:
         _check_numbers(numbers, scan, options, problems)
-        _check_rows(numbers, roles, scan, options, problems)
     features = _features(usable, roles, scan, options, source)
     if features is not None and not skips:
-        _check_range(features, source, problems)
+        _check_range(features, problems)
     problems.check()
     targets = tuple(_target(name, roles[name], scan, options) for name in options.target)
     taken = {FEATURES, CATEGORIES, MISSING}
@@ -151,63 +130,34 @@ def plan_columns(
     return replace(plan, notes=tuple(notes_on(plan, words, scan, options)))
 
 
-def rejects_rows(plan: ColumnPlan, scan: Scan) -> bool:
-    """Tell whether rows were seen that cannot be packed as is planned."""
-    features, columns = plan.features, scan.columns
-    if features is not None:
-        most = math.inf if features.standardized else float(np.finfo(features.dtype).max)
-        refused = features.missing == "error"
-        if any(_is_bad(columns[name], how, refused, most) for name, how in features.sources):
-            return True
-    for target in plan.targets:
-        column = columns[target.column]
-        if target.how == "label":
-            is_bad = sum(column.known_texts.values()) < scan.num_rows
-        else:
-            most = float(np.finfo(plan.schema.fields[target.field].dtype).max)
-            is_bad = _is_bad(column, target.how, True, most)
-        if is_bad:
-            return True
-    return False
-
-
-def _is_bad(column: ColumnScan, how: str, missing_is_refused: bool, most: float) -> bool:
-    moments = column.moments.get(_MOMENTS.get(how, how), Moments())
-    is_missing = missing_is_refused and _num_missing(column) > 0
-    is_large = moments.count > 0 and max(abs(moments.least), abs(moments.most)) > most
-    return is_missing or is_large or not column.first.keys().isdisjoint(("bad", "infinite"))
-
-
 def _used(scan: Scan, options: TableOptions) -> list[str]:
     if options.features:
         more = [
             name for name in (*options.categorical, *options.numeric) if name not in options.target
         ]
         return list(dict.fromkeys([*options.features, *more, *options.target]))
-    return [name for name in scan.columns if name not in options.drop]
+    dropped = {*options.drop}
+    return [name for name in scan.columns if name not in dropped]
 
 
 def _role(
     name: str, column: ColumnScan, options: TableOptions, problems: _Problems, which: str
 ) -> str:
-    """Return ``number``, ``flag``, ``date``, ``time`` or ``text``; ``text`` too where there is a problem."""
+    """Return ``number``, ``flag``, ``date`` or ``text``; ``text`` too where there is a problem."""
     groups = set(column.groups)
     is_numeric = name in options.numeric
     drop = f"--drop {_quoted(name)}" if name not in options.target else "pack without it"
     if column.other:
-        what, hint = f"column {name!r}: {column.other}", f"Leave it out: --drop {_quoted(name)}"
-        problems.add(name, what, problems.source, hint, "--drop")
+        problems.add(name, f"column {name!r}: {column.other}", f"Leave it out: {drop}")
     elif not groups and (bad := column.first.get("bad")) is not None:
-        kind = "number" if is_numeric else "date or time"
-        what = f"column {name!r} holds no {kind} in any row ({bad.shown!r})"
-        hint = f"{'Do not name it in --numeric, or leave it out' if is_numeric else 'Leave it out'}: {drop}"
-        problems.add(name, what, bad.where, hint, "--drop")
+        what = f"column {name!r} holds no {'number' if is_numeric else 'date'} ({bad.shown!r})"
+        hint = "Do not name it in --numeric, or leave it out" if is_numeric else "Leave it out"
+        problems.add(name, what, f"{hint}: {drop}", bad.where)
     elif not groups:
         hint = f"Leave it out: {drop}"
         if column.num_unsure:
             hint += f"; --categorical {_quoted(name)} takes {next(iter(column.counts))!r} as text"
-        what = f"column {name!r} has no value in any {which}"
-        problems.add(name, what, problems.source, hint, "--drop")
+        problems.add(name, f"column {name!r} has no value in any {which}", hint)
     elif name in options.categorical or is_numeric:
         return "text" if name in options.categorical else "number"
     else:
@@ -219,51 +169,32 @@ def _group(
     name: str, column: ColumnScan, groups: set[Any], options: TableOptions, problems: _Problems
 ) -> str:
     """Return of which one kind the values of a column are; ``text`` where there is a problem."""
-    if "code" in groups:  # with zeros in front, all its numbers are names
-        groups = groups - {"code", "number"} | {"text"}
+    if "code" in groups and groups <= {"code", "number", "flag", "text"}:
+        return "text"  # with zeros in front, all its numbers are names
     if groups == {"flag", "text"}:
-        groups = {"text"}
-    if len(groups) > 1 or {"zoned", "local"} <= set(column.first):
+        return "text"
+    if len(groups) > 1:
         _add_mixed(name, column, groups, problems)
         return "text"
     (group,) = groups
-    if group in ("date", "time") and options.dates is None:
-        first = column.first[group]
-        what = f"column {name!r} holds dates ({first.shown!r})"
-        hint = (
-            f"--dates days or parts makes numbers of them, --drop {_quoted(name)} leaves them out"
-        )
-        problems.add(name, what, first.where, hint, "--dates", "days")
+    if group in ("date", "zoned"):
+        if options.dates is None:
+            first = column.first[group]
+            hint = f"--dates days or parts makes numbers of them, --drop {_quoted(name)} leaves them out"
+            problems.add(name, f"column {name!r} holds dates ({first.shown!r})", hint, first.where)
+        return "date"
     return str(group)
 
 
 def _add_mixed(name: str, column: ColumnScan, groups: set[Any], problems: _Problems) -> None:
-    if len(groups) == 1:
-        one, other = (column.first[what] for what in ("zoned", "local"))
-        what = f"column {name!r} has dates with a time zone ({one.shown!r}) and without one"
-        hint = f"--categorical {_quoted(name)} takes all as categories"
-        what = f"{what} ({other.shown!r}: {other.where})"
-        problems.add(name, what, one.where, hint, "--categorical")
-        return
     most, *rest = sorted(groups, key=lambda g: (-column.groups[g], g == "text", g))
-    first = column.first
-    if "code" in first:  # the texts among others may all be such
-        first = {"text": first["code"], **first}
-    odd, usual = first[rest[0]], first[most]
-    words = {
-        "number": "numbers",
-        "flag": "true and false",
-        "date": "dates",
-        "time": "times",
-        "text": "text",
-    }
-    what = f"column {name!r} has {words[rest[0]]} ({odd.shown!r}) among {words[most]}"
-    also = f" ({usual.shown!r}: {usual.where})"
+    odd, usual = column.first[rest[0]], column.first[most]
+    what = f"column {name!r} has {_NAMES[rest[0]]} ({odd.shown!r}) among {_NAMES[most]}"
     quoted = _quoted(name)
     hint = f"--categorical {quoted} takes all as categories, --drop {quoted} leaves it out"
     if "number" in groups:
         hint += f", --numeric {quoted} with --on-error skip leaves such rows out"
-    problems.add(name, what + also, odd.where, hint, "--categorical")
+    problems.add(name, f"{what} ({usual.shown!r}: {usual.where})", hint, odd.where)
 
 
 def _quoted(name: str) -> str:
@@ -272,8 +203,7 @@ def _quoted(name: str) -> str:
 
 def _target(name: str, role: str, scan: Scan, options: TableOptions) -> TargetColumn:
     if role != "text":
-        how = {"date": "days", "time": "hour of time"}.get(role, role)
-        return TargetColumn(field_name(name), name, how)
+        return TargetColumn(field_name(name), name, "days" if role == "date" else role)
     classes = _sorted_classes(_known_texts(name, scan, options))
     return TargetColumn(field_name(name), name, "label", classes)
 
@@ -323,11 +253,9 @@ def _features(
     if not sources:
         return None
     names = [_column_name(name, how) for name, how in sources]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise SourceError(
-            f"a date makes a column {twice[0]!r}, which is there", source, "Rename it"
-        )
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise SourceError(f"a date makes a column {twice!r}, which is there", source, "Rename it")
     kept = [_moments(scan.columns[name], how) for name, how in sources]
     return Features(
         dtype=options.dtype,
@@ -346,8 +274,6 @@ def _features(
 
 
 def _hows(name: str, role: str, scan: Scan, options: TableOptions) -> tuple[str, ...]:
-    if role == "time":
-        return ("hour of time",)
     if role != "date":
         return (role,)
     parts = options.parts_of_dates
@@ -358,12 +284,12 @@ def _hows(name: str, role: str, scan: Scan, options: TableOptions) -> tuple[str,
 
 
 def _column_name(name: str, how: str) -> str:
-    return name if how in ("number", "flag", "days") else f"{name}_{how.removesuffix(' of time')}"
+    return name if how in ("number", "flag", "days") else f"{name}_{how}"
 
 
 def _moments(column: ColumnScan, how: str) -> Moments:
     if how != "flag":
-        moments = column.moments[_MOMENTS.get(how, how)]
+        moments = column.moments[how]
         return moments if moments.count else Moments(least=0.0, most=0.0)  # infinities alone
     moments = Moments()
     for text, count in column.known_texts.items():
@@ -392,47 +318,20 @@ def _check_numbers(
         if "infinite" in first:
             what = f"column {name!r} is infinite ({first['infinite'].shown})"
             hint = f"--drop {_quoted(name)} leaves the column out, --on-error skip such rows"
-            problems.add(name, what, first["infinite"].where, hint, "--drop")
+            problems.add(name, what, hint, first["infinite"].where)
     if lacking and options.missing == "error":
         what = f"column {lacking[0]!r} has no value here; values are missing in {in_words(counts)}"
         hint = (
             "--missing nan or mean says what becomes of them, --on-error skip leaves such rows out"
         )
-        where = scan.columns[lacking[0]].first["missing"].where
-        problems.add(lacking[0], what, where, hint, "--missing", "nan")
-
-
-def _check_rows(
-    numbers: Sequence[str],
-    roles: Mapping[str, str],
-    scan: Scan,
-    options: TableOptions,
-    problems: _Problems,
-) -> None:
-    """Add rows that cannot be packed where columns have problems, too; alone, the first such row is named."""
-    if not problems:
-        return
-    hint, skip = "--on-error skip leaves such rows out", ("--on-error", "skip")
-    for name in numbers:
-        if (bad := scan.columns[name].first.get("bad")) is not None:
-            what = f"column {name!r}: {bad.shown!r} is no {'number' if roles[name] == 'number' else 'date'}"
-            problems.add(name, what, bad.where, hint, *skip)
-    most = float(np.finfo("float64" if options.dtype == "float64" else "float32").max)
-    for name in options.target:
-        column, role = scan.columns[name], roles[name]
-        known = sum(column.known_texts.values()) if role == "text" else scan.num_rows
-        if not column.other and (
-            known < scan.num_rows or (role != "text" and _is_bad(column, role, True, most))
-        ):
-            what = f"target {name!r} has no number or class in some rows"
-            problems.add(name, what, problems.source, hint, *skip)
+        problems.add(lacking[0], what, hint, scan.columns[lacking[0]].first["missing"].where)
 
 
 def _num_missing(column: ColumnScan) -> int:
     return column.num_missing + column.num_unsure
 
 
-def _check_range(features: Features, source: Path | str, problems: _Problems) -> None:
+def _check_range(features: Features, problems: _Problems) -> None:
     """Add numbers that the dtype cannot hold."""
     most = float(np.finfo(features.dtype).max)
     for i, (name, (column, _)) in enumerate(zip(features.columns, features.sources, strict=True)):
@@ -442,7 +341,7 @@ def _check_range(features: Features, source: Path | str, problems: _Problems) ->
         if max(map(abs, ends)) > most:
             what = f"column {name!r} has numbers of {ends[0]:g} to {ends[1]:g}"
             hint = f"{features.dtype} holds up to {most:g}: take --dtype float32 or float64"
-            problems.add(column, what, source, hint, "--dtype", "float64")
+            problems.add(column, what, hint)
 
 
 def _categories(names: Sequence[str], scan: Scan, options: TableOptions) -> Categories:

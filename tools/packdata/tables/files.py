@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import partial
 from glob import has_magic
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -14,6 +14,9 @@ import pyarrow as pa
 
 from loaders.cached import cached_property
 from loaders.errors import SchemaError, SourceError
+from packdata.delimited import CsvOptions, CsvRows
+from packdata.jsonl import JsonRows
+from packdata.rows import ANY_KIND, COMPRESSIONS, RowFile, suffix_inside
 from packdata.sources.base import foreign_hint, is_hidden, suffix_of
 from packdata.sources.listed import (
     files_matching,
@@ -24,32 +27,29 @@ from packdata.sources.listed import (
 )
 from packdata.sources.refused import check_folder, check_regular
 from packdata.sources.row_kinds import listed_files
-from packdata.tables.delimited import CsvOptions, DelimitedFile
-from packdata.tables.jsonl import JsonLinesFile
 from packdata.tables.typed import arrow_table, parquet_table
-from packdata.tables.values import GUESSED, in_words
+from packdata.tables.values import in_words, without_words
 from packdata.wording import names_in_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from packdata.tables.delimited import Types
-    from packdata.tables.parts import FilePart, Kind, TableFile, TableRows
+    from packdata.rows import Part, Rows
+    from packdata.types import Kind
 
 _NO_KEY = "__HIVE_DEFAULT_PARTITION__"
 _DELIMITED = (".csv", ".tsv", ".txt")
-_KINDS: dict[str, Callable[[Path, Sequence[str]], TableFile]] = {
-    ".jsonl": JsonLinesFile,
-    ".ndjson": JsonLinesFile,
+_KINDS: dict[str, Callable[[Path], RowFile]] = {
+    ".jsonl": JsonRows,
+    ".ndjson": JsonRows,
     ".parquet": parquet_table,
     ".arrow": arrow_table,
     ".feather": arrow_table,
     ".ipc": arrow_table,
 }
-_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".ipc")
+_SUFFIXES = (".csv", ".tsv", *_KINDS)
 FOLDER = "folder"  # where the suffixes of files are counted
-_COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".zip")
 
 
 def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]]:
@@ -63,7 +63,7 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]
         The files, and what else the folders hold: how many of which suffix, and folders.
 
     Raises:
-        SourceError: There is no such file, or one that is compressed among those of a folder.
+        SourceError: There is no such file.
     """
     paths: dict[str, Path] = {}
     others: dict[str, str] = {}
@@ -82,86 +82,93 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]
     return list(paths.values()), ignored
 
 
-class LazyTableFile:
+class LazyTableFile(RowFile):
     """A file of a source: opened as what its suffix says, when it is first asked about.
 
     The keys of folders such as ``year=2024`` above it are columns of it.
 
     Args:
         path: The file.
-        open_file: Opens it.
+        options: How CSV files are read.
+        missing: Texts that stand for no value.
     """
 
-    def __init__(self, path: Path, open_file: Callable[[Path], TableFile]) -> None:
-        self.path, self._open_file = path, open_file
+    def __init__(self, path: Path, options: CsvOptions, missing: Sequence[str]) -> None:
+        self.path, self._options, self._missing = path, options, tuple(missing)
         self._keys = _keys_of_folders(path)
 
     @cached_property
-    def opened(self) -> TableFile:
+    def opened(self) -> RowFile:
         """The file itself; SourceError if it cannot be read, or is not a table."""
-        return self._open_file(self.path)
+        return _open(self.path, self._options, self._missing)
 
     @property
-    def unit(self) -> str:
+    def unit(self) -> str:  # type: ignore[override]
         """What places in it are counted in."""
         return self.opened.unit
 
     @property
-    def is_text(self) -> bool:
+    def is_text(self) -> bool:  # type: ignore[override]
         """Whether reading it means parsing text."""
         return self.opened.is_text
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...] | None:
         """Those of the file, and the keys."""
-        if _KINDS.get(suffix_of(self.path.name)) is JsonLinesFile or self.opened.columns is None:
+        if _KINDS.get(suffix_inside(self.path.name)) is JsonRows:
             return None
-        own = self.opened.columns
-        return (*own, *(key for key in self._keys if key not in own))
+        own = self.opened.columns or ()
+        return tuple(dict.fromkeys((*own, *self._keys))) if self._keys else own
 
-    def guesses(self, column: str) -> frozenset[str]:
+    def guesses(self, column: str) -> frozenset[Kind]:
         """Return what texts of a column may be: a folder's name declares nothing."""
         is_own = column not in self._keys or column in (self.opened.columns or ())
-        return self.opened.guesses(column) if is_own else GUESSED
+        return self.opened.guesses(column) if is_own else ANY_KIND
 
-    def parts(self, number: int) -> Iterator[FilePart]:
+    def parts(self, number: int = 0) -> Iterator[Part]:
         """List the parts of the file."""
         return self.opened.parts(number)
 
     def read(
-        self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Iterator[TableRows]:
+        self,
+        part: Part,
+        columns: Sequence[str] | None = None,
+        kinds: Mapping[str, Kind] = MappingProxyType({}),
+    ) -> Iterator[Rows]:
         """Read columns of a part, the keys among them."""
-        # None of JSON, of which a piece may have a column of a key's name.
-        known = self.opened.columns
+        known = (
+            self.opened.columns
+        )  # None of JSON, of which a piece may have a column of a key's name
+        wanted = None if columns is None else {*columns}
         keys = {
             key: value
             for key, value in self._keys.items()
-            if key not in (known or ()) and (columns is None or key in columns)
+            if key not in (known or ()) and (wanted is None or key in wanted)
         }
         own = columns
         # One at least: without any there are no rows.
-        if columns is not None and known is not None:
+        if columns is not None and known is not None and keys:
             own = [name for name in columns if name not in keys] or known[:1]
         for rows in self.opened.read(part, own, kinds):
             table = rows.table
+            if self._missing and not isinstance(self.opened, CsvRows):
+                table = without_words(table, self._missing)
             for key, value in keys.items():
                 if key not in table.column_names or table[key].null_count == len(table):
                     constant = pa.repeat(pa.scalar(value, pa.string()), len(table))
                     others = table.select([name for name in table.column_names if name != key])
                     table = others.append_column(key, constant)
-            table = table if columns is None else table.select([*columns])
-            yield replace(rows, table=table, cell=None if keys else rows.cell)
+            yield replace(rows, table=table if columns is None else table.select([*columns]))
 
 
-def opened(file: TableFile) -> TableFile:
+def opened(file: RowFile) -> RowFile:
     """Return what a file of a source is."""
     return file.opened if isinstance(file, LazyTableFile) else file
 
 
 def open_tables(
     paths: Sequence[Path], options: CsvOptions | None = None, missing: Sequence[str] = ()
-) -> list[TableFile]:
+) -> list[RowFile]:
     """Return files to be opened.
 
     Args:
@@ -175,10 +182,9 @@ def open_tables(
     opened_in_order(paths)
     options = CsvOptions() if options is None else options
     given = [name for name, value in options.to_json().items() if name != "delimiter"]
-    if given and not any(suffix_of(path.name) in _DELIMITED for path in paths):
+    if given and not any(suffix_inside(path.name) in _DELIMITED for path in paths):
         raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
-    open_file = partial(_open, options=options, missing=missing, alike={})
-    return [LazyTableFile(path, open_file) for path in paths]
+    return [LazyTableFile(path, options, missing) for path in paths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +197,13 @@ class CommonColumns:
         drop: Columns that may differ.
     """
 
-    first: TableFile | None
+    first: RowFile | None
     wanted: Sequence[str] | None
     drop: Sequence[str] = ()
 
     @classmethod
     def of(
-        cls, files: Iterable[TableFile], wanted: Sequence[str] | None, drop: Sequence[str] = ()
+        cls, files: Iterable[RowFile], wanted: Sequence[str] | None, drop: Sequence[str] = ()
     ) -> CommonColumns:
         """Take what the first of some files has."""
         first = next((file for file in files if file.columns is not None), None)
@@ -210,28 +216,28 @@ class CommonColumns:
             return list(self.wanted)
         return None if self.first is None else self._of(self.first)
 
-    def _of(self, file: TableFile) -> list[str]:
-        return [name for name in file.columns or () if name not in self.drop]
+    def _of(self, file: RowFile) -> list[str]:
+        dropped = {*self.drop}
+        return [name for name in file.columns or () if name not in dropped]
 
-    def check(self, file: TableFile) -> None:
+    def check(self, file: RowFile) -> None:
         """Raise SourceError for a file that lacks one, or has more than one of a name, or others."""
         if file.columns is None or self.first is None:
             return
-        mine, columns = self._of(file), self.columns or ()
-        lacking = [name for name in columns if name not in mine]
+        mine, columns = Counter(self._of(file)), dict.fromkeys(self.columns or ())
+        missing = [name for name in columns if name not in mine]
         more = [name for name in mine if self.wanted is None and name not in columns]
-        if lacking or more:
-            found = [f"it lacks {in_words(lacking)}"] if lacking else []
-            found += (
-                [f"it has {in_words(more)}, which {self.first.path.name} lacks"] if more else []
-            )
+        if missing or more:
+            found = [f"missing {in_words(missing)}"] if missing else []
+            found += [f"unexpected {in_words(more)}"] if more else []
+            what = f"columns differ from {self.first.path.name}: {'; '.join(found)}"
             hint = "--features names the columns to take, --drop what to leave out"
-            raise SourceError(" and ".join(found), file.path, hint)
-        twice = [name for name, n in Counter(mine).items() if n > 1 and name in columns]
+            raise SourceError(what, file.path, hint)
+        twice = [name for name, n in mine.items() if n > 1 and name in columns]
         if twice:
-            what = f"it has {', '.join(map(repr, twice[:5]))} more than once"
+            what = f"duplicate column {', '.join(map(repr, twice[:5]))}"
             hint = f"--drop {shlex.quote(names_in_option(twice))} leaves them out"
-            if isinstance(opened(file), DelimitedFile):
+            if isinstance(opened(file), CsvRows):
                 hint += (
                     ", --names with --skip-rows 1 gives other names; --no-header if it has none"
                 )
@@ -269,16 +275,17 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
     # Beside the files of a dataset lie their index, and what caches have left.
     if listed is not None:
         inside = [path for path in inside if path in listed or path.is_dir()]
-    tables = {path for path in inside if suffix_of(path.name) in _SUFFIXES}
-    tables |= {*(listed or ())}
+    tables = {path for path in inside if suffix_inside(path.name) in _SUFFIXES}
+    # Of a file and its compressed copy, the file.
+    tables -= {
+        path
+        for path in tables
+        if suffix_of(path.name) in COMPRESSIONS and path.with_suffix("") in tables
+    }
     found: list[tuple[Path, str | None]] = []
     for path in inside:
         if path in tables:
             found.append((path, None))
-        elif _is_compressed_table(path) and path.with_suffix("") not in tables:
-            pattern = f"{folder}/*{suffix_of(path.stem)}"
-            hint = f"Decompress it, or leave it out by a pattern such as '{pattern}'"
-            raise SourceError("tables that are compressed are not read", path, hint)
         elif "=" in path.name and path.is_dir():
             found += _list_folder(path)
         else:
@@ -291,26 +298,18 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
     return found
 
 
-def _is_compressed_table(path: Path) -> bool:
-    return suffix_of(path.name) in _COMPRESSED and suffix_of(path.stem) in _SUFFIXES
-
-
-def _open(
-    path: Path,
-    options: CsvOptions,
-    missing: Sequence[str],
-    alike: dict[tuple[str, ...], Types],
-) -> TableFile:
+def _open(path: Path, options: CsvOptions, missing: Sequence[str]) -> RowFile:
     check_regular(path, path)
-    suffix = suffix_of(path.name)
-    if suffix not in _DELIMITED and suffix not in _KINDS:
-        what = f"files of kind {suffix or 'without suffix'} are not tables that can be packed"
-        hint = "Decompress it" if suffix in _COMPRESSED else f"It takes {', '.join(_SUFFIXES)}"
-        hint = foreign_hint(path.name) or hint
+    suffix, is_packed = suffix_inside(path.name), suffix_of(path.name) in COMPRESSIONS
+    is_text = suffix in _DELIMITED or _KINDS.get(suffix) is JsonRows
+    if (suffix not in _DELIMITED and suffix not in _KINDS) or (is_packed and not is_text):
+        what = f"files of kind {suffix_of(path.name) or 'without suffix'} are not tables that can be packed"
+        hint = foreign_hint(path.name) or f"It takes {', '.join(_SUFFIXES)}"
+        if suffix_of(path.name) in (".xz", ".zip", *COMPRESSIONS):
+            hint = f"Decompress the file; {', '.join(COMPRESSIONS)} are read behind CSV and JSON lines"
         raise SourceError(what, path, hint)
     try:
-        if suffix in _DELIMITED:
-            return DelimitedFile(path, options, missing, alike)
-        return _KINDS[suffix](path, missing)
+        return CsvRows(path, options, missing) if suffix in _DELIMITED else _KINDS[suffix](path)
     except OSError as error:
-        raise SourceError(f"it cannot be read ({error.strerror or error})", path) from error
+        what = f"the file cannot be read ({error.strerror or error})"
+        raise SourceError(what, path) from error

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from packdata.describe import counted
 from packdata.moments import standardized
-from packdata.tables.values import GROUPS, NO_VALUES, groups_of_texts, in_words
+from packdata.tables.values import in_words
+from packdata.types import KINDS, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from packdata.tables.chosen import ColumnPlan
     from packdata.tables.options import TableOptions
     from packdata.tables.scan import ColumnScan, Scan
 
 _DAY_S = 86_400
-_UNITS_S = {"days": _DAY_S, "hour": 3600, "hour of time": 3600}
+_UNITS_S = {"days": _DAY_S, "hour": 3600}
 _SPANS_S = {"day": _DAY_S, "hour": 3600, "minute": 60, "second": 1}
-_OTHER_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T]|$)")
-_SIGNS = r"[,%_()\x{2212}\p{Sc}]"  # a typographic minus; Sc: signs of currencies
 
 
 def notes_on(
@@ -41,12 +38,7 @@ def notes_on(
     """
     yield from _rounded_numbers(plan, scan)
     yield from _rounded_times(plan, scan)
-    yield from _zones(plan, scan)
-    yield from _missing_words(words, scan)
-    guessed = [name for name in words if name not in options.categorical]
-    yield from _names_of_zeros(guessed, scan)
-    yield from _signed_numbers(guessed, scan)
-    yield from _other_dates(guessed, scan)
+    yield from _names_of_zeros([name for name in words if name not in options.categorical], scan)
 
 
 def _rounded_numbers(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
@@ -102,7 +94,7 @@ def _stored_times(
             yield column, how, features.dtype, scale, ends, remedy
     for target in plan.targets:
         if target.how in _UNITS_S:
-            moments = scan.columns[target.column].moments[target.how.removesuffix(" of time")]
+            moments = scan.columns[target.column].moments[target.how]
             remedy = "" if features is None else "--dtype float64"  # which is of features
             ends = [moments.least, moments.most]
             yield target.column, target.how, plan.target_dtype, 1.0, ends, remedy
@@ -119,25 +111,6 @@ def _in_words(seconds: float) -> str:
     return counted(round(seconds / _SPANS_S[unit]), unit)
 
 
-def _zones(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
-    """Say which dates are not those of the place where they were written."""
-    zoned = [name for name in plan.kinds if "zoned" in scan.columns[name].first]
-    if zoned:
-        yield f"dates with a time zone are taken in UTC: {in_words(zoned)}"
-
-
-def _missing_words(names: Sequence[str], scan: Scan) -> Iterator[str]:
-    """Say which texts would be missing values, if they stood among numbers."""
-    texts = {name: scan.columns[name].known_texts for name in names}
-    found = [
-        f"{name} has " + ", ".join(f"{word!r} ({counts[word]:,})" for word in words)
-        for name, counts in texts.items()
-        if (words := [word for word in NO_VALUES if word in counts])
-    ]
-    if found:
-        yield f"texts like any other, not missing values: {in_words(found)}"
-
-
 def _names_of_zeros(names: Sequence[str], scan: Scan) -> Iterator[str]:
     """Say which texts would be numbers, but for the zeros that they begin with."""
     found = [
@@ -146,7 +119,7 @@ def _names_of_zeros(names: Sequence[str], scan: Scan) -> Iterator[str]:
         if "code" in scan.columns[name].first
     ]
     if found:
-        yield f"texts, because numbers begin with zeros: {in_words(found)}; --numeric takes them as numbers"
+        yield f"texts, as numbers begin with zeros or have 19 digits: {in_words(found)}; --numeric takes numbers"
 
 
 def header_notes(columns: Sequence[str], scan: Scan) -> Iterator[str]:
@@ -156,52 +129,21 @@ def header_notes(columns: Sequence[str], scan: Scan) -> Iterator[str]:
     """
     if not columns:
         return
-    groups = [GROUPS[code] for code in groups_of_texts(pa.array(columns, pa.string()))]
+    kinds = [KINDS[code] for code in kinds_of(pa.array(columns, pa.string()))]
     texts = {name: scan.columns[name].known_texts for name in columns if name in scan.columns}
     values = {name: {text.strip() for text in each} for name, each in texts.items()}
     looks = [
-        group != "text" or name in values.get(name, ())
-        for name, group in zip(columns, groups, strict=True)
+        kind != "text" or name in values.get(name, ())
+        for name, kind in zip(columns, kinds, strict=True)
     ]
     are_values = any(name in values.get(name, ()) for name in columns)
     # Years are names, and no values of theirs.
     is_mixed = are_values and 2 * sum(looks) >= len(looks)
-    if all(looks) or is_mixed or any(map(_is_no_name, columns, groups)):
+    if all(looks) or is_mixed or any(map(_is_no_name, columns, kinds)):
         few = in_words(columns, 4)
         yield f"the header looks like values ({few}): --no-header if it is the first row, --names gives names"
 
 
-def _is_no_name(name: str, group: str | None) -> bool:
+def _is_no_name(name: str, kind: str | None) -> bool:
     """Tell whether a name is a number that begins with zeros, or has a decimal point or a sign."""
-    return group == "code" or (group == "number" and not name.strip().isdigit())
-
-
-def _signed_numbers(names: Sequence[str], scan: Scan) -> Iterator[str]:
-    """Say which texts would be numbers, if they were written otherwise."""
-    shown = {name: _signed_number(scan.columns[name].known_texts) for name in names}
-    found = [f"{name} ({text!r})" for name, text in shown.items() if text is not None]
-    if found:
-        rule = "numbers are written like -1234.5, without ',', '%', brackets or sign of a currency"
-        yield f"texts, though perhaps meant as numbers: {in_words(found)}; {rule}"
-
-
-def _other_dates(names: Sequence[str], scan: Scan) -> Iterator[str]:
-    """Say which texts are dates in another form than those that are read."""
-    found = []
-    for name in names:
-        texts = [*scan.columns[name].known_texts]
-        if texts and all(map(_OTHER_DATE.match, texts)):
-            found.append(f"{name} ({texts[0]!r})")
-    if found:
-        yield f"texts, though perhaps meant as dates: {in_words(found)}; a date begins like 2019-03-23"
-
-
-def _signed_number(counts: Mapping[str, int]) -> str | None:
-    """Return one of some texts if most of them are numbers but for ``_SIGNS``."""
-    texts = pa.array(list(counts), pa.string())
-    signed = texts.filter(pc.match_substring_regex(texts, _SIGNS))
-    plain = pc.replace_substring_regex(signed, _SIGNS, "")
-    is_number = groups_of_texts(plain) == GROUPS.index("number")
-    if 2 * is_number.sum() <= len(texts):
-        return None
-    return str(signed[int(is_number.argmax())].as_py())
+    return kind == "code" or (kind == "number" and not name.strip().isdigit())

@@ -15,6 +15,7 @@ from loaders.data.columns import FixedColumn
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Categories, Features, Field, Label, Schema
+from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import counted, passed_over
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.progress import Progress, Quiet
@@ -27,6 +28,7 @@ from packdata.packing.settings import (
 )
 from packdata.packing.shards import TABLE_SHARD_BYTES, Format
 from packdata.plan import pack_plan
+from packdata.rows import Part
 from packdata.sources.base import files_identity
 from packdata.sources.listed import ListedURL, list_sources, without_secrets
 from packdata.sources.opening import joined_splits
@@ -38,17 +40,13 @@ from packdata.tables.columns import (
     missing_values_of,
     plan_columns,
     plan_like,
-    rejects_rows,
 )
-from packdata.tables.delimited import CsvOptions, DelimitedFile
 from packdata.tables.files import CommonColumns, list_tables, open_tables, opened
 from packdata.tables.kept import TableReader
 from packdata.tables.notes import header_notes
 from packdata.tables.options import TableOptions
-from packdata.tables.parts import FilePart
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import Scanner
-from packdata.tables.shares import joined_scan, scan_to_json
 from packdata.tables.typed import frame_table, is_frame
 from packdata.tables.values import in_words
 from packdata.wording import in_python, speaks_python
@@ -58,8 +56,9 @@ if TYPE_CHECKING:
 
     from packdata.packing.settings import OnError
     from packdata.packing.summary import Summary
-    from packdata.tables.parts import Kind, TableFile
+    from packdata.rows import RowFile
     from packdata.tables.scan import Scan
+    from packdata.types import Kind
 
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 
@@ -137,7 +136,7 @@ class TablesPlan:
             return False
 
 
-def _identity(files: Sequence[TableFile]) -> dict[str, Any]:
+def _identity(files: Sequence[RowFile]) -> dict[str, Any]:
     if digest := getattr(files[0], "digest", ""):
         return {"kind": "frame", "digest": digest}
     return files_identity("table", [file.path for file in files])
@@ -189,11 +188,11 @@ def plan_tables(
         learned: list[_Learned] = []
         scanner = _scanner(reader, chosen, workers, on_error, progress)
 
-        def learn(scan: Scan | None = None) -> dict[str, Any]:
-            learned.append(_learned(scanner, chosen, scan or scanner.scan()))
+        def learn() -> dict[str, Any]:
+            learned.append(_learned(scanner, chosen))
             return _as_json(*learned[0])
 
-        taken = first_pass.get(_ROWS, learn, _WHAT, lambda shares: learn(joined_scan(shares)))
+        taken = first_pass.get(_ROWS, learn, _WHAT)
         with first_pass.reading():
             parts, plan, rows = learned[0] if learned else _from_json(taken)
     else:
@@ -219,49 +218,9 @@ def plan_tables(
     return TablesPlan(recipe, format, given, dict(ignored), first_pass)
 
 
-def plan_share(
-    sources: Sequence[Path | str] | Path | str,
-    share: tuple[int, int],
-    *,
-    format: Format = "parquet",
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    progress: Progress | None = None,
-    **options: Any,
-) -> SharePlan:
-    """Learn what a share of the files teaches: share I of N; see ``plan_tables``."""
-    csv = take(CsvOptions, options)
-    chosen = TableOptions(**options)
-    files, *_ = _opened(sources, csv, chosen)
-    before, (i, of) = _identity(files), share
-    scanner = _scanner(TableReader(files), chosen, workers, on_error, progress)
-    numbers = range(i * len(files) // of, (i + 1) * len(files) // of)
-    first_pass = FirstPass(is_part=True, share=share)
-    first_pass.get(_ROWS, lambda: scan_to_json(scanner.scan(numbers=numbers)), _WHAT, list)
-    identity = {"command": "tables", "source": before, **_told(chosen, csv), "like": None}
-    return SharePlan(first_pass, identity, format)
-
-
-@dataclass(frozen=True, slots=True)
-class SharePlan:
-    """What a share of some table files teaches: nothing can be packed by that alone."""
-
-    first_pass: FirstPass
-    identity: Mapping[str, Any]
-    format: Format
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        return self.first_pass.to_json(self.identity)
-
-    def __str__(self) -> str:
-        rows = self.first_pass.found[_ROWS]["rows"]
-        return f"{counted(rows, 'row')} were read: --json prints what they teach, for --plan"
-
-
 def _opened(
     sources: Sequence[Path | str] | Path | str | Any, csv: CsvOptions, options: TableOptions
-) -> tuple[list[TableFile], tuple[Path | str, ...], Counter[str]]:
+) -> tuple[list[RowFile], tuple[Path | str, ...], Counter[str]]:
     """Return the files of sources, what these are called, and what else folders hold."""
     if is_frame(sources):
         return [frame_table(sources, options.missing_values)], (), Counter()
@@ -276,14 +235,14 @@ def _told(options: TableOptions, csv: CsvOptions) -> dict[str, Any]:
 
 
 _ROWS, _WHAT = "rows", "types, categories and statistics"  # in the plan, and in words
-_Learned = tuple[Sequence[FilePart], ColumnPlan, int]
+_Learned = tuple[Sequence[Part], ColumnPlan, int]
 
 
 def _targets_as_json(plan: ColumnPlan) -> list[dict[str, str]]:
     return [{"field": t.field, "column": t.column, "how": t.how} for t in plan.targets]
 
 
-def _as_json(parts: Sequence[FilePart], plan: ColumnPlan, rows: int) -> dict[str, Any]:
+def _as_json(parts: Sequence[Part], plan: ColumnPlan, rows: int) -> dict[str, Any]:
     """Return what was learned of rows, for the parts of a packing."""
     return {
         "rows": rows,
@@ -306,7 +265,7 @@ def _from_json(told: Mapping[str, Any]) -> _Learned:
         for t in told[TARGETS]
     )
     plan = ColumnPlan(features, categories, targets, MISSING in fields, tuple(told["notes"]))
-    return [FilePart(*numbers) for numbers in told["parts"]], plan, told["rows"]
+    return [Part(*numbers) for numbers in told["parts"]], plan, told["rows"]
 
 
 def _scanner(
@@ -344,36 +303,21 @@ def _scanner(
     )
 
 
-def _learned(scanner: Scanner, options: TableOptions, found: Scan) -> _Learned:
-    """Return what was found of all rows, which are read again where that takes it."""
-    files, skips = scanner.reader.files, scanner.on_error == "skip"
-    first = files[0].path
-    # Once more: parts without zeros were read as numbers.
-    if codes := _codes(found, scanner.kinds):
-        again = replace(scanner, kinds={**scanner.kinds, **dict.fromkeys(codes, "text")}).scan()
-        for name in codes:
+def _learned(scanner: Scanner, options: TableOptions) -> _Learned:
+    """Return what was found of all rows; they are read again where a late part tells that numbers are names."""
+    files, found = scanner.reader.files, scanner.scan()
+    if late := _read_as_numbers(found, scanner.kinds):
+        again = replace(scanner, kinds={**scanner.kinds, **dict.fromkeys(late, "text")}).scan()
+        for name in late:
             again.columns[name].first["code"] = found.columns[name].first["code"]
         found = again
-    plan = plan_columns(found, options, first, skips=skips)
-    if rejects_rows(plan, found):
-        # Once more, without them; a packing that fails starts no journal.
-        judge = TablesRecipe(scanner.reader, found.parts, plan, None, {}, {}).judge
-        try:
-            common = replace(scanner.common, wanted=list(plan.kinds))
-            kept = replace(scanner, common=common, kinds=plan.kinds).scan(judge)
-        except SourceError as error:
-            if not skips:
-                what = "stopped at the first row that cannot be packed"
-                error.add_note(f"{what}; --on-error skip leaves such rows out and lists them")
-            raise
-        if kept.num_rows:
-            plan = plan_columns(kept, options, first, skips=skips)
+    plan = plan_columns(found, options, files[0].path, skips=scanner.on_error == "skip")
     notes = (*plan.notes, *_name_notes(scanner.common, found, plan, options))
     return found.parts, replace(plan, notes=notes), found.num_rows + found.bad
 
 
-def _codes(found: Scan, kinds: Mapping[str, Kind]) -> list[str]:
-    """Return the columns of which some parts hold numbers with zeros in front, and others plain ones."""
+def _read_as_numbers(found: Scan, kinds: Mapping[str, Kind]) -> list[str]:
+    """Return the columns of texts of which some parts were read as numbers."""
     return [
         name
         for name, column in found.columns.items()
@@ -389,7 +333,7 @@ def _name_notes(
     """Say that names look like values, and which columns are probably no values but the numbers of the rows."""
     file = None if common.first is None else opened(common.first)
     unnamed: Sequence[str] = ()
-    if isinstance(file, DelimitedFile):
+    if isinstance(file, CsvRows):
         unnamed = file.unnamed
         if file.header:
             yield from header_notes(common.columns or (), found)
@@ -421,9 +365,9 @@ def pack_tables(
             Arrow, of which the columns are taken, and no index.
         dst: A folder that is new or empty.
         format: ``"parquet"`` or ``"lmdb"``.
-        options: ``like``; ``plan``, which each ``part`` needs (what ``--dry-run --json`` printed); those of
-            ``TableOptions`` and ``CsvOptions``; ``shard_bytes``, ``workers``, ``on_error``, ``overwrite``, ``part`` and
-            ``progress`` (``packdata.packing.settings.PackSettings``).
+        options: ``like``; ``plan`` (what ``--dry-run --json`` printed), so that parts need not read all rows first;
+            those of ``TableOptions`` and ``CsvOptions``; ``shard_bytes``, ``workers``, ``on_error``, ``overwrite``,
+            ``part`` and ``progress`` (``packdata.packing.settings.PackSettings``).
 
     Raises:
         SourceError: A file, row or column cannot be packed.
@@ -433,7 +377,7 @@ def pack_tables(
     settings = take(PackSettings, options)
     settings.setdefault("shard_bytes", TABLE_SHARD_BYTES)
     workers, on_error = settings.get("workers"), settings.get("on_error", "fail")
-    first_pass = FirstPass(options.pop("plan", None), is_part=settings.get("part") is not None)
+    first_pass = FirstPass(options.pop("plan", None))
     plan = plan_tables(
         sources,
         format=format,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -17,7 +18,6 @@ from loaders.errors import SourceError
 from packdata.moments import standardized
 from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, kind_of
-from packdata.tables.parts import TableRows, said
 from packdata.tables.scan import place
 from packdata.tables.values import (
     Dates,
@@ -35,15 +35,17 @@ from packdata.tables.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from loaders.schema import Features
     from packdata.recipe import Draw
+    from packdata.rows import Part, RowFile, Rows
     from packdata.tables.chosen import ColumnPlan, TargetColumn
     from packdata.tables.kept import TableReader
-    from packdata.tables.parts import FilePart, Kind, TableFile, Why
+    from packdata.types import Kind
 
 Matrix = npt.NDArray[Any]
+Why = str | Callable[[], str]  # a reason in words, or what makes some
 _MISSING, _UNKNOWN = "missing:", "unknown:"
 COUNTED = {  # what is counted of each column, by what it is, in words
     _MISSING: "missing values",
@@ -71,7 +73,7 @@ class TablesRecipe(Recipe):
     def __init__(
         self,
         reader: TableReader,
-        parts: Sequence[FilePart],
+        parts: Sequence[Part],
         columns: ColumnPlan,
         num_samples: int | None,
         identity: Mapping[str, Any],
@@ -99,15 +101,15 @@ class TablesRecipe(Recipe):
     def __len__(self) -> int:
         return len(self.parts)
 
-    def items(self, start: int) -> Iterator[FilePart]:
+    def items(self, start: int) -> Iterator[Part]:
         """Yield the parts."""
         yield from map(self.parts.__getitem__, range(start, len(self)))
 
-    def name(self, item: FilePart) -> str:
+    def name(self, item: Part) -> str:
         """Return where a part begins."""
         return place(self.reader.files[item.file], item.line)
 
-    def encode(self, item: FilePart, draw: Draw | None = None) -> list[Block]:
+    def encode(self, item: Part, draw: Draw | None = None) -> list[Block]:
         """Return the rows of a part."""
         file, kinds = self.reader.files[item.file], self.columns.kinds
         pieces: list[dict[str, Matrix]] = [
@@ -132,30 +134,19 @@ class TablesRecipe(Recipe):
             block = replace(block, columns=drawn)
         return [block]
 
-    def judge(self, file: TableFile, rows: TableRows) -> TableRows:
-        """Return the rows that can be packed; the others are bad."""
-        *_, wrong = self._arrays(file, rows)
-        if not wrong:
-            return rows
-        kept = _others(rows, wrong)
-        bad = sorted([*rows.bad, *_placed(rows, wrong)], key=itemgetter(0))
-        return TableRows(
-            rows.table.take(pa.array(kept)), lambda row: rows.line(int(kept[row])), bad
-        )
-
     def _empty(self, name: str) -> Matrix:
         field = self.schema.fields[name]
         return np.empty((0, *(n or 0 for n in field.shape or ())), field.dtype)
 
     def _rejects(
-        self, file: TableFile, found: list[tuple[int, Why]]
+        self, file: RowFile, found: list[tuple[int, Why]]
     ) -> Iterator[tuple[str, SourceError]]:
         for line, why in sorted(found, key=itemgetter(0)):
             where = place(file, line)
-            yield where, SourceError(said(why), where)
+            yield where, SourceError(why if isinstance(why, str) else why(), where)
 
     def _arrays(
-        self, file: TableFile, rows: TableRows
+        self, file: RowFile, rows: Rows
     ) -> tuple[dict[str, Matrix], dict[str, Flags], Mapping[int, Why]]:
         """Return the values of every field, the rows that are counted as something, and those that cannot be packed.
 
@@ -248,7 +239,7 @@ class TablesRecipe(Recipe):
         return out
 
 
-_WORDS = {"number": "number", "flag": "flag", "hour of time": "time of day"}
+_WORDS = {"number": "number", "flag": "flag"}
 
 
 class _Table:
@@ -282,7 +273,7 @@ class _Table:
         key = column, kind_of(how)
         if key not in self._dates:
             self._dates[key] = Dates(values)
-        return self._dates[key].part(how.removesuffix(" of time"))
+        return self._dates[key].part(how)
 
     def missing(self, column: str, how: str) -> Flags:
         return self._of(column, how).missing
@@ -320,11 +311,11 @@ def _fill(row: Matrix, values: Floats) -> bool:
     return bool(np.isfinite(row).all())
 
 
-def _others(rows: TableRows, wrong: Mapping[int, Why]) -> npt.NDArray[np.int64]:
+def _others(rows: Rows, wrong: Mapping[int, Why]) -> npt.NDArray[np.int64]:
     return np.setdiff1d(np.arange(len(rows.table)), list(wrong))
 
 
-def _placed(rows: TableRows, wrong: Mapping[int, Why]) -> list[tuple[int, Why]]:
+def _placed(rows: Rows, wrong: Mapping[int, Why]) -> list[tuple[int, Why]]:
     return [(rows.line(row), why) for row, why in wrong.items()]
 
 

@@ -6,7 +6,6 @@ the number of workers.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -20,34 +19,32 @@ import pyarrow.compute as pc
 from loaders.errors import SourceError
 from packdata.moments import Moments
 from packdata.packing.pool import OrderedPool
-from packdata.tables.parts import said
 from packdata.tables.values import (
-    GROUPS,
-    NO_VALUES,
     Dates,
     Group,
     Numbers,
-    as_text,
     at_places,
     combined,
     group_of,
-    groups_of_texts,
-    is_text,
     numbers,
     plain,
+    quick,
     shown,
+    trimmed,
     why_other,
     words_of,
 )
+from packdata.types import KINDS, NO_VALUES, Kind, as_text, begin_with_zeros, is_text, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from packdata.packing.progress import Progress
     from packdata.packing.settings import OnError
+    from packdata.rows import Part, RowFile, Rows
     from packdata.tables.files import CommonColumns
     from packdata.tables.kept import TableReader
-    from packdata.tables.parts import FilePart, Kind, TableFile, TableRows, Why
+    from packdata.types import Codes
 
 MAX_CATEGORIES = 1_000_000
 _FEW_WORDS = 1 << 16
@@ -124,8 +121,8 @@ class ColumnScan:
         num_missing: Rows without a value.
         num_unsure: Texts such as ``NA`` in parts that tell no kind but text: missing, unless others are text.
         groups: Values of each kind.
-        first: Where each kind was seen first, also ``missing`` and ``infinite`` numbers, ``bad`` values that are none
-            of a kind that was asked for, and ``zoned`` or ``local`` dates.
+        first: Where each kind was seen first, also ``missing`` and ``infinite`` numbers, and ``bad`` values that are
+            none of a kind that was asked for.
         other: Why it has no place in a row, if so.
         moments: Of the numbers, or of each part of the dates.
         words: How often each text occurs.
@@ -167,8 +164,8 @@ class ColumnScan:
         if self.counts.keys().isdisjoint(NO_VALUES):
             return self.counts
         known = {text: count for text, count in self.counts.items() if text not in NO_VALUES}
-        groups = groups_of_texts(pa.array(list(known), pa.string()))
-        return self.counts if not known or GROUPS.index("text") in groups else known
+        kinds = kinds_of(pa.array(list(known), pa.string()))
+        return self.counts if not known or KINDS.index("text") in kinds else known
 
 
 @dataclass(slots=True)
@@ -177,12 +174,12 @@ class Scan:
 
     Attributes:
         parts: The parts of all files, in order.
-        num_rows: Rows that can be read, or packed where that was to be told.
+        num_rows: Rows that can be read.
         bad: The others.
         columns: By name, in the order in which they were first seen.
     """
 
-    parts: list[FilePart] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     num_rows: int = 0
     bad: int = 0
     columns: dict[str, ColumnScan] = field(default_factory=dict)
@@ -209,7 +206,7 @@ class Scanner:
         drop: Columns not to look at.
         parts_of_dates: What dates become, for their statistics.
         workers: Threads.
-        on_error: ``"fail"`` ends at the first row that cannot be read, or packed.
+        on_error: ``"fail"`` ends at the first row that cannot be read.
         progress: Is told of every row.
     """
 
@@ -222,68 +219,56 @@ class Scanner:
     on_error: OnError
     progress: Progress
 
-    def scan(
-        self,
-        judge: Callable[[TableFile, TableRows], TableRows] | None = None,
-        numbers: range | None = None,
-    ) -> Scan:
-        """Read the files of some numbers, or all; ``judge`` takes the rows that cannot be packed out, if that is known.
+    def scan(self) -> Scan:
+        """Read all files.
 
         Raises:
             SourceError: A file or row cannot be read.
         """
         found = Scan(columns={name: ColumnScan() for name in self.common.columns or ()})
-        parts = self._parts(range(len(self.reader.files)) if numbers is None else numbers)
         try:
             self.progress.start(None, 0)
-            with OrderedPool(partial(self._part, judge), self.workers) as pool:
-                for each in pool.map(parts):
+            with OrderedPool(self._part, self.workers) as pool:
+                for each in pool.map(self._parts()):
                     found.add(each)
                     self.progress.advance(found.bad, each.num_rows + each.bad)
         finally:
             self.progress.close()
-        return end_scan(found)
+        for column in found.columns.values():
+            column.words.join()
+            if column.words.is_full and not column.other:
+                column.other = f"it has more than {MAX_CATEGORIES:,} different texts"
+        return found
 
-    def _parts(self, numbers: range) -> Iterator[FilePart]:
-        for number in numbers:
-            self.common.check(file := self.reader.files[number])
+    def _parts(self) -> Iterator[Part]:
+        for number, file in enumerate(self.reader.files):
+            self.common.check(file)
             yield from file.parts(number)
 
-    def _part(
-        self, judge: Callable[[TableFile, TableRows], TableRows] | None, part: FilePart
-    ) -> Scan:
+    def _part(self, part: Part) -> Scan:
         """Runs on the threads."""
         file, found = self.reader.files[part.file], Scan([part])
-        bad: list[tuple[int, Why]] = []
+        bad: list[tuple[int, str]] = []
+        dropped = {*self.drop}
         for rows in self.reader.read(part, self.common.columns, self.kinds):
-            rows = rows if judge is None else judge(file, rows)
             looks = [
                 _Look(name, rows, file, self.parts_of_dates)
                 for name in rows.table.column_names
-                if name not in self.drop
+                if name not in dropped
             ]
             typed = {look.name: look.at(self.kinds.get(look.name)) for look in looks}
             found.add(Scan([], len(rows.table), 0, {look.name: look.scan for look in looks}))
             bad += rows.bad
-            if judge is None and file.is_text and not rows.mixed:
+            if file.is_text and not rows.mixed:
                 self.reader.keep(part, rows, typed)
         if bad and self.on_error == "fail":
             line, why = bad[0]
-            raise SourceError(said(why), place(file, line))
+            raise SourceError(why, place(file, line))
         found.bad = len(bad)
         return found
 
 
-def end_scan(found: Scan) -> Scan:
-    """Return what was found, when all of it is there."""
-    for column in found.columns.values():
-        column.words.join()
-        if column.words.is_full and not column.other:
-            column.other = f"it has more than {MAX_CATEGORIES:,} different texts"
-    return found
-
-
-def place(file: TableFile, line: int) -> str:
+def place(file: RowFile, line: int) -> str:
     """Return a file and a line or row of it, for messages."""
     return f"{file.path}, {file.unit} {line}"
 
@@ -292,7 +277,7 @@ class _Look:
     """One column of some rows, looked at; ``scan`` is what it holds."""
 
     def __init__(
-        self, name: str, rows: TableRows, file: TableFile, parts_of_dates: Sequence[str]
+        self, name: str, rows: Rows, file: RowFile, parts_of_dates: Sequence[str]
     ) -> None:
         self.scan = ColumnScan()
         self.name, self._rows, self._file = name, rows, file
@@ -300,20 +285,18 @@ class _Look:
         self._array = plain(combined(rows.table[name]))
         self._mixed = rows.mixed.get(name)
         guesses = file.guesses(name)
-        self._guesses = guesses if parts_of_dates or "number" in guesses else frozenset[str]()
+        self._guesses = guesses if parts_of_dates or "number" in guesses else frozenset[Kind]()
 
     def at(self, kind: Kind | None) -> pa.Array:
         """Take statistics of it as a kind, or as what it seems to be; return its values as that."""
         array = self._array
-        if kind in (None, "number") and self._is_all_numbers():
-            return array
         own = getattr(array.type, "value_type", array.type)
         group = group_of(array.type)
         if group == "other":
             self.scan.other = why_other(array.type)
-        elif group is None:
+        elif group is None or array.null_count == len(array):
             self.scan.num_missing = len(array)
-            self._note("missing", array.is_null().to_numpy(zero_copy_only=False))
+            self._note("missing", np.ones(len(array), bool))
         elif kind == "text":
             coded = words_of(array if is_text(own) else as_text(array))
             if num := int(self._count(coded).sum()):
@@ -325,42 +308,37 @@ class _Look:
             coded = words_of(array if is_text(own) else as_text(array))
             return self._look_at_texts(coded, frozenset(("flag",)))
         elif group == "text":
-            return self._guessed(words_of(array))
+            return self._guessed()
         else:
-            return self._measured(numbers(array, group), group)
+            return self._measured(numbers(array, _read_as(group)), group)
         return array
 
-    def _is_all_numbers(self) -> bool:
-        """Take statistics of a column with a number in each row, as most have: that takes no flags."""
-        scan, array = self.scan, self._array
-        if not pa.types.is_float64(array.type) or array.null_count or not len(array):
-            return False
-        moments = Moments.of(values := array.to_numpy())
-        if not (math.isfinite(moments.least) and math.isfinite(moments.most)):  # NaN is neither
-            return False
-        scan.groups["number"], scan.moments["number"] = len(values), moments
-        scan.is_whole = _is_whole(values[:1]) and _is_whole(values)
-        self._note_row("number", 0)
-        return True
-
-    def _guessed(self, coded: pa.DictionaryArray) -> pa.Array:
+    def _guessed(self) -> pa.Array:
+        """Take texts for numbers or dates where all of them are, quickly; else look at each different one."""
+        array, is_plain = self._array, is_text(self._array.type)
+        texts = trimmed(array) if is_plain else array
+        found = quick(texts, self._guesses) if is_plain and self._mixed is None else None
+        if found is not None:
+            kind = group_of(found.type)
+            assert kind is not None
+            if kind != "number" or not begin_with_zeros(texts):
+                return self._measured(numbers(found, _read_as(kind)), kind)
+        coded = words_of(array)
         self._look_at_texts(coded, self._guesses)
         if len(self.scan.groups) == 1:
             (only,) = self.scan.groups
-            if only in ("number", "date", "time"):
+            if only in ("number", "date", "zoned"):
                 self.scan = ColumnScan()
-                return self._measured(numbers(coded, only), only)
+                return self._measured(numbers(coded, _read_as(only)), only)
         return coded
 
     def _note(self, what: str, flags: npt.NDArray[np.bool_]) -> None:
         """Remember the first row that is so, if any."""
         if flags.any():
-            self._note_row(what, int(flags.argmax()))
-
-    def _note_row(self, what: str, row: int) -> None:
-        value, rows = self._array.slice(row, 1), self._rows
-        told = partial(_told, self._file, self.name, rows.line, rows.cell, row, value)
-        self.scan.first[what] = Seen(told)
+            row = int(flags.argmax())
+            value = self._array.take(pa.array([row]))  # a copy, so that no other rows are kept
+            told = partial(_told, self._file, self._rows.line, row, value)
+            self.scan.first[what] = Seen(told)
 
     def _count(self, coded: pa.DictionaryArray) -> npt.NDArray[np.int64]:
         """Count each text; return how often each word of the dictionary occurs, the empty one never."""
@@ -376,29 +354,27 @@ class _Look:
         self.scan.words.add(words, known)
         return counts
 
-    def _look_at_texts(self, coded: pa.DictionaryArray, guesses: frozenset[str]) -> pa.Array:
+    def _look_at_texts(self, coded: pa.DictionaryArray, guesses: frozenset[Kind]) -> pa.Array:
         """Count texts, and how many of them look like numbers or dates, where they may be some."""
-        scan, mixed = self.scan, self._mixed
-        counts = self._count(coded)
-        groups = groups_of_texts(coded.dictionary, guesses)
-        of_rows = at_places(groups, coded, 0) if mixed is None else mixed
-        sizes = (
-            np.bincount(groups, counts, len(GROUPS))
-            if mixed is None
-            else np.bincount(mixed, minlength=len(GROUPS))
-        )
-        for code, group in enumerate(GROUPS):
-            if group is not None and sizes[code]:
-                scan.groups[group] += int(sizes[code])
-                self._note(group, of_rows == code)
+        scan, counts = self.scan, self._count(coded)
+        if self._mixed is None:
+            kinds = _guessed_only(coded.dictionary, guesses)
+            of_rows = at_places(kinds, coded, 0)
+            sizes = np.bincount(kinds, counts, len(KINDS))
+        else:
+            of_rows, sizes = self._mixed, np.bincount(self._mixed, minlength=len(KINDS))
+        for code, kind in enumerate(KINDS):
+            if kind is not None and sizes[code]:
+                scan.groups[kind] += int(sizes[code])
+                self._note(kind, of_rows == code)
         scan.num_unsure = len(coded) - scan.num_missing - sum(scan.groups.values())
         if scan.num_missing + scan.num_unsure and "text" not in scan.groups:
             self._note("missing", of_rows == 0)
         return coded
 
     def _measured(self, found: Numbers, group: Group) -> pa.Array:
-        """Take statistics of numbers, dates or times; return them, as they are where some are bad."""
-        scan, (values, missing, bad, zoned) = self.scan, found
+        """Take statistics of numbers or dates; return them, as they are where some are bad."""
+        scan, (values, missing, bad) = self.scan, found
         scan.num_missing = int(np.count_nonzero(missing))
         known = ~(missing | bad)
         num_known = int(np.count_nonzero(known))
@@ -417,31 +393,41 @@ class _Look:
             scan.is_whole = _is_whole(kept[:1]) and _is_whole(kept)
         else:
             dates = Dates(kept)
-            for part in ("hour",) if group == "time" else self._parts_of_dates:
+            for part in self._parts_of_dates:
                 scan.moments[part] = Moments.of(dates.part(part))
             scan.has_times = bool(dates.part("hour").any())
-        if group == "date":
-            self._note("zoned", zoned & known)
-            self._note("local", known & ~zoned)
         if "bad" in scan.first:
             return self._array
         mask = missing if num_known < len(values) else None
         if group == "number":
             return pa.array(values, mask=mask)
-        kind = pa.timestamp("us") if group == "date" else pa.time64("us")
-        return pa.array(np.where(missing, 0, values).astype(np.int64), mask=mask).cast(kind)
+        return pa.array(np.where(missing, 0, values).astype(np.int64), mask=mask).cast(
+            "timestamp[us]"
+        )
 
 
-def _told(
-    file: TableFile,
-    column: str,
-    line: Callable[[int], int],
-    cell: Callable[[int, str], str] | None,
-    row: int,
-    value: pa.Array,
-) -> tuple[str, str]:
-    """Return how a value looks, and where it stands; what it takes is given, so that no other rows are kept for it."""
-    return shown(value, 0) if cell is None else cell(row, column)[:60], place(file, line(row))
+def _read_as(group: Group) -> Kind:
+    """Return as what values of a group are read: dates are dates, whether they have a zone or not."""
+    assert group != "other"
+    return "date" if group == "zoned" else group
+
+
+def _guessed_only(words: pa.Array, guesses: frozenset[Kind]) -> Codes:
+    """Return what each word looks like, a text where that is not guessed; without guesses ``NA`` is a text, too."""
+    if not guesses:
+        return np.where(pc.not_equal(words, "").to_numpy(zero_copy_only=False), 1, 0).astype(
+            np.int8
+        )
+    kinds = kinds_of(words)
+    if "number" not in guesses:
+        known = [code for code, kind in enumerate(KINDS) if kind is None or kind in guesses]
+        kinds[~np.isin(kinds, known)] = KINDS.index("text")
+    return kinds
+
+
+def _told(file: RowFile, line: Callable[[int], int], row: int, value: pa.Array) -> tuple[str, str]:
+    """Return how a value looks, and where it stands."""
+    return shown(value, 0), place(file, line(row))
 
 
 def _is_whole(values: npt.NDArray[np.float64]) -> bool:

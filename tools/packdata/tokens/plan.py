@@ -7,7 +7,6 @@ from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import date
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -374,21 +373,17 @@ def _ids_recipe(
     largest = None
     if size is None and itemsize > 2:
         what = "the largest id (or --vocab-size)"
-        share = first_pass.share or (0, 1)
-        learned = first_pass.get(
-            "largest", lambda: _largest_in(source, share, eod, bos), what, max
-        )
-        largest = int(learned)
+        largest = int(first_pass.get("largest", lambda: _largest_in(source, eod, bos), what))
         # No fewer than two bytes, so that parts of one corpus agree.
         itemsize = itemsize if largest >= 1 << 16 else 2
     vocabulary = Vocabulary.of(size, itemsize, eod, bos)
     return _recipe(files, options, source, vocabulary, tokenizer, cut, largest)
 
 
-def _largest_in(source: TokenSource, share: tuple[int, int], *others: int | None) -> int:
-    """Look for the largest id in a share of the pieces; what cannot be read is an error in its turn."""
+def _largest_in(source: TokenSource, *others: int | None) -> int:
+    """Look for the largest id in all pieces; what cannot be read is an error in its turn."""
     largest = max((other for other in others if other is not None), default=0)
-    for piece in islice(source.pieces(), share[0], None, share[1]):
+    for piece in source.pieces():
         with suppress(SourceError):
             ids = piece.read().data
             largest = max(largest, int(ids.max(initial=0)))
@@ -471,7 +466,7 @@ def pack_tokens(
         dst: A folder that is new or empty.
         options: What becomes of them.
         format: ``"parquet"`` (default) or ``"lmdb"``.
-        plan: Of a part, where a tokenizer is trained or ids are looked at: what ``--dry-run --json`` printed.
+        plan: Of a part, so that a tokenizer is trained, or ids are looked at, once: what ``--dry-run --json`` printed.
         settings: As of ``pack_recipes``. With ``on_error="skip"``, or ``shuffle``, each document must fit into memory.
 
     Raises:
@@ -488,6 +483,6 @@ def pack_tokens(
         format=format,
         on_error=settings.get("on_error", "fail"),
         shuffle=settings.get("shuffle"),
-        first_pass=FirstPass(plan, is_part=settings.get("part") is not None),
+        first_pass=FirstPass(plan),
     )
     return pack_plan(planned, dst, **settings)

@@ -6,76 +6,73 @@ import json
 import math
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loaders.errors import SourceError
-from loaders.system.regular import regular
-from packdata.readers import arrow_lines, encoding_hint, filled_lines, json_object
-from packdata.tables import parts
-from packdata.tables.parts import FilePart, Kind, TableRows, read_bytes, some_of
-from packdata.tables.values import DATES, GROUPS, NO_VALUES, Codes, as_text, without_words
+from packdata.readers import arrow_lines, filled_lines, json_object
+from packdata.rows import DATES, Rows, TextRows
+from packdata.types import KINDS, NO_VALUES, as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
+
+    from packdata.rows import Part
+    from packdata.types import Codes, Kind
 
 _KINDS = [
-    (python, GROUPS.index(group))
-    for python, group in ((bool, "flag"), (int, "number"), (float, "number"), (str, "text"))
+    (python, KINDS.index(kind))
+    for python, kind in ((bool, "flag"), (int, "number"), (float, "number"), (str, "text"))
 ]
 
 
-class JsonLinesFile:
-    """Rows that name their own columns.
+class JsonRows(TextRows):
+    """Rows that name their own columns."""
 
-    Args:
-        path: The file, UTF-8.
-        missing: Texts that stand for no value, as null does.
-    """
-
-    unit = "line"
-    is_text = True
     columns = None
 
-    def __init__(self, path: Path, missing: Sequence[str] = ()) -> None:
-        self.path, self._missing = path, missing
-        with open(path, "rb", opener=regular) as file:
-            head = file.read(200)
-        if not head:
-            raise SourceError("it is empty", path, "It takes one JSON object a line")
-        if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head:
-            raise SourceError("it is not UTF-8 text", path, encoding_hint(head))
-
-    def guesses(self, column: str) -> frozenset[str]:
+    def guesses(self, column: str) -> frozenset[Kind]:
         """Return what texts may be: JSON has texts, numbers and flags, but no dates."""
         return DATES
 
-    def parts(self, number: int) -> Iterator[FilePart]:
+    def parts(self, number: int = 0) -> Iterator[Part]:
         """List pieces of whole lines."""
-        return parts.cut(self.path, number, lambda data: data.rfind(b"\n") + 1)
+        return self._cut(number, lambda data: data.rfind(b"\n") + 1)
 
     def read(
-        self, part: FilePart, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Iterator[TableRows]:
-        """Parse a piece: by Arrow, or where it refuses a line or reads something else, line by line."""
-        data = read_bytes(self.path, part.start, part.stop)
-        parsed = _parsed(data, kinds)
+        self,
+        part: Part,
+        columns: Sequence[str] | None = None,
+        kinds: Mapping[str, Kind] = MappingProxyType({}),
+    ) -> Iterator[Rows]:
+        """Parse a part: by Arrow, or where it refuses a line or reads something else, line by line."""
+        data = self._bytes(part.start, part.stop)
+        table = _parsed(data, kinds)
         rows = (
             _by_hand(data, part.line, kinds)
-            if parsed is None
-            else TableRows(parsed, partial(self._line_of, part))
+            if table is None
+            else Rows(table, partial(self._line_of, part))
         )
-        table = without_words(some_of(rows.table, columns), self._missing)
-        yield TableRows(table, rows.line, rows.bad, rows.mixed)
+        yield Rows(_some_of(rows.table, columns), rows.line, rows.bad, rows.mixed)
 
-    def _line_of(self, part: FilePart, row: int) -> int:
+    def _line_of(self, part: Part, row: int) -> int:
         """Return the line of a row of a part: the part is read once more."""
-        data = read_bytes(self.path, part.start, part.stop)
+        data = self._bytes(part.start, part.stop)
         return part.line + next(islice(filled_lines(data), row, None))[0]
+
+
+def _some_of(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    """Return these columns of a table; one that it lacks is empty."""
+    if columns is None:
+        return table
+    known = set(table.column_names)
+    arrays: list[Any] = [
+        table[name] if name in known else pa.nulls(len(table)) for name in columns
+    ]
+    return pa.Table.from_arrays(arrays, names=list(columns))
 
 
 def _parsed(data: bytes, kinds: Mapping[str, Kind]) -> pa.Table | None:
@@ -94,7 +91,7 @@ def _parsed(data: bytes, kinds: Mapping[str, Kind]) -> pa.Table | None:
     return None if changed else table
 
 
-def _by_hand(data: bytes, first_line: int, kinds: Mapping[str, Kind]) -> TableRows:
+def _by_hand(data: bytes, first_line: int, kinds: Mapping[str, Kind]) -> Rows:
     """Take what JSON says as it is; lines without an object are bad."""
     rows: list[tuple[int, dict[str, Any]]] = []
     bad: list[tuple[int, str]] = []
@@ -116,7 +113,7 @@ def _by_hand(data: bytes, first_line: int, kinds: Mapping[str, Kind]) -> TableRo
         and not all(value is None or isinstance(value, str) for value in column)
     }
     table = pa.table(arrays) if arrays else pa.table({"": pa.nulls(len(rows))}).select([])
-    return TableRows(table, [number for number, _ in rows].__getitem__, bad, mixed)
+    return Rows(table, [number for number, _ in rows].__getitem__, bad, mixed)
 
 
 class _JsonCell(str):

@@ -1,0 +1,341 @@
+"""CSV files: cut where rows end, each part parsed by Arrow into texts.
+
+A part that Arrow refuses, as rows have more or fewer cells, is read by Python row by row: only those rows are bad.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv
+
+from loaders.checks import as_list
+from loaders.errors import SchemaError, SourceError
+from packdata.readers import UTF8_HINT, csv_rows
+from packdata.rows import ANY_KIND, HEAD_BYTES, Rows, TextRows, suffix_inside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from packdata.rows import Part, Text
+    from packdata.types import Kind
+
+_PART_COLUMNS = (
+    1 << 10
+)  # of a table of more, parts are larger: each part takes time for each column
+_PARSED_BYTES = 1 << 20  # at once: a quarter less time than for a part, as it stays in the cache
+_PIECE_BYTES = 1 << 17
+_BOM = b"\xef\xbb\xbf"
+_QUOTE = ord('"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvOptions:
+    """How CSV files are read.
+
+    Attributes:
+        delimiter: Between cells, one character; None for a comma, or a tab in ``.tsv``.
+        header: Whether the first row names the columns.
+        names: Names for the columns of files without such a row.
+        skip_rows: Lines to pass over at the beginning of each file.
+    """
+
+    delimiter: str | None = None
+    header: bool = True
+    names: tuple[str, ...] = ()
+    skip_rows: int = 0
+
+    def __post_init__(self) -> None:
+        as_list("names", self.names, "names, such as ['age', 'income']")
+        delimiter = self.delimiter
+        if delimiter is not None and not (
+            len(delimiter) == 1 and delimiter.isascii() and delimiter not in '\0"\r\n'
+        ):
+            what = "delimiter must be one ASCII character other than a quote or line end"
+            raise ValueError(f"{what}, got {delimiter!r}")
+        if self.skip_rows < 0:
+            raise ValueError(f"skip_rows must be at least 0, got {self.skip_rows}")
+        twice = [name for name, count in Counter(self.names).items() if count > 1]
+        if twice:
+            raise SchemaError(f"names gives {', '.join(map(repr, twice))} to several columns")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON types, the delimiter always, others where they are not the default."""
+        given: dict[str, Any] = {"delimiter": self.delimiter}
+        if not self.header:
+            given["header"] = False
+        if self.names:
+            given["names"] = list(self.names)
+        if self.skip_rows:
+            given["skip_rows"] = self.skip_rows
+        return given
+
+
+class CsvRows(TextRows):
+    """Rows of cells with a separator, below a line of names if there is one.
+
+    A quote opens a cell only at its beginning, as in Arrow and in Python's ``csv``; inside quotes, line ends belong to
+    the cell and two quotes are one. Blank lines are skipped.
+
+    Args:
+        path: The file, UTF-8.
+        options: How to read it.
+        missing: Texts that stand for no value, as an empty cell does.
+
+    Attributes:
+        unnamed: Columns that are called by their number, for lack of a name.
+        header: Whether its first row gave the names.
+    """
+
+    def __init__(
+        self, path: Path, options: CsvOptions | None = None, missing: Sequence[str] = ()
+    ) -> None:
+        options = CsvOptions() if options is None else options
+        usual = "\t" if suffix_inside(path.name) == ".tsv" else ","
+        self.delimiter = options.delimiter or usual
+        self.header = options.header and not options.names
+        self.unnamed: list[str] = []
+        self._missing = missing
+        super().__init__(path)
+        self._begin, self._line, cells = self._first_row(options.skip_rows)
+        self.columns: tuple[str, ...] = options.names or self._named(cells)
+        if len(self.columns) != len(cells):
+            what = f"its first row has {len(cells)} cells, and names gives {len(self.columns)}"
+            raise SourceError(what, f"{path}, line {self._line}")
+        self._places = {name: place for place, name in enumerate(self.columns)}
+
+    def guesses(self, column: str) -> frozenset[Kind]:
+        """Return what texts may be: anything, for a CSV file declares nothing."""
+        return ANY_KIND
+
+    def _first_row(self, skip_rows: int) -> tuple[int, int, list[str]]:
+        """Read the first row; return offset and line of the first one with values, and its cells."""
+        size, end = HEAD_BYTES, 0
+        while True:
+            head = self._bytes(0, size, exact=False)
+            begin = len(_BOM) if head.startswith(_BOM) else 0
+            for _ in range(skip_rows):
+                begin = head.find(b"\n", begin) + 1 or len(head)
+            while head[begin : begin + 1] in (b"\r", b"\n"):
+                begin += 1
+            end = first_record_end(head[begin:], ord(self.delimiter))
+            if end or len(head) < size:
+                break
+            size *= 4
+        if begin == len(head):
+            what = f"it has no more than {skip_rows} lines" if skip_rows else "it is empty"
+            raise SourceError(what, self.path, "CSV has a line of names, and rows below")
+        end = end or len(head) - begin
+        try:
+            text = head[begin : begin + end].decode()
+        except UnicodeDecodeError as error:
+            what = f"its first row is not UTF-8 ({error})"
+            raise SourceError(what, self.path, UTF8_HINT) from error
+        line = head[:begin].count(b"\n") + 1
+        cells = csv_rows(text, self.path, delimiter=self.delimiter, first_line=line)[0][2]
+        self._check_cells(cells, text, head[begin + end :])
+        if not self.header:
+            return begin, line, cells
+        return begin + end, line + text.count("\n"), cells
+
+    def _named(self, cells: list[str]) -> tuple[str, ...]:
+        """Return the names in the first row; of those without one, and where it is none, the number."""
+        given = [cell.strip() if self.header else "" for cell in cells]
+        self.unnamed = [
+            f"column_{i}" for i, name in enumerate(given, 1) if self.header and not name
+        ]
+        return tuple(name or f"column_{i}" for i, name in enumerate(given, 1))
+
+    def _check_cells(self, cells: list[str], text: str, rest: bytes) -> None:
+        if "\r" in text.strip("\r\n"):
+            what = "its lines end in carriage returns alone"
+            raise SourceError(what, self.path, r"Convert it: tr '\r' '\n' < FILE")
+        others = [mark for mark in ";\t|" if mark in text]
+        if not others and _is_in_words(text, rest):
+            others = [" "]
+        if len(cells) == 1 and others:
+            what = f"it has one column, {cells[0][:60]!r}"
+            hint = f"Is it separated by {others[0]!r}? Say --delimiter"
+            if cells[0].startswith("sep="):  # a line that Excel takes for itself
+                hint += ", and leave this line out: --skip-rows 1"
+            raise SourceError(what, self.path, hint)
+
+    def parts(self, number: int = 0) -> Iterator[Part]:
+        """List pieces of whole rows."""
+        delimiter = ord(self.delimiter)
+        return self._cut(
+            number,
+            lambda data: last_record_end(data, delimiter),
+            self._begin,
+            self._line,
+            times=1 + len(self.columns) // _PART_COLUMNS,
+            hint="Is there a quote that is never closed?",
+        )
+
+    def _check_last(self, data: Text, line: int) -> None:
+        spans = [*_quoted(data, ord(self.delimiter))]
+        if spans and spans[-1][1] == len(data):
+            opened = line + data.count(b"\n", 0, spans[-1][0])
+            raise SourceError("a quote is opened and never closed", f"{self.path}, line {opened}")
+
+    def read(
+        self,
+        part: Part,
+        columns: Sequence[str] | None = None,
+        kinds: Mapping[str, Kind] = MappingProxyType({}),
+    ) -> Iterator[Rows]:
+        """Parse a part into texts, null where a cell is empty."""
+        data = self._bytes(part.start, part.stop)
+        names = list(self.columns if columns is None else columns)
+        table = self._parsed(data, names, _PARSED_BYTES)
+        if table is None:  # a row is longer than a block
+            table = self._parsed(data, names, len(data) + 1)
+        if table is None:  # rows of more or less cells, or text that is not UTF-8
+            yield self._by_hand(data, part.line, names)
+            return
+
+        @cache
+        def lines() -> list[int]:
+            """Read the part once more, when somebody asks where a row is."""
+            return [line for line, *_ in self._rows(self._bytes(part.start, part.stop), part.line)]
+
+        yield Rows(table, lambda row: lines()[row])
+
+    def _parsed(self, data: bytes, names: list[str], block: int) -> pa.Table | None:
+        """Let Arrow parse; None where it refuses a row or value."""
+        if b"\r" in data and b'"' in data:
+            block = len(data) + 1  # between blocks, Arrow loses the end of "\r\n" in a cell
+        wanted = set(names)
+        unlike = [name if name in wanted else f"{i}\0" for i, name in enumerate(self.columns)]
+        reading = pa.csv.ReadOptions(use_threads=False, block_size=block, column_names=unlike)
+        parsing = pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
+        converting = pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            include_columns=names,
+            null_values=["", *self._missing],
+            strings_can_be_null=True,
+        )
+        try:
+            return pa.csv.read_csv(pa.BufferReader(data), reading, parsing, converting)
+        except pa.ArrowInvalid:
+            return None
+
+    def _by_hand(self, data: bytes, first_line: int, names: list[str]) -> Rows:
+        """Return the rows of as many cells as there are columns, of text; the others are bad."""
+        bad: list[tuple[int, str]] = []
+        kept: list[tuple[int, list[str]]] = []
+        for line, _, cells in self._rows(data, first_line):
+            why = self._why_not(cells)
+            if why:
+                bad.append((line, why))
+            else:
+                kept.append((line, cells))
+        places, none = [self._places[name] for name in names], {"", *self._missing}
+        arrays = [
+            pa.array([None if cells[i] in none else cells[i] for _, cells in kept], pa.string())
+            for i in places
+        ]
+        table = pa.Table.from_arrays(arrays, names=names)
+        return Rows(table, [line for line, _ in kept].__getitem__, bad)
+
+    def _rows(self, data: bytes, first_line: int) -> list[tuple[int, int, list[str]]]:
+        text = data.decode(errors="surrogateescape")
+        return csv_rows(text, self.path, delimiter=self.delimiter, first_line=first_line)
+
+    def _why_not(self, cells: list[str]) -> str:
+        if len(cells) != len(self.columns):
+            named = "line 1 names" if self.header else "the first row has"
+            what = f"it has {len(cells)} cells, {named} {len(self.columns)}"
+            is_comment = self.header and self.columns[0].startswith("#")
+            return (
+                f"{what} (--skip-rows leaves comments above the names out)" if is_comment else what
+            )
+        for name, cell in zip(self.columns, cells, strict=True):
+            if not cell.isascii():
+                try:
+                    cell.encode()
+                except UnicodeEncodeError:
+                    shown = cell.encode(errors="surrogateescape")[:40]
+                    return f"column {name!r} is not UTF-8 ({shown!r}). {UTF8_HINT}"
+        return ""
+
+
+def first_record_end(data: bytes, delimiter: int) -> int:
+    """Return where the first row ends, its line end included; 0 if it does not."""
+    end = data.find(b"\n")
+    for first, last in _quoted(data, delimiter):
+        if end < first:
+            break
+        if end < last:
+            end = data.find(b"\n", last)
+    return end + 1
+
+
+def last_record_end(data: Text, delimiter: int) -> int:
+    """Return where the last complete row ends, its line end included; 0 if there is none.
+
+    Args:
+        data: Text from the beginning of a row on.
+        delimiter: Code of the separator.
+    """
+    end = data.rfind(b"\n")
+    if end < 0 or data.find(b'"') < 0:
+        return end + 1
+    text = np.frombuffer(data, np.uint8)
+    starts = range(0, len(text), _PIECE_BYTES)  # pieces that the cache holds
+    places = [np.flatnonzero(text[at : at + _PIECE_BYTES] == _QUOTE) + at for at in starts]
+    quotes = np.concatenate(places)
+    if not _alternate(text, quotes, delimiter):
+        quotes = np.array([*_quoted(data, delimiter)], np.int64).reshape(-1)
+    while end >= 0:
+        before = int(np.searchsorted(quotes, end))
+        if before % 2 == 0:
+            return end + 1
+        end = data.rfind(b"\n", 0, int(quotes[before - 1]))
+    return 0
+
+
+def _alternate(text: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64], delimiter: int) -> bool:
+    """Tell whether every second quote opens a cell (or is the second of two), and no other does."""
+    opening = quotes[0::2]
+    is_right = np.isin(text[opening - 1], [delimiter, _QUOTE, *b"\r\n"])
+    return bool(is_right[1:].all() and (is_right[:1] | (opening[:1] == 0)).all())
+
+
+def _quoted(data: Text, delimiter: int) -> Iterator[tuple[int, int]]:
+    """Yield first and last byte of what stands in quotes, quote by quote; the last may be open."""
+    openers = (delimiter, *b"\r\n")
+    at = data.find(b'"')
+    while at >= 0:
+        if at and data[at - 1] not in openers:
+            at = data.find(b'"', at + 1)
+            continue
+        close = data.find(b'"', at + 1)
+        while close >= 0 and data[close + 1 : close + 2] == b'"':
+            close = data.find(b'"', close + 2)
+        close = len(data) if close < 0 else close
+        yield at, close
+        at = data.find(b'"', close + 1)
+
+
+def _is_in_words(first: str, rest: bytes) -> bool:
+    """Tell whether a row of words is followed by one of as many, some of them numbers."""
+    words = rest.split(b"\n", 1)[0].split()
+    return len(words) == len(first.split()) > 1 and any(map(_is_number, words))
+
+
+def _is_number(word: bytes) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,233 @@
+"""Files of rows with named columns, and those whose text is parsed (CSV, JSON lines), compressed or not.
+
+A file is read in parts of a few megabytes, cut where rows end: each can be read on its own, so that a file of any size
+takes little memory, threads read several at once, and a packing that was killed goes on in the middle. Cells of CSV are
+texts; ``packdata.types`` tells what they stand for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from loaders.errors import SourceError
+from loaders.system.regular import regular
+from packdata.readers import encoding_hint
+from packdata.types import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from packdata.types import Codes
+
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}  # by suffix
+PART_BYTES = 4 << 20  # of text: large enough for few calls, small enough for many workers
+MAX_ROW_BYTES = 64 << 20
+HEAD_BYTES = 1 << 16  # looked at first
+Text = bytes | bytearray
+# What a text may be where nothing says, and where a file has numbers and flags of its own, but no dates.
+ANY_KIND = frozenset[Kind](("number", "flag", "date", "zoned"))
+DATES = frozenset[Kind](("date", "zoned"))
+
+
+class Part(NamedTuple):
+    """One stretch of a file."""
+
+    file: int  # number of the file
+    start: int  # where it begins: an offset in bytes, or the number of a row group or row
+    stop: int  # where it ends: an offset in bytes, or a row
+    line: (
+        int  # number of its first line, from 1; of its first row, from 0, where there are no lines
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that were read.
+
+    Attributes:
+        table: The columns that were asked for.
+        line: Says at which line or row of the file a row of the table stands.
+        bad: Lines that were left out, and why.
+        mixed: Of columns of JSON with values of several kinds: the kind of each, as its place in ``types.KINDS``.
+    """
+
+    table: pa.Table
+    line: Callable[[int], int]
+    bad: Sequence[tuple[int, str]] = ()
+    mixed: Mapping[str, Codes] = field(default_factory=dict)
+
+
+class RowFile(ABC):
+    """One file of rows.
+
+    Attributes:
+        path: Where it is.
+        unit: ``line`` or ``row``: what places in it are counted in.
+        is_text: Whether reading it means parsing text.
+        columns: Its columns in order, or None where every row may have its own.
+    """
+
+    path: Path
+    unit = "row"
+    is_text = False
+    columns: tuple[str, ...] | None
+
+    @abstractmethod
+    def guesses(self, column: str) -> frozenset[Kind]:
+        """Return what kinds texts of a column may be; nothing where the file declares them texts."""
+
+    @abstractmethod
+    def parts(self, number: int = 0) -> Iterator[Part]:
+        """List the parts of the file, which is the ``number``-th; SourceError if it cannot be read."""
+
+    @abstractmethod
+    def read(
+        self,
+        part: Part,
+        columns: Sequence[str] | None = None,
+        kinds: Mapping[str, Kind] = MappingProxyType({}),
+    ) -> Iterator[Rows]:
+        """Read columns (None: all) of a part, piece by piece: as the file declares them, those of CSV as texts.
+
+        Args:
+            part: Of this file.
+            columns: Their names.
+            kinds: What some columns are wanted as, where the file tells the same in several ways.
+
+        Raises:
+            SourceError: The part cannot be read.
+        """
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
+        """Read the file from its beginning to its end.
+
+        Raises:
+            SourceError: It cannot be read, or a row cannot.
+        """
+        for part in self.parts():
+            for rows in self.read(part, columns):
+                for line, why in rows.bad[:1]:
+                    raise SourceError(why, f"{self.path}, {self.unit} {line}")
+                yield rows
+
+
+def compression_of(name: str) -> str | None:
+    """Return how a file of such a name is compressed, as Arrow calls it; None if it is not."""
+    return COMPRESSIONS.get(os.path.splitext(name)[1].lower())
+
+
+def suffix_inside(name: str) -> str:
+    """Return the suffix that says what a file is, without that of its compression.
+
+    Example:
+        >>> suffix_inside("A.CSV.gz"), suffix_inside("a.parquet")
+        ('.csv', '.parquet')
+    """
+    stem, suffix = os.path.splitext(name.lower())
+    return os.path.splitext(stem)[1] if suffix in COMPRESSIONS else suffix
+
+
+class TextRows(RowFile):
+    """A file of text, which is unpacked below ``TMPDIR`` for as long as it is used, where it is compressed."""
+
+    unit = "line"
+    is_text = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        head = self._bytes(0, HEAD_BYTES, exact=False)
+        if not head:
+            raise SourceError("the file is empty", path, "Leave the file out")
+        if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head[:200]:
+            raise SourceError("the file is not UTF-8 text", path, encoding_hint(head))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave what was unpacked where it is: another process unpacks the file itself."""
+        return {name: value for name, value in vars(self).items() if name != "_plain"}
+
+    @cached_property
+    def _plain(self) -> str | Path:
+        """The file with its text: of a compressed one a copy, which is removed with this object."""
+        compression = compression_of(self.path.name)
+        if compression is None:
+            return self.path
+        number, name = tempfile.mkstemp(prefix="packdata-")
+        weakref.finalize(self, os.unlink, name)
+        try:
+            with open(self.path, "rb", opener=regular) as packed, open(number, "wb") as file:
+                shutil.copyfileobj(pa.CompressedInputStream(packed, compression), file, 1 << 20)
+        except (OSError, pa.ArrowException) as error:
+            what = f"the file cannot be decompressed ({error})"
+            raise SourceError(what, self.path, "Is it complete?") from error
+        return name
+
+    def _bytes(self, start: int, stop: int, *, exact: bool = True) -> bytes:
+        """Return a stretch of the text; SourceError if it is not there."""
+        try:
+            with open(self._plain, "rb", opener=regular) as file:
+                file.seek(start)
+                data = file.read(stop - start)
+        except OSError as error:
+            what = f"the file cannot be read ({error.strerror or error})"
+            raise SourceError(what, self.path) from error
+        if exact and len(data) < stop - start:
+            raise SourceError("the file became shorter while it was packed", self.path)
+        return data
+
+    def _cut(
+        self,
+        number: int,
+        last_end: Callable[[Text], int],
+        begin: int = 0,
+        line: int = 1,
+        *,
+        times: int = 1,
+        hint: str = "",
+    ) -> Iterator[Part]:
+        """List pieces of whole rows, the last one though its row may have no end.
+
+        Args:
+            number: Of the file.
+            last_end: Returns where the last row of some bytes ends, 0 if none does.
+            begin: Where the first row begins.
+            line: Its number.
+            times: Parts are so much larger than usual.
+            hint: What to do about a row of no end.
+        """
+        with open(self._plain, "rb", opener=regular) as file:
+            whole, start, rest = os.fstat(file.fileno()).st_size, begin, 0
+            data = bytearray()  # filled again and again: fresh memory takes longer than reading
+            while True:
+                file.seek(start)  # again what belongs to no whole row yet
+                size = min(rest + times * PART_BYTES, max(0, whole - start))
+                data.extend(bytes(max(0, size - len(data))))
+                del data[size:]
+                del data[file.readinto(data) :]
+                if len(data) <= rest:
+                    break
+                length = last_end(data)
+                if length:
+                    yield Part(number, start, start + length, line)
+                    start += length
+                    line += data.count(b"\n", 0, length)
+                elif len(data) > MAX_ROW_BYTES:
+                    what = f"the row has more than {MAX_ROW_BYTES >> 20} MiB"
+                    raise SourceError(what, f"{self.path}, line {line}", hint)
+                rest = len(data) - length
+            if data.strip(b"\r\n"):
+                self._check_last(data, line)
+                yield Part(number, start, start + len(data), line)
+
+    def _check_last(self, data: Text, line: int) -> None:
+        """Look at a last row without an end, and its line."""
