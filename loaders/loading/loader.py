@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, overload
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, Unpack, overload
 
 import numpy.random  # noqa: F401  # torch seeds it in each worker process: imported here, once, and not there
 import torch
@@ -24,11 +25,12 @@ from loaders.backends.process import TorchBatches
 from loaders.backends.threads import InlinePool, thread_pool
 from loaders.buffers import Slots
 from loaders.cached import cached_property
-from loaders.checks import shown
+from loaders.checks import did_you_mean, shown
 from loaders.datasets.base import BatchDataset, reads_batches
 from loaders.datasets.reading.samples import collate, collate_dict
 from loaders.device.accelerator import accelerator_for, pins, shared_device
 from loaders.device.pinned import pinned_buffer
+from loaders.gone import gone
 from loaders.live import register
 from loaders.loading.delivery import BatchT, Delivery, LoaderStats, TorchsDelivery
 from loaders.loading.options import LoaderOptions, check_alone, check_marks, choose_halves
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from loaders.backends.ordered import Pool
     from loaders.backends.subprocess import KeptChildren
     from loaders.device.accelerator import Accelerator
-    from loaders.loading.options import AugmentOn, Backend, Served
+    from loaders.loading.options import MoreArguments, Served
     from loaders.profiling import profile
     from loaders.remote.ahead import Ahead
     from loaders.sampling.cursor import Pass
@@ -60,26 +62,14 @@ _NOT_PICKLED = frozenset(
         "_delivery",
         "_finisher",
         "_gil",
-        "_iterator",
         "_profile",
         "_served",
         "_slots",
+        "_torchs",
     ]
 )
-# Options by what assigning them later does: refused; refused unless torch's workers serve; used from the next pass.
-_SETTLED = frozenset(
-    ["seed", "rank", "world_size", "pad", "backend", "device", "augment_on", "as_dict"]
-)
-_TORCHS = frozenset(
-    [
-        "worker_init_fn",
-        "generator",
-        "pin_memory",
-        "pin_memory_device",
-        "in_order",
-        "multiprocessing_context",
-    ]
-)
+_OPTIONS = frozenset(each.name for each in fields(LoaderOptions))
+# What may change between epochs. Frameworks set ``worker_init_fn``, too, which torch's workers follow.
 _CHANGEABLE = frozenset(
     [
         "collate_fn",
@@ -89,6 +79,11 @@ _CHANGEABLE = frozenset(
         "timeout",
         "stall_warning_s",
     ]
+)
+_OF_FETCHING = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"),
+    *("multiprocessing_context", "prefetch_factor", "persistent_workers"),
+    *("pin_memory_device", "in_order"),
 )
 
 
@@ -145,7 +140,7 @@ class DataLoader(OrderedLoader[BatchT]):
     workers are the threads.
 
     Assigned later, ``num_workers``, ``collate_fn``, ``prefetch_factor``, ``device_prefetch``, ``timeout`` and
-    ``stall_warning_s`` count from the next iteration on; any other setting is refused.
+    ``stall_warning_s`` count from the next iteration on; any other option is refused.
     """
 
     _is_warned_of_no_batch = False
@@ -153,6 +148,7 @@ class DataLoader(OrderedLoader[BatchT]):
     _profile: profile | None = None  # while one is on
     _has_drawn = False  # the seed of workers that persist
     _num_replaced = 0  # by copies of the dataset in child processes
+    _delivery: Callable[[], Any]  # the iteration that is under way
 
     @overload
     def __init__(
@@ -164,27 +160,9 @@ class DataLoader(OrderedLoader[BatchT]):
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int | Literal["auto"] = "auto",
         collate_fn: None = None,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
-        multiprocessing_context: Any = None,
-        generator: torch.Generator | None = None,
         *,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory_device: str = "",
-        in_order: bool = True,
-        backend: Backend = "auto",
-        device: torch.device | str | None = None,
-        device_prefetch: int = 2,
-        augment_on: AugmentOn = "auto",
-        seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        pad: bool | Literal["mark"] | None = None,
         as_dict: Literal[False] = False,
-        stall_warning_s: float = 60.0,
+        **more: Unpack[MoreArguments],
     ) -> None: ...
     @overload
     def __init__(
@@ -196,75 +174,25 @@ class DataLoader(OrderedLoader[BatchT]):
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int | Literal["auto"] = "auto",
         collate_fn: Callable[[Any], BatchT] | None = None,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
-        multiprocessing_context: Any = None,
-        generator: torch.Generator | None = None,
         *,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory_device: str = "",
-        in_order: bool = True,
-        backend: Backend = "auto",
-        device: torch.device | str | None = None,
-        device_prefetch: int = 2,
-        augment_on: AugmentOn = "auto",
-        seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        pad: bool | Literal["mark"] | None = None,
         as_dict: bool = False,
-        stall_warning_s: float = 60.0,
+        **more: Unpack[MoreArguments],
     ) -> None: ...
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None = 1,
-        shuffle: bool | Literal["block", "lanes"] | None = None,
-        sampler: Iterable[Any] | Order | None = None,
-        batch_sampler: Iterable[Any] | None = None,
-        num_workers: int | Literal["auto"] = "auto",
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
-        multiprocessing_context: Any = None,
-        generator: torch.Generator | None = None,
-        *,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory_device: str = "",
-        in_order: bool = True,
-        backend: Backend = "auto",
-        device: torch.device | str | None = None,
-        device_prefetch: int = 2,
-        augment_on: AugmentOn = "auto",
-        seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        pad: bool | Literal["mark"] | None = None,
-        as_dict: bool = False,
-        stall_warning_s: float = 60.0,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name != "self"}
-        self._settle(LoaderOptions(**given))
-
-    def _settle(self, options: LoaderOptions) -> None:
-        """Be what the options say; each is an attribute of its name, as frameworks make loaders anew of these."""
-        self._options = options
-        self.backend, self.device = options.chosen_backend, options.device
-        self.device_prefetch, self.augment_on = options.device_prefetch, options.augment_on
-        self.seed, self.rank, self.world_size = (
-            options.chosen_seed,
-            options.rank,
-            options.world_size,
+    def __init__(self, *given: Any, **options: Any) -> None:
+        for name in options.keys() - _OPTIONS:
+            instead = gone(f"DataLoader({name}=)", did_you_mean(name, _OPTIONS))
+            raise TypeError(f"DataLoader has no argument {name!r}{instead}")
+        self._options = asked = LoaderOptions(*given, **options)
+        # Each is an attribute of its name, as frameworks make loaders anew of these.
+        self.backend, self.device, self.augment_on = (
+            asked.chosen_backend,
+            asked.device,
+            asked.augment_on,
         )
-        self.pad, self.as_dict = options.chosen_pad, options.as_dict
-        self.stall_warning_s = options.stall_warning_s
-        super().__init__(**options.for_torch(options.own_sampler()))
+        self.seed, self.rank, self.world_size = asked.chosen_seed, asked.rank, asked.world_size
+        self.pad, self.as_dict = asked.chosen_pad, asked.as_dict
+        self.device_prefetch, self.stall_warning_s = asked.device_prefetch, asked.stall_warning_s
+        super().__init__(**asked.for_torch(asked.own_sampler()))
         self._number_steps()
         self._is_accelerate_prepared = self._steps is not None  # divided by rank already
         check_marks(self.pad, is_ours=self._steps is not None)
@@ -281,30 +209,28 @@ class DataLoader(OrderedLoader[BatchT]):
         """
         self._collate = self.collate_fn
         if self.collate_fn is collate_dict or (self.as_dict and self.collate_fn is collate):
-            self.__dict__["as_dict"], self._collate = True, collate
-            super().__setattr__("collate_fn", collate_dict)
-
-    @property
-    def _settled(self) -> frozenset[str]:  # type: ignore[override]  # what torch's workers follow, is torch's
-        return _SETTLED if self.__dict__.get("backend") == "process" else _SETTLED | _TORCHS
+            self.__dict__.update(as_dict=True, _collate=collate, collate_fn=collate_dict)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, which counts from the next iteration on; ValueError if it cannot."""
-        is_made = "_children" in self.__dict__
-        if is_made and name == "epoch":
-            raise ValueError(f"epoch cannot be assigned: use loader.set_epoch({value!r})")
-        if is_made and name == "shuffle":  # an argument that is no attribute
-            self._refuse(name, value)
-        is_context = name == "multiprocessing_context" and name in self._settled
-        if is_made and is_context and value is not self.multiprocessing_context:  # a property
-            self._refuse(name, value)
-        if is_made and name in _CHANGEABLE:
-            options = self.__dict__["_options"] = replace(self._options, **{name: value})
-            value = options.chosen_workers if name == "num_workers" else getattr(options, name)
+        """Set an attribute; an option counts from the next iteration on, or is a ValueError."""
+        if "_children" in self.__dict__ and name in _OPTIONS:
+            self.__dict__.pop("_torchs", None)
+            if name in _CHANGEABLE:
+                self._options = replace(self._options, **{name: value})
+                value = self._options.chosen_workers if name == "num_workers" else value
+            elif name != "worker_init_fn":
+                self._check_same(name, value)
         super().__setattr__(name, value)
-        if is_made and name in ("collate_fn", "num_workers"):
+        if "_children" in self.__dict__ and name in ("collate_fn", "num_workers"):
             self._settle_collate()
             self._make_parts()
+
+    def _check_same(self, name: str, value: Any) -> None:
+        before = getattr(self, name, self)  # ``shuffle`` is no attribute
+        is_plain = type(value) is type(before) and isinstance(value, str | int | float)
+        if before is not value and not (is_plain and before == value):
+            what = f"{name} of a DataLoader cannot change after it was made, got {shown(value)}"
+            raise ValueError(f"{what}: make another DataLoader")
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings and the position; buffers, workers and a device's handles are made anew."""
@@ -316,16 +242,15 @@ class DataLoader(OrderedLoader[BatchT]):
 
     def _make_parts(self) -> None:
         """Make what is not pickled: buffers, device handles, and the dataset that is read."""
-        # Torch's iterator over persistent workers: no public call releases it.
-        self._iterator = None
         self._served, self._finisher = self._halves()
         self._num_before = getattr(self._served, "num_replaced", 0)  # by other loaders
         # Page-locked only where we copy: a copy of the user's may still read a slot whose batch was dropped.
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
         self._batches: Callable[[], Any] = lambda: None  # those being served, while they are
-        self._delivery: Callable[[], Any] = lambda: None
+        self.__dict__.setdefault("_delivery", lambda: None)
         self._children: KeptChildren | None = None
         self._gil = GilWatch()
+        self.__dict__.pop("_torchs", None)
         self._ahead: list[Ahead] = []  # tells fetchers of the pass
 
     def _halves(self) -> Served:
@@ -415,21 +340,22 @@ class DataLoader(OrderedLoader[BatchT]):
         return accelerator
 
     def _start_torchs(self, current: Pass | None) -> TorchBatches:
-        """Let torch fetch batches: in worker processes, which get the epoch with the indices, or here."""
-        if self._others is not None and self._others.is_iterable:
-            return TorchBatches(self._begin_torchs(), self.num_workers, None)
-        name = "sampler" if self.batch_sampler is None else "batch_sampler"
-        batches = self._begin_torchs(**{name: self._index_source()})
         num = None if current is None else current.plan.num_remaining_steps
-        return TorchBatches(batches, self.num_workers, num)
+        return TorchBatches(iter(self._torchs), self.num_workers, num)
 
-    def _begin_torchs(self, **instead: Any) -> Any:
-        """Return torch's iterator over a loader that has other attributes: this one may be asked meanwhile."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__ | instead)
-        iterator = super(DataLoader, other).__iter__()
-        self._iterator = other._iterator  # of worker processes that persist
-        return iterator
+    @cached_property
+    def _torchs(self) -> torch.utils.data.DataLoader[Any]:
+        """Torch's own loader, over the indices of this one: it fetches in worker processes, or here."""
+        options = {name: getattr(self, name) for name in _OF_FETCHING}
+        if not self.num_workers:
+            options |= {"prefetch_factor": None, "persistent_workers": False}
+        if self._others is not None and self._others.is_iterable:
+            options |= {"batch_size": self.batch_size, "drop_last": self.drop_last}
+        elif self.batch_sampler is not None:
+            options["batch_sampler"] = self._index_source()
+        else:
+            options |= {"batch_size": None, "sampler": self._index_source()}
+        return torch.utils.data.DataLoader(self.dataset, **options)
 
     def _start_own(self) -> OrderedBatches:
         if (self.generator is not None or self._steps is None) and not self._has_drawn:
@@ -538,6 +464,12 @@ class DataLoader(OrderedLoader[BatchT]):
         if self.backend == "process":
             super().check_worker_number_rationality()
 
+    def __len__(self) -> int:
+        """Return the steps of an epoch, for this rank."""
+        if self._others is not None and self._others.is_iterable:
+            return len(self._torchs)  # which warns of more samples than that
+        return super().__len__()
+
     def stats(self) -> LoaderStats:
         """Return the counters as they are now."""
         batches = self._batches()
@@ -568,6 +500,10 @@ class DataLoader(OrderedLoader[BatchT]):
         }
         listed = [f"{name}={value!r}" for name, value in settings.items() if value is not None]
         return f"{type(self).__name__}({', '.join([shown(self.dataset), *listed])})"
+
+
+# Frameworks read it to make a loader anew.
+DataLoader.__init__.__signature__ = signature(LoaderOptions.__init__)  # type: ignore[attr-defined]
 
 
 def _is_remote(dataset: Any) -> TypeGuard[BatchDataset[Any]]:

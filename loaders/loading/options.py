@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -48,25 +48,9 @@ _AS_GIVEN = (  # of what torch's loader takes
 )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LoaderOptions:
-    """The arguments of a ``DataLoader``, whose page says what they mean: checked here, and nowhere else.
+class MoreArguments(TypedDict, total=False):
+    """The arguments of a ``DataLoader`` behind its first ones, for type checkers."""
 
-    A field is what was given (a dataset of torch's over ours became ours); what a loader makes of it has a name of its
-    own. An option that may change later is changed by ``dataclasses.replace``, which checks all of them again.
-
-    Raises:
-        TypeError: An argument is of another kind.
-        ValueError: One is out of range, or contradicts another.
-    """
-
-    dataset: Any
-    batch_size: int | None
-    shuffle: bool | Literal["block", "lanes"] | None
-    sampler: Any  # indices, or an order of loaders
-    batch_sampler: Iterable[Any] | None
-    num_workers: int | Literal["auto"]
-    collate_fn: Callable[[Any], Any] | None
     pin_memory: bool
     drop_last: bool
     timeout: float
@@ -78,15 +62,56 @@ class LoaderOptions:
     pin_memory_device: str
     in_order: bool
     backend: Backend
-    device: torch.device | None  # of a name, too
+    device: torch.device | str | None
     device_prefetch: int
     augment_on: AugmentOn
     seed: int | None
     rank: int | None
     world_size: int | None
-    pad: Pad | None
-    as_dict: bool
+    pad: bool | Literal["mark"] | None
     stall_warning_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class LoaderOptions:
+    """Validated ``DataLoader`` arguments. ``Subset`` and ``ConcatDataset`` over our datasets are unwrapped.
+
+    The fields are the loader's signature; what a loader makes of one has a name of its own. An option that may change
+    later is changed by ``dataclasses.replace``, which checks all of them again.
+
+    Raises:
+        TypeError: An argument is of another kind.
+        ValueError: One is out of range, or contradicts another.
+    """
+
+    dataset: Any
+    batch_size: int | None = 1
+    shuffle: bool | Literal["block", "lanes"] | None = None
+    sampler: Any = None  # indices, or an order of loaders
+    batch_sampler: Iterable[Any] | None = None
+    num_workers: int | Literal["auto"] = "auto"
+    collate_fn: Callable[[Any], Any] | None = None
+    pin_memory: bool = False
+    drop_last: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: Any = None
+    generator: torch.Generator | None = None
+    _: KW_ONLY
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    pin_memory_device: str = ""
+    in_order: bool = True
+    backend: Backend = "auto"
+    device: torch.device | None = None  # of a name, too
+    device_prefetch: int = 2
+    augment_on: AugmentOn = "auto"
+    seed: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    pad: Pad | None = None
+    as_dict: bool = False
+    stall_warning_s: float = 60.0
 
     def __post_init__(self) -> None:
         self._keep("dataset", _checked_dataset(as_ours(self.dataset)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from loaders.cached import cached_property
-from loaders.checks import Settled, shown, whole_number
+from loaders.checks import shown, whole_number
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.views import fingerprint_of, holds_ours, ours_in
 from loaders.errors import StateError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _STATE_VERSION = 1
 
 
-class OrderedLoader(Settled, torch.utils.data.DataLoader[BatchT]):
+class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
     """The order of a loader, and its place in it; the subclass makes the batches."""
 
     backend: str

@@ -197,8 +197,6 @@ class ThirdParty:
                 )
         self._next, self.epoch, self._current = state, state["epoch"], None
         self._num_told = self._times_told
-        # Workers that persist are elsewhere; nothing public lets go of them.
-        loader._iterator = None
 
     # -- samplers ----------------------------------------------------------------------------------
 

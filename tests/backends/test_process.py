@@ -138,27 +138,6 @@ def test_a_closed_iterator_has_ended_its_workers() -> None:
     assert not any(worker.is_alive() for worker in workers)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_loader_can_be_asked_while_its_workers_start(persistent: bool) -> None:
-    """As by another thread, which saves a state, say."""
-    made: list[DataLoader] = []
-    found: list[Any] = []
-
-    class Asked(DataLoader[Any]):
-        def check_worker_number_rationality(self) -> None:
-            found.extend((each.state_dict(), len(each)) for each in made)
-
-    data = RAMDataset.from_arrays(x=torch.arange(8))
-    loader = Asked(data, 2, num_workers=1, backend="process", persistent_workers=persistent)
-    made.append(loader)
-    before = loader.state_dict(), len(loader)
-
-    for _ in range(2):
-        assert [batch.x.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-    assert found[0] == before
-
-
 def test_persistent_workers_are_the_same_from_epoch_to_epoch() -> None:
     loader: Any = DataLoader([*range(8)], 2, num_workers=2, persistent_workers=True)
     pids = []

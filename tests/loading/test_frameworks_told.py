@@ -141,3 +141,12 @@ def test_who_counts_epochs_from_zero_after_a_resume_is_told() -> None:
 
     with pytest.warns(UserWarning, match=r"set_epoch\(0\) goes back, .* is of epoch 1"):
         resumed.set_epoch(0)
+
+
+def test_lightning_may_seed_workers_of_a_loader_that_has_threads() -> None:
+    """``seed_everything(workers=True)`` sets ``worker_init_fn`` of every loader that has none."""
+    loader = DataLoader(numbers(4), 2, num_workers=1)
+
+    loader.worker_init_fn = print
+
+    assert [batch.x.tolist() for batch in loader] == [[0, 1], [2, 3]]

@@ -1012,7 +1012,7 @@ def test_forever_refuses_what_would_drift_or_spin(one: Path) -> None:
     [
         ("seed", 5), ("rank", 1), ("world_size", 2), ("pad", False), ("backend", "process"), ("device", "cpu"),
         ("augment_on", "host"), ("as_dict", True), ("batch_size", 3), ("drop_last", True), ("shuffle", False),
-        ("worker_init_fn", print), ("generator", torch.Generator()), ("pin_memory", True), ("in_order", False),
+        ("generator", torch.Generator()), ("pin_memory", True), ("in_order", False),
         ("persistent_workers", True), ("multiprocessing_context", "spawn"), ("num_workers", -1), ("timeout", -1),
         ("prefetch_factor", 0), ("device_prefetch", -1), ("stall_warning_s", "a"), ("collate_fn", 3),
         ("sampler", range(3)), ("dataset", [1]),
