@@ -46,7 +46,7 @@ from loaders.datasets.settings import (
     check_augment,
     check_batching,
     check_pixel_ops,
-    tell_of_unmoved,
+    note_unmoved,
 )
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import LoadersError, SampleError, SchemaError
@@ -127,7 +127,7 @@ class PackedDataset(BatchDataset[SampleT]):
         check_scale(self._shown_fields, self.scale)
         whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
         check_pixel_ops(self.augment, self._shown_fields)
-        tell_of_unmoved(self.augment, self._shown_fields, self.view)
+        note_unmoved(self.augment, self._shown_fields)
         check_followed(self.augment, self._shown_fields, self.view)
         self.plan = self._planned(self._shown_fields, bad=BadSamples(), transform=self.transform)
         self._check_names()

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from loaders.augment import PixelOp, Views
 from loaders.checks import as_list, did_you_mean, shown
 from loaders.datasets.reading.crops import spatial_axes
-from loaders.errors import LoadersError, SchemaError
-from loaders.schema import VIRTUAL_FIELDS, Array, Boxes, Image, Images, Json, Keypoints, Mask, Text
+from loaders.errors import SchemaError
+from loaders.schema import VIRTUAL_FIELDS, Array, Boxes, Image, Images, Json, Keypoints, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loaders.data.view import View
     from loaders.schema import Field, Schema
 
     Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
@@ -29,13 +23,7 @@ SETTINGS = (  # of ``PackedDataset.replace``
     *("fields", "augment", "transform", "batching", "on_error", "scale", "max_picture_mb"),
 )
 _log = logging.getLogger(__name__)
-_PLACES = re.compile(  # words of names of columns, or of members of JSON
-    r"(?<![a-z])(bbs?|b?box(es)?|bndbox|rect(s|angles?)?|[xy](min|max)|xy(xy|wh)|cxcywh|keypoints?|kps?|landmarks?|points?|"
-    "joints|poses?|corners|cent(er|re)|polygons?|segmentation|objects|annotations|instances)(?![a-z])"
-    r"(?!_(labels?|ids?|class(es)?|names?|areas?|scores?|is_?crowd)$)"  # of such, and no places
-)
-_NUM_LOOKED_AT = 20  # values of a list
-_told: set[str] = set()
+_noted: set[tuple[str, ...]] = set()
 
 
 def as_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
@@ -98,49 +86,27 @@ def check_pixel_ops(ops: Sequence[Any], fields: Mapping[str, Field | None]) -> N
         raise SchemaError(f"{pixel_ops[0]} needs an image field, and there is none")
 
 
-def tell_of_unmoved(augment: Any, fields: Mapping[str, Field | None], view: View) -> None:
-    """Say once, in the log, which fields look like places in pictures, and stay where pictures are moved."""
+def note_unmoved(augment: Sequence[Any], fields: Mapping[str, Field | None]) -> None:
+    """Log once which fields stay as they are beside pictures that move: only the user knows if they are places."""
     pictures = any(isinstance(field, Image | Images | Mask) for field in fields.values())
-    for name, field in fields.items() if augment and pictures else ():
-        plain = isinstance(field, Json | Text) or (
-            isinstance(field, Array) and not field.spatial and not field.classes
+    moves = any(not isinstance(op, PixelOp) or op.edits_places for op in augment)
+    names = tuple(name for name, field in fields.items() if _may_hold_places(field))
+    if pictures and moves and names and names not in _noted:
+        _noted.add(names)
+        _log.warning(
+            "augment moves pictures, and leaves as they are: %s. Places in a picture move if they are packed as Boxes "
+            "or Keypoints (packdata images --boxes COLUMN, --keypoints COLUMN)",
+            ", ".join(names),
         )
-        if not plain or name in _told:
-            continue
-        if _is_place(name) or (isinstance(field, Json) and _holds_places(_first_json(view, name))):
-            _told.add(name)
-            _log.warning(
-                "Field %r looks like places in a picture, but is %s, which augment does not move: if it should "
-                "move, pack it as Boxes or Keypoints (packdata images --boxes %s, --keypoints %s)",
-                name, type(field).__name__, name, name,
-            )  # fmt: skip
 
 
-def _first_json(view: View, name: str) -> Any:
-    """Return the value of the first sample; None where there is none, it is damaged, or not on this machine."""
-    if not len(view) or view.store.is_remote:
-        return None
-    with suppress(LoadersError, ValueError):
-        return json.loads(view.records(name, np.zeros(1, np.int64))[0].tobytes())
-    return None
-
-
-def _is_place(name: str) -> bool:
-    return bool(_PLACES.search(name.lower()))
-
-
-def _holds_places(value: Any) -> bool:
-    """Tell whether JSON has a member that is called as places are, or is a list of four numbers each."""
-    if isinstance(value, dict):
-        return any(_is_place(name) or _holds_places(member) for name, member in value.items())
-    if not isinstance(value, list):
+def _may_hold_places(field: Field | None) -> bool:
+    """Tell whether a field that no op moves is JSON, or rows of numbers without names."""
+    if isinstance(field, Json):
+        return True
+    if not isinstance(field, Array) or field.spatial or field.classes:
         return False
-    some = value[:_NUM_LOOKED_AT]
-    return bool(some) and (all(map(_are_four, some)) or any(map(_holds_places, some)))
-
-
-def _are_four(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 4 and {*map(type, value)} <= {int, float}
+    return type(field) is Array and (len(field.dims) > 1 or None in field.dims)
 
 
 def as_batching(batching: Any) -> dict[str, Any]:

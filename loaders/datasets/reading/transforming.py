@@ -60,7 +60,7 @@ class Transforming:
 
     @property
     def draws(self) -> bool:
-        """Whether one of them is passed random numbers, or has drawn here from the generators of the process."""
+        """Whether one of them is passed random numbers, or has drawn here from generators seeded by sample."""
         return any(self._makers.values()) or bool(self._albumented) or self._has_drawn
 
     def seeds(self, seed: int, epoch: int, indices: Int64s, draws: Int64s | None) -> list[int]:
@@ -92,8 +92,9 @@ class Transforming:
         self._is_watched = True
         before = pickle.dumps(_states())
         made = self._transformed(sample, seed)
-        self._has_drawn = pickle.dumps(_states()) != before
-        if self._has_drawn and is_worker():
+        is_drawn = pickle.dumps(_states()) != before
+        self._has_drawn = is_drawn and _is_seeded()  # else its numbers are new in each epoch
+        if is_drawn and is_worker():
             _log.warning(
                 "transform=%r draws from the generators of its process, which threads share: its numbers do not "
                 "repeat. Add a parameter 'generator' and draw from that, or use backend='process'",
