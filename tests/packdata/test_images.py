@@ -808,7 +808,7 @@ class TestIdx:
 
         (tmp_path / "train-labels-idx1-ubyte").unlink()
 
-        missing = "train-labels-idx1-ubyte does not lie beside train-images-idx3-ubyte"
+        missing = "train-labels-idx1-ubyte is not beside train-images-idx3-ubyte"
         assert plan_images(path).notes() == [f"no label: {missing}"]
 
     @pytest.mark.parametrize("codec", ["png", "jpeg", None])

@@ -168,7 +168,6 @@ PARTS = {  # in test_parts.py
     *(("plan", option) for option in ("--json", "--overwrite")),
 }
 BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-size"), ("preview", "--columns"),
-           ("images", "--lossless-rotate"),
            ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
            ("images", "--annotations"),
            ("images", "--mask-suffix"), ("arrays", "--mask-suffix"), ("images", "--palette"),

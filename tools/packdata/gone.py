@@ -15,6 +15,7 @@ COMMANDS = {
 _JOIN = "use packdata.write(view, dst, add={field: values})"
 OPTIONS = {
     "copy": dict.fromkeys(("--add", "--update", "--on", "--as", "--missing"), _JOIN),
+    "images": {"--lossless-rotate": "rotate the files first with 'jpegtran -rotate'"},
     "cache": {
         "--verify": "a cached shard is verified when it is read; 'packdata cache --clear' deletes all"
     },

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 # By option, where the two differ.
 _PYTHON = {"size": "sizes", "shard_size": "shard_bytes", "no_header": "header=False"}
-_FLAGS = frozenset(
-    {"overwrite", "gray", "keep_depth", "lossless_rotate", "missing_mask", "segments"}
-)
+_FLAGS = frozenset({"overwrite", "gray", "keep_depth", "missing_mask", "segments"})
 _VALUES = "cover|contain|stretch|shorter|skip|fail|png|jpeg|raw|lmdb|parquet|line|days|parts|mean|nan|float32|float64"
 # Options that take names, such as a table's columns, in quotes where a shell needs them.
 _NAMES = re.compile(

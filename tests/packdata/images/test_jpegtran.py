@@ -14,52 +14,24 @@ import simplejpeg
 from loaders.codecs.heads import jpeg_head
 from loaders.errors import SchemaError
 from packdata.cli import main
-from packdata.images.jpegtran import (
-    JPEGTRAN,
-    divide_without_loss,
-    jpegtran_version,
-    turn_without_loss,
-)
+from packdata.images.jpegtran import JPEGTRAN, divide_without_loss, jpegtran_version
 from packdata.images.plan import _change_notes, plan_images
 from packdata.images.recipe import ImageOptions
-from tests.packdata.images.test_alike import jpeg, opened, photo, psnr, record_of, shown
+from tests.packdata.images.test_alike import jpeg, opened, photo, record_of
 
 needs_jpegtran = pytest.mark.skipif(shutil.which(JPEGTRAN) is None, reason="no jpegtran here")
 
 
-@pytest.mark.parametrize("option", ["lossless_rotate", "segments"])
 def test_a_program_that_is_not_there_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
 
     with pytest.raises(SchemaError):
-        ImageOptions(**{option: True})  # type: ignore[arg-type]
-    flag = f"--{option.replace('_', '-')}"
+        ImageOptions(segments=True)
     with pytest.raises(SystemExit) as caught:
-        main(["images", str(tmp_path / "in"), str(tmp_path / "out"), flag])
+        main(["images", str(tmp_path / "in"), str(tmp_path / "out"), "--segments"])
     assert caught.value.code == 2
-
-
-@needs_jpegtran
-@pytest.mark.parametrize("orientation", [2, 3, 4, 5, 6, 7, 8])
-def test_whole_blocks_are_turned_without_loss(tmp_path: Path, orientation: int) -> None:
-    data = jpeg(photo(64, 96), orientation, quality=60, subsampling="4:4:4")
-
-    record = record_of(tmp_path, data, lossless_rotate=True)
-
-    assert record == turn_without_loss(data)
-    assert psnr(shown(record), shown(data)) > 50  # the transform rounds otherwise on its side
-
-
-@needs_jpegtran
-def test_parts_of_blocks_are_encoded(tmp_path: Path) -> None:
-    data = jpeg(photo(64, 96)[:61, :93], 6, quality=60)
-
-    record = record_of(tmp_path, data, lossless_rotate=True)
-
-    assert turn_without_loss(data) is None
-    assert shown(record).shape == (93, 61, 3)
 
 
 @needs_jpegtran
@@ -105,17 +77,6 @@ def test_only_jpegs_worth_dividing_change(tmp_path: Path) -> None:
         "1 JPEG divided into segments, with no pixel changed"
     ]
     assert recipe.options.to_json()["jpegtran"] == jpegtran_version()
-
-
-@needs_jpegtran
-def test_what_is_turned_is_divided_too(tmp_path: Path) -> None:
-    data = jpeg(photo(160, 240), 6, quality=60, subsampling="4:4:4")
-
-    record = record_of(tmp_path, data, lossless_rotate=True, segments=True)
-
-    turned = turn_without_loss(data)
-    assert turned is not None
-    assert record == divide_without_loss(turned)
 
 
 def test_segments_are_of_files_that_are_kept(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from loaders import ShardDataset
 from loaders.errors import LoadersError, SchemaError, SourceError
 from packdata.arrays.plan import pack_arrays
 from packdata.cli import main
-from packdata.images.marks import IGNORED, Marks
+from packdata.images.marks import Marks
 from packdata.images.plan import pack_images, plan_images
 from packdata.sources.folders import MaskFolder
 from tests.refusals import At
@@ -141,36 +141,19 @@ class TestPalettes:
     def test_a_lossy_mask_is_refused(self, tmp_path: Path) -> None:
         picture(tmp_path / "in/1.jpg")
         save(tmp_path / "masks/1.jpg", COLORS[NUMBERS])
+        colors = tmp_path / "colors.txt"
+        colors.write_text("64 128 64\n192 0 128\n0 128 192")
 
         with pytest.raises(SourceError):
-            pack_images(tmp_path / "in", tmp_path / "out", masks=tmp_path / "masks", palette="voc")
-
-    @pytest.mark.parametrize(
-        ("palette", "color", "number"),
-        [
-            ("voc", (0, 0, 0), 0), ("voc", (128, 0, 0), 1), ("voc", (0, 64, 128), 20), ("voc", (224, 224, 192), 255),
-            ("cityscapes", (128, 64, 128), 0), ("cityscapes", (119, 11, 32), 18), ("cityscapes", (0, 0, 0), 255),
-            ("ade20k", (120, 7, 9), 12 * 256 + 7),
-        ],
-    )  # fmt: skip
-    def test_palettes_of_datasets(
-        self, tmp_path: Path, palette: str, color: tuple[int, ...], number: int
-    ) -> None:
-        save(tmp_path / "1.png", np.full((2, 2, 3), color, np.uint8))
-        marks = Marks.of(palette, None)
-
-        assert marks is not None
-        values = marks.read((tmp_path / "1.png").read_bytes(), 99)
-        assert values.tolist() == [[number] * 2] * 2
-        assert marks.dtype == ("uint16" if palette == "ade20k" else "uint8") == values.dtype
+            pack_images(
+                tmp_path / "in", tmp_path / "out", masks=tmp_path / "masks", palette=colors
+            )
 
 
 class TestLabelMaps:
     @pytest.mark.parametrize(
         ("label_map", "values", "expected"),
         [
-            ("cityscapes", [0, 7, 33, 6, 11], [IGNORED, 0, 18, IGNORED, 2]),
-            ("ade20k", [0, 1, 150], [IGNORED, 0, 149]),
             ("old new\n0 255\n1 0\n2 300", [0, 1, 2], [255, 0, 300]),
             (json.dumps({"0": 4, "1": 4}), [0, 1], [4, 4]),
         ],
@@ -180,11 +163,8 @@ class TestLabelMaps:
     ) -> None:
         save(tmp_path / "in/1.png", np.zeros((1, len(values), 3), np.uint8))
         save(tmp_path / "masks/1.png", np.array([values], np.uint8))
-        given = label_map
-        if " " in label_map:
-            given = str(tmp_path / "map.txt")
-            (tmp_path / "map.txt").write_text(label_map)
-        words = ["--masks", str(tmp_path / "masks"), "--label-map", given]
+        (tmp_path / "map.txt").write_text(label_map)
+        words = ["--masks", str(tmp_path / "masks"), "--label-map", str(tmp_path / "map.txt")]
 
         assert main(["images", str(tmp_path / "in"), str(tmp_path / "out"), *words]) == 0
 
@@ -229,6 +209,7 @@ class TestLabelMaps:
 
     def test_without_masks_they_mean_nothing(self, tmp_path: Path) -> None:
         picture(tmp_path / "in/1.jpg")
+        (tmp_path / "colors.txt").write_text("64 128 64")
 
         with pytest.raises(SchemaError):
-            plan_images(tmp_path / "in", palette="voc")
+            plan_images(tmp_path / "in", palette=tmp_path / "colors.txt")

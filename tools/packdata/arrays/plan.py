@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from loaders.schema import Array
 from packdata.arrays.recipe import ARRAY, ArrayOptions, ArraysRecipe, array_recipes
 from packdata.files.recipe import FilesPlan
-from packdata.files.splits import SourceOptions
+from packdata.files.splits import SourceOptions, open_splits
 from packdata.packing.settings import PackSettings, check_options, take
 from packdata.packing.shards import MAX_RECORD_BYTES, Format
 from packdata.plan import pack_plan
+from packdata.sources.base import ARRAYS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,7 @@ def plan_arrays(
     source = take(SourceOptions, options, column=array_column)
     array_options = ArrayOptions(**options)
     splits = array_recipes(src, array_options, source)
-    list_again = partial(array_recipes, options=array_options, source=source.absolute())
+    list_again = partial(open_splits, options=source.absolute(), kind=ARRAYS)
     largest = max(recipe.num_bytes for _, recipe in splits)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
     for _, recipe in splits:

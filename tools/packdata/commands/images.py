@@ -49,9 +49,6 @@ _PICTURES = f"""
   chroma subsampling of dct (default: 420)
 --compression {{lz4,zstd}}
   of dct: lz4 is fast, zstd is small (default: lz4)
---lossless-rotate
-  rotate JPEGs by their Exif orientation with jpegtran wherever no pixel is lost, that is, where the
-  sides are multiples of the block size (default: decode, rotate, and encode with their own tables)
 --segments
   divide JPEGs into segments with jpegtran, so that a crop decodes only the segments it touches:
   no pixel changes, progressive files become sequential (default: keep them byte for byte)
@@ -67,11 +64,10 @@ _PICTURES = f"""
   keep 16 bits per channel (default: 8)
 """
 _SOURCE = """\
---palette FILE|voc|cityscapes|ade20k
+--palette FILE
   colours of masks, one per line, in the order of the classes: R G B or #RRGGBB
---label-map FILE|cityscapes|ade20k
-  renumber the classes of masks: two numbers per line, old and new; cityscapes turns labelIds into its
-  19 classes, ade20k turns 1 to 150 into 0 to 149; the rest becomes 255
+--label-map FILE
+  renumber the classes of masks: two numbers per line, old and new
 --boxes COLUMN[:FORMAT]
   column of boxes, or member of a struct (objects.bbox); FORMAT is xyxy (pixels, default), xywh,
   cxcywh, or yolo (fractions of the picture); may be repeated
@@ -89,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
     names = (
         *("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression"),
-        *("max_picture_mb", "lossless_rotate", "icc", "segments", "palette", "label_map"),
+        *("max_picture_mb", "icc", "segments", "palette", "label_map"),
         *("boxes", "keypoints", "annotations", "image_column", "format", *SOURCE_OPTIONS),
     )
     options = {name: getattr(args, name) for name in names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,8 +156,9 @@ def _check_fixed(sources: Mapping[str, Source], fixed: tuple[str, ...], given: o
         what = "it has no labels, so classes mean nothing"
         names = ", ".join(source.name for source in sources.values())
         raise SourceError(what, names, "Leave --classes out")
+    known = set(fixed)
     for name, column in labels.items():
-        unknown = [each for each in column.classes if each not in set(fixed)]
+        unknown = [each for each in column.classes if each not in known]
         if unknown:
             what = f"class {unknown[0]!r} is not among the {len(fixed)} classes given"
             what += f" (nor are {len(unknown) - 1} more)" if len(unknown) > 1 else ""
@@ -173,10 +175,10 @@ def _read_classes(classes: Sequence[str] | Path | str) -> tuple[str, ...]:
         return _classes_of_dataset(path)
     else:
         names, place = tuple(_lines(path)), str(path)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice or not names:
-        what = f"it has {twice[:3]} more than once" if twice else "it holds no class names"
-        raise SourceError(what, place, "It takes one class name a line")
+    duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
+    if duplicates or not names:
+        what = f"duplicate classes {duplicates[:3]}" if duplicates else "no class names"
+        raise SourceError(what, place, "Give one class name a line")
     return names
 
 

@@ -15,18 +15,19 @@ from packdata.files.labels import LABEL
 from packdata.files.splits import contents, listed_sources, source_notes
 from packdata.packing.engine import target_folders
 from packdata.recipe import Recipe
-from packdata.sources.base import BOX_LABELS, files_identity
-from packdata.sources.listed import are_given, list_sources, without_secrets
+from packdata.sources.base import BOX_LABELS
+from packdata.sources.listed import are_given, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from packdata.files.splits import Split
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
     from packdata.recipe import Target
-    from packdata.sources.base import Item
+    from packdata.sources.base import Item, Source
+    from packdata.sources.folders import MaskFolder
 
 _O = TypeVar("_O")  # the options of a recipe: what becomes of each file
 _R = TypeVar("_R", bound="FilesRecipe[Any]")
@@ -87,7 +88,7 @@ class FilesPlan(Generic[_R]):
     sources: Sequence[Path | str]  # as they were given
     splits: Sequence[tuple[str, _R]]  # (name, recipe) each
     format: Format  # of the shards
-    list_again: Callable[[], Sequence[tuple[str, _R]]]  # returns the splits as the source is now
+    list_again: Callable[[], Sequence[Split]]  # returns the splits as the source is now
 
     @classmethod
     def of(
@@ -95,9 +96,9 @@ class FilesPlan(Generic[_R]):
         src: Path | str | Sequence[Path | str],
         splits: Sequence[tuple[str, _R]],
         format: Format,
-        make: Callable[[Sequence[Path | str]], Sequence[tuple[str, _R]]],
+        make: Callable[[Sequence[Path | str]], Sequence[Split]],
     ) -> Self:
-        """Return the plan of a source, or of several, of which ``make`` returns the splits, also elsewhere."""
+        """Return the plan of a source, or of several, which ``make`` lists again, also from another working folder."""
         sources = listed_sources(src)
         again = [place_of(path).absolute() for path in sources]
         return cls(without_secrets(sources), splits, format, partial(make, again))
@@ -155,20 +156,16 @@ class FilesPlan(Generic[_R]):
         return ""
 
     def is_unchanged(self) -> bool:
-        """Tell whether the source is still as it was listed."""
+        """Tell whether the source is still as it was listed: names, sizes and times of its files and masks."""
         if are_given(self.sources):
             return True
         try:
-            return self._identities() == [recipe.identity for recipe in self.recipes]
+            now = [(split.source, split.masks) for split in self.list_again()]
         except SourceError:  # what is gone has changed too
             return False
+        then = [(recipe.source, recipe.masks) for recipe in self.recipes]
+        return _identities(now) == _identities(then)
 
-    def _identities(self) -> list[Mapping[str, Any]]:
-        paths = [recipe.source.paths for recipe in self.recipes]
-        if all(paths) and not any(recipe.masks for recipe in self.recipes):  # a few large files
-            list_sources(self.sources)
-            return [
-                {**recipe.identity, "source": files_identity(recipe.source.kind, files)}
-                for recipe, files in zip(self.recipes, paths, strict=True)
-            ]
-        return [recipe.identity for _, recipe in self.list_again()]
+
+def _identities(opened: Iterable[tuple[Source, MaskFolder | None]]) -> list[Any]:
+    return [(source.identity, None if m is None else m.identity) for source, m in opened]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,10 +16,8 @@ from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, is_folder
 from packdata.sources.composed import join_splits
 from packdata.sources.folders import FolderSource, MaskFolder, split_suffix
-from packdata.sources.idx import IdxSource
 from packdata.sources.layouts import check_layout
 from packdata.sources.listed import list_sources, place_of_source
-from packdata.sources.names import hash_of
 from packdata.sources.opening import (
     are_of_one_archive,
     files_beside,
@@ -83,7 +80,7 @@ def open_splits(
     ``extend`` adds columns to a source of a split. Folders are no classes where there are annotations.
 
     Raises:
-        SourceError: The source cannot be listed or recognized, its folders are probably no classes and
+        SourceError: The source cannot be listed or recognized, its folders are no classes and
             ``options`` name none, or the classes do not fit it, or one mask is that of files in two
             splits.
     """
@@ -118,45 +115,32 @@ def _open_all(
     given = listed_sources(src)
     list_sources(given)
     if len(given) > 1 and are_of_one_archive(given):  # as a pattern of them is read
-        one = {"": [*map(place_of_source, given)]}
-        return {"": _open(one, options, kind, has_annotations)[""]}
+        return {"": _open([*map(place_of_source, given)], options, kind)}
     opened: list[dict[str, Source]] = []
     for path in given:
         splits_of = find_splits(path, kind)
         beside.update(files_beside(splits_of or {}))
-        opened.append(
-            _open(splits_of or {"": [place_of_source(path)]}, options, kind, has_annotations)
-        )
+        splits = splits_of or {"": [place_of_source(path)]}
+        sources = {name: _open(paths, options, kind) for name, paths in splits.items()}
+        is_all = len(splits) == len(given) == 1 and not has_annotations
+        for source in sources.values() if options.classes is None else ():
+            if isinstance(source, FolderSource) and source.kind == "classes":
+                empty = () if has_annotations else source.empty_classes
+                folders = source.labels[LABEL].classes
+                check_layout(source.root, folders, empty, is_all=is_all)
+        opened.append(sources)
     return opened[0] if len(opened) == 1 else join_splits(opened)
 
 
-def _open(
-    splits: Mapping[str, Sequence[Path]],
-    options: SourceOptions,
-    kind: FileKind,
-    has_annotations: bool,
-) -> dict[str, Source]:
-    sources = {
-        name: open_source(
-            paths,
-            kind=kind,
-            image_column=options.column,
-            mask_column=options.mask_column,
-            label_column=options.label_column,
-            without=split_suffix(options.mask_suffix)[1] if options.masks is None else "",
-        )
-        for name, paths in splits.items()
-    }
-    for source in sources.values():
-        if options.classes is None:
-            _check_layout(source, kind, has_annotations)
-    return sources
-
-
-def _check_layout(source: Source, kind: FileKind, has_annotations: bool) -> None:
-    """Raise SourceError for folders that are probably no classes."""
-    if isinstance(source, FolderSource) and source.kind == "classes":
-        check_layout(source.root, source.folders, kind.command, are_classes=not has_annotations)
+def _open(paths: Sequence[Path], options: SourceOptions, kind: FileKind) -> Source:
+    return open_source(
+        paths,
+        kind=kind,
+        image_column=options.column,
+        mask_column=options.mask_column,
+        label_column=options.label_column,
+        without=split_suffix(options.mask_suffix)[1] if options.masks is None else "",
+    )
 
 
 def _masks_of(
@@ -206,18 +190,14 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
     notes = passed_over(dict(ignored.most_common()))
     if empty := _empty_classes(splits):
         notes.append(f"empty folders are not classes: {few(empty)} (--classes can name them)")
-    if suffixed := [file for split in splits for file in split.source.suffixed]:
-        what = f"{counted(len(suffixed), 'file')} differ from others only in the suffix"
-        notes.append(f"{what}, so their keys include it: {few(suffixed)}")
     if doubles := sorted({f.name for split in splits for f in split.labels if f.column.is_double}):
         notes.append(f"stored as float32, of 24 bits: {few(doubles)}")
     if gaps := _gaps(splits):
         notes.append(f"missing numbers, stored as NaN: {few(gaps)}")
     notes += [note for split in splits for note in joined_splits(split.source.paths)]
-    notes += [*_numbered(splits), *_written_alike(splits), *_untrained(splits), *_pairs(splits)]
+    notes += _numbered(splits)
     notes += dict.fromkeys(note for split in splits for note in split.source.notes)
-    notes += [*_unused_masks(splits), *_unused_splits(splits)]
-    notes += _idx_without_labels(splits)
+    notes += _unused_masks(splits)
     if unlabelled:
         notes.append(
             f"no label: no column is called {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
@@ -266,45 +246,6 @@ def _numbered(splits: Sequence[Split]) -> Iterator[str]:
     )
 
 
-def _written_alike(splits: Sequence[Split]) -> Iterator[str]:
-    """Name classes that differ in nothing but case, blanks, and how accents are encoded (folders copied from macOS)."""
-    alike: dict[str, list[str]] = defaultdict(list)
-    for name in _classes_of(splits):
-        composed = unicodedata.normalize("NFC", name)
-        shown = repr(name) if name == composed else ascii(name)
-        alike[" ".join(composed.casefold().split())].append(shown)
-    found = [" and ".join(names) for names in alike.values() if len(names) > 1]
-    if found:
-        yield f"classes whose names are almost the same: {few(found)}"
-
-
-def _untrained(splits: Sequence[Split]) -> Iterator[str]:
-    """Name the class folders of other splits that ``train`` has not, or has empty."""
-    of_folders = (split for split in splits if split.source.kind == "classes")
-    labels = {split.name: split.source.labels.get(LABEL) for split in of_folders}
-    classes = {name: label.classes for name, label in labels.items() if label is not None}
-    trained = {*classes.get("train", ())}
-    for name, names in classes.items() if trained else ():
-        if unknown := [each for each in names if each not in trained]:
-            yield f"{name} has classes of which train has no file: {few(unknown)}"
-
-
-def _pairs(splits: Sequence[Split]) -> Iterator[str]:
-    """Say of two folders whose files have the same names that they may be no classes: ``HR`` and ``LR``."""
-    counts, sums = Counter[str](), Counter[str]()  # of millions of names no set is made
-    source, classes = splits[0].source, _classes_of(splits)
-    if source.kind != "classes" or len(classes) != 2:
-        return
-    for key in source.keys():  # noqa: SIM118 - no mapping
-        folder, _, file = key.partition("/")
-        counts[folder] += 1
-        sums[folder] += hash_of(file)
-    first, second = classes
-    if counts[first] > 1 and counts[first] == counts[second] and sums[first] == sums[second]:
-        remedy = "a .jsonl list of [path, path] in a column images makes a sample of each pair"
-        yield f"{first} and {second} hold files of the same names: if they are pairs, not classes, {remedy}"
-
-
 def _gaps(splits: Sequence[Split]) -> list[str]:
     """Say of each column of numbers how many are missing."""
     counts: Counter[str] = Counter()
@@ -340,17 +281,3 @@ def _unused_masks(splits: Sequence[Split]) -> Iterator[str]:
     names = [str(root / file) for root, file in left]
     if names:
         yield f"{counted(len(names), 'mask')} used by nothing in the source: {few(names)}"
-
-
-def _unused_splits(splits: Sequence[Split]) -> Iterator[str]:
-    """Say that a column divides samples which are packed as one dataset."""
-    names = {label.name for split in splits for label in split.labels} & {"split", "subset"}
-    if names and not splits[0].name:
-        how = f"""packdata copy DST NEW --where '{min(names)} == "train"' makes a dataset of one part"""
-        yield f"{min(names)} is packed as an ordinary column: {how}"
-
-
-def _idx_without_labels(splits: Sequence[Split]) -> Iterator[str]:
-    for source in (split.source for split in splits):
-        if isinstance(source, IdxSource) and not source.labels:
-            yield f"no label: {source.labels_name} does not lie beside {source.name}"

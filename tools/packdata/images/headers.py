@@ -1,7 +1,7 @@
 """What a JPEG, PNG or WebP file says of itself: enough to tell whether it can be kept as it is.
 
 Pixels are not touched here. Sources of the rules: ITU T.81 B.1 (JPEG markers), W3C PNG 3rd edition
-section 11, RFC 9649 (WebP), and TIFF 6.0 section 2 for the Exif block that all three may carry.
+section 11, RFC 9649 (WebP). Pillow reads the Exif block that all three may carry.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import PIL.ExifTags
+import PIL.Image
 import simplejpeg
 
 from loaders.codecs.heads import picture_size
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
-_ORIENTATION_TAG = 0x0112
 _ANY_SIZE = 1 << 62  # pixels: the decoder has a limit
 _PNG_COLORS = {0: "gray", 2: "color", 3: "palette", 4: "gray", 6: "color"}
 
@@ -146,16 +147,12 @@ def _webp_chunk(data: bytes, wanted: bytes) -> bytes:
 
 def exif_orientation(block: bytes) -> int:
     """Return the orientation in an Exif block (a small TIFF file), 1 if it says none."""
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(block[:4]))
-    if order is None:
+    if not block:
         return 1
+    exif = PIL.Image.Exif()
     try:
-        (start,) = struct.unpack_from(f"{order}I", block, 4)
-        (count,) = struct.unpack_from(f"{order}H", block, start)
-        for entry in range(count):
-            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", block, start + 2 + 12 * entry)
-            if tag == _ORIENTATION_TAG and kind == 3 and 1 <= value <= 8:
-                return int(value)
-    except struct.error:  # cut: viewers ignore such a block too
-        pass
-    return 1
+        exif.load(b"Exif\0\0" + block)
+        value = exif.get(PIL.ExifTags.Base.Orientation)
+    except Exception:  # cut: viewers ignore such a block, too; Pillow raises anything
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1

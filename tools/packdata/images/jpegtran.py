@@ -1,6 +1,6 @@
 """What the program ``jpegtran`` does to JPEGs: coefficients stay as they are.
 
-It turns files upright, and divides them into segments that decode alone (``loaders.codecs.jpeg``). Its bytes depend on
+It divides files into segments that decode alone (``loaders.codecs.jpeg``). Its bytes depend on
 its version, so that is among the options of a packing.
 """
 
@@ -16,19 +16,9 @@ from loaders.codecs.heads import jpeg_head
 from loaders.codecs.jpeg import restart_interval, with_index
 from loaders.codecs.markers import frame_of
 from loaders.errors import SchemaError
-from packdata.images.headers import read_header
 from packdata.images.jpegs import decode_strictly
 
 JPEGTRAN = "jpegtran"
-_TURNS = {
-    2: ("-flip", "horizontal"),
-    3: ("-rotate", "180"),
-    4: ("-flip", "vertical"),
-    5: ("-transpose",),
-    6: ("-rotate", "90"),
-    7: ("-transverse",),
-    8: ("-rotate", "270"),
-}
 _TIMEOUT_S = 600
 
 
@@ -36,7 +26,7 @@ def check_jpegtran() -> None:
     """Raise SchemaError if there is no ``jpegtran``."""
     if shutil.which(JPEGTRAN) is None:
         raise SchemaError(
-            f"changing JPEGs without loss takes the program {JPEGTRAN!r}, which is not installed here: "
+            f"dividing JPEGs takes the program {JPEGTRAN!r}, which is not installed here: "
             "it comes with libjpeg-turbo (Debian: libjpeg-turbo-progs)"
         )
 
@@ -46,13 +36,6 @@ def jpegtran_version() -> str:
     """Return what ``jpegtran`` says of itself."""
     done = subprocess.run([JPEGTRAN, "-version"], capture_output=True, timeout=_TIMEOUT_S)
     return (done.stdout + done.stderr).decode(errors="replace").strip()
-
-
-def turn_without_loss(data: bytes) -> bytes | None:
-    """Return an upright JPEG of the same coefficients; None where sides are no multiple of its blocks."""
-    header = read_header(data)
-    turn = _TURNS.get(1 if header is None else header.orientation)
-    return None if turn is None else _changed(data, "-perfect", "-copy", "none", *turn)
 
 
 def divide_without_loss(data: bytes) -> bytes | None:

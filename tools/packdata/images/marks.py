@@ -1,9 +1,4 @@
-"""What the values of masks mean: colours to class numbers (``--palette``), and numbers to others (``--label-map``).
-
-Sources of what is built in: the label definitions of Cityscapes (``labels.py`` of cityscapesScripts), the colour
-map of the PASCAL VOC development kit (``VOCcode/VOClabelcolormap.m``), and the notes of ADE20K: class numbers of
-the full dataset are R / 10 * 256 + G, and 0 of the 150 classes of its benchmark is "other".
-"""
+"""What the values of masks mean: colours to class numbers (``--palette``), and numbers to others (``--label-map``)."""
 
 from __future__ import annotations
 
@@ -27,19 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Values = npt.NDArray[Any]
-IGNORED = 255
-_ADE20K = "ade20k"
 _HEX = re.compile(r"#([0-9a-fA-F]{6})\b")
 _THREE = re.compile(r"(?<!\d)(\d{1,3})[\s,;]+(\d{1,3})[\s,;]+(\d{1,3})(?!\d)")
-# Of the 19 classes that are trained on, by number: their ids in labelIds files, and their colours.
-_CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
-_CITYSCAPES_NUM_IDS = 34
-_CITYSCAPES_COLORS = (
-    "804080 f423e8 464646 66669c be9999 999999 faaa1e dcdc00 6b8e23 98fb98 4682b4 dc143c ff0000 00008e 000046 "
-    "003c64 005064 0000e6 770b20"
-)
-_CITYSCAPES_OTHERS = "000000 6f4a00 510051 faaaa0 e6968c b4a5b4 966464 96785a 00005a 00006e"
-_VOC_CLASSES, _VOC_BORDER = 21, 0xE0E0C0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +33,6 @@ class Marks:
     numbers: Mapping[int, int] | None = None  # class by colour (0xRRGGBB), if masks are coloured
     # New value by value, -1 for one that may not occur; None to leave them.
     table: tuple[int, ...] | None = None
-    is_ade20k: bool = False  # colours hold numbers as ADE20K's do
     names: tuple[str, ...] = ()  # what options it was made of
 
     @classmethod
@@ -61,26 +44,25 @@ class Marks:
         """
         if palette is None and label_map is None:
             return None
-        is_ade20k = palette == _ADE20K
         given = {"palette": palette, "label map": label_map}
         shown = {name: split_secrets(v)[0] if v and is_url(v) else v for name, v in given.items()}
         palette, label_map = shown.values()
-        numbers = None if palette is None or is_ade20k else _palette(palette)
+        numbers = None if palette is None else _palette(palette)
         table = None if label_map is None else _table(label_map)
         names = tuple(f"{name} {value}" for name, value in shown.items() if value is not None)
-        return cls(numbers, table, is_ade20k, names)
+        return cls(numbers, table, names)
 
     @property
     def dtype(self) -> str | None:
         """uint8 or uint16 if that is known, else None: as the files have it."""
         values = self.table or (self.numbers or {}).values()
         if not values:
-            return "uint16" if self.is_ade20k else None
+            return None
         return "uint16" if max(values) > np.iinfo(np.uint8).max else "uint8"
 
     def to_json(self) -> dict[str, Any]:
         """Return what was given, and what it hashes to."""
-        content = repr((sorted((self.numbers or {}).items()), self.table, self.is_ade20k))
+        content = repr((sorted((self.numbers or {}).items()), self.table))
         return {"options": list(self.names), "content": xxhash.xxh3_64_hexdigest(content.encode())}
 
     def read(self, data: bytes, max_pixels: int) -> Values:
@@ -89,16 +71,13 @@ class Marks:
         Raises:
             CodecError: It cannot be read, or has a colour or value that is not known.
         """
-        if self.numbers is None and not self.is_ade20k:
-            values = decode_mask(data, max_pixels)
-        else:
-            values = self._of_colors(_colors(data, max_pixels))
+        read = decode_mask if self.numbers is None else self._of_colors
+        values = read(data, max_pixels)
         return values if self.table is None else _mapped(values, np.array(self.table))
 
-    def _of_colors(self, colors: npt.NDArray[np.uint8]) -> Values:
+    def _of_colors(self, data: bytes, max_pixels: int) -> Values:
+        colors = _colors(data, max_pixels)
         red, green, blue = (colors[:, :, i].astype(np.int64) for i in range(3))
-        if self.is_ade20k:
-            return (red // 10 * 256 + green).astype(np.uint16)
         codes = red << 16 | green << 8 | blue
         known = np.array(sorted(self.numbers or ()), np.int64)
         at = np.searchsorted(known, codes).clip(0, len(known) - 1)
@@ -131,15 +110,13 @@ def _mapped(values: Values, table: npt.NDArray[Any]) -> Values:
 
 
 def _palette(palette: Path | str) -> dict[int, int]:
-    if palette == "voc":
-        return {_voc_color(i): i for i in range(_VOC_CLASSES)} | {_VOC_BORDER: IGNORED}
-    if palette == "cityscapes":
-        others = dict.fromkeys((int(color, 16) for color in _CITYSCAPES_OTHERS.split()), IGNORED)
-        return others | {int(c, 16): i for i, c in enumerate(_CITYSCAPES_COLORS.split())}
-    text = _read(palette, "--palette takes voc, cityscapes, ade20k or a file")
+    text = _read(
+        palette,
+        "Give a file with a colour per line, R G B or #RRGGBB, in the order of the classes",
+    )
     lines = [color for line in text.splitlines() if (color := _color_of(line)) is not None]
     if not lines or len(set(lines)) < len(lines):
-        what = "it holds no colours" if not lines else "it has a colour twice"
+        what = "no colours" if not lines else "duplicate colours"
         hint = "It takes a colour a line, in the order of the classes: R G B or #RRGGBB"
         raise SourceError(what, palette, hint)
     return {color: i for i, color in enumerate(lines)}
@@ -156,28 +133,15 @@ def _color_of(line: str) -> int | None:
     return red << 16 | green << 8 | blue if max(red, green, blue) <= 255 else None
 
 
-def _voc_color(number: int) -> int:
-    color = 0
-    for bit in range(8):
-        for channel in range(3):
-            color |= (number >> (3 * bit + channel) & 1) << (7 - bit) << (16 - 8 * channel)
-    return color
-
-
 def _table(label_map: Path | str) -> tuple[int, ...]:
-    if label_map == "cityscapes":
-        pairs = dict.fromkeys(range(_CITYSCAPES_NUM_IDS), IGNORED)
-        return _dense(pairs | {id: i for i, id in enumerate(_CITYSCAPES_IDS)})
-    if label_map == _ADE20K:
-        return (IGNORED, *range(150))
-    text = _read(label_map, "--label-map takes cityscapes, ade20k or a file")
+    text = _read(label_map, "Give a file with two numbers per line, old and new, or a JSON object")
     try:
         pairs = _pairs_of(text)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         hint = "It takes two numbers a line, old and new, or a JSON object"
-        raise SourceError(f"it is no label map ({error})", label_map, hint) from error
+        raise SourceError(f"not a label map ({error})", label_map, hint) from error
     if not pairs or not all(0 <= n <= 65_535 for pair in pairs.items() for n in pair):
-        raise SourceError("it holds no numbers from 0 to 65535", label_map)
+        raise SourceError("no numbers from 0 to 65535", label_map)
     return _dense(pairs)
 
 

@@ -23,6 +23,7 @@ import struct
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -35,7 +36,6 @@ from loaders.codecs.heads import MAX_PIXELS, check_pixels
 from loaders.codecs.picture import decode_cv2
 from loaders.errors import CodecError
 from packdata.images.fit import MIN_REDUCED
-from packdata.images.foreign import kind_of
 from packdata.images.headers import PNG_START, Header, is_lossless_webp, read_header
 from packdata.images.jpegs import decode_strictly
 from packdata.images.profiles import converted, find_profile
@@ -70,6 +70,7 @@ _STARTS = {
     b"\0\0\0\x0cjP  ": "the jpeg2000 is cut or damaged",
     **dict.fromkeys(_TIFFS, "the tiff is cut or damaged, or of a kind that is not known"),
 }
+_PLUGIN_STARTS = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")  # of JPEG XL
 ODD_JPEG = "odd jpeg"
 _ORIENTATION_TAG = 0x0112
 _PNG_DEPTH_AT = 24
@@ -288,18 +289,32 @@ def open_pil(data: bytes, max_pixels: int = MAX_PIXELS) -> PIL.Image.Image:
 
     Pillow's own limit of pixels, which is one of the process, does not count.
     """
-    kind = kind_of(data)
-    if kind is not None:
-        kind.load_plugin()
     try:
         image = _opened(data)
+        if image is None and _takes_a_plugin(data):
+            _load_plugins()
+            image = _opened(data)
     except _PIL_ERRORS as error:
-        what = f"it cannot be opened as a picture ({error})"
-        raise CodecError(what if kind is None else kind.why_unread(data, max_pixels)) from error
+        raise CodecError(f"the picture cannot be opened ({error})") from error
     if image is None:
-        raise CodecError(_why_unknown(data) if kind is None else kind.why_unread(data, max_pixels))
+        raise CodecError(_why_unknown(data))
     check_pixels(image.height, image.width, max_pixels)
     return image
+
+
+def _takes_a_plugin(data: bytes) -> bool:
+    return data.startswith(_PLUGIN_STARTS) or data[4:8] == b"ftyp"
+
+
+@cache
+def _load_plugins() -> None:
+    """Register the installed plugins for HEIC and JPEG XL with Pillow."""
+    with suppress(ImportError):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+    with suppress(ImportError):
+        import pillow_jxl  # noqa: F401 - registers on import
 
 
 def _opened(data: bytes) -> PIL.Image.Image | None:
@@ -333,7 +348,9 @@ def _lifted_limit(image: PIL.Image.Image) -> Iterator[None]:
 def _why_unknown(data: bytes) -> str:
     start = bytes(data[:12])
     known = next((what for begin, what in _STARTS.items() if start.startswith(begin)), None)
-    return known or f"it is not a picture: it starts with {start!r}"
+    if _takes_a_plugin(data):
+        known = "no installed decoder reads this HEIC, AVIF or JPEG XL: 'pip install loaders[pictures]', or convert it"
+    return known or f"not a picture: the file starts with {start!r}"
 
 
 def _array_of(image: PIL.Image.Image, mode: str) -> Array:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.checks import as_list
 from loaders.errors import SchemaError
-from loaders.remote.url import URL
 from loaders.schema import Image
 from packdata.describe import counted
 from packdata.files.recipe import FilesPlan
-from packdata.files.splits import SourceOptions
+from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.fit import SizeOption
 from packdata.images.marks import Marks
 from packdata.images.profiles import CONVERTED
@@ -32,7 +29,6 @@ from packdata.images.recipe import (
 from packdata.images.shapes import ShapeOptions
 from packdata.packing.settings import PackSettings, check_options, take
 from packdata.plan import pack_plan
-from packdata.sources.layouts import masks_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -61,24 +57,13 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         ]
 
     def _missing_notes(self) -> Iterator[str]:
-        """Say what a batch will lack: labels, or masks that lie beside the pictures."""
+        """Say that a batch will lack labels."""
         schemas = [target.schema for recipe in self.recipes for target in recipe.targets]
-        names = {name for schema in schemas for name in schema.fields}
         split = self.recipes[0].split
-        root = split.source.root
-        if isinstance(root, URL):  # masks and lists are read from files of this machine
-            root = None
-        if root is not None and not names & {"mask", "boxes"}:
-            for folder in masks_beside(root.parent if split.name else root):
-                where = shlex.quote(min(os.path.relpath(folder), str(folder), key=len))
-                how = f"--masks {where} (or --annotations) packs it with them"
-                yield f"beside the pictures lies {where}: {how}"
         if split.source.kind == "folder" and all(len(schema.defaults) == 1 for schema in schemas):
             alone = schemas[0].defaults[0]
             labels = "labels come from a folder for each class, or a list with a column of them"
-            lists = [] if root is None else _lists_in(root)
-            there = f" (is it {', '.join(map(shlex.quote, lists[:3]))}?)" if lists else ""
-            yield f"samples are '{alone}' alone: {labels}{there}"
+            yield f"samples are '{alone}' alone: {labels}"
 
     def _padding_notes(self) -> Iterator[str]:
         """Say that 0 may be a class."""
@@ -86,12 +71,6 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         fields = [t.schema.fields for recipe in self.recipes for t in recipe.targets]
         if "contain" in fits and any("mask" in each for each in fields):
             yield "masks are 0 where pictures are padded, as where class 0 is"
-
-
-def _lists_in(folder: Path) -> list[str]:
-    """Return the lists beside the pictures of a folder, such as ``metadata.csv``."""
-    suffixes = (".csv", ".tsv", ".jsonl")
-    return sorted(str(file) for file in folder.iterdir() if file.suffix.lower() in suffixes)
 
 
 def plan_images(
@@ -124,12 +103,12 @@ def plan_images(
     made = tuple(SizeOption.parse(size, fit) for size in listed)
     image_options = ImageOptions(sizes=made, marks=Marks.of(palette, label_map), **options)
     splits = image_recipes(src, image_options, source, shapes)
-    about: Any = {
-        "options": image_options,
-        "source": source.absolute(),
-        "shapes": shapes.absolute(),
-    }
-    list_again = partial(image_recipes, **about)
+    list_again = partial(
+        open_splits,
+        options=source.absolute(),
+        extend=shapes.absolute().extend,
+        has_annotations=shapes.annotations is not None,
+    )
     return ImagesPlan.of(src, splits, format or _usual_format(splits), list_again)
 
 
@@ -195,7 +174,7 @@ def pack_images(
         options: ``sizes`` (``256``, or ``"224x320"`` as height x width; a list makes a dataset of
             each) and ``fit``, how pictures come to a size (``packdata.images.fit.SizeOption``); ``codec``,
             ``quality``, ``gray``, ``keep_depth``, ``subsampling``, ``compression``,
-            ``max_picture_mb``, ``lossless_rotate``, ``icc`` and ``segments`` (``packdata.images.recipe.ImageOptions``);
+            ``max_picture_mb``, ``icc`` and ``segments`` (``packdata.images.recipe.ImageOptions``);
             ``palette`` and ``label_map`` (``packdata.images.marks.Marks``); ``masks``, ``mask_suffix``,
             ``classes``, ``image_column``, ``mask_column`` and ``label_column``
             (``packdata.files.splits.SourceOptions``); ``boxes``, ``keypoints`` and ``annotations``

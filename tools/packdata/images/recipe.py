@@ -35,7 +35,6 @@ from packdata.images.jpegtran import (
     check_jpegtran,
     divide_without_loss,
     jpegtran_version,
-    turn_without_loss,
 )
 from packdata.images.marks import Marks, check_has_masks
 from packdata.images.pictures import (
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 
 _MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), and of libjpeg
 _ONE_SIZE = ("raw", "yuv420", "dct")
-TURNED, MENDED, DIVIDED = "turned without loss", "mended", "divided"
+MENDED, DIVIDED = "mended", "divided"
 HAS_PROFILE = "colour profiles"
 ANIMATED = "animated"
 TURNED_BELOW = "turned below a mask, boxes or keypoints"
@@ -84,8 +83,6 @@ class ImageOptions:
     marks: Marks | None = None  # what values of masks mean
     # MiB that a picture may take, decoded to what is stored, whatever its format.
     max_picture_mb: int = MAX_PICTURE_MB
-    # Turn JPEGs that are otherwise kept by ``jpegtran`` where that loses nothing.
-    lossless_rotate: bool = False
     icc: str | None = None  # ``"srgb"`` converts what has a colour profile; None keeps the numbers
     # Divide JPEGs that are kept into segments by ``jpegtran``, so that a crop decodes its part alone.
     segments: bool = False
@@ -97,7 +94,7 @@ class ImageOptions:
                 f"segments divide files that are kept, and codec {self.codec!r} encodes all anew"
             )
             raise SchemaError(what)
-        if self.segments or self.lossless_rotate:
+        if self.segments:
             check_jpegtran()
         if self.icc not in (None, "srgb"):
             raise SchemaError(f"icc must be 'srgb' or None, got {self.icc!r}")
@@ -151,9 +148,8 @@ class ImageOptions:
             "subsampling": self.subsampling,
             "compression": self.compression,
             "max_picture_mb": None if is_usual else self.max_picture_mb,
-            "lossless_rotate": self.lossless_rotate or None,
             "segments": self.segments or None,
-            "jpegtran": jpegtran_version() if self.segments or self.lossless_rotate else None,
+            "jpegtran": jpegtran_version() if self.segments else None,
             "icc": self.icc,
             "marks": self.marks and self.marks.to_json(),
         }
@@ -413,12 +409,6 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         if self.options.keep_depth:
             return None
         _check_sides(self._codecs["jpeg"], picture.pixels)
-        if self.options.lossless_rotate and picture.changes == ("rotated",):
-            is_gray = picture.gray or not self.options.gray
-            turned = turn_without_loss(data) if is_gray else None
-            if turned is not None:
-                self.tally.add(TURNED)
-                return self._divided(turned)
         return encode_alike(picture.pixels, data)
 
     def _checked_mask(self, item: Item, picture: Picture) -> npt.NDArray[Any] | None:

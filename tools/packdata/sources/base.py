@@ -166,8 +166,6 @@ class Source(ABC):
     notes: Sequence[str] = ()
     paths: Sequence[Path] = ()  # the few large files that it is made of, if it is
     root: Path | None = None  # the folder that it is, if it is one
-    # Files whose keys keep the suffix, as they differ from others in nothing else.
-    suffixed: Sequence[str] = ()
     empty_classes: Sequence[str] = ()  # folders that would be classes, but hold no file
 
     @abstractmethod

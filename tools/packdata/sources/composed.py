@@ -40,7 +40,6 @@ class JoinedSource(Source):
         self.pixels = first.pixels
         self.ignored = sum((Counter(s.ignored) for s in sources), Counter())
         self.notes = [*dict.fromkeys(note for each in sources for note in each.notes)]
-        self.suffixed = [file for each in sources for file in each.suffixed]
         self.empty_classes = [name for each in sources for name in each.empty_classes]
         for other in sources[1:]:
             self._check_alike(first, other)
@@ -143,7 +142,7 @@ class ExtendedSource(Source):
         self.identity = {**source.identity, "columns": identity}
         self.has_masks, self.has_several = source.has_masks, source.has_several
         self.pixels, self.ignored = source.pixels, source.ignored
-        self.notes, self.suffixed = notes, source.suffixed
+        self.notes = notes
 
     def __len__(self) -> int:
         return len(self.source)

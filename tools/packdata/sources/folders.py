@@ -54,7 +54,6 @@ class Listing:
         self._names = Names()
         # Their relative paths with forward slashes.
         self.files: Sequence[str] = self._names if self.stored is None else self.stored
-        self.folders: list[str] = []  # the folders below ``root`` that hold some of them
         # Other files passed over, by suffix; also each ``link to a folder above``.
         self.ignored: Counter[str] = Counter()
         self._hash = FileHash()
@@ -77,9 +76,7 @@ class Listing:
             if entries is None:
                 self.ignored[LINK_ABOVE] += 1
             else:
-                before = len(self.files)
                 self._add(f"{relative}/", entries)
-                self.folders += [relative] * (len(self.files) > before)
 
     def _add(self, prefix: str, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -169,7 +166,6 @@ class FolderSource(Source):
     """The files of a folder: with classes if they lie in folders of it, else without.
 
     Files whose names end, before the suffix, in ``without`` are passed over: masks beside their pictures.
-    ``folders`` are those of ``root`` that hold files of the kind.
     """
 
     root: Path
@@ -186,7 +182,6 @@ class FolderSource(Source):
         if not listing.files:
             raise no_files(root, kind, listing.ignored)
         self.kind = "folder" if num_top else "classes"
-        self.folders: Sequence[str] = listing.folders
         self.labels = {}
         if not num_top:
             self.labels = {"label": Column("class", tuple(classes))}
@@ -200,7 +195,6 @@ class FolderSource(Source):
             "files": listing.digest,
         }
         self._shared = shared_keys(lambda: self._files)
-        self.suffixed = tuple(f for f in self._files if self._shared and key_of(f) in self._shared)
         if self._shared:  # else all keys were compared there
             check_unique(lambda: zip(self.keys(), self._files, strict=True), root)
 

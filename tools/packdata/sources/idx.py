@@ -40,7 +40,6 @@ class IdxSource(Source):
             raise SourceError(f"it holds no pictures: its shape is {images.shape}", path)
         self._images = images
         self.pixels = (images.shape[1], images.shape[2])
-        self.labels_name = _labels_name(path)
         labels = _labels_beside(path)
         self._labels = None if labels is None else _read_idx(labels, num_axes=1)
         if self._labels is not None and len(self._labels) != len(images):
@@ -49,6 +48,8 @@ class IdxSource(Source):
                 labels or path,
             )
         self.labels = {} if labels is None else {"label": Column("int")}
+        if labels is None:
+            self.notes = [f"no label: {_labels_name(path)} is not beside {self.name}"]
         self.identity = files_identity(self.kind, [path] if labels is None else [path, labels])
 
     def __len__(self) -> int:

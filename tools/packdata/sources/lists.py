@@ -150,9 +150,6 @@ class ListSource(Source):
         self._has_keys = "key" in columns
         has_names = not self._has_keys and not self.has_several
         self._shared = shared_keys(self._files) if has_names else frozenset()
-        self.suffixed = (
-            tuple(f for f in self._files() if key_of(f) in self._shared) if self._shared else ()
-        )
         check_unique(self._given_keys, path, OWN_KEYS)
         self.identity = self._identity()
 

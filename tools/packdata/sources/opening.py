@@ -21,7 +21,7 @@ from packdata.sources.base import (
 )
 from packdata.sources.folders import FolderSource, Listing, files_below, scan
 from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
-from packdata.sources.layouts import SPLIT_NAMES, split_commands
+from packdata.sources.layouts import SPLIT_NAMES
 from packdata.sources.listed import files_matching, opened_in_order, place_of_source
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.refused import check_folder, check_regular, nothing_at
@@ -139,13 +139,11 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
     splits = {name: [path / name] for name in inside.folders if name.lower() in SPLIT_NAMES}
     others = [name for name in inside.folders if name not in splits]
     if splits:  # what holds no files of the kind is neither a split nor a class
-        others = [name for name in others if _lists(path, [name], kind)]
+        others = [name for name in others if _holds(path, name, kind)]
     if not splits or (others and len(splits) == 1):
         return _split_files(inside, archives)
     if others:
-        listed = _lists(path, inside.folders, kind)
-        hint = f"You may want: {split_commands(path, listed, [*splits], kind.command)}"
-        raise _no_safe_reading(path, splits, f"other folders ({few(others)})", hint)
+        raise _no_safe_reading(path, splits, f"other folders ({few(others)})")
     known = {name.lower() for name in splits}
     if lost := [f.name for f in archives if _named_split(f.name) not in (None, *known)]:
         raise _no_safe_reading(path, splits, f"files of other splits ({few(lost)})")
@@ -160,19 +158,16 @@ def files_beside(splits: Mapping[str, Sequence[Path]]) -> Counter[str]:
     return Counter(suffix_of(name) for folder in parents for name in _look_into(folder).files)
 
 
-def _lists(path: Path, inside: Sequence[str], kind: FileKind) -> list[str]:
-    """Return the folders below some in a folder that hold files of a kind."""
+def _holds(path: Path, folder: str, kind: FileKind) -> bool:
+    """Tell whether a folder inside another one, or one below it, holds files of a kind."""
     listing = Listing(path, kind)
-    for name in inside:
-        listing.add_below(name)
-    return listing.folders
+    listing.add_below(folder)
+    return len(listing.files) > 0
 
 
-def _no_safe_reading(
-    path: Path, splits: Mapping[str, object], others: str, hint: str = ""
-) -> SourceError:
-    what = f"it holds splits ({', '.join(splits)}) and {others}"
-    return SourceError(what, path, hint or "Pack each split by itself, or move the others away")
+def _no_safe_reading(path: Path, splits: Mapping[str, object], others: str) -> SourceError:
+    what = f"splits ({', '.join(splits)}) beside {others}"
+    return SourceError(what, path, "Pack each split by itself, or move the others away")
 
 
 def _in_order(splits: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
