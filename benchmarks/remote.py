@@ -93,7 +93,7 @@ class Bench:
     def cold(self, endpoint: str = "", **cache: Any) -> Iterator[ShardDataset[Any]]:
         """Yield the dataset over an empty cache."""
         with tempfile.TemporaryDirectory(dir=self.folder) as place, ended(Path(place) / "c") as at:
-            options = storage(endpoint or self.proxy.endpoint, max_retries=4, timeout=30)
+            options = storage(endpoint or self.proxy.endpoint, retry_timeout=60, timeout=20)
             self.cache = at
             origin.set_defaults({"path": at, **cache}, options)
             yield ShardDataset(URL)
@@ -249,7 +249,7 @@ def ranks(bench: Bench, num_caches: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory(dir=bench.folder))
         caches = [stack.enter_context(ended(Path(place) / f"c{n}")) for n in range(num_caches)]
-        options = storage(bench.proxy.endpoint, max_retries=4, timeout=30)
+        options = storage(bench.proxy.endpoint, retry_timeout=60, timeout=20)
         running = []
         for rank in range(4):
             cache = str(caches[rank * num_caches // 4])

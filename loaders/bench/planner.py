@@ -21,7 +21,7 @@ from loaders.errors import LoadersError
 from loaders.loading.fetching import LoaderPass
 from loaders.loading.loader import DataLoader
 from loaders.remote.needs import downloads
-from loaders.remote.transfer import PART_BYTES
+from loaders.remote.wire import PART_BYTES
 from loaders.sampling.plan import Plan
 from loaders.sampling.sampler import EpochSampler
 from loaders.text import describe_size, number

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from loaders.bench.doctor import Finding, examine, finding
 from loaders.data.shards import open_manifest
 from loaders.remote.origin import origin_of
-from loaders.remote.transfer import MAX_CONNECTIONS, PART_BYTES
+from loaders.remote.wire import MAX_CONNECTIONS, PART_BYTES
 from loaders.text import describe_size, in_seconds, number
 
 if TYPE_CHECKING:

@@ -183,9 +183,9 @@ def _packed(spec: str, plain: ShardDataset[Any], size: int) -> MeasuredDataset:
 def _fetched(spec: str, dataset: ShardDataset[Any]) -> list[Path]:
     """Return a dataset's files: of one at a URL those of the cache, when all of them are there."""
     shards = [shard for shard in dataset.store.shards if isinstance(shard, FileShard)]
-    if dataset.store.pin_limit is not None:
-        size = describe_size(sum(shard.info.size_bytes for shard in shards))
-        what = f"{spec!r} has {size}, and its cache is smaller: the link would be measured"
+    size = sum(shard.info.size_bytes for shard in shards)
+    if any(size > origin.budget() for origin in dataset.store.remotes):
+        what = f"{spec!r} has {describe_size(size)}, and its cache is smaller: the link would be measured"
         raise TargetError(f"{what}. Give a larger --cache, or copy a part of it ('packdata copy')")
     with dataset.view.in_order():
         return [shard.fetch() for shard in shards]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -98,24 +99,23 @@ class FileShard(NamedTuple):
         return shard
 
     def _open(self, check: Check) -> OpenShard:
-        file, columns = self._columns()
+        if self.origin is None:
+            return self._open_file(self.path, check)
+        for _ in range(_MAX_EVICTIONS):
+            file = self.fetch()
+            try:
+                return self._open_file(file, check)
+            except (ShardError, FileNotFoundError) as error:
+                if isinstance(error, ShardError) and file.exists():
+                    raise ShardError(error.what, self.path, hint=error.hint) from error
+        raise ShardError(f"it was evicted {_MAX_EVICTIONS} times before it was opened", self.path)
+
+    def _open_file(self, file: Path, check: Check) -> OpenShard:
+        columns = open_columns(file, self.info)
         checksums = {} if check == "never" else open_checksums(file, self.info)
         if check == "always" and hash_file(file) != self.info.xxh3_128:
             return OpenShard(self.path, columns, checksums, self._damage(columns, checksums))
         return OpenShard(self.path, columns, checksums)
-
-    def _columns(self) -> tuple[Path, Mapping[str, Column]]:
-        """Map the shard; return the file that was mapped, and its columns."""
-        if self.origin is None:
-            return self.path, open_columns(self.path, self.info)
-        for is_last in [False] * _MAX_EVICTIONS + [True]:
-            file = self.fetch()
-            try:
-                return file, open_columns(file, self.info, pin=True)
-            except ShardError as error:
-                if file.exists() or is_last:  # else it was evicted right before
-                    raise ShardError(error.what, self.path, hint=error.hint) from error
-        raise AssertionError
 
     def fetch(self) -> Path:
         """Return the file, when it is here; one of a cache may be evicted before it is opened.
@@ -128,6 +128,16 @@ class FileShard(NamedTuple):
         if self.origin is None:
             return self.path
         return self.origin.shard(self.info.file, self.info.size_bytes, self.info.xxh3_128)
+
+    def open_file(self) -> BinaryIO:
+        """Return the file, opened when it is here: it can be read however soon it is evicted."""
+        for _ in range(_MAX_EVICTIONS):
+            with suppress(FileNotFoundError):
+                return open(self.fetch(), "rb")
+        raise self._evicted()
+
+    def _evicted(self) -> ShardError:
+        return ShardError(f"it was evicted {_MAX_EVICTIONS} times before it was opened", self.path)
 
     @property
     def is_here(self) -> bool:

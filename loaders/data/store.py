@@ -23,6 +23,7 @@ from loaders.data.prefetch import Pages
 from loaders.data.shards import FileShard
 from loaders.data.verify import Verifier
 from loaders.errors import ShardError
+from loaders.remote.mapping import add_mapper
 from loaders.system.limits import most_maps
 from loaders.system.locks import ForkLock
 
@@ -73,10 +74,7 @@ class Store:
     anew.
     """
 
-    room: int | None = None  # as pin_limit, where other readers of a cache have asked for room
     reads_whole = True  # records; see ``PrefixRecords``
-    # Of a cache, that are open at a time, as max_open; -1: not known yet.
-    max_pinned_bytes: int | None = -1
 
     def __init__(
         self,
@@ -116,7 +114,7 @@ class Store:
 
     def _close(self) -> None:
         """Close all shards; what still reads them keeps them."""
-        self._num_open = self._pinned_bytes = 0
+        self._num_open = self._mapped_bytes = 0
         self._open: list[OpenShard | None] = [None] * len(self.shards)
         self._damaged: list[int] = []  # of the shards that are open
         self._verifiers: dict[str, Verifier] = {}
@@ -126,10 +124,7 @@ class Store:
     def __reduce__(self) -> Any:
         shards = self._pickled_shards or self.shards
         args = (shards, self.check, self.take, self.max_open, self._given_runs)
-        return _unpickle, args, self.max_pinned_bytes
-
-    def __setstate__(self, max_pinned_bytes: int | None) -> None:
-        self.max_pinned_bytes = max_pinned_bytes
+        return _unpickle, args
 
     @cached_property
     def _pickled_shards(self) -> bytes | None:
@@ -161,9 +156,9 @@ class Store:
             shard = self._open[number]
             if shard is None:
                 if self._num_open == self.max_open or self._is_full(self.shards[number]):
-                    pinned = self._pinned_bytes
+                    mapped = self._mapped_bytes
                     self._close()
-                    self._pinned_bytes = pinned
+                    self._mapped_bytes = mapped
                 shard = same or self.shards[number].open(self.check)
                 if shard.damage:
                     self._damaged.append(number)
@@ -172,39 +167,31 @@ class Store:
             return shard
 
     def _fetch(self, number: int) -> None:
-        """Wait for a shard at a URL before the lock is taken: it may need room that this store is to give."""
+        """Wait for a shard at a URL before the lock is taken."""
         shard = self.shards[number]
         if isinstance(shard, FileShard) and shard.origin is not None:
-            shard.origin.count(shard.is_here)
-            shard.fetch()
+            if shard.is_here:
+                shard.origin.count_hit()
+            else:
+                shard.fetch()
 
     def _is_full(self, shard: Shard) -> bool:
-        """Count a shard of a cache that is to be opened; True if others must be given up for it."""
-        origin = getattr(shard, "origin", None)
-        if origin is None or not hasattr(shard, "info"):
+        """Count a shard of a cache that is to be opened; True if others must be closed for it."""
+        if not isinstance(shard, FileShard) or shard.origin is None:
             return False
-        limit = self.pin_limit
-        before, self._pinned_bytes = self._pinned_bytes, self._pinned_bytes + shard.info.size_bytes
-        if limit is None:
-            origin.watch(self)
-        if limit is None or not before or self._pinned_bytes <= limit:
+        add_mapper(self)
+        limit, before = shard.origin.map_limit, self._mapped_bytes
+        self._mapped_bytes += shard.info.size_bytes
+        if limit is None or not before or self._mapped_bytes <= limit:
             return False
-        self._pinned_bytes = shard.info.size_bytes
+        self._mapped_bytes = shard.info.size_bytes
         return True
 
-    def give_room(self, max_bytes: int) -> None:
-        """Let go of what is mapped of a cache, and map no more than so many bytes at a time from here on."""
+    def close_beyond(self, max_bytes: int) -> None:
+        """Close all shards, if those of caches have more bytes; what still reads them keeps them."""
         with self._lock.plain:
-            self.max_pinned_bytes = self.room = max_bytes
-            self._close()
-
-    @property
-    def pin_limit(self) -> int | None:
-        """How many bytes of a cache are mapped at a time, about; None: all, for they fit."""
-        if self.max_pinned_bytes == -1:
-            size = _bytes_of(self.shards)
-            self.max_pinned_bytes = self.remotes[0].pin_limit(size) if self.is_remote else None
-        return self.max_pinned_bytes
+            if self._mapped_bytes > max_bytes:
+                self._close()
 
     @property
     def is_all_open(self) -> bool:
@@ -370,8 +357,3 @@ class Store:
             )
             verifier = self._verifiers.setdefault(field, verifier)
         return verifier
-
-
-def _bytes_of(shards: Sequence[Shard]) -> int:
-    """Return the bytes of the files among some shards."""
-    return sum(getattr(getattr(shard, "info", None), "size_bytes", 0) for shard in shards)

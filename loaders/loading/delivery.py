@@ -47,11 +47,10 @@ class LoaderStats:
             ``"subprocess"`` or ``"process"``.
         gil_share: Share of the time of training steps, in all epochs, that the trainer spent waiting for the GIL beside
             the loader's threads; 0 where little was seen. ``backend="subprocess"`` avoids it.
-        remote: Of datasets at URLs, summed over them, else None: ``bytes`` and ``requests`` of this machine since
-            its fetcher started, ``retries``, ``evicted`` shards, ``cached_bytes``, ``budget_bytes``, ``bytes_per_s`` of
-            the last parts, ``others_bytes`` that loaders of other datasets read now, ``readers``, the processes that
-            have datasets open in the cache; and of this process ``hits``, how often a shard was there when it was
-            needed, ``misses``, and ``waited_s``, the seconds that threads waited for shards.
+        remote: Of datasets at URLs, else None: ``bytes``, ``requests`` and ``retries`` of this machine since its
+            fetcher started; of this dataset, whichever process read it, ``hits``, how often a shard was there when it
+            was needed, ``misses``, and ``waited_s``, the seconds waited for shards, all summed over URLs; and of the
+            caches ``cached_bytes`` and ``budget_bytes``.
     """
 
     num_batches: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,6 @@ class LoaderPass:
     ) -> None:
         self._dataset, self.origin, self._order = dataset, origin, order
         self._plan, self._epoch, self._num_at_once = plan, epoch, num_at_once
-        self._stores = [store for store in dataset.stores if origin in store.remotes]
         self.files: list[File] = []
         self._places: list[Int64s] = []  # of each shard of each store: which file it is
         for store in dataset.stores:
@@ -116,22 +116,14 @@ class LoaderPass:
                 describe_size(nbytes * len(view) // rows),
             )
 
-    def check(self, order_name: str, num_workers: int) -> None:
-        """Say what an order costs more than lanes would, and let readers give room where not all of it fits.
+    def check(self, order_name: str) -> None:
+        """Say what an order costs more than lanes would.
 
         Raises:
-            CacheError: Less fits than what is read at a time.
+            CacheError: Less fits into the cache than what the ranks of this node read at a time.
         """
-        counts, size = self.origin.counts(), self.size_bytes
-        budget, others = counts["budget_bytes"], counts["others_bytes"]
-        if is_whole := size <= budget:
-            self._pin(None)
-            if others and size + others > budget:
-                self._warn(
-                    "%s: its %s and the %s that other loaders of this machine read do not fit into a cache of %s "
-                    "together: what goes is downloaded again. Give cache= at least %s",
-                    *map(describe_size, (size, others, budget, size + others)),
-                )
+        budget, size = self.origin.budget(), self.size_bytes
+        is_whole = size <= budget
         ranks = _ranks_of_node(self._plan)
         nodes = self._plan.world_size // (ranks or 1)
         if is_whole and (nodes == 1 or all(map(self._is_here, self.files))):
@@ -142,14 +134,8 @@ class LoaderPass:
         downloaded = node.epoch_bytes(budget) / 2  # of two epochs
         if is_whole:
             downloaded = sum(file.size for file in files if not self._is_here(file))
-        if not is_whole:
-            if (least := node.least_bytes()) > budget:
-                raise self._refusal(
-                    order_name, least, budget, downloaded, counts.get("bytes_per_s")
-                )
-            # Each thread that waits for a shard may hold what it has opened, of before, too.
-            share = budget // max(ranks or 1, int(counts["readers"]))
-            self._pin(share // ((num_workers + 3) * len(self._stores)))
+        elif (least := node.least_bytes()) > budget:
+            raise self._refusal(order_name, least, budget, downloaded)
         share = min(read, size / nodes)
         if downloaded > _MUCH_MORE * share:
             self._warn(
@@ -165,13 +151,10 @@ class LoaderPass:
     def _is_here(self, file: File) -> bool:
         return self.origin.has(file.file, file.hash)
 
-    def _refusal(
-        self, order_name: str, least: int, budget: int, downloaded: float, rate: float | None
-    ) -> CacheError:
+    def _refusal(self, order_name: str, least: int, budget: int, downloaded: float) -> CacheError:
         what = f"{order_name} reads {describe_size(least)} at a time, and it may hold {describe_size(budget)}"
-        seconds = downloaded / (rate or _LINK_BYTES_PER_S)
-        how = f"the {describe_size(rate)}/s that were measured" if rate else "1 Gbit/s"
-        cost = f"An epoch would download {describe_size(downloaded)} or more: {seconds:,.0f} s at {how}"
+        seconds = downloaded / _LINK_BYTES_PER_S
+        cost = f"An epoch would download {describe_size(downloaded)} or more: {seconds:,.0f} s at 1 Gbit/s"
         lanes = "" if order_name == Lanes.__name__ else "shuffle='lanes', or "
         remedy = f"Use {lanes}cache= of at least {describe_size(least)}"
         return CacheError(what, self.origin.inside.parent, f"{cost}. {remedy}")
@@ -182,10 +165,6 @@ class LoaderPass:
             self.origin.said.add((text, args))
             logger.warning(text, self.origin.url, *args)
 
-    def _pin(self, max_bytes: int | None) -> None:
-        for store in self._stores:
-            store.max_pinned_bytes = store.room if max_bytes is None else max_bytes
-
 
 def _origins(dataset: BatchDataset[Any]) -> list[Origin]:
     return list(dict.fromkeys(origin for store in dataset.stores for origin in store.remotes))
@@ -195,7 +174,6 @@ def tell_ahead(
     dataset: BatchDataset[Any],
     order: Order,
     current: Pass,
-    num_workers: int,
     num_at_once: int,
 ) -> list[Ahead]:
     """Return what tells fetchers, once it is started, what a pass will read, so many batches at once.
@@ -211,7 +189,7 @@ def tell_ahead(
     for origin in _origins(dataset):
         reading = LoaderPass(dataset, origin, order, current.plan, current.epoch, num_at_once)
         reading.tell_of_scattered()
-        reading.check(type(order).__name__, num_workers)
+        reading.check(type(order).__name__)
         told.append(Ahead(origin, reading.needs, lambda: _position(current)))
     return told
 
@@ -229,10 +207,14 @@ def _ranks_of_node(plan: Plan) -> int | None:
 
 
 def remote_counts(dataset: BatchDataset[Any]) -> dict[str, float]:
-    """Return what fetchers have counted for the URLs of a dataset, and how long this process waited."""
-    counts: dict[str, float] = {}
+    """Return what fetchers have counted for the URLs of a dataset, and what their caches hold."""
+    counts, caches = Counter[str](), dict[Any, dict[str, float]]()
     for origin in _origins(dataset):
-        ours = {"hits": origin.num_hits, "misses": origin.num_misses, "waited_s": origin.waited_s}
-        for name, count in {**origin.counts(), **ours}.items():
-            counts[name] = counts.get(name, 0) + count
-    return counts
+        found = origin.counts()
+        caches[origin.inside] = {
+            name: found.pop(name) for name in ("cached_bytes", "budget_bytes")
+        }
+        counts.update(found)
+    for cache in caches.values():
+        counts.update(cache)
+    return dict(counts)

@@ -434,7 +434,7 @@ class DataLoader(OrderedLoader[BatchT]):
             from loaders.loading.fetching import tell_ahead  # nothing of it for what is here
 
             order, at_once = steps.sampler.order, self._maker().group_size
-            self._ahead = tell_ahead(self.dataset, order, current, self.num_workers, at_once)
+            self._ahead = tell_ahead(self.dataset, order, current, at_once)
         return current
 
     def _plan(self, steps: EpochBatches) -> Plan:
@@ -518,7 +518,7 @@ def _shares_of_caches(dataset: Any) -> list[int]:
     """
     stores = dataset.stores if _is_remote(dataset) else ()
     origins = (origin for store in stores if not store.is_all_open for origin in store.remotes)
-    return [origin.share() // 8 for origin in origins]
+    return [origin.budget() // 8 for origin in origins]
 
 
 def _close_all(ahead: list[Ahead]) -> None:

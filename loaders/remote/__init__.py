@@ -10,14 +10,15 @@ publishes them by a rename, and trainers map the finished files. What talks to a
     wire      messages over the fetcher's socket
     client    finds or starts the fetcher, asks it, and asks another one if it dies
     origin    a dataset at a URL, as ``loaders.data.manifest`` and ``loaders.data`` use it
+    mapping   how much of a cache this process may map
     needs     which shards a loader will read, and when
-    ahead     tells the fetcher of them, and where the reader is
+    ahead     sends the fetcher that order, and where the reader is
     options   how a URL is opened, on a command line
-    fetcher   the process: clients, room, what to fetch next, what to evict
-    wanted    what all loaders of a machine need, in one order
+    fetcher   the process: clients, what to fetch next
+    orders    what its clients will read, each in its order
     source    a place in a store: its client, what is counted, how often it is asked again
-    stored    what lies in the cache: room, and eviction
-    transfer  one file in parts: retried, verified, published
+    cached    what lies in the cache: room, and eviction
+    transfer  one file in parts: verified, published
     upload    files to a store: what is there is not sent again
     uploads   unfinished uploads, which cost money until they are aborted
     objects   what a store is asked for beside whole shards

@@ -1,7 +1,8 @@
 """Sends the fetcher the order of reading and the reader's position, so that it fetches and evicts in that order.
 
-1. A thread sends the order once, and the position when it comes to another stretch of it; no batch waits for it.
-   It starts after the reader's worker processes: what a thread holds while they are forked nobody releases in them.
+1. A thread sends the shards that will be read, in order, when the reader comes to another stretch of them, and at least
+   once a second; no batch waits for it. It starts after the reader's worker processes: what a thread holds while they
+   are forked nobody releases in them.
 2. It ends with its reader. When the connection closes, the fetcher drops the order.
 3. If the fetcher dies, the order is sent to the next one, also while the reader stands still. Without an answer, files
    are fetched on demand.
@@ -10,22 +11,25 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from loaders.errors import LoadersError
+from loaders.remote.mapping import close_beyond
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    Position = tuple[int, bool]
 
     from loaders.remote.needs import Needs
     from loaders.remote.origin import Origin
     from loaders.remote.wire import Connection
 
+    Position = tuple[int, bool]
+
 _LEAST_S, _MOST_S = 0.01, 0.1  # between two looks at the position: few where it goes slowly
+_AGAIN_S = 1.0
 
 
 class Ahead:
@@ -42,7 +46,7 @@ class Ahead:
     ) -> None:
         self._ended = threading.Event()
         args = self._ended, origin, make_needs, position  # not self: that would keep it alive
-        self._thread = threading.Thread(target=_tell, args=args, name="loaders-ahead", daemon=True)
+        self._thread = threading.Thread(target=_send, args=args, name="loaders-ahead", daemon=True)
         weakref.finalize(self, self._ended.set)
 
     def start(self) -> None:
@@ -59,7 +63,7 @@ class Ahead:
             self._thread.join(2)
 
 
-def _tell(
+def _send(
     ended: threading.Event,
     origin: Origin,
     make_needs: Callable[[], Needs],
@@ -71,29 +75,36 @@ def _tell(
         try:
             needs = needs or make_needs()
             connection = origin.client.connect()
-        except (OSError, LoadersError):  # what is wrong is said to who waits for a file
-            ended.wait(1)
+        except (OSError, LoadersError):  # a reader that waits for a file gets the error
+            ended.wait(_AGAIN_S)
             continue
         with suppress(OSError, LoadersError), closing(connection):
-            connection.send({"op": "needs", "needs": needs.to_json()})
-            while "wait" in connection.receive():
-                pass
-            _follow(ended, connection, needs, position)
+            _follow(ended, origin, connection, needs, position)
 
 
 def _follow(
     ended: threading.Event,
+    origin: Origin,
     connection: Connection,
     needs: Needs,
     position: Callable[[], Position],
 ) -> None:
-    last, pause_s = 0, _LEAST_S
-    while not ended.wait(pause_s):
-        connection.check()  # of a reader that waits for a file the position does not change
+    """Send the order whenever the reader comes to another stretch, and the files of it the first time."""
+    files: list[list[str | int]] | None = [[*file] for file in needs.files]
+    last, sent_at, pause_s = -1, 0.0, _LEAST_S
+    while not ended.is_set():
         at, is_over = position()
         pause_s = min(2 * pause_s, _MOST_S)
-        if (stretch := needs.stretch(at)) != last:
-            connection.send({"op": "at", "position": at})
-            last, pause_s = stretch, _LEAST_S
+        is_new = (stretch := needs.stretch(at)) != last
+        if is_new or time.monotonic() - sent_at > _AGAIN_S:
+            upcoming = needs.upcoming(at) if is_new else None
+            connection.send({"op": "order", "files": files, "upcoming": upcoming})
+            limit, before = connection.answer()["limit"], origin.max_mapped
+            if limit is not None and limit != before:
+                close_beyond(limit)
+            origin.max_mapped = limit
+            files, last, sent_at = None, stretch, time.monotonic()
+            pause_s = _LEAST_S if is_new else pause_s
         if is_over:
             ended.set()
+        ended.wait(pause_s)

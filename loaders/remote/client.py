@@ -1,47 +1,39 @@
 """Asking the fetcher: it is started where none runs, and asked again where it dies.
 
 1. Each thread that asks has a connection of its own meanwhile; a forked child makes new ones.
-2. The fetcher answers, or says at least every ``BEAT_S`` that it works on it. One that is silent for ``SILENCE_S`` is
-   an error: it was stopped, and holds the folder.
-3. Where a connection breaks, the fetcher is dead: another one is started, by one client of the machine, and the
-   question is asked again. Where that happens ``MAX_DEATHS`` times to one question, it is an error. So it is where
-   somebody removed the folder: the fetcher ends, and the next one is started in the same folder, made anew.
-4. Readers that each fit into the cache may not fit together: where a process maps shards without a limit, a thread
-   waits for the fetcher to ask for room. It ends with its dataset, or with the fetcher.
+2. The fetcher answers, or says each ``BEAT_S`` that it works. One that is silent for ``SILENCE_S`` is an error: it was
+   stopped, and holds the folder.
+3. A broken connection is a dead fetcher, or one whose folder was removed: another one is started, by one client of the
+   machine, and the question is asked again, at most ``_ATTEMPTS`` times.
 """
 
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from loaders import version
 from loaders.errors import CacheError, LoadersError, RemoteError
 from loaders.remote.folder import prepare
 from loaders.remote.url import OBSTORE_SCHEMES
-from loaders.remote.wire import KILLED, Connection, raise_error
+from loaders.remote.wire import KILLED, Connection
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from loaders.remote.url import URL
-    from loaders.system.registry import WeakRegistry
 
-logger = logging.getLogger(__name__)
 START_S = 30.0
-_SHARES = 8  # one of them, of the cache, is what readers keep mapped that give room
-MAX_DEATHS = 8
+_ATTEMPTS = 8
 _PAUSE_S = 0.02
 _NOBODY = (FileNotFoundError, ConnectionError)
 _PASSED = frozenset(  # to the fetcher, which serves several jobs: nothing of one of them
@@ -63,7 +55,7 @@ class Client:
         self._inside, self._hello = inside, hello
         self._free: list[Connection] = []
         weakref.finalize(self, _hang_up, self._free)
-        self._owner = os.getpid()
+        self._owner, self._num_hits = os.getpid(), 0
         self._lock = ForkLock()
 
     def ask(
@@ -83,26 +75,28 @@ class Client:
             RemoteError: What the store answers is of no use, or the fetcher does not answer.
             CacheError: The folder cannot be used.
         """
-        for _ in range(MAX_DEATHS):
-            with suppress(*_NOBODY):  # it died: the next one is asked
+        for _ in range(_ATTEMPTS):
+            with suppress(*_NOBODY), self._lent() as connection:
                 try:
-                    with self._lent() as connection:
-                        connection.send(message)
-                        return self._answer(connection, on_wait, nbytes)
+                    connection.send(message)
+                    return connection.answer(on_wait, nbytes)
                 except TimeoutError as error:
                     raise self._silent() from error
-        what = f"its fetcher died {MAX_DEATHS} times during one request"
+        what = f"its fetcher died {_ATTEMPTS} times during one request"
         raise CacheError(what, self._inside.parent, _look(self._inside))
 
-    def _answer(
-        self, connection: Connection, on_wait: Callable[[dict[str, Any]], object], nbytes: int
-    ) -> dict[str, Any]:
-        while "wait" in (answer := connection.receive()):
-            on_wait(answer["wait"])
-        raise_error(answer)
-        if nbytes := answer.get("nbytes", nbytes):
-            answer["data"] = connection.receive_bytes(nbytes)
-        return answer
+    def count_hit(self) -> None:
+        """Count a shard that was needed and here, which nobody asks for: sent over a connection that is free."""
+        with self._lock.plain:
+            self._forget_parent()
+            self._num_hits += 1
+            if self._free:
+                self._send_hits(self._free[-1])
+
+    def _send_hits(self, connection: Connection) -> None:
+        with suppress(OSError):
+            connection.send({"op": "hit", "number": self._num_hits})
+            self._num_hits = 0
 
     @contextmanager
     def _lent(self) -> Iterator[Connection]:
@@ -110,8 +104,11 @@ class Client:
         connection = self._take()
         try:
             yield connection
-        except LoadersError:  # which is an answer, too
-            self._give(connection)
+        except LoadersError as error:  # an answer, unless nothing came in time
+            if isinstance(error.__cause__, TimeoutError):
+                connection.close()
+            else:
+                self._give(connection)
             raise
         except BaseException:
             connection.close()
@@ -120,31 +117,36 @@ class Client:
 
     def _take(self) -> Connection:
         with self._lock.plain:
-            if self._owner != os.getpid():
-                _hang_up(self._free)  # the parent goes on with its own copies
-                self._owner = os.getpid()
+            self._forget_parent()
             if self._free:
                 return self._free.pop()
         return self.connect()
+
+    def _forget_parent(self) -> None:
+        """In a forked child, close the connections of the parent, which goes on with its own copies."""
+        if self._owner != os.getpid():
+            _hang_up(self._free)
+            self._owner, self._num_hits = os.getpid(), 0
 
     def connect(self) -> Connection:
         """Return a new connection, which has said hello."""
         connection = connect(self._inside)
         try:
             connection.send(self._hello())
-            self._answer(connection, bool, 0)
+            connection.answer()
+        except TimeoutError as error:
+            connection.close()
+            raise self._silent() from error
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def watch(self, mappers: WeakRegistry[Mapper]) -> Watcher:
-        """Let mappers give room when the fetcher asks for it, as long as what is returned lives."""
-        return Watcher(self.connect(), mappers)
-
     def _give(self, connection: Connection) -> None:
         with self._lock.plain:
             self._free.append(connection)
+            if self._num_hits:
+                self._send_hits(connection)
 
     def _silent(self) -> RemoteError:
         hint = "Look for it with ps"
@@ -152,54 +154,6 @@ class Client:
             if pid := (self._inside / "lock").read_text().strip():
                 hint = f"End it ('kill -9 {pid}'): another one is started"
         return RemoteError("its fetcher does not answer", self._inside.parent, hint)
-
-
-class Mapper(Protocol):
-    """Maps files of a cache."""
-
-    def give_room(self, max_bytes: int) -> None:
-        """Let go of what is mapped, and map no more than so many bytes at a time from here on."""
-
-
-class Watcher:
-    """Lets go of what is mapped when the fetcher has no room for what other readers wait for.
-
-    Args:
-        connection: To the fetcher.
-        stores: Those of this process that map its files.
-    """
-
-    def __init__(self, connection: Connection, stores: WeakRegistry[Mapper]) -> None:
-        connection.send({"op": "watch"})
-        args = connection, stores
-        self._thread = threading.Thread(target=_watch, args=args, name="loaders-room", daemon=True)
-        self._thread.start()
-        weakref.finalize(self, _end, os.getpid(), connection)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can be asked: not in a forked child, nor when the fetcher has died."""
-        return self._thread.is_alive()
-
-
-def _watch(connection: Connection, stores: WeakRegistry[Mapper]) -> None:
-    is_told = False  # once: the fetcher asks as long as anybody waits
-    with suppress(OSError):
-        while True:
-            with suppress(TimeoutError):
-                if "room" in (message := connection.receive()):
-                    if not is_told:
-                        logger.warning(
-                            "the cache is smaller than what all loaders on this machine read"
-                        )
-                    is_told = True
-                    for store in (living := stores.all()):
-                        store.give_room(message["room"] // (_SHARES * len(living)))
-
-
-def _end(owner: int, connection: Connection) -> None:
-    if owner == os.getpid():  # a forked child's copy is the same connection
-        connection.hang_up()
 
 
 def _hang_up(connections: list[Connection]) -> None:

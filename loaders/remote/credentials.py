@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import threading
-from datetime import UTC
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from loaders.remote.faults import StoreFault
@@ -52,6 +51,7 @@ WAYS = {
 }
 CREDENTIALS_S = 4.0
 _METADATA_S = 2.0
+_RENEW_S = 360  # above the five minutes before the end at which obstore asks anew
 _GCLOUD = ".config/gcloud/application_default_credentials.json"
 
 
@@ -90,14 +90,16 @@ def check_metadata_service(kind: str) -> None:
         connection.close()
 
 
-_environment_lock = threading.Lock()
-
-
 class ProfileCredentials:
-    """Credentials of ``~/.aws`` (keys, SSO, roles) or of the metadata service, by boto3, renewed before they expire."""
+    """Credentials of ``~/.aws`` (keys, SSO, roles) or of the metadata service, by botocore, renewed before they expire.
+
+    Args:
+        profile: The profile's name; default: that of the environment.
+        environment: The variables of the client: its profiles lie in its home.
+    """
 
     def __init__(self, profile: str | None, environment: Mapping[str, str]) -> None:
-        self._profile, self._environment = profile, dict(environment)
+        self._profile, self._environment = profile, environment
         self._credentials: Any = None
         self.config: dict[str, Any] = {}
 
@@ -110,36 +112,50 @@ class ProfileCredentials:
             raise StoreFault("denied", what, WAYS["s3"]) from None
 
     def find(self) -> dict[str, Any]:
-        """Return credentials; StoreFault if there are none."""
+        """Return credentials; StoreFault if there are none.
+
+        Those that can be renewed are said to expire soon, so that obstore asks again: botocore knows when to renew.
+        """
         if self._credentials is None:
-            self._credentials = self._session()
+            self._credentials = self._look_up()
         if self._credentials is None:
             raise StoreFault("denied", "there are no credentials", WAYS["s3"])
-        frozen = self._credentials.get_frozen_credentials()
-        expires = getattr(self._credentials, "_expiry_time", None)  # in botocore's own kind of UTC
+        found = self._credentials.get_frozen_credentials()
+        expires = None
+        if hasattr(self._credentials, "refresh_needed"):
+            is_soon = self._credentials.refresh_needed(_RENEW_S)
+            expires = datetime.now(UTC) + timedelta(seconds=0 if is_soon else _RENEW_S)
         return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            "expires_at": expires and expires.astimezone(UTC),
+            "access_key_id": found.access_key,
+            "secret_access_key": found.secret_key,
+            "token": found.token,
+            "expires_at": expires,
         }
 
-    def _session(self) -> Any:
-        """Look where boto3 looks, in the environment of the client: profiles lie in its home."""
+    def _look_up(self) -> Any:
+        """Look where boto3 looks."""
         try:
-            import boto3
+            from botocore.session import Session
         except ImportError:
             return None
-        limits = {"AWS_METADATA_SERVICE_TIMEOUT": "2", "AWS_METADATA_SERVICE_NUM_ATTEMPTS": "1"}
-        with _environment_lock:
-            before = dict(os.environ)
-            os.environ.update(limits | self._environment)
-            try:
-                return boto3.Session(profile_name=self._profile).get_credentials()
-            except (
-                Exception
-            ) as error:  # of botocore: a profile that there is not, SSO that has ended
-                raise StoreFault("denied", str(error), WAYS["s3"]) from None
-            finally:
-                os.environ.clear()
-                os.environ.update(before)
+        given = self._environment
+        home = given.get("HOME", "~")
+        variables = {
+            "credentials_file": given.get(
+                "AWS_SHARED_CREDENTIALS_FILE", f"{home}/.aws/credentials"
+            ),
+            "config_file": given.get("AWS_CONFIG_FILE", f"{home}/.aws/config"),
+            "region": given.get("AWS_REGION") or given.get("AWS_DEFAULT_REGION"),
+            "ca_bundle": given.get("AWS_CA_BUNDLE"),
+            "metadata_service_timeout": _METADATA_S,
+            "metadata_service_num_attempts": 1,
+        }
+        profile = self._profile or given.get("AWS_PROFILE") or given.get("AWS_DEFAULT_PROFILE")
+        try:
+            session = Session(profile=profile)
+            for name, value in variables.items():
+                if value is not None:
+                    session.set_config_variable(name, value)
+            return session.get_credentials()
+        except Exception as error:  # of botocore: no such profile, SSO that has ended
+            raise StoreFault("denied", str(error), WAYS["s3"]) from None

@@ -2,12 +2,14 @@
 
 1. Start: any client starts it; the holder of the folder's lock serves. What lies in ``parts/`` is deleted,
    and shards from before the last boot are to be hashed again.
-2. It serves its own user, over a socket in the folder. A connection says hello, with the URL and how to reach it.
-3. A file is fetched once for all that wait for it, and they get the same error. Files that are waited for come first,
-   then those that loaders will need, in that order, as far as there is room. What is needed last is evicted, but
-   nothing that a client waits for or is about to map.
-4. End: some seconds after its last client has gone, or by SIGTERM. The next one deletes what ``kill -9`` left. Where
-   somebody removed the folder, or its lock, it ends without an answer: who asked starts the next one, and asks that.
+2. It serves its own user, over a socket in the folder. A connection says hello, with the URL and how to reach it. A
+   client has gone when its connection ends, or its process: a fork of it keeps the connection open.
+3. A client may give the order in which it will read shards. A file is fetched once for all that wait for it, and they
+   get the same error. Files that are waited for come first, then those of the orders, each as far ahead as its share of
+   the cache. What is needed last is evicted first, but nothing that a client was given right now.
+4. While all that clients read fits into the cache, they may map all of it. Else each answer has a limit.
+5. End: some seconds after its last client has gone, or by SIGTERM. The next one deletes what ``kill -9`` left. Where
+   somebody removed the folder, or its lock, it ends without an answer: clients start the next one, and ask that.
 """
 
 from __future__ import annotations
@@ -24,25 +26,26 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
+from loaders.remote.cached import CacheFolder, publish, sweep
 from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.folder import default_size, manifest_folder, shard_path
 from loaders.remote.objects import listing, probe, read_objects, read_ranges
-from loaders.remote.source import ServedURL, say_to_who_waits
-from loaders.remote.stored import MAP_S, CacheFolder, publish, sweep
-from loaders.remote.transfer import MAX_CONNECTIONS, Download, Pace, not_written
+from loaders.remote.orders import Orders
+from loaders.remote.source import ServedURL, describe_wait
+from loaders.remote.transfer import Download, not_written
 from loaders.remote.upload import put, remove
 from loaders.remote.url import URL
-from loaders.remote.wanted import NO_NEED, Wants
 from loaders.remote.wire import (
     BEAT_S,
     KILLED,
+    MAX_CONNECTIONS,
     MAX_LINE_BYTES,
-    PROTOCOL,
     SOCKET_NAME,
     File,
     encoded,
@@ -53,20 +56,48 @@ from loaders.remote.wire import (
 from loaders.system.regular import hash_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from loaders.remote.needs import Needs
+    from collections.abc import Callable, Coroutine, Iterator
 
 logger = logging.getLogger("loaders.remote.fetcher")
 IDLE_S = 3.0
-# How long
-_ROOM_S, _LEAST_ROOM_S = 15.0, 1.0  # readers may take to unmap shards; right after they did not
-_LEFT_S = 10.0  # the needs of a client that has gone are kept: it may begin its next epoch
 _FAILED_S = 8.0  # a file that failed is not tried again
 _MANIFEST_S = 5.0  # a manifest is shared by ranks that start together
 _SECRETS_S = 10.0  # to wait for the process that has the secrets
-_AHEAD_BYTES = 512 << 20  # of files that are begun and not published
+_FULL_S = 10.0  # a file waits for room on a disk that is full although the cache may hold more
+_AHEAD_BYTES = 512 << 20  # of files that are begun and not published, for all orders
+NO_NEED = 1 << 62  # bytes: further ahead than any file that a client is known to need
 Errors = (RemoteError, CacheError, ChecksumError, ManifestError)
+
+
+class Connected:
+    """A client's connection.
+
+    Args:
+        writer: Of it.
+        pid: The process at its other end; 0 for one of another container.
+
+    Attributes:
+        size: How large it wants the cache to be.
+        asked: The sizes of the files that it asked for, by hash.
+        origin_id: By which its process and copies of it are counted together.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, pid: int) -> None:
+        self.writer, self.pid = writer, pid
+        self.size: int | None = None
+        self.asked: dict[str, int] = {}
+        self.origin_id = ""
+        self._descriptor = -1
+        with contextlib.suppress(OSError):
+            self._descriptor = os.pidfd_open(pid)
+            asyncio.get_running_loop().add_reader(self._descriptor, writer.transport.abort)
+
+    def close(self) -> None:
+        """Close it."""
+        if self._descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+        self.writer.close()
 
 
 class Fetcher:
@@ -79,27 +110,37 @@ class Fetcher:
     def __init__(self, inside: Path) -> None:
         self._inside = inside
         self._stored = CacheFolder(inside)
-        # Those that said hello, and the size that each asked for.
-        self._clients: dict[asyncio.StreamWriter, int | None] = {}
+        self._clients = set[Connected]()
         self._sources: dict[str, ServedURL] = {}
-        self._wants = Wants()
-        self._watching = set[asyncio.StreamWriter]()  # who can be asked for room
+        self._counts: dict[str, Counter[str]] = {}  # by the id of an origin
+        self._orders = Orders()
         self._downloads: dict[str, Download] = {}
         self._failed: dict[str, tuple[float, Exception]] = {}
-        self._pace = Pace()
-        self._limit, self._num_flying = MAX_CONNECTIONS, 0
+        self._num_flying = 0
         self._tasks = set[asyncio.Task[Any]]()
-        self._last_seen, self._no_room_at, self._put_at = time.monotonic(), -1e9, -1e9
+        self._last_seen, self._put_at = time.monotonic(), -1e9
         self._default_size = default_size(inside, self._stored.used_bytes)
         self._stop = asyncio.Event()
 
     @property
     def budget(self) -> int:
         """What the cache may hold: the largest size that a live client asked for, as far as its disk has room."""
-        asked = [size for size in self._clients.values() if size is not None]
+        asked = [client.size for client in self._clients if client.size is not None]
         disk = os.statvfs(self._inside)
         taken = self._stored.used_bytes + self._stored.reserved_bytes
         return min(max(asked, default=self._default_size), taken + disk.f_bavail * disk.f_frsize)
+
+    def _map_limit(self) -> int | None:
+        """Return how many bytes a process may map, where what all clients read does not fit into the cache."""
+        files, budget = dict(self._orders.files), self.budget
+        for client in self._clients:
+            files |= client.asked
+        if sum(files.values()) <= budget:
+            return None
+        processes = {
+            each.pid or each for each in self._clients if each.asked or each in self._orders
+        }
+        return budget // max(1, len(processes))
 
     # -- clients -----------------------------------------------------------------------------------
 
@@ -114,7 +155,7 @@ class Fetcher:
         on_ready()
         while not (self._is_idle() or self._stop.is_set() or self._stored.is_removed()):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), 0.25)
+                await asyncio.wait_for(self._stop.wait(), 0.1)
             self._pump()
         server.close()
         if not self._stored.is_removed():  # else it is that of another one
@@ -127,43 +168,38 @@ class Fetcher:
         return time.monotonic() - self._last_seen > IDLE_S
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if peer(writer.get_extra_info("socket"))[1] != os.getuid():
+        pid, uid = peer(writer.get_extra_info("socket"))
+        if uid != os.getuid():
             writer.close()
             return
-        self._last_seen = time.monotonic()
+        client = Connected(writer, pid)
+        self._clients.add(client)
         try:
-            source = await self._greet(reader, writer)
+            source = await self._greet(reader, client)
             while source is not None and (line := await reader.readline()):
-                await self._answer(writer, self._do(json.loads(line), source, writer))
+                await self._answer(writer, self._do(json.loads(line), source, client))
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
             logger.debug("a client has gone: %s", type(error).__name__)
         finally:
-            self._clients.pop(writer, None)
-            self._watching.discard(writer)
-            self._stored.promised.pop(writer, None)
-            asyncio.get_running_loop().call_later(_LEFT_S, self._forget, writer)
+            self._clients.discard(client)
+            self._orders.drop(client)
+            self._set_distances()
             self._last_seen = time.monotonic()
-            writer.close()
+            client.close()
 
-    def _forget(self, writer: asyncio.StreamWriter) -> None:
-        """Forget what a client that has gone was to read."""
-        self._wants.forget(writer)
-        self._set_distances()
-
-    async def _greet(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> ServedURL | None:
+    async def _greet(self, reader: asyncio.StreamReader, client: Connected) -> ServedURL | None:
         message = json.loads(await reader.readline() or b"null")
-        if message is None or message.get("protocol") != PROTOCOL:
+        if message is None:
             return None
-        self._clients[writer] = message["size"]
+        client.size, client.origin_id = message["size"], message["id"]
+        self._counts.setdefault(client.origin_id, Counter())
         found: list[ServedURL] = []
 
         async def greet() -> dict[str, Any]:
             found.append(await self._source(message))
             return {}
 
-        await self._answer(writer, greet())
+        await self._answer(client.writer, greet())
         return found[0] if found else None
 
     async def _source(self, hello: dict[str, Any]) -> ServedURL:
@@ -217,20 +253,18 @@ class Fetcher:
         await writer.drain()
 
     async def _do(
-        self, message: dict[str, Any], source: ServedURL, writer: asyncio.StreamWriter
+        self, message: dict[str, Any], source: ServedURL, client: Connected
     ) -> dict[str, Any] | None:
         match message["op"]:
             case "alive":
                 return {"budget": self.budget}
-            case "watch":
-                self._watching.add(writer)
-                return {}
             case "manifest":
                 return {"folder": str(await self._manifest(source, message))}
             case "file":
                 return await self._small_file(source, message["name"], message["optional"])
             case "ranges":
-                return {"data": await read_ranges(source, message["ranges"])}
+                with self._waiting(client):
+                    return {"data": await read_ranges(source, message["ranges"])}
             case "listing":
                 return await listing(source, message)
             case "objects":
@@ -249,42 +283,47 @@ class Fetcher:
                 return {}
             case "shard":
                 file = File(message["file"], message["size"], message["hash"])
-                self._stored.promised[writer] = file.hash, math.inf
-                try:
+                client.asked[file.hash] = file.size
+                self._counts[client.origin_id]["misses"] += 1
+                with self._waiting(client):
                     await self._shard(source, file)
-                finally:
-                    if writer in self._clients:
-                        self._stored.promised[writer] = file.hash, time.monotonic() + MAP_S
-                return {}
-            case "needs":
-                from loaders.remote.needs import Needs  # late: packing needs none, nor numpy
-
-                for left in self._wants.readers.keys() - self._clients.keys():
-                    if self._wants.readers[left].source is source:
-                        self._wants.forget(left)
-                self._come_to(writer, source, Needs.from_json(message["needs"]), 0)
-                return {}
-            case "at":
-                self._come_to(
-                    writer, source, self._wants.readers[writer].needs, message["position"]
-                )
+                self._stored.note_answer(client, file.hash)
+                return {"limit": self._map_limit()}
+            case "hit":
+                self._counts[client.origin_id]["hits"] += message["number"]
                 return None
+            case "order":
+                listed = message["files"]
+                files = None if listed is None else [File(*each) for each in listed]
+                self._orders.put(client, source, files, message["upcoming"])
+                self._set_distances()
+                self._pump()
+                return {"limit": self._map_limit()}
             case "stats":
-                return {"stats": self._stats(source)}
+                return {"stats": self._stats(source, client)}
         raise RemoteError(f"it does not know {message['op']!r}", source.url, "Update loaders")
 
-    def _stats(self, source: ServedURL) -> dict[str, int]:
+    @contextlib.contextmanager
+    def _waiting(self, client: Connected) -> Iterator[None]:
+        """Count what a client waits for."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            counts = self._counts[client.origin_id]
+            counts["waited_us"] += round(1e6 * (time.monotonic() - began))
+
+    def _stats(self, source: ServedURL, client: Connected) -> dict[str, Any]:
+        counts = self._counts[client.origin_id]
         return {
             "bytes": source.num_bytes,
             "requests": source.num_requests,
             "retries": source.num_retries,
-            "evicted": self._stored.num_evicted,
-            "evicted_bytes": self._stored.evicted_bytes,
+            "hits": counts["hits"],
+            "misses": counts["misses"],
+            "waited_s": counts["waited_us"] / 1e6,
             "cached_bytes": self._stored.used_bytes,
             "budget_bytes": self.budget,
-            "bytes_per_s": round(self._pace.bytes_per_s),
-            "others_bytes": self._wants.others_bytes(source, self._clients),
-            "readers": len({peer(w.get_extra_info("socket"))[0] or w for w in self._clients}),
         }
 
     # -- manifests ---------------------------------------------------------------------------------
@@ -303,12 +342,11 @@ class Fetcher:
             if is_new and not (anew or message.get("again")) and path.exists():
                 return folder
             try:
-                got = await source.again(lambda: source.objects.get("manifest.json", 0, None))
+                got = await source.get("manifest.json")
             except StoreFault as fault:
                 self._refuse_manifest(source, fault, is_cached=path.exists() and not anew)
                 return folder
-            source.num_bytes += got.data.nbytes
-            publish(path, bytes(got.data))
+            publish(path, got.data)
             about = {"url": str(source.url), "etag": got.etag}
             publish(folder / "about.json", json.dumps(about).encode())
             if self._put_at < asked:  # else it may be what was there before
@@ -318,14 +356,13 @@ class Fetcher:
     async def _small_file(self, source: ServedURL, name: str, optional: bool) -> dict[str, Any]:
         """Fetch a file that lies beside the manifest; the client checks its content."""
         try:
-            got = await source.again(lambda: source.objects.get(name, 0, None))
+            got = await source.get(name)
         except StoreFault as fault:
             if fault.kind == "missing" and optional:
                 return {"path": None}
             raise source.refused("fetched", name, fault) from None
-        source.num_bytes += got.data.nbytes
         path = self._folder(source) / f"file-{name.replace('/', '-')}"
-        publish(path, bytes(got.data))
+        publish(path, got.data)
         return {"path": str(path), "etag": got.etag, "version": got.version}
 
     def _refuse_manifest(self, source: ServedURL, fault: StoreFault, *, is_cached: bool) -> None:
@@ -350,20 +387,20 @@ class Fetcher:
                 break
             download = self._download(source, file)
             download.distance = -1
-            say_to_who_waits(download.describe)
+            describe_wait(download.describe)
             download.num_waiting += 1
             try:
                 self._pump()
-                await self._done(download)
+                await asyncio.shield(download.done)
             finally:
                 download.num_waiting -= 1
                 self._leave(download)
 
     def _leave(self, download: Download) -> None:
-        """Fetch a file without readers after those that have some; drop it if it is not begun."""
+        """Fetch a file that nobody waits for after those that are waited for; drop it if it is not begun."""
         if download.num_waiting or download.done.done():
             return
-        download.distance = self._wants.distances.get(download.file.hash, NO_NEED)
+        download.distance = self._orders.distances.get(download.file.hash, NO_NEED)
         if not download.is_begun:
             self._downloads.pop(download.file.hash, None)
 
@@ -371,37 +408,6 @@ class Fetcher:
         """Return the error of a file that was just tried."""
         when, error = self._failed.get(file.hash, (-math.inf, None))
         return error if time.monotonic() - when < _FAILED_S else None
-
-    async def _done(self, download: Download) -> None:
-        """Wait for a download; fail it if readers do not make room for it."""
-        began = time.monotonic()
-        await self._look_again(download)
-        while not (download.is_begun or download.done.done()):
-            self._ask_for_room()
-            if time.monotonic() - began > self._room_patience_s():
-                self._no_room_at = time.monotonic()
-                download.fail(self._no_room(download.file))
-            await self._look_again(download)
-        await asyncio.shield(download.done)
-
-    async def _look_again(self, download: Download) -> None:
-        await asyncio.wait({download.done}, timeout=0.1)
-        self._pump()  # readers may have given room
-
-    def _ask_for_room(self) -> None:
-        """Ask readers to unmap shards: each of them fits into the cache, but not all together."""
-        for writer in self._watching:
-            writer.write(encoded({"room": self.budget}))
-
-    def _room_patience_s(self) -> float:
-        """Return how long to wait for readers to unmap shards: not long if they have just failed to."""
-        return _LEAST_ROOM_S if time.monotonic() - self._no_room_at < _FAILED_S else _ROOM_S
-
-    def _no_room(self, file: File) -> CacheError:
-        pinned = self._stored.pinned_bytes()
-        least = pinned + self._stored.reserved_bytes + file.size
-        what = f"it may hold {self.budget:,} bytes: readers have {pinned:,} mapped, and {file.size:,} more are needed"
-        return CacheError(what, self._inside.parent, f"Give cache= at least {least:,} bytes")
 
     async def _verify_old(self, file: File) -> bool:
         """Hash a file from before the last boot (a power cut may have damaged it), and use it if it is whole."""
@@ -411,7 +417,7 @@ class Fetcher:
         target = shard_path(self._inside, file.file, file.hash)
         is_whole = await asyncio.to_thread(hash_file, old) == file.hash
         with contextlib.suppress(OSError):
-            if is_whole and self._stored.reserve(file.size, self.budget, self._wants.distances):
+            if is_whole and self._stored.reserve(file.size, self.budget, self._orders.distances):
                 target.parent.mkdir(mode=0o700, exist_ok=True)
                 old.rename(target)
                 self._stored.add(file.hash, target, file.size)
@@ -424,23 +430,24 @@ class Fetcher:
         if download is None:
             target = shard_path(self._inside, file.file, file.hash)
             part = self._inside / "parts" / target.name
-            download = Download(source, file, part, target, self._pace, self._end)
+            download = Download(source, file, part, target, self._end)
             self._downloads[file.hash] = download
         return download
 
     def _end(self, download: Download, error: Exception | None) -> None:
-        file = download.file
+        file, source = download.file, download.source
         self._downloads.pop(file.hash, None)
         if error is None:
             self._stored.add(file.hash, download.target, file.size)
-            self._limit = min(MAX_CONNECTIONS, self._limit + 1)
-        else:
-            if download.is_begun:
-                self._stored.reserved_bytes -= file.size
-            self._failed[file.hash] = time.monotonic(), error
-            if isinstance(error, RemoteError):  # a store that is asked too much answers none
-                self._limit = max(1, self._limit // 2)
-            logger.error("%s", error)
+            return
+        if download.is_begun:
+            self._stored.reserved_bytes -= file.size
+        self._failed[file.hash] = time.monotonic(), error
+        logger.error("%s", error)
+        if isinstance(error, RemoteError) and download.is_silent:
+            for other in [*self._downloads.values()]:  # nobody waits for a minute more
+                if other.source is source and other.num_waiting:
+                    other.fail(RemoteError(error.what, other.url, error.hint))
 
     # -- what next ---------------------------------------------------------------------------------
 
@@ -452,12 +459,12 @@ class Fetcher:
             if not download.is_begun and download.distance < 0:
                 self._begin(download)
         self._begin_ahead()
-        while self._num_flying < self._limit:
+        while self._num_flying < MAX_CONNECTIONS:
             ready = [each for each in self._downloads.values() if each.has_part]
             if not ready:
                 break
-            self._num_flying += 1
             first = min(ready, key=lambda each: each.distance)
+            self._num_flying += 1
             task = asyncio.ensure_future(first.take_part())
             self._tasks.add(task)
             task.add_done_callback(self._landed)
@@ -469,40 +476,35 @@ class Fetcher:
             logger.error("a part failed: %r", error)
         self._pump()
 
-    def _come_to(
-        self, writer: asyncio.StreamWriter, source: ServedURL, needs: Needs, position: int
-    ) -> None:
-        """Note where a loader is, and go on from there."""
-        self._wants.come_to(writer, source, needs, position, self.budget)
-        self._set_distances()
-        self._pump()
-
     def _set_distances(self) -> None:
         for digest, download in self._downloads.items():
             if download.distance >= 0:
-                download.distance = self._wants.distances.get(digest, NO_NEED)
+                download.distance = self._orders.distances.get(digest, NO_NEED)
 
     def _begin_ahead(self) -> None:
-        """Begin files ahead of need: any while there is room, then those needed soon, evicting those needed later."""
-        begun = sum(each.file.size for each in self._downloads.values() if each.is_begun)
-        is_full = False
-        for distance, is_far, file, source in self._wants.files:
-            if begun > _AHEAD_BYTES:
-                return
-            if (is_full and is_far) or self._is_known(file):
-                continue
-            download = self._download(source, file)
-            download.distance = distance
-            if self._begin(download, NO_NEED if is_far else distance):
-                begun += file.size
-                continue
-            self._downloads.pop(file.hash, None)
-            if not is_far:
-                return
-            is_full = True
+        """Begin files of all orders: any while there is room, then those needed soon, evicting those needed later."""
+        orders = self._orders.each()
+        share, most = self.budget // max(1, len(orders)), _AHEAD_BYTES // max(1, len(orders))
+        for order in orders:
+            begun, is_full = 0, False
+            for distance, is_near, file in order.wanted(share):
+                if begun > most or (is_full and not is_near):
+                    break
+                if file.hash in self._downloads:
+                    begun += file.size
+                elif not self._is_known(file):
+                    download = self._download(order.source, file)
+                    download.distance = distance
+                    if self._begin(download, distance if is_near else NO_NEED):
+                        begun += file.size
+                        continue
+                    self._downloads.pop(file.hash, None)
+                    if is_near:
+                        break
+                    is_full = True
 
     def _is_known(self, file: File) -> bool:
-        if file.hash in self._stored.files or file.hash in self._downloads:
+        if file.hash in self._stored.files:
             return True
         return self._failure(file) is not None or self._old_path(file).exists()
 
@@ -511,11 +513,13 @@ class Fetcher:
 
     def _begin(self, download: Download, beyond: float = -1.0) -> bool:
         """Give a file room, if there is some."""
-        size = download.file.size
-        if size > self.budget:
-            download.fail(self._no_room(download.file))
+        size, budget = download.file.size, self.budget
+        if size > budget:
+            what = f"it may hold {budget:,} bytes, and a shard has {size:,}"
+            hint = f"Give cache= more than {size:,} bytes, and free its disk"
+            download.fail(CacheError(what, self._inside.parent, hint))
             return False
-        if not self._stored.reserve(size, self.budget, self._wants.distances, beyond):
+        if not self._stored.reserve(size, budget, self._orders.distances, beyond):
             return False
         try:
             download.open()
@@ -525,15 +529,13 @@ class Fetcher:
         return True
 
     def _open_failed(self, download: Download, error: OSError, beyond: float) -> bool:
-        """Make room on a disk that is full although the budget is not used up, or wait for room; else fail."""
-        size = download.file.size
-        before = self._stored.used_bytes
-        if (
-            self._stored.make_room(size, before, self._wants.distances, beyond)
-            and self._stored.used_bytes < before
-        ):
+        """Make room on a disk that is full although the cache may hold more, or wait for some; else fail."""
+        size, before = download.file.size, self._stored.used_bytes
+        has_room = self._stored.make_room(size, before, self._orders.distances, beyond)
+        if has_room and self._stored.used_bytes < before:
             return self._begin(download, beyond)
-        if download.distance < 0 and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not is_full or time.monotonic() - download.asked_at > _FULL_S:
             download.fail(not_written(error, self._inside.parent))
         return False
 

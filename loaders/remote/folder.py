@@ -3,14 +3,14 @@
 ::
 
     CACHE/CACHEDIR.TAG                    says what this folder is; without it, a folder with anything in it is refused
-    CACHE/v1/lock, start, socket          the fetcher's lock, that of who starts it, and where it listens
-    CACHE/v1/shards/ab/HASH.FORMAT        whole, verified files, by their xxh3-128; read-only
-    CACHE/v1/unverified/HASH.FORMAT       the same from before the last boot: hashed again before they are used
-    CACHE/v1/parts/                       files on their way; what lies there when a fetcher starts is deleted
-    CACHE/v1/manifests/ID/                the last manifest of each URL
-    CACHE/v1/fetcher.log                  at most 1 MB, without secrets
+    CACHE/v2/lock, start, socket          the fetcher's lock, that of who starts it, and where it listens
+    CACHE/v2/shards/ab/HASH.FORMAT        whole, verified files, by their xxh3-128; read-only
+    CACHE/v2/unverified/HASH.FORMAT       the same from before the last boot: hashed again before they are used
+    CACHE/v2/parts/                       files on their way; what lies there when a fetcher starts is deleted
+    CACHE/v2/manifests/ID/                the last manifest of each URL
+    CACHE/v2/fetcher.log                  at most 1 MB, without secrets
 
-``v1`` is layout and protocol. Nothing outside of ``CACHE/v1`` is ever deleted.
+``v2`` is layout and protocol. Nothing outside of ``CACHE/v2`` is ever deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from loaders.checks import shown
 from loaders.errors import CacheError
 from loaders.gone import gone
 
-VERSION = "v1"
+VERSION = "v2"
 TAG_NAME = "CACHEDIR.TAG"
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Downloaded shards of loaders; 'packdata cache' shows them.\n"
 _OURS = re.compile(r"v\d+|lost\+found|CACHEDIR\.TAG")

@@ -1,23 +1,22 @@
 """Which shards a loader will read, and when: what the fetcher orders downloads and evictions by.
 
-An epoch is cut into stretches of samples; for each it is known which shards its samples lie in. Distances are samples
-ahead of where the loader is, so that those of several loaders of a machine, who go on alike, can be compared.
+An epoch is cut into stretches of samples; for each it is known which shards its samples lie in.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-
-from loaders.remote.wire import File
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy.typing as npt
+
+    from loaders.remote.wire import File
 
     Int64s = npt.NDArray[np.int64]
 
@@ -46,34 +45,16 @@ class Needs:
         none = np.zeros(0, np.int64)
         return cls(files, np.concatenate([none, *starts]), np.concatenate([none, *which]))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        return {
-            "files": [list(file) for file in self.files],
-            "starts": self.starts.tolist(),
-            "which": self.which.tolist(),
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Needs:
-        """Read it from JSON types."""
-        starts, which = np.array(data["starts"], np.int64), np.array(data["which"], np.int64)
-        return cls([File(*file) for file in data["files"]], starts, which)
-
     def stretch(self, position: int) -> int:
         """Return where in ``starts`` the stretch of a position begins."""
         last = max(0, int(np.searchsorted(self.starts, position, "right")) - 1)
         return int(np.searchsorted(self.starts[:last], self.starts[last])) if last else 0
 
-    def upcoming(self, position: int = 0) -> list[tuple[int, File]]:
-        """Return the files that will be read after so many samples, the next one first, and how far ahead each is."""
-        first = self.stretch(position)
-        which, at = np.unique(self.which[first:], return_index=True)
-        order = np.argsort(at, kind="stable")
-        starts = np.maximum(self.starts[first:][at[order]] - position, 0).tolist()
-        return [
-            (start, self.files[n]) for start, n in zip(starts, which[order].tolist(), strict=True)
-        ]
+    def upcoming(self, position: int = 0) -> list[int]:
+        """Return the numbers of the files that will be read after so many samples, the next one first."""
+        which, at = np.unique(self.which[self.stretch(position) :], return_index=True)
+        upcoming: list[int] = which[np.argsort(at, kind="stable")].tolist()
+        return upcoming
 
     def least_bytes(self) -> int:
         """Return the bytes of the files of two neighbouring stretches, where they are most.

@@ -6,18 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from loaders.remote.faults import StoreFault
-from loaders.remote.source import Tries, say_to_who_waits
+from loaders.remote.source import Tries, describe_wait
 from loaders.remote.stores import mark_of
-from loaders.remote.transfer import PART_BYTES
+from loaders.remote.wire import PART_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
 
     from loaders.remote.source import ServedURL
     from loaders.remote.stores import Got
 
 _AT_ONCE = 16  # of one question
-_RANGE_S = 10.0
 _PASSED_ON = {  # what is the fault of one object
     "missing": "it is not there any more",
     "changed": "it was replaced since it was listed",
@@ -62,31 +61,28 @@ class Ranges:
         self._tries, self._num_wanted, self._num_here = Tries(source), 0, 0
         self._where = f"{source.url / names[0]}" if names else str(source.url)
         self._where += f" and {len(names) - 1} others" if len(names) > 1 else ""
-        say_to_who_waits(self._describe)
+        describe_wait(self._describe)
 
     def _describe(self) -> str:
         num = f"{self._num_here} of {self._num_wanted} ranges are here"
-        return f"fetching records of {self._where}, {num}{self._tries}"
+        return f"fetching ranges of {self._where}, {num}{self._tries}"
 
-    async def get(self, name: str, start: int, end: int) -> list[Got]:
-        """Return the parts of a range; StoreFault if one does not come in time."""
-        parts = [self._part(name, *each) for each in _parts(start, end)]
+    async def get(self, name: str, start: int, end: int, etag: str | None = None) -> list[Got]:
+        """Return the parts of a range, of the object with this e-tag; StoreFault if one does not come."""
+        parts = [self._part(name, *each, etag) for each in _parts(start, end)]
         # Most have one part, which needs no task of its own.
         return [await parts[0]] if len(parts) == 1 else await asyncio.gather(*parts)
 
-    async def _part(self, name: str, start: int, end: int) -> Got:
-        async def in_time() -> Got:
-            try:
-                async with asyncio.timeout(_RANGE_S):
-                    return await self._source.objects.get(name, start, end)
-            except TimeoutError:
-                raise StoreFault("network", f"no answer for {_RANGE_S:.0f} s") from None
-
+    async def _part(self, name: str, start: int, end: int, etag: str | None) -> Got:
         self._num_wanted += 1
         async with self._limit:
-            got = await self._source.again(in_time, tries=self._tries)
+            tries = Tries(self._source, self._tries)
+
+            def call() -> Coroutine[Any, Any, Got]:
+                return self._source.objects.get(name, start, end, etag, tries.hear)
+
+            got = await self._source.again(call, tries=tries)
         self._num_here += 1
-        self._source.num_bytes += end - start
         return got
 
 
@@ -95,7 +91,7 @@ def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 async def read_ranges(source: ServedURL, wanted: list[tuple[str, int, int]]) -> bytes:
-    """Return ranges of shards, one after the other.
+    """Return ranges of shards, one after the other, each of the object of which the first of them was read.
 
     Raises:
         RemoteError: One cannot be fetched.
@@ -104,12 +100,17 @@ async def read_ranges(source: ServedURL, wanted: list[tuple[str, int, int]]) -> 
 
     async def one(name: str, start: int, end: int) -> list[Got]:
         try:
-            return await ranges.get(name, start, end)
+            found = await ranges.get(name, start, end, source.etags.get(name))
+            for got in found:
+                if got.etag is not None and source.etags.setdefault(name, got.etag) != got.etag:
+                    raise StoreFault("changed", f"it has another e-tag: {got.etag}")
+            return found
         except StoreFault as fault:
+            source.etags.pop(name, None)
             raise source.refused("fetched", name, fault) from None
 
     found = await asyncio.gather(*(one(*each) for each in wanted))
-    return b"".join(got.data for parts in found for got in parts)
+    return b"".join(piece for parts in found for got in parts for piece in got.pieces)
 
 
 async def read_objects(
@@ -142,7 +143,9 @@ async def read_objects(
                 raise StoreFault("changed", "it has another size")
             return b"".join(got.data for got in found)
         except StoreFault as fault:
-            if fault.kind in _PASSED_ON or await is_another(name, size):
+            if fault.kind in _PASSED_ON or (
+                fault.kind != "network" and await is_another(name, size)
+            ):
                 return _PASSED_ON.get(fault.kind, _PASSED_ON["changed"])
             raise source.refused("fetched", name, fault) from None
 

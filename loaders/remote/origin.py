@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,15 +19,15 @@ from weakref import WeakValueDictionary
 from loaders.checks import shown
 from loaders.errors import LoadersError
 from loaders.remote.folder import Cache, shard_path
+from loaders.remote.mapping import limit_of_each
 from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, is_url, split_secrets
-from loaders.remote.wire import PROTOCOL, Entry
+from loaders.remote.wire import Entry
 from loaders.system.locks import ForkLock
-from loaders.system.registry import WeakRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loaders.remote.client import Client, Mapper, Watcher
+    from loaders.remote.client import Client
 
 # Of an environment, what says how a store is reached; HOME has the profiles.
 _ANSWER_BYTES = 64 << 20  # of ranges, at a time
@@ -54,11 +53,9 @@ class Origin:
         self._settle()
 
     def _settle(self) -> None:
-        self.waited_s, self.num_hits, self.num_misses = 0.0, 0, 0
         self._client: Client | None = None
         self._inside: Path | None = None
-        self._watcher: Watcher | None = None
-        self._mapping: WeakRegistry[Mapper] = WeakRegistry()
+        self.max_mapped: int | None = None  # bytes of the cache, by this process
         self._waits: dict[int, dict[str, Any]] = {}
         self.said = set[Any]()  # what was told of it once
         self._lock = ForkLock()
@@ -90,8 +87,6 @@ class Origin:
         variables = {n: value for n, value in os.environ.items() if _VARIABLES.fullmatch(n)}
         return {
             "op": "hello",
-            "protocol": PROTOCOL,
-            "pid": os.getpid(),
             "size": self.cache.size_bytes,
             "url": str(self.url),
             "id": self.id,
@@ -221,20 +216,31 @@ class Origin:
             CacheError: There is no room for it.
         """
         path = shard_path(self.inside, file, digest)
-        if not path.exists():
-            self._wait_for({"op": "shard", "file": file, "size": size_bytes, "hash": digest})
+        try:
+            os.utime(path)  # when it was last used
+        except FileNotFoundError:
+            message = {"op": "shard", "file": file, "size": size_bytes, "hash": digest}
+            self.max_mapped = self._wait_for(message)["limit"]
         return path
+
+    @property
+    def map_limit(self) -> int | None:
+        """How many bytes of the cache one reader of this process may map; None: all."""
+        return None if self.max_mapped is None else limit_of_each(self.max_mapped)
+
+    def count_hit(self) -> None:
+        """Count a shard that is needed and here; the fetcher counts those that are not."""
+        self.client.count_hit()
 
     def _wait_for(self, message: dict[str, Any], nbytes: int = 0) -> dict[str, Any]:
         """Ask for what may take long; ``waits`` has what the fetcher says meanwhile."""
-        thread, began = threading.get_ident(), time.monotonic()
+        thread = threading.get_ident()
         try:
             return self.client.ask(
                 message, lambda state: self._waits.__setitem__(thread, state), nbytes
             )
         finally:
             self._waits.pop(thread, None)
-            self.waited_s += time.monotonic() - began
 
     def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[memoryview]:
         """Return ranges of objects: of each its name, and where the range begins and ends. Nothing of them is kept.
@@ -305,32 +311,8 @@ class Origin:
         """Return how many bytes the cache may hold."""
         return int(self.client.ask({"op": "alive"})["budget"])
 
-    def share(self) -> int:
-        """Return the bytes of the cache that are one process's, of those that have opened datasets in it."""
-        return self.budget() // max(1, int(self.counts()["readers"]))
-
-    def pin_limit(self, size_bytes: int) -> int | None:
-        """Return how many bytes a reader of unknown order may have mapped at a time; None: all."""
-        # A quarter, as batches on their way hold some, too.
-        return None if size_bytes <= self.budget() else self.share() // 4
-
-    def watch(self, store: Mapper) -> None:
-        """Let the fetcher ask a store to unmap files when the cache has no room for what others wait for."""
-        if store not in self._mapping.all():
-            self._mapping.add(store)
-        client = self.client
-        with self._lock.plain:
-            if self._watcher is None or not self._watcher.is_alive:
-                with suppress(OSError, LoadersError):  # else at the next shard
-                    self._watcher = client.watch(self._mapping)
-
-    def count(self, is_here: bool) -> None:
-        """Count a shard that is needed: a hit where it is here, a miss where it is waited for."""
-        self.num_hits += is_here
-        self.num_misses += not is_here
-
     def counts(self) -> dict[str, Any]:
-        """Return what the fetcher has counted for this dataset's URL since it started."""
+        """Return what the fetcher has counted for this dataset since it started, and what its cache holds."""
         counts: dict[str, Any] = self.client.ask({"op": "stats"})["stats"]
         return counts
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
 import shutil
 import uuid
 from contextlib import suppress
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from urllib.parse import unquote
 
 import xxhash
 
@@ -37,15 +40,22 @@ _CLIENT_OPTIONS = frozenset(
     (
         *("allow_http", "allow_invalid_certificates", "connect_timeout", "default_headers"),
         *("http1_only", "http2_only", "pool_idle_timeout", "pool_max_idle_per_host", "proxy_url"),
-        *("proxy_ca_certificate", "proxy_excludes", "timeout", "user_agent"),
+        *("proxy_ca_certificate", "proxy_excludes", "root_certificate", "user_agent"),
     )
 )
-_TIMES = ("connect_timeout", "pool_idle_timeout", "timeout")
-_RETRY_OPTIONS = ("max_retries", "retry_timeout")
+_TIMES = ("connect_timeout", "pool_idle_timeout")
+_DURATION, _UNITS = (
+    re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|)"),
+    {"": 1, "ms": 0.001, "s": 1, "m": 60},
+)
+DEADLINE_S = 60.0  # for an answer that is asked for again and again, since its last byte
+_TIMEOUT_S = 20.0  # for a byte of one answer; for a part of a write three times that
 _PAGE, _LISTED = 1_000, 20_000  # objects of a listing: asked for, and given, at a time
+_PIECE_BYTES = 256 << 10  # of an answer, at a time
 PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
 _PUTS_AT_ONCE = 4  # of one object
 _DELETES_AT_ONCE = 64
+Use = Literal["read", "write", "bulk"]
 Buffer = Any  # what has the buffer protocol
 T = TypeVar("T")
 
@@ -68,15 +78,26 @@ NOTHING = ObjectState()  # of an object that is not there
 
 
 class Got(NamedTuple):
-    """Bytes of an object, and its e-tag where the store gives one."""
+    """Bytes of an object, in pieces, and its e-tag where the store gives one."""
 
-    data: Buffer
+    pieces: list[Buffer]
     etag: str | None
     version: str | None = None
 
+    @property
+    def data(self) -> bytes:
+        """All of them."""
+        return b"".join(self.pieces)
+
 
 class Objects(Protocol):
-    """The objects below a URL, by their names there; errors are ``StoreFault``."""
+    """The objects below a URL, by their names there; errors are ``StoreFault``.
+
+    Attributes:
+        deadline_s: How long after its last byte an answer is asked for no more.
+    """
+
+    deadline_s: float
 
     async def below(self, folder: str, after: str) -> list[Entry]:
         """Return the next objects below a folder, in order of name, that come after a name; none at the end."""
@@ -87,8 +108,23 @@ class Objects(Protocol):
     async def look(self, name: str) -> ObjectState:
         """Return an object's e-tag, version and size."""
 
-    async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
-        """Return bytes from ``start`` to ``end``, or all; only of the object with this e-tag, if one is given."""
+    async def get(
+        self,
+        name: str,
+        start: int,
+        end: int | None,
+        etag: str | None = None,
+        on_bytes: Callable[[int], object] = bool,
+    ) -> Got:
+        """Return bytes from ``start`` to ``end``, or all.
+
+        Args:
+            name: Of the object.
+            start: Where they begin.
+            end: Where they end; None: with the object.
+            etag: Only of the object with this e-tag.
+            on_bytes: Called with how many have come, as they come.
+        """
 
     async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
         """Write an object; if ``only`` is given, in place of just that one (``NOTHING``: none), or return False."""
@@ -101,20 +137,33 @@ class ObstoreObjects:
     """Objects of S3, GCS, Azure or a web server.
 
     Args:
-        store: Of obstore.
+        open_store: Opens the store: to read, where it does not ask again by itself; to write; or to delete a thousand
+            objects by a request.
         kind: Of store.
         is_keyless: Only a metadata service can give credentials.
-        open_bulk: Opens the same store to delete a thousand objects by a request, without retries.
+        has_bulk: Whether many objects can be deleted by a request.
+        limits: For how long no byte may come.
     """
 
     def __init__(
-        self, store: Any, kind: str, is_keyless: bool, open_bulk: Callable[[], Any] | None
+        self,
+        open_store: Callable[[Use], Any],
+        kind: str,
+        is_keyless: bool,
+        has_bulk: bool,
+        limits: _Limits,
     ) -> None:
         import obstore
 
-        self._store, self._api, self._kind, self._is_keyless = store, obstore, kind, is_keyless
-        self._open_bulk = open_bulk
+        self._api, self._kind, self._is_keyless = obstore, kind, is_keyless
+        self._open_store, self._has_bulk = open_store, has_bulk
+        self._timeout_s, self.deadline_s = limits
+        self._store = open_store("read")
         self._streams: dict[tuple[str, str], Any] = {}  # listings that go on, by the last name
+
+    @cached_property
+    def _writing(self) -> Any:
+        return self._open_store("write")
 
     async def _run(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -125,6 +174,13 @@ class ObstoreObjects:
         except Exception as error:
             raise fault_of(error, WAYS.get(self._kind, "")) from None
 
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await answer
+        except TimeoutError:
+            raise StoreFault("network", f"no byte came for {self._timeout_s:.0f} s") from None
+
     async def below(self, folder: str, after: str) -> list[Entry]:
         """Return the next objects below a folder, in order of name, that come after a name; none at the end."""
         return await self._run(lambda: self._below(folder, after))
@@ -134,7 +190,7 @@ class ObstoreObjects:
         pages = self._streams.pop((folder, after), None) or self._api.list(
             self._store, folder or None, offset=after or None, chunk_size=_PAGE
         )
-        while len(found) < _LISTED and (page := await anext(pages, None)):
+        while len(found) < _LISTED and (page := await self._in_time(anext(pages, None))):
             found += map(_entry, page)
         self._streams.clear()
         if found:
@@ -144,29 +200,40 @@ class ObstoreObjects:
     async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
         """Return the objects in a folder, and the folders in it."""
         list_folder: Any = self._api.list_with_delimiter_async
-        found = await self._run(lambda: list_folder(self._store, folder or None))
+        found = await self._run(lambda: self._in_time(list_folder(self._store, folder or None)))
         return [*map(_entry, found["objects"])], [*found["common_prefixes"]]
 
     async def look(self, name: str) -> ObjectState:
         """Return an object's e-tag, version and size."""
         head: Any = self._api.head_async
-        found = await self._run(lambda: head(self._store, name))
+        found = await self._run(lambda: self._in_time(head(self._store, name)))
         return ObjectState(found.get("e_tag"), found.get("version"), int(found["size"]))
 
-    async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
-        """Return bytes from ``start`` to ``end``, or all; only of the object with this e-tag, if one is given."""
+    async def get(
+        self,
+        name: str,
+        start: int,
+        end: int | None,
+        etag: str | None = None,
+        on_bytes: Callable[[int], object] = bool,
+    ) -> Got:
+        """Return bytes from ``start`` to ``end``, or all, as ``Objects`` says."""
         options: dict[str, Any] = {} if end is None else {"range": (start, end)}
         options |= {"if_match": etag} if etag else {}
-        return await self._run(lambda: self._get(name, options))
+        return await self._run(lambda: self._get(name, options, on_bytes))
 
-    async def _get(self, name: str, options: Any) -> Got:
-        found = await self._api.get_async(self._store, name, options=options)
-        data = memoryview(await found.bytes_async())
-        start, end = options.get("range", (0, data.nbytes))
-        if data.nbytes != end - start:
+    async def _get(self, name: str, options: Any, on_bytes: Callable[[int], object]) -> Got:
+        found = await self._in_time(self._api.get_async(self._store, name, options=options))
+        pieces, stream = list[Buffer](), found.stream(min_chunk_size=_PIECE_BYTES)
+        while (piece := await self._in_time(anext(stream, None))) is not None:
+            pieces.append(piece)
+            on_bytes(len(piece))
+        nbytes = sum(map(len, pieces))
+        start, end = options.get("range", (0, nbytes))
+        if nbytes != end - start:
             kind = "short" if found.meta["size"] < end else "network"
-            raise StoreFault(kind, f"{data.nbytes} bytes came where {end - start} were asked")
-        return Got(data, found.meta.get("e_tag"), found.meta.get("version"))
+            raise StoreFault(kind, f"{nbytes} bytes came where {end - start} were asked")
+        return Got(pieces, found.meta.get("e_tag"), found.meta.get("version"))
 
     async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
         """Write an object; if ``only`` is given, in place of just that one (``NOTHING``: none), or return False."""
@@ -184,7 +251,7 @@ class ObstoreObjects:
     async def _put(self, name: str, data: Buffer | Path, how: dict[str, Any]) -> bool:
         refused = self._api.exceptions.AlreadyExistsError, self._api.exceptions.PreconditionError
         try:
-            await self._api.put_async(self._store, name, data, **how)
+            await self._api.put_async(self._writing, name, data, **how)
         except refused as error:
             if "mode" not in how:
                 raise StoreFault("denied", f"it refuses to write ({text_of(error)})") from None
@@ -193,16 +260,15 @@ class ObstoreObjects:
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete those of some objects that are there."""
-        if self._open_bulk is not None and len(names) > 1:
+        if self._has_bulk and len(names) > 1:
             try:
-                await self._api.delete_async(self._open_bulk(), names)
+                await self._api.delete_async(self._open_store("bulk"), names)
             except Exception:  # not supported, or one was refused: deleting each says which
-                self._open_bulk = None
+                self._has_bulk = False
             else:
                 return
-        await _delete_each(
-            names, lambda name: self._run(lambda: self._api.delete_async(self._store, name))
-        )
+        delete: Any = self._api.delete_async
+        await _delete_each(names, lambda name: self._run(lambda: delete(self._writing, name)))
 
 
 async def _delete_each(names: Sequence[str], delete: Callable[[str], Awaitable[None]]) -> None:
@@ -238,6 +304,8 @@ _READING = {"hf": {"cache_type": "none"}}  # by default it reads 5 MB more than 
 
 class FsspecObjects:
     """Objects of anything that fsspec reaches, on threads."""
+
+    deadline_s = DEADLINE_S
 
     def __init__(
         self, url: URL, options: Mapping[str, Any], environment: Mapping[str, str]
@@ -290,9 +358,9 @@ class FsspecObjects:
 
     async def _run(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         try:
-            return await asyncio.wait_for(asyncio.to_thread(call, *args, **options), 120)
+            return await asyncio.wait_for(asyncio.to_thread(call, *args, **options), DEADLINE_S)
         except TimeoutError:
-            raise StoreFault("network", "it did not answer within 120 s") from None
+            raise StoreFault("network", f"no answer for {DEADLINE_S:.0f} s") from None
         except FileNotFoundError as error:
             raise StoreFault("missing", str(error)) from None
         except FileExistsError as error:
@@ -306,16 +374,24 @@ class FsspecObjects:
         """Return the object's size; a file system has no more."""
         return ObjectState(size=int(await self._run(self._files.size, self._path(name))))
 
-    async def get(self, name: str, start: int, end: int | None, etag: str | None = None) -> Got:
-        """Return bytes from ``start`` to ``end``, or all."""
+    async def get(
+        self,
+        name: str,
+        start: int,
+        end: int | None,
+        etag: str | None = None,
+        on_bytes: Callable[[int], object] = bool,
+    ) -> Got:
+        """Return bytes from ``start`` to ``end``, or all, as ``Objects`` says; an e-tag is not compared."""
         if end is None:  # a small file, such as a manifest, after which all may be another
             self._files.invalidate_cache()
         ends = {} if end is None else {"start": start, "end": end}
         how = {**self._reading, **ends}
-        data = memoryview(await self._run(self._files.cat_file, self._path(name), **how))
-        if end is not None and data.nbytes != end - start:
-            raise StoreFault("short", f"{data.nbytes} bytes came where {end - start} were asked")
-        return Got(data, None)
+        data = await self._run(self._files.cat_file, self._path(name), **how)
+        on_bytes(len(data))
+        if end is not None and len(data) != end - start:
+            raise StoreFault("short", f"{len(data)} bytes came where {end - start} were asked")
+        return Got([data], None)
 
     async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
         """Write an object, whatever is there: most file systems know no condition but that none is."""
@@ -388,7 +464,12 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
         except Exception as error:  # of whichever package
             raise StoreFault("unusable", f"{type(error).__name__}: {error}") from None
     kind = KINDS.get(url.scheme, url.scheme)
-    retries = {name: options.pop(name) for name in _RETRY_OPTIONS if name in options}
+    if "max_retries" in options:
+        what = "storage= has no option max_retries any more"
+        raise StoreFault(
+            "unusable", what, "Use retry_timeout: for how many seconds it is asked again"
+        )
+    limits = _limits(options)
     client = {name: options.pop(name) for name in list(options) if name in _CLIENT_OPTIONS}
     found = from_environment(kind, options, environment) if kind in WAYS else options
     place = str(url)
@@ -407,17 +488,44 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
         place += f"?{query}"
     if kind == "http" or str(found.get("endpoint")).startswith("http://"):
         client.setdefault("allow_http", True)
-    limits = {"timeout": "30s", "connect_timeout": "5s"}  # of a part of 8 MB, at 270 kB/s
-    client = limits | {name: _text(name, value) for name, value in client.items()}
-    return _opened(kind, place, found, client, retries, environment)
+    if bundle := environment.get("AWS_CA_BUNDLE"):
+        client.setdefault("root_certificate", _read_bundle(bundle))
+    client = {"connect_timeout": "5s"} | {n: _text(n, value) for n, value in client.items()}
+    return _opened(kind, place, found, client, limits, environment)
+
+
+def _read_bundle(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        what = f"AWS_CA_BUNDLE names {path}, which cannot be read ({error.strerror or error})"
+        raise StoreFault("unusable", what, "Name a file of certificates, or unset it") from None
+
+
+class _Limits(NamedTuple):
+    timeout_s: float
+    deadline_s: float
+
+
+def _limits(options: dict[str, Any]) -> _Limits:
+    """Take how long to wait out of some options."""
+    given = options.pop("timeout", _TIMEOUT_S), options.pop("retry_timeout", DEADLINE_S)
+    found = [_DURATION.fullmatch(str(each)) for each in given]
+    if None in found:
+        what = f"timeout and retry_timeout of storage= are seconds, got {given}"
+        raise StoreFault("unusable", what)
+    return _Limits(*(float(each[1]) * _UNITS[each[2]] for each in found if each))
 
 
 def _add_user(kind: str, user: str, options: dict[str, Any], client: dict[str, Any]) -> None:
+    name, _, password = user.partition(":")
+    name, password = unquote(name), unquote(password)
     if kind in ("http", "https"):
-        basic = {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
+        basic = {
+            "Authorization": f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
+        }
         client["default_headers"] = {**client.get("default_headers", {}), **basic}
     elif kind == "s3":
-        name, _, password = user.partition(":")
         options |= {"access_key_id": name, "secret_access_key": password}
 
 
@@ -436,22 +544,12 @@ def _opened(
     place: str,
     options: dict[str, Any],
     client: dict[str, Any],
-    retries: dict[str, Any],
+    limits: _Limits,
     environment: Mapping[str, str],
 ) -> Objects:
     from obstore import store as stores
 
     from_url: Any = stores.from_url
-    seconds = float(retries.get("retry_timeout", 40))
-    retry: Any = {
-        "max_retries": int(retries.get("max_retries", 4)),
-        "retry_timeout": timedelta(seconds=seconds),
-        "backoff": {
-            "base": 2,
-            "init_backoff": timedelta(milliseconds=100),
-            "max_backoff": timedelta(seconds=5),
-        },
-    }
     more: dict[str, Any] = {}
     has_bulk = False
     if kind == "s3":
@@ -472,15 +570,22 @@ def _opened(
         }
     elif options:
         raise StoreFault("unusable", f"http(s) knows no option {sorted(options)}")
+
+    def open_store(use: Use) -> Any:
+        is_reading = use == "read"  # then ``ServedURL`` asks again, and looks at each byte
+        timeout_s = 3600 if is_reading else 3 * limits.timeout_s
+        retry = {
+            "max_retries": 10 if use == "write" else 0,
+            "retry_timeout": timedelta(seconds=limits.deadline_s),
+        }
+        how = {name: dict(value) if name == "config" else value for name, value in more.items()}
+        if use == "bulk":
+            how["config"]["disable_bulk_delete"] = "false"
+        options = client | {"timeout": f"{timeout_s:.0f}s"}
+        return from_url(place, client_options=options, retry_config=retry, **how)
+
     try:
-        store = from_url(place, client_options=client, retry_config=retry, **more)
+        return ObstoreObjects(open_store, kind, is_keyless, has_bulk, limits)
     except Exception as error:
         hint = WAYS["az"] if "Account must be" in str(error) else "See storage= of ShardDataset"
         raise StoreFault("unusable", str(error).partition("\n")[0], hint) from None
-
-    def open_bulk() -> Any:
-        how = {**more, "config": more["config"] | {"disable_bulk_delete": "false"}}
-        once = retry | {"max_retries": 0}
-        return from_url(place, client_options=client, retry_config=once, **how)
-
-    return ObstoreObjects(store, kind, is_keyless, open_bulk if has_bulk else None)

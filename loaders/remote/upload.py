@@ -18,7 +18,7 @@ from loaders.errors import ChecksumError, RemoteError
 from loaders.remote.faults import StoreFault
 from loaders.remote.source import ATTEMPTS
 from loaders.remote.stores import PUT_BYTES, ObjectState
-from loaders.remote.transfer import PART_BYTES
+from loaders.remote.wire import PART_BYTES
 from loaders.system.regular import hash_file, regular
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ PUBLIC_OPTIONS = frozenset(
     (
         *("endpoint", "endpoint_url", "region", "skip_signature", "virtual_hosted_style_request"),
         *("allow_http", "allow_invalid_certificates", "profile", "timeout", "connect_timeout"),
-        *("max_retries", "retry_timeout", "anon", "account_name", "auto_mkdir"),
+        *("retry_timeout", "anon", "account_name", "auto_mkdir"),
     )
 )
 

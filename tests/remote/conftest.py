@@ -20,9 +20,8 @@ from tests.waiting import wait_until
 NUM_SAMPLES, ROW = 600, 5_000  # of 20 kB: 10 shards of 1.2 MB
 SETTINGS: dict[str, Any] = {
     "skip_signature": True,
-    "retry_timeout": 3,
-    "max_retries": 1,
-    "timeout": 3,
+    "retry_timeout": 4,
+    "timeout": 1.5,
 }
 
 
@@ -132,7 +131,7 @@ def ended(folder: Path) -> Iterator[Path]:
 def fetcher_of(folder: Path) -> int:
     """The process id of a cache's fetcher; 0 if there is none."""
     with contextlib.suppress(OSError, ValueError):
-        pid = int((folder / "v1" / "lock").read_text())
+        pid = int((folder / "v2" / "lock").read_text())
         return pid if is_alive(pid) else 0
     return 0
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from loaders.errors import ChecksumError
-from loaders.remote import transfer
+from loaders.remote import transfer, wire
 from loaders.remote.source import ServedURL
 from loaders.remote.url import URL
 from loaders.remote.wire import File
@@ -37,9 +37,8 @@ class Place:
 
     async def fetch(self, on_part: Any = lambda number: None) -> transfer.Download:
         """Fetch it, eight parts at a time; return the download, which has ended."""
-        pace = transfer.Pace()
         download = transfer.Download(
-            self.source, self.file, self.part, self.target, pace, lambda *_: None
+            self.source, self.file, self.part, self.target, lambda *_: None
         )
         download.open()
         flying, number = set[asyncio.Task[None]](), 0
@@ -89,8 +88,7 @@ async def replaced(place: Place, proxy: Proxy) -> None:
 
 
 def main(folder: str, endpoint: str, kind: str) -> None:
-    transfer.PART_BYTES = PART
-    transfer._FIRST_PATIENCE_S = transfer._LEAST_PATIENCE_S = 0.5
+    wire.PART_BYTES = PART
     place, proxy = Place(Path(folder), endpoint), Proxy(endpoint)
     asyncio.run(replaced(place, proxy) if kind == "replaced" else once(place, proxy, kind))
 

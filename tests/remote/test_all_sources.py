@@ -432,7 +432,7 @@ def test_the_next_objects_come_while_one_is_read_and_no_more_than_a_few(
 ) -> None:
     for i in range(20):
         (raw / f"{i:02}.bin").write_bytes(bytes([i]) * 1_000)
-    soon = storage(store.proxy.endpoint, timeout=1, max_retries=0)
+    soon = storage(store.proxy.endpoint, timeout=1, retry_timeout=2)
     origin.set_defaults(store.cache, soon)
     list_sources([RAW])
     monkeypatch.setattr(fetched, "_AHEAD_BYTES", 3_000)
@@ -480,7 +480,7 @@ def test_many_text_files_are_looked_at_while_one_is_waited_for(raw: Path, store:
     (raw / "texts").mkdir()
     for i in range(12):
         (raw / "texts" / f"{i:02}.txt").write_text("to be\n\nor not\n\n")
-    origin.set_defaults(store.cache, storage(store.proxy.endpoint, timeout=2, max_retries=0))
+    origin.set_defaults(store.cache, storage(store.proxy.endpoint, timeout=2))
     store.proxy.set(faults=[{"kind": "hang", "match": "00.txt"}])
 
     with pytest.raises(RemoteError):

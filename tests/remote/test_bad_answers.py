@@ -78,7 +78,7 @@ def test_an_object_that_is_replaced_by_one_of_the_same_size_is_found(
 def test_a_server_that_is_started_anew_is_waited_for(packed: Path, cache: Path) -> None:
     port = servers.free_port()
     with servers.bucket(packed, port) as endpoint:
-        patient = storage(endpoint, max_retries=10, retry_timeout=60)
+        patient = storage(endpoint, retry_timeout=60)
         remote = ShardDataset(S3, cache=cache, storage=patient)
     later = subprocess.Popen(
         ["sh", "-c", f"sleep 1; exec {servers._BIN}/localbucket {packed} --port {port}"],
@@ -94,7 +94,7 @@ def test_a_server_that_is_started_anew_is_waited_for(packed: Path, cache: Path) 
 @pytest.mark.slow
 def test_offline_a_dataset_that_is_all_in_the_cache_is_served(packed: Path, cache: Path) -> None:
     port = servers.free_port()
-    options: dict[str, Any] = storage(f"http://127.0.0.1:{port}", retry_timeout=1, max_retries=0)
+    options: dict[str, Any] = storage(f"http://127.0.0.1:{port}", retry_timeout=1)
     with servers.bucket(packed, port):
         remote = ShardDataset(S3, cache=cache, storage=options)
         whole = batches(remote)
@@ -110,9 +110,7 @@ def test_a_name_that_does_not_resolve_is_an_error_in_bounded_time(shared: Path) 
     began = time.monotonic()
 
     with pytest.raises(RemoteError) as caught:
-        ShardDataset(
-            S3, cache=shared, storage=storage("http://no-such-host.invalid:80", max_retries=0)
-        )
+        ShardDataset(S3, cache=shared, storage=storage("http://no-such-host.invalid:80"))
 
     assert str(caught.value.path) == S3
     assert time.monotonic() - began < 30

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import math
 import os
 import shutil
 import signal
@@ -25,14 +24,15 @@ from loaders import DataLoader, RAMDataset, ShardDataset, concat
 from loaders.data.manifest import read_manifest
 from loaders.errors import CacheError, SampleError
 from loaders.remote import fetcher
+from loaders.remote.cached import CacheFolder
+from loaders.remote.fetcher import NO_NEED
 from loaders.remote.folder import Cache, prepare
 from loaders.remote.needs import Needs, downloads
 from loaders.remote.source import ServedURL
-from loaders.remote.stored import CacheFolder
 from loaders.remote.url import URL
-from loaders.remote.wanted import NO_NEED
 from loaders.remote.wire import File
 from loaders.schema import Array, Label
+from packdata.packing.target import size_of
 from tests.remote import servers
 from tests.remote.conftest import ended, fetcher_of, is_alive, storage
 from tests.remote.test_remote import S3, assert_same, batches
@@ -75,7 +75,7 @@ def downloaded(proxy: servers.Proxy) -> int:
 
 
 def held(cache: Path) -> int:
-    return sum(path.stat().st_size for path in (cache / "v1").rglob("*.lmdb"))
+    return sum(size_of(path) or 0 for path in (cache / "v2").rglob("*.lmdb"))
 
 
 @pytest.mark.slow
@@ -100,14 +100,16 @@ def test_half_a_cache_keeps_half_from_epoch_to_epoch(many: Path, cache: Path) ->
     assert np.diff(counts) / size == pytest.approx([1, 0.52, 0.52], abs=0.04)
 
 
-def test_what_goes_is_needed_last_and_nobody_was_told_of_it_right_now(tmp_path: Path) -> None:
+def test_what_nobody_needs_goes_first_then_what_is_needed_last_but_not_what_was_just_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("near", "far", "told", "idle"):
         path = tmp_path / f"shards/{name[:2]}/{name}.lmdb"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"1234")
     stored = CacheFolder(tmp_path)
-    needs = {"near": 10.0, "far": 500.0, "told": 900.0}
-    stored.promised["a client"] = "told", math.inf
+    needs = {"near": 10, "far": 500, "told": 900}
+    stored.note_answer("a client", "told")
 
     left = []
     for size in (12, 8, 4):
@@ -116,7 +118,7 @@ def test_what_goes_is_needed_last_and_nobody_was_told_of_it_right_now(tmp_path: 
 
     assert left == [["far", "near", "told"], ["near", "told"], ["told"]]
     assert not stored.make_room(0, 0, needs)
-    stored.promised["a client"] = "told", 0.0
+    monkeypatch.setattr("loaders.remote.cached.MAP_S", 0.0)
     assert stored.make_room(0, 0, needs)
 
 
@@ -132,7 +134,7 @@ def test_the_next_fetcher_is_told_what_a_reader_needs_that_stands_still(
     time.sleep(0.3)  # until that was told
     first = fetcher_of(cache)
     os.kill(first, signal.SIGKILL)
-    shards = cache / "v1/shards"
+    shards = cache / "v2/shards"
     assert len([*shards.glob("??/*")]) < NUM_SHARDS
     many_proxy.set()
 
@@ -315,12 +317,9 @@ def two(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_two_jobs_of_different_orders_share_a_cache_that_holds_each_but_not_both(
-    two: list[Path], cache: Path, caplog: pytest.LogCaptureFixture
+    two: list[Path], cache: Path
 ) -> None:
-    """The first one has all of its data mapped, and is idle: it gives room when the other one waits for it.
-
-    Each says once that it was asked to, however often it is.
-    """
+    """The first one has all of its data mapped, and is idle, while the other one needs the room."""
     budget = 24 * 550_000
     limits = {"path": cache, "size": budget}
     datasets = [ShardDataset(f"file://{folder}", cache=limits) for folder in two]
@@ -345,51 +344,41 @@ def test_two_jobs_of_different_orders_share_a_cache_that_holds_each_but_not_both
         assert held(cache) <= budget + 2 * 421_888  # files come and go while they are counted
     total = sum((loader.stats().remote or {})["bytes"] for loader in loaders)
     assert total < 3 * 2 * 24 * 421_888  # of two passes of each
-    assert 1 <= [each.name for each in caplog.records].count("loaders.remote.client") <= 2
 
 
-def test_who_does_not_fit_beside_others_is_told_before_the_first_batch(
-    two: list[Path], cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    limits = {"path": cache, "size": 24 * 550_000}
-    datasets = [ShardDataset(f"file://{folder}", cache=limits) for folder in two]
-    loaders = [DataLoader(each, 16, shuffle=True, num_workers=1) for each in datasets]
+class Known:
+    """A client that said hello."""
 
-    first = iter(loaders[0])
-    next(first)
-    wait_until(lambda: (loaders[1].stats().remote or {})["others_bytes"] > 0)
-    assert not caplog.records
-    other = iter(loaders[1])
+    pid, asked = 0, dict[str, int]()
 
-    told = [each.args for each in caplog.records if isinstance(each.args, tuple)]
-    assert [str(args[0]) for args in told] == [f"file://{two[1]}"]
-    del first, other
+    def __init__(self, size: int) -> None:
+        self.size = size
 
 
-def test_what_all_jobs_need_is_begun_in_one_order_and_no_job_waits_for_another(
+def test_each_of_two_clients_has_its_next_files_fetched_up_to_its_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten files may be on their way: of each of two loaders, those that it comes to first."""
+    """However far the other one is: ten files may be on their way, and the cache holds twelve."""
     monkeypatch.setattr(fetcher, "_AHEAD_BYTES", 9)
     monkeypatch.setattr(fetcher, "MAX_CONNECTIONS", 0)  # nothing is asked for
-    inside = Cache(tmp_path / "cache", 10**6).open()
     source: Any = SimpleNamespace(url=Path("of"))
 
-    async def begun() -> list[str]:
-        serving = fetcher.Fetcher(inside)
-        for name, step in (("first", 10), ("second", 15)):
+    async def begun(size: int) -> list[str]:
+        serving = fetcher.Fetcher(Cache(tmp_path / f"cache{size}", size).open())
+        for name in ("first", "second"):
             files = [File(f"{name}{n}", 1, f"{name}{n:026x}") for n in range(50)]
-            reads = [(n * step, np.array([n])) for n in range(50)]
-            writer: Any = name
-            serving._clients[writer] = None
-            serving._come_to(writer, source, Needs.of(files, reads), 0)
+            client: Any = Known(size)
+            serving._clients.add(client)
+            serving._orders.put(client, source, files, [*range(50)])
+            serving._pump()
             for download in [*serving._downloads.values()] if name == "first" else ():
                 serving._end(download, None)
+        serving._pump()
         return sorted(each.file.file for each in serving._downloads.values())
 
-    found = asyncio.run(begun())
-
-    assert found == ["first10", "first11", *(f"second{n}" for n in range(8))]
+    of_two = [f"{name}{n}" for name in ("first", "second") for n in range(5)]
+    assert asyncio.run(begun(100)) == [*(f"first1{n}" for n in range(5)), *of_two[5:]]
+    assert asyncio.run(begun(14)) == [f"second{n}" for n in range(4)]
 
 
 def test_reading_on_in_a_cache_that_holds_no_shard_is_an_error_of_the_cache(
@@ -402,7 +391,7 @@ def test_reading_on_in_a_cache_that_holds_no_shard_is_an_error_of_the_cache(
         next(iter(remote))
 
     assert isinstance(caught.value.__cause__, CacheError)
-    assert "Traceback" not in (cache / "v1/fetcher.log").read_text()
+    assert "Traceback" not in (cache / "v2/fetcher.log").read_text()
 
 
 @pytest.mark.parametrize("options", [{}, {"device": "cpu"}])
@@ -467,7 +456,7 @@ for step, batch in enumerate(DataLoader(dataset, 16, shuffle=True, num_workers=2
     sums = [int(b.values.long().sum()) for b in DataLoader(local, 16, shuffle=True)]
     assert [int(line.split()[1]) for line in output.splitlines()] == sums
     wait_until(lambda: not fetcher_of(cache), 60)
-    assert not list((cache / "v1" / "parts").iterdir())
+    assert not list((cache / "v2" / "parts").iterdir())
     assert not is_alive(first)
 
 
@@ -498,12 +487,12 @@ def test_only_shards_of_this_boot_are_trusted(server: str, cache: Path) -> None:
     """After a power cut a published file may have other bytes: it is hashed before it is used."""
     remote = ShardDataset(S3, cache=cache, storage=storage(server))
     expected = [int(remote.read([i])[0].label) for i in (0, 100)]
-    files = sorted((cache / "v1" / "shards").glob("??/*"))
+    files = sorted((cache / "v2" / "shards").glob("??/*"))
     del remote
     pid = fetcher_of(cache)
     os.kill(pid, signal.SIGTERM)
     wait_until(lambda: not is_alive(pid))
-    (cache / "v1" / "boot").write_text("another")
+    (cache / "v2" / "boot").write_text("another")
     files[0].chmod(0o600)
     files[0].write_bytes(bytes(files[0].stat().st_size))
 
@@ -523,11 +512,10 @@ def test_belady_downloads_least() -> None:
 def test_needs_tell_what_comes_next_and_how_much_at_a_time() -> None:
     files = [File(f"{n}", 10 + n, f"{n:032x}") for n in range(3)]
     needs = Needs.of(files, [(0, np.array([0, 1])), (8, np.array([1])), (16, np.array([2, 0]))])
-    needs = Needs.from_json(json.loads(json.dumps(needs.to_json())))
 
-    assert [(d, f.file) for d, f in needs.upcoming()] == [(0, "0"), (0, "1"), (16, "2")]
+    assert needs.upcoming() == [0, 1, 2]
     assert needs.least_bytes() == 10 + 11 + 12
-    assert [(d, f.file) for d, f in needs.upcoming(9)] == [(0, "1"), (7, "0"), (7, "2")]
+    assert needs.upcoming(9) == [1, 0, 2]
 
 
 def test_a_shard_that_is_here_is_mapped_though_the_fetcher_dies_when_it_is_told_of_it(
@@ -584,21 +572,6 @@ def test_what_nobody_waits_for_any_more_comes_last_and_is_not_begun(
     asyncio.run(run())
 
 
-def test_what_is_no_fault_of_the_store_takes_no_connections_from_others(
-    packed: Path, inside: Path
-) -> None:
-    async def run() -> None:
-        serving, (source, file) = fetcher.Fetcher(inside), of(packed / "bucket" / "packed")
-        before = serving._limit
-
-        serving._begin(serving._download(source, file._replace(size=1 << 60)))
-
-        assert serving._limit == before
-        assert not serving._downloads
-
-    asyncio.run(run())
-
-
 def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
     packed: Path, inside: Path, tmp_path: Path
 ) -> None:
@@ -610,12 +583,12 @@ def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
         serving, (source, _) = fetcher.Fetcher(inside), of(folder)
         get, is_put = source.objects.get, asyncio.Event()
 
-        async def slow(*about: Any) -> Any:
-            got = await get(*about)
+        async def slow(*about: Any, **more: Any) -> Any:
+            got = await get(*about, **more)
             await is_put.wait()
             return got
 
-        source.objects.get = slow  # type: ignore[assignment, method-assign]
+        source.objects.get = slow  # type: ignore[method-assign]
         reading = asyncio.create_task(serving._manifest(source, {"anew": False}))
         await asyncio.sleep(0.1)
         message = {"op": "put", "name": "manifest.json", "path": str(tmp_path / "new")}

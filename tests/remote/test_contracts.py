@@ -80,11 +80,11 @@ ANY_PYTHON = Path("/usr/bin/python3")  # that of a root user need not be readabl
 def test_another_user_is_not_served(server: str) -> None:
     with TemporaryDirectory() as above, ended(Path(above) / "cache") as cache:
         kept = ShardDataset(S3, cache=cache, storage=storage(server))
-        for path in (Path(above), cache, cache / "v1"):
+        for path in (Path(above), cache, cache / "v2"):
             path.chmod(0o755)
-        (cache / "v1" / "socket").chmod(0o666)
+        (cache / "v2" / "socket").chmod(0o666)
         hello = json.dumps(origin_of(S3)._hello())
-        command = [str(ANY_PYTHON), "-c", ASK, str(cache / "v1" / "socket"), hello]
+        command = [str(ANY_PYTHON), "-c", ASK, str(cache / "v2" / "socket"), hello]
 
         done = subprocess.run(command, user=65534, capture_output=True, text=True, timeout=30)
 

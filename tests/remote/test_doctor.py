@@ -73,7 +73,7 @@ def test_a_store_that_ignores_conditions_is_told_of(
     origin.set_defaults(shared, storage(server))
     try:
         assert findings()["if-match"].level == "cost"
-        options = {"endpoint": signed, "retry_timeout": 3, "max_retries": 1, **servers.SECRET}
+        options = {"endpoint": signed, "retry_timeout": 3, **servers.SECRET}
         origin.set_defaults(shared, options)
         assert StoreProbe(S3, write=True).conditional_puts().level == "risk"
     finally:

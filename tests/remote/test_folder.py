@@ -218,11 +218,11 @@ def test_a_clock_that_was_set_back_leaves_files_of_the_future_that_go_as_others_
     local = ShardDataset(packed / "bucket/packed")
     for row in (0, 65, 125):
         remote.read([row])
-    for path in (cache / "v1/shards").glob("??/*"):
+    for path in (cache / "v2/shards").glob("??/*"):
         os.utime(path, (4e9, 4e9))
 
     found = [int(remote.read([row])[0].label) for row in range(5, 600, 60)]
 
     assert found == [int(local[row].label) for row in range(5, 600, 60)]
-    held = sum(path.stat().st_size for path in (cache / "v1").rglob("*.lmdb"))
+    held = sum(path.stat().st_size for path in (cache / "v2").rglob("*.lmdb"))
     assert held <= budget

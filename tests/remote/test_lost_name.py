@@ -55,7 +55,6 @@ class Ranks:
         self._hosts = folder / "hosts"
         self.resolve(True)
         options = SETTINGS | {"endpoint": f"http://{NAME}:{port}", "retry_timeout": 6}
-        options |= {"max_retries": 3}
         mount = f"mount --bind {self._hosts} /etc/hosts && exec " + '"$@"'
         command = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", RANK]
         self.ranks = [

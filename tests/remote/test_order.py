@@ -49,7 +49,7 @@ def remote(folder: Path, cache: Path) -> ShardDataset:
 
 
 def num_here(cache: Path) -> int:
-    return len([*cache.glob("v1/shards/??/*")])
+    return len([*cache.glob("v2/shards/??/*")])
 
 
 def _windows(dataset: ShardDataset) -> Any:

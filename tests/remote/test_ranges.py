@@ -55,7 +55,7 @@ def remote(front: servers.Proxy, cache: Path, format: str = "parquet") -> ShardD
 
 
 def shards_in(cache: Path) -> int:
-    return len(list((cache / "v1" / "shards").glob("??/*")))
+    return len(list((cache / "v2" / "shards").glob("??/*")))
 
 
 @pytest.mark.parametrize("format", ["lmdb", "parquet"])

@@ -17,7 +17,7 @@ from tests.remote.test_remote import S3, assert_same, batches
 from tests.waiting import wait_until
 
 
-@pytest.mark.parametrize("what", ["", "v1/lock"])
+@pytest.mark.parametrize("what", ["", "v2/lock"])
 def test_a_cache_that_is_removed_while_it_is_read_is_made_anew(
     packed: Path, proxy: servers.Proxy, cache: Path, what: str
 ) -> None:

@@ -69,7 +69,7 @@ class Training:
         """Wait until a state was saved, and a shard is on its way."""
         assert self.ranks[0].stdout is not None
         assert self.ranks[0].stdout.readline() == "3\n"
-        wait_until(lambda: os.listdir(self.cache / "v1/parts"), 60)
+        wait_until(lambda: os.listdir(self.cache / "v2/parts"), 60)
 
     def kill(self, who: str) -> None:
         """End the fetcher, a rank of the trainer, or the fetcher and all ranks, without notice."""
@@ -134,7 +134,7 @@ def test_each_sample_comes_once_however_often_it_is_stopped_and_killed_and_nothi
         job = Job(
             "s3://bucket/train" if is_remote else str(root / "bucket/train"),
             {"path": str(cache), "size": int(size * 0.6)} if is_remote else None,
-            storage(link.endpoint, max_retries=4, timeout=30) if is_remote else None,
+            storage(link.endpoint, retry_timeout=60, timeout=20) if is_remote else None,
             str(checkpoint), str(tmp_path / f"meeting{turn}"),
             stop_at={"": 0, "stop": 9}.get(ending, 24), **more,
         )  # fmt: skip
@@ -153,9 +153,9 @@ def test_each_sample_comes_once_however_often_it_is_stopped_and_killed_and_nothi
         assert sorted(seen[epoch]) == list(range(NUM_SHARDS * PER_SHARD))
     wait_until(lambda: not processes(str(tmp_path)))
     assert not processes(resume_jobs.__file__)
-    assert not os.listdir(cache / "v1/parts")
-    assert not (cache / "v1/socket").exists()
-    held = [*(cache / "v1/shards").glob("??/*")]
+    assert not os.listdir(cache / "v2/parts")
+    assert not (cache / "v2/socket").exists()
+    held = [*(cache / "v2/shards").glob("??/*")]
     assert sum(path.stat().st_size for path in held) <= 0.6 * size
     assert all(hash_file(path) == path.stem for path in held)
     assert not is_left(set(os.listdir("/dev/shm")) - before["files"], pids)

@@ -12,8 +12,7 @@ import errno
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,13 +101,13 @@ def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
     return parquet.read_back(path, columns)
 
 
-def map_shard(path: Path, info: ShardInfo, *, pin: bool = False) -> npt.NDArray[np.uint8]:
+def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
     """Map a shard read-only; ShardError if it is missing, or of another size: a read past its end would be fatal.
 
     With ``pin`` a shared lock on the file is held as long as it is mapped: a cache does not evict it.
     """
     try:
-        return _map(path, info, pin=pin)
+        return _map(path, info)
     except FileNotFoundError as error:
         raise ShardError("the shard is missing", path, hint=_RESTORE) from error
     except OSError as error:
@@ -118,32 +117,19 @@ def map_shard(path: Path, info: ShardInfo, *, pin: bool = False) -> npt.NDArray[
         raise ShardError(what, path, hint=hint) from error
 
 
-def _map(path: Path, info: ShardInfo, *, pin: bool) -> npt.NDArray[np.uint8]:
+def _map(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
     with open(path, "rb", opener=regular) as file:
-        if pin:
-            _pin(file.fileno(), path)
         size = os.fstat(file.fileno()).st_size
         if size != info.size_bytes:
             what = f"it has {size} bytes, the manifest says {info.size_bytes}"
             raise ShardError(what, path, hint=_RESTORE)
-        if pin and _forgets_locks(path.parent):
-            return _map_kept(file.fileno(), size)
         return map_file(file.fileno(), size)
-
-
-@lru_cache(maxsize=1024)
-def _forgets_locks(folder: Path) -> bool:
-    """Tell whether a map there keeps another file than the one that was opened and locked, as the kernel's overlay."""
-    from loaders.remote.folder import file_system
-
-    return file_system(folder) == "overlay"
 
 
 def map_file(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
     """Map a file read-only; unmapped when nothing refers to the bytes any more.
 
-    Unlike ``mmap.mmap`` it keeps no descriptor: a dataset may have more shards than files may be open. The lock of a
-    pin belongs to the open file, which the kernel keeps for the map, but for that of an overlay.
+    Unlike ``mmap.mmap`` it keeps no descriptor: a dataset may have more shards than files may be open.
     """
     library = libc()
     if library is None or not hasattr(mmap, "PROT_READ") or not size:  # Windows, or an empty file
@@ -177,20 +163,9 @@ class _Mapped:
             self._unmap()
 
 
-def _pin(descriptor: int, path: Path) -> None:
-    """Lock a file of a cache for reading; FileNotFoundError if it was evicted meanwhile."""
-    import fcntl  # not on Windows, where there are no such caches
-
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    if not os.fstat(descriptor).st_nlink:
-        raise FileNotFoundError(errno.ENOENT, "it was evicted", str(path))
-    with suppress(OSError):
-        os.utime(descriptor)  # when it was last used
-
-
-def open_columns(path: Path, info: ShardInfo, *, pin: bool = False) -> dict[str, Column]:
+def open_columns(path: Path, info: ShardInfo) -> dict[str, Column]:
     """Map a shard (``map_shard``) and return its columns, without copying rows; ShardError if they lie outside."""
-    return columns_in(map_shard(path, info, pin=pin), info, path, is_file=True)
+    return columns_in(map_shard(path, info), info, path, is_file=True)
 
 
 def columns_in(

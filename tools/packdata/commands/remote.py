@@ -47,16 +47,13 @@ def _cache(args: argparse.Namespace) -> int:
 
     folder = cache_folder(args.folder)
     if args.clear:
-        deleted, left = clear_cache(folder)
-        show(f"{counted(deleted, 'shard')} deleted, {left} in use")
+        show(f"{counted(clear_cache(folder), 'shard')} deleted")
         return 0
     report = cache_report(folder)
     if args.json:
         show_json(report._asdict() | {"folder": str(folder)})
         return 0
-    used = counted(report.num_used, "shard")
-    who = f" by {', '.join(map(str, report.users))}" if report.users else ""
-    show(f"{folder}: {describe_size(report.size_bytes)}, {used} in use{who}")
+    show(f"{folder}: {describe_size(report.size_bytes)}")
     for each in report.datasets:
         part = f"{each['num_shards']} of {each['of_shards']} shards"
         show(f"  {printable(each['url'])}  {part}, {describe_size(each['size_bytes'])}")
@@ -73,7 +70,7 @@ CACHE = Command(
 FOLDER?
   folder of the cache
 --clear
-  delete all shards that are not in use
+  delete all shards
 {JSON}"""
     },
     run=_cache,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -14,9 +15,8 @@ from loaders.data.shards import open_manifest
 from loaders.errors import CacheError, ManifestError
 from loaders.remote.folder import VERSION, Cache, default_folder, shard_path
 from loaders.remote.origin import origin_of
-from loaders.remote.stored import is_pinned, users_of
-from loaders.remote.transfer import MAX_CONNECTIONS
 from loaders.remote.url import is_url
+from loaders.remote.wire import MAX_CONNECTIONS
 from packdata.packing.target import size_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
 
 @contextmanager
 def as_folder(place: Path) -> Iterator[Path]:
-    """Yield the folder of a dataset; of one at a URL a temporary one, whose shards stay in the cache meanwhile.
+    """Yield the folder of a dataset; of one at a URL a temporary one, whose shards are kept open meanwhile.
 
     Raises:
         ChecksumError: A shard is not what the manifest says.
@@ -58,17 +58,14 @@ def as_folder(place: Path) -> Iterator[Path]:
     if not is_url(place):
         yield place
         return
-    import fcntl  # not on Windows, where there are no such caches
-
     manifest, shards, _ = open_manifest(place)
     origin = origin_of(place)
     fetch(place)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="packdata-")))
         for shard in shards:
-            file = shard.fetch()
-            fcntl.flock(stack.enter_context(open(file, "rb")), fcntl.LOCK_SH)
-            (folder / shard.info.file).symlink_to(file)
+            file = stack.enter_context(shard.open_file())
+            (folder / shard.info.file).symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
         for name in manifest.schema.files:
             (folder / name).symlink_to(origin.small_file(name))
         (folder / MANIFEST_NAME).symlink_to(origin.manifest() / MANIFEST_NAME)
@@ -83,8 +80,6 @@ class CacheReport(NamedTuple):
     # Of each dataset its URL, and how many of its shards and bytes are here, of how many.
     datasets: list[dict[str, Any]]
     num_unknown: int  # shards of no dataset whose manifest is here
-    num_used: int  # shards that a reader has mapped
-    users: list[int]  # the processes that have mapped some, as far as this one sees them
 
 
 def cache_folder(given: Any = None) -> Path:
@@ -117,8 +112,7 @@ def cache_report(folder: Path) -> CacheReport:
             }
         )
     size = sum(size_of(path) or 0 for path in files.values())  # a fetcher may evict some meanwhile
-    used = [path for path in files.values() if is_pinned(path)]
-    return CacheReport(folder, size, datasets, len(unknown), len(used), users_of(used))
+    return CacheReport(folder, size, datasets, len(unknown))
 
 
 def _url_of(folder: Path) -> str:
@@ -128,10 +122,9 @@ def _url_of(folder: Path) -> str:
         return "?"
 
 
-def clear_cache(folder: Path) -> tuple[int, int]:
-    """Delete the shards of a cache that are not mapped; return how many, and how many stay."""
+def clear_cache(folder: Path) -> int:
+    """Delete the shards of a cache, of all versions; return how many. Readers keep those that they have mapped."""
     paths = [*folder.glob("v*/shards/??/*"), *folder.glob("v*/unverified/*")]
-    pinned = [path for path in paths if is_pinned(path)]
-    for path in set(paths) - set(pinned):
+    for path in paths:
         path.unlink(missing_ok=True)
-    return len(paths) - len(pinned), len(pinned)
+    return len(paths)
