@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from packdata.types import begin_with_zeros, cast_all, kind_of, kinds_of, parsed, typed
+from packdata.types import are_names, cast_all, kind_of, kinds_of, parsed, typed
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,9 @@ def test_dates_with_a_zone_are_told_from_those_without() -> None:
     ],
 )
 def test_zeros_in_front_and_long_numbers_are_found(cells: list[str], expected: bool) -> None:
-    assert begin_with_zeros(pa.array(cells, pa.string())) is expected
+    texts = pa.array([cell or None for cell in cells], pa.string())
+
+    assert are_names(texts, texts.cast(pa.float64())) is expected
 
 
 def test_all_texts_are_cast_or_none() -> None:

@@ -38,6 +38,7 @@ _PATTERNS: dict[Kind, str] = {
     "date": _DATE,
     "zoned": _ZONED,
 }
+_SOME = 64
 _EXACT = 2.0**53  # float64 holds whole numbers up to here
 _BEYOND_US = r"(\.\d{6})\d+"
 # How all else than plain text begins, what says that there is no value included.
@@ -100,16 +101,21 @@ def kinds_of(texts: pa.Array) -> Codes:
     if len(some):  # patterns are compiled at each call: one leaves most words out
         some = some[matches(texts.take(pa.array(some)), _OTHER_THAN_TEXT)]
     if len(some):
-        odd = texts.take(pa.array(some))
-        found = np.full(len(some), KINDS.index("text"), np.int8)
-        for kind, pattern in _PATTERNS.items():
-            is_one = matches(odd, pattern)
-            if kind == "code":
-                is_one &= found == KINDS.index("number")
-            found[is_one] = KINDS.index(kind)
-        found[says_nothing(odd)] = 0
-        kinds[some] = found
+        kinds[some] = _kinds_of_some(texts.take(pa.array(some)))
     return kinds
+
+
+def _kinds_of_some(texts: pa.Array) -> Codes:
+    found = np.full(len(texts), KINDS.index("text"), np.int8)
+    for (
+        kind,
+        pattern,
+    ) in _PATTERNS.items():  # each of those that no earlier one matched; codes are numbers
+        rows = np.flatnonzero(found == KINDS.index("number" if kind == "code" else "text"))
+        if len(rows):
+            found[rows[matches(texts.take(pa.array(rows)), pattern)]] = KINDS.index(kind)
+    found[says_nothing(texts)] = 0
+    return found
 
 
 def says_nothing(texts: pa.Array) -> npt.NDArray[np.bool_]:
@@ -132,8 +138,11 @@ def parsed(texts: pa.Array, kind: Kind) -> pa.Array:
 
 def cast_all(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """Return texts as float64 or a timestamp, quickly; None where one of them is none, or says that there is none."""
-    try:
-        values = pc.cast(texts, kind)
+    some = texts.take(
+        pa.array(np.linspace(0, max(0, len(texts) - 1), min(_SOME, len(texts))).astype(np.int64))
+    )
+    try:  # some first: a cast that fails takes a hundred times as long
+        values = pc.cast(texts, kind) if pc.cast(some, kind) is not None else None
     except pa.ArrowInvalid:
         return None
     if pa.types.is_floating(kind) and pc.any(pc.is_nan(values)).as_py():
@@ -141,17 +150,23 @@ def cast_all(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
     return values
 
 
-def begin_with_zeros(texts: pa.Array) -> bool:
+def are_names(texts: pa.Array, numbers: pa.Array) -> bool:
     """Tell whether one of some numbers in text begins with a needless 0, or is a whole one of 19 digits or more."""
     starts, ends, data = text_buffers(texts)
     if not len(data):
         return False
-    lengths = ends - starts
-    first = starts + np.isin(data[np.minimum(starts, len(data) - 1)], (43, 45))  # signs
-    is_long = ends - first > 1
-    maybe = is_long & (data[np.minimum(first, len(data) - 1)] == ord("0"))
-    maybe |= lengths > MOST_DIGITS
-    return bool(maybe.any()) and bool(matches(texts.filter(pa.array(maybe)), _CODE).any())
+    ends_of_range = pc.min_max(numbers).as_py().values()
+    if max(abs(end or 0) for end in ends_of_range) >= 10.0**MOST_DIGITS:
+        return bool(matches(texts, _CODE).any())
+    data = np.append(data, np.zeros(3, np.uint8))  # so that what follows an end can be looked at
+    first = data[starts]
+    signed = np.flatnonzero((first == ord("-")) | (first == ord("+")))
+    plain = np.flatnonzero(first == ord("0"))
+    for rows, at in ((plain, starts[plain]), (signed, starts[signed] + 1)):
+        second = data[at + 1] - np.uint8(ord("0"))  # below 0 wraps around
+        if ((data[at] == ord("0")) & (second <= 9) & (at + 1 < ends[rows])).any():
+            return True
+    return False
 
 
 def _existing(texts: pa.Array, kind: pa.DataType) -> pa.Array:

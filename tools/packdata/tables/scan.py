@@ -34,7 +34,7 @@ from packdata.tables.values import (
     why_other,
     words_of,
 )
-from packdata.types import KINDS, NO_VALUES, Kind, as_text, begin_with_zeros, is_text, kinds_of
+from packdata.types import KINDS, NO_VALUES, Kind, are_names, as_text, is_text, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,18 +53,18 @@ _FEW_WORDS = 1 << 16
 class Seen(NamedTuple):
     """Where a value was seen first."""
 
-    # How it looks, and its file and line or row: found when somebody asks.
-    tell: Callable[[], tuple[str, str]]
+    value: pa.Array  # of one row
+    tell: Callable[[], str]  # its file and line or row: found when somebody asks
 
     @property
     def shown(self) -> str:
         """How it looks."""
-        return self.tell()[0]
+        return shown(self.value, 0)
 
     @property
     def where(self) -> str:
         """File and line or row."""
-        return self.tell()[1]
+        return self.tell()
 
 
 class Words:
@@ -321,7 +321,7 @@ class _Look:
         if found is not None:
             kind = group_of(found.type)
             assert kind is not None
-            if kind != "number" or not begin_with_zeros(texts):
+            if kind != "number" or not are_names(texts, found):
                 return self._measured(numbers(found, _read_as(kind)), kind)
         coded = words_of(array)
         self._look_at_texts(coded, self._guesses)
@@ -337,8 +337,7 @@ class _Look:
         if flags.any():
             row = int(flags.argmax())
             value = self._array.take(pa.array([row]))  # a copy, so that no other rows are kept
-            told = partial(_told, self._file, self._rows.line, row, value)
-            self.scan.first[what] = Seen(told)
+            self.scan.first[what] = Seen(value, partial(_where, self._file, self._rows.line, row))
 
     def _count(self, coded: pa.DictionaryArray) -> npt.NDArray[np.int64]:
         """Count each text; return how often each word of the dictionary occurs, the empty one never."""
@@ -425,9 +424,8 @@ def _guessed_only(words: pa.Array, guesses: frozenset[Kind]) -> Codes:
     return kinds
 
 
-def _told(file: RowFile, line: Callable[[int], int], row: int, value: pa.Array) -> tuple[str, str]:
-    """Return how a value looks, and where it stands."""
-    return shown(value, 0), place(file, line(row))
+def _where(file: RowFile, line: Callable[[int], int], row: int) -> str:
+    return place(file, line(row))
 
 
 def _is_whole(values: npt.NDArray[np.float64]) -> bool:
