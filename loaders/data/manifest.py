@@ -39,6 +39,7 @@ _AT_ONCE = 1_000  # shards
 _MAX_DATASET_BYTES = (1 << 63) - 1  # offsets are int64
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _FILE_HASH = re.compile(r"[0-9a-f]{32}")
+_TEXT_HASH = re.compile(r"[0-9a-f]{16}")
 # np.dtype() parses more, as Python source
 _DTYPE = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 
@@ -75,11 +76,16 @@ class ShardInfo(NamedTuple):
     xxh3_128: str  # hash of the whole file, hexadecimal
     places: Mapping[str, Place]  # where each field's column lies
     checksums: tuple[int, int]  # offset and size of the JSON text that holds the row checksums
+    # xxh3-64 of that text, hexadecimal: a shard of another packing is known by it. None: packed before there was one.
+    checksums_xxh3_64: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the shard as JSON types."""
         places = {name: place.to_json() for name, place in self.places.items()}
-        return self._asdict() | {"places": places, "checksums": list(self.checksums)}
+        data = self._asdict() | {"places": places, "checksums": list(self.checksums)}
+        if self.checksums_xxh3_64 is None:
+            del data["checksums_xxh3_64"]
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ShardInfo:
@@ -87,7 +93,8 @@ class ShardInfo(NamedTuple):
         places = {name: Place(**place) for name, place in data["places"].items()}
         offset, nbytes = data["checksums"]
         numbers = data["num_samples"], data["size_bytes"]
-        return cls(data["file"], *numbers, data["xxh3_128"], places, (offset, nbytes))
+        digest = data.get("checksums_xxh3_64")
+        return cls(data["file"], *numbers, data["xxh3_128"], places, (offset, nbytes), digest)
 
 
 @dataclass(frozen=True)
@@ -378,7 +385,9 @@ class _Table:
 
     def __init__(self, shards: Sequence[ShardInfo]) -> None:
         columns = zip(*shards, strict=True)
-        self._files, self._n, self._nbytes, self._hashes, self._places, self._checksums = columns
+        self._files, self._n, self._nbytes, self._hashes, *rest = columns
+        self._places, self._checksums, digests = rest
+        self._digests = ["0" * 16 if digest is None else digest for digest in digests]
         self._num, self._size = self._numbers(self._n), self._numbers(self._nbytes)
 
     def _refuse(self, is_wrong: Any, what: str, got: Sequence[Any], of: str = "") -> None:
@@ -408,6 +417,7 @@ class _Table:
         for pattern, column, what in (
             (_FILE_NAME, self._files, "it is not a plain name inside the folder"),
             (_FILE_HASH, self._hashes, "the hash of a file has 32 hexadecimal digits"),
+            (_TEXT_HASH, self._digests, "the hash of its checksums has 16 hexadecimal digits"),
         ):
             is_wrong = [type(v) is not str or not pattern.fullmatch(v) for v in column]
             self._refuse(is_wrong, what, column)
@@ -458,9 +468,10 @@ class _Table:
 def _texts(shards: Iterable[ShardInfo], fields: Iterable[str]) -> Iterator[str]:
     """Yield the JSON texts of checked shards, keys sorted, in a quarter of the time that ``json`` takes."""
     names = [(name, json.dumps(name)) for name in sorted(fields)]
-    for file, num, nbytes, digest, places, (start, size) in shards:
+    for file, num, nbytes, digest, places, (start, size), text_digest in shards:
         here = ", ".join([f"{text}: {_place_text(*places[name])}" for name, text in names])
-        head = f'"checksums": [{start}, {size}], "file": "{file}", "num_samples": {num}'
+        also = "" if text_digest is None else f'"checksums_xxh3_64": "{text_digest}", '
+        head = f'"checksums": [{start}, {size}], {also}"file": "{file}", "num_samples": {num}'
         yield f'{{{head}, "places": {{{here}}}, "size_bytes": {nbytes}, "xxh3_128": "{digest}"}}'
 
 

@@ -224,6 +224,7 @@ DAMAGE = [
         *("C:\\x.lmdb", "a\n", "x" * 201, None, 5, ["a"], "shard-00001.lmdb"),
     ),
     *changes("shards.0.xxh3_128", "", "0" * 31, "0" * 33, "G" * 32, "A" * 32, None),
+    *changes("shards.0.checksums_xxh3_64", "", "0" * 15, "0" * 32, "A" * 16, 5, ["0" * 16]),
     *changes("shards.0.num_samples", 0, -1, 1.0, True, "1", None, BIG, 4097, 513, 2**63),
     *changes("shards.0.size_bytes", -1, 0, 4096.0, True, None, BIG, 2**63, 100),
     *changes("shards.0.checksums", [], [1], [1, 2, 3], "ab", None, [-1, 5], [4000, 97]),
@@ -513,11 +514,21 @@ def test_a_place_tells_what_is_set(place: Place, expected: Json) -> None:
 
 def test_texts_of_shards_are_those_that_json_makes() -> None:
     places = {"größe": Place(5, lengths=9), "a": Place(0, 1), "b": Place(lengths=0, starts=3)}
-    shards = [*MANIFEST.shards, a_shard(7, places=places | {"c": Place(1, lengths=2, gap=3)})]
+    more = a_shard(7, places=places | {"c": Place(1, lengths=2, gap=3)})
+    shards = [*MANIFEST.shards, more, a_shard(8, checksums_xxh3_64="0123456789abcdef")]
     for shard in shards:
         wanted = json.dumps(shard.to_json(), sort_keys=True)
 
         assert [*_texts([shard], shard.places)] == [wanted]
+
+
+def test_the_hash_of_checksums_comes_back(tmp_path: Path) -> None:
+    shards = (a_shard(0), a_shard(1, checksums_xxh3_64="0123456789abcdef"))
+    manifest = Manifest(SCHEMA, shards)
+
+    publish_manifest(tmp_path, manifest)
+
+    assert read_manifest(tmp_path) == manifest
 
 
 def test_what_a_later_release_says_more_of_a_shard_is_passed_over(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ import logging
 import pickle
 import random
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from loaders import DataLoader, RAMDataset, ShardDataset, augment, collate
 from loaders.augment.planning import plan
 from loaders.codecs import heads
 from loaders.codecs.picture import encode_jpeg
-from loaders.data.manifest import read_manifest
+from loaders.data.manifest import publish_manifest, read_manifest
+from loaders.data.shards import Check
 from loaders.datasets import replaced
 from loaders.datasets.reading import known, pictures
 from loaders.datasets.views import as_ours
@@ -1090,16 +1092,30 @@ def test_a_dataset_of_nothing_but_bad_samples_ends(tmp_path: Path) -> None:
         dataset[0]
 
 
+@pytest.mark.parametrize("check", ["first", "always"])
 @pytest.mark.parametrize("kind", ["lmdb", "parquet"])
-def test_shards_that_were_swapped_are_noticed_by_who_always_checks(
+def test_a_shard_of_another_packing_is_refused(tmp_path: Path, kind: str, check: Check) -> None:
+    """Its records are whole by its own checksums, and its size is the same: they are not those of the manifest."""
+    one, other = (shards_of_one_size(tmp_path / name, kind) for name in "ab")
+    (other / f"shard-00001.{kind}").replace(one / f"shard-00001.{kind}")
+
+    dataset = ShardDataset(one, check=check)
+
+    assert dataset[0].x[0] == 0
+    with pytest.raises(SampleError, check=At(row=0, index=2)):
+        dataset[2]
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "parquet"])
+def test_shards_of_one_size_that_were_packed_before_are_noticed_by_who_always_checks(
     tmp_path: Path, kind: str
 ) -> None:
-    """Their records are whole, and their sizes the same; a damaged one is told with its row instead."""
-    rows = [{"x": np.full(20_000, i, np.uint8)} for i in range(8)]
-    fields: dict[str, Field] = {"x": Array(dtype="uint8", dims=(20_000,))}
-    folder = pack(tmp_path / "a", fields, rows, format=kind, per_shard=2)
-    one, other = (folder / shard.file for shard in read_manifest(folder).shards[1:3])
-    assert one.stat().st_size == other.stat().st_size
+    """A damaged record is told with its row instead."""
+    folder = shards_of_one_size(tmp_path / "a", kind)
+    manifest = read_manifest(folder)
+    shards = tuple(shard._replace(checksums_xxh3_64=None) for shard in manifest.shards)
+    publish_manifest(folder, replace(manifest, shards=shards))
+    one, other = (folder / shard.file for shard in shards[1:3])
     first = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(first)
@@ -1116,6 +1132,14 @@ def test_shards_that_were_swapped_are_noticed_by_who_always_checks(
     assert dataset[2].x[0] == 4
     with pytest.raises(SampleError, check=At(row=1, index=3)):
         dataset[3]
+
+
+def shards_of_one_size(folder: Path, kind: str) -> Path:
+    """Pack shards of one size, which differ from those of another folder."""
+    first = ord(folder.name) - ord("a")
+    rows = [{"x": np.full(20_000, i + 8 * first, np.uint8)} for i in range(8)]
+    fields: dict[str, Field] = {"x": Array(dtype="uint8", dims=(20_000,))}
+    return pack(folder, fields, rows, format=kind, per_shard=2)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

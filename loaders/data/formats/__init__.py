@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from loaders.data.columns import Column, FixedColumn, VarColumn, ends
 from loaders.data.formats.checksums import Checksums, dump_checksums, load_checksums
@@ -57,16 +58,17 @@ def write_shard(
     else:
         places, checksums_at = parquet.write(path, columns, checksums, fields)
     num_samples = len(next(iter(columns.values())))
-    info = ShardInfo(path.name, num_samples, path.stat().st_size, "", places, checksums_at)
+    size, digest = path.stat().st_size, xxhash.xxh3_64_hexdigest(checksums)
+    info = ShardInfo(path.name, num_samples, size, "", places, checksums_at, digest)
     with ThreadPoolExecutor(2, "shard") as helpers:  # the disk writes while we read
-        synced, digest = helpers.submit(_sync, path), helpers.submit(hash_file, path)
+        synced, whole = helpers.submit(_sync, path), helpers.submit(hash_file, path)
         difference = read_back(path, open_columns(path, info))
         synced.result()
     if difference is not None:
         raise ShardError(
             f"reading it back, {difference}", path, hint="This is a defect of loaders: report it"
         )
-    return info._replace(xxh3_128=digest.result())
+    return info._replace(xxh3_128=whole.result())
 
 
 def _sync(path: Path) -> None:
@@ -256,8 +258,11 @@ def parse_checksums(text: bytes, path: Path, info: ShardInfo) -> dict[str, Check
     """Read the row checksums of each column from the text in which a shard keeps them.
 
     Raises:
-        ShardError: It is not that.
+        ShardError: It is not that, or the text of another shard.
     """
+    if info.checksums_xxh3_64 not in (None, xxhash.xxh3_64_hexdigest(text)):
+        what = "its row checksums are not those of the manifest: is it a shard of another packing?"
+        raise ShardError(what, path, hint=_RESTORE)
     try:
         checksums = load_checksums(text, info.num_samples)
     except (ValueError, RecursionError) as error:
