@@ -1,13 +1,12 @@
 """Worker counts that were measured once, by dataset and machine: what ``num_workers="auto"`` reads.
 
-``python -m loaders.bench recommend`` measures and writes them, to ``$XDG_CACHE_HOME/loaders/workers.json``
-(``~/.cache`` by default). A file that is missing, damaged or of another machine counts as none.
+``python -m loaders.bench recommend`` measures and writes them, each to a file of its own below
+``$XDG_CACHE_HOME/loaders/workers`` (``~/.cache`` by default). A file that is missing or damaged counts as none.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import tempfile
@@ -16,21 +15,15 @@ from typing import Any
 
 from loaders.system.regular import read_regular
 
-_VERSION = 1
-_MAX_ENTRIES = 1000
+_MAX_BYTES = 20  # of a count
 
 
-def cache_file() -> Path:
+def cache_folder() -> Path:
     """Return where the counts are kept; OSError if that is nowhere."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if base.startswith("~"):
         raise FileNotFoundError("the home folder is not known: set XDG_CACHE_HOME")
-    return Path(base) / "loaders" / "workers.json"
-
-
-def machine_key(num_cores: int) -> str:
-    """Identify a kind of machine: its name, processor and the cores that may be used."""
-    return f"{platform.node()}/{platform.machine()}/{num_cores}"
+    return Path(base) / "loaders" / "workers"
 
 
 def dataset_key(dataset: Any) -> str | None:
@@ -50,14 +43,14 @@ def dataset_key(dataset: Any) -> str | None:
 def read_workers(dataset: Any, num_cores: int) -> int | None:
     """Return the measured count for a dataset on this machine, or None."""
     try:
-        file = cache_file()
-    except OSError:
+        folder = cache_folder()
+        if not folder.exists():  # before anything is hashed: most never measure
+            return None
+        key = dataset_key(dataset)
+        count = int(read_regular(folder / _name(key, num_cores), _MAX_BYTES)) if key else -1
+    except (OSError, ValueError):
         return None
-    if not os.path.exists(file):  # before anything is hashed: most never measure
-        return None
-    key = dataset_key(dataset)
-    count = _read(file).get(f"{machine_key(num_cores)}/{key}") if key else None
-    return count if isinstance(count, int) and 0 <= count <= 8 * num_cores else None
+    return count if 0 <= count <= 8 * num_cores else None
 
 
 def write_workers(dataset: Any, num_cores: int, num_workers: int) -> Path | None:
@@ -65,24 +58,14 @@ def write_workers(dataset: Any, num_cores: int, num_workers: int) -> Path | None
     key = dataset_key(dataset)
     if key is None:
         return None
-    file = cache_file()
-    entries = _read(file)
-    entries.pop(f"{machine_key(num_cores)}/{key}", None)
-    entries[f"{machine_key(num_cores)}/{key}"] = num_workers
-    newest = dict(list(entries.items())[-_MAX_ENTRIES:])
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, suffix=".tmp") as out:
-        json.dump({"version": _VERSION, "num_workers": newest}, out, indent=1)
-    Path(out.name).replace(file)
-    return file
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, suffix=".tmp") as out:
+        out.write(f"{num_workers}\n")
+    return Path(out.name).replace(folder / _name(key, num_cores))
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_regular(file))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(content, dict) or content.get("version") != _VERSION:
-        return {}
-    entries = content.get("num_workers")
-    return entries if isinstance(entries, dict) else {}
+def _name(key: str, num_cores: int) -> str:
+    """Return the file of a dataset on this kind of machine: its name, processor and the cores that may be used."""
+    machine = f"{platform.node()}/{platform.machine()}/{num_cores}/{key}"
+    return hashlib.blake2b(machine.encode(), digest_size=16).hexdigest()

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,7 @@ import pytest
 
 from loaders import DataLoader, RAMDataset, augment
 from loaders.codecs.picture import encode_jpeg
-from loaders.loading import tuning
-from loaders.loading.tuning import cache_file, dataset_key, read_workers, write_workers
+from loaders.loading.tuning import cache_folder, dataset_key, read_workers, write_workers
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +23,10 @@ def dataset(value: int = 0) -> RAMDataset:
 
 def test_a_count_is_found_again_for_the_same_dataset_on_the_same_machine() -> None:
     assert read_workers(dataset(), 4) is None
+    file = write_workers(dataset(), 4, 3)
 
-    assert write_workers(dataset(), 4, 3) == cache_file()
+    assert file is not None
+    assert file.parent == cache_folder()
 
     assert read_workers(dataset(), 4) == 3
     assert read_workers(dataset(), 8) is None
@@ -43,47 +45,26 @@ def test_other_work_per_sample_is_another_dataset() -> None:
     assert write_workers([1, 2, 3], 4, 2) is None
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        '{"version": 2, "num_workers": {}}',
-        '{"version": 1, "num_workers": []}',
-        '{"version": 1}',
-    ],
-)
-def test_a_damaged_file_counts_as_none_and_is_replaced(content: str) -> None:
-    cache_file().parent.mkdir(parents=True)
-    cache_file().write_text(content)
+@pytest.mark.parametrize("content", ["", "{", "2.5", "-1", "1000", "9" * 100])
+def test_a_file_without_a_count_that_makes_sense_counts_as_none_and_is_replaced(
+    content: str,
+) -> None:
+    file = write_workers(dataset(), 4, 3)
+    assert file is not None
+    file.write_text(content)
 
     assert read_workers(dataset(), 4) is None
     write_workers(dataset(), 4, 2)
     assert read_workers(dataset(), 4) == 2
 
 
-@pytest.mark.parametrize("count", [-1, 1000, "2", None])
-def test_a_count_that_makes_no_sense_is_not_used(count: object) -> None:
-    write_workers(dataset(), 4, count)  # type: ignore[arg-type]
+def test_counts_that_are_kept_at_once_are_all_kept() -> None:
+    """Each has a file of its own, and nothing is left beside them."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda value: write_workers(dataset(value), 4, value), range(8)))
 
-    assert read_workers(dataset(), 4) is None
-
-
-def test_nothing_is_left_beside_the_file() -> None:
-    for value in range(3):
-        write_workers(dataset(value), 4, value)
-
-    assert [file.name for file in cache_file().parent.iterdir()] == ["workers.json"]
-
-
-def test_of_many_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is measured again is new again."""
-    monkeypatch.setattr(tuning, "_MAX_ENTRIES", 2)
-    for value, count in ((0, 1), (1, 2), (0, 3), (2, 4)):
-        write_workers(dataset(value), 4, count)
-
-    assert [read_workers(dataset(value), 4) for value in range(3)] == [3, None, 4]
+    assert [read_workers(dataset(value), 4) for value in range(8)] == list(range(8))
+    assert len(list(cache_folder().iterdir())) == 8
 
 
 def test_auto_takes_the_measured_count() -> None:
