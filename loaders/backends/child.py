@@ -25,7 +25,7 @@ MASKED = (*IGNORED, signal.SIGUSR1, signal.SIGUSR2)  # until the child has its h
 def main(payload: BinaryIO, sock: int, slots: int, owner: int) -> None:
     """Serve batches until the trainer, process ``owner``, closes its end, or is gone.
 
-    Of ``payload``, the data of a ``Payload`` are left; ``sock`` and ``slots`` are descriptors.
+    Of ``payload``, what ``pack`` made is left; ``sock`` and ``slots`` are descriptors.
     """
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)

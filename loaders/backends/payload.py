@@ -1,4 +1,4 @@
-"""What a child process is started with: a pickle that names whose code it needs, and memory files beside it.
+"""What a child process is started with: a pickle of what makes batches, which names the memory files that it maps.
 
 The child is a fresh interpreter, which never imports the trainer's main module: what is defined there, or in no module,
 cannot be found by it.
@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import io
 import pickle
+import weakref
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import loaders.codecs as codecs
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.memory.sealed import HeldShard, SealedFile
+from loaders.datasets.memory.held import HeldShard
+from loaders.datasets.memory.memfile import MemoryFile, open_memory_file
 from loaders.errors import LoadersError, UnsendableError
 from loaders.schema import Schema
 
 if TYPE_CHECKING:
     from loaders.backends.maker import Maker
     from loaders.data.shards import MemoryShard
+    from loaders.datasets.memory.memfile import Place
 
 _MAIN = ("__main__", "__mp_main__")
 _COUNTERS = (
@@ -30,19 +33,7 @@ _COUNTERS = (
 )  # of the trainer's own reads
 
 
-class Payload(NamedTuple):
-    """What the child gets."""
-
-    data: bytes  # the pickle
-    files: tuple[SealedFile, ...]  # memory files that it maps
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """Descriptors of the files."""
-        return tuple(file.fd for file in self.files)
-
-
-def pack(maker: Maker) -> Payload:
+def pack(maker: Maker) -> bytes:
     """Pickle what makes batches.
 
     Raises:
@@ -59,7 +50,7 @@ def pack(maker: Maker) -> Payload:
         raise
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
         raise UnsendableError(last.last, str(error)) from error
-    return Payload(head.getvalue() + body.getvalue(), tuple(packer.files))
+    return head.getvalue() + body.getvalue()
 
 
 def unpack(data: bytes) -> Maker:
@@ -73,16 +64,13 @@ def unpack(data: bytes) -> Maker:
 class _Packer(pickle.Pickler):
     def __init__(self, out: io.BytesIO) -> None:
         super().__init__(out, pickle.HIGHEST_PROTOCOL)
-        self.files: list[SealedFile] = []
         self.codecs: dict[str, Any] = {}  # of the user's, that a dataset needs
         self.last = ""
 
     def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, HeldShard):
             return None
-        file = value.file()
-        self.files.append(file)
-        return file.fd, value.path
+        return value.file().place, value.path
 
     def reducer_override(self, value: Any) -> Any:
         self.last = _name(value)
@@ -121,11 +109,14 @@ class _Unpacker(pickle.Unpickler):
     """Reads what our own parent packed."""
 
     def persistent_load(self, given: Any) -> MemoryShard:
-        fd, path = given
-        file = _received.get(fd) or _received.setdefault(fd, SealedFile(fd))
-        return HeldShard(path, file.columns, [file])
+        place, path = given
+        file = _mapped.get(place) or open_memory_file(place)
+        if file is None:
+            raise LoadersError(
+                "the memory of the dataset is gone: its process has ended, or dropped it"
+            )
+        return HeldShard(path, _mapped.setdefault(place, file).columns, [file])
 
 
-_received: dict[
-    int, SealedFile
-] = {}  # in the child: the trainer names a file by its number again and again
+# In the child: the trainer names a file again and again.
+_mapped: weakref.WeakValueDictionary[Place, MemoryFile] = weakref.WeakValueDictionary()

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from loaders.backends.chunk import Chunk
     from loaders.backends.maker import Made, Maker
-    from loaders.backends.payload import Payload
 
 _START_TIMEOUT_S = 300.0  # of an interpreter that imports torch, also on a crowded machine
 _END_TIMEOUT_S = 5.0
@@ -82,7 +81,7 @@ class Child:
         self.num_passes = 0
         self._epoch: int | None = None
         payload = pack(maker)
-        self._files, self._digest = payload.files, _digest(payload)
+        self._digest = _digest(payload)
         lock = partial(page_lock, what="a batch slot") if maker.locks_slots else None
         self._pid = os.getpid()
         ours, theirs = pair()
@@ -124,18 +123,15 @@ class Child:
         """Tensors of batches that live, and lie in its slots."""
         return self._slots.num_leased
 
-    def follow(self, maker: Maker, epoch: int | None) -> bool:
-        """Give the child another maker of the same loader; False if it must be started anew for that."""
+    def follow(self, maker: Maker, epoch: int | None) -> None:
+        """Give the child another maker of the same loader."""
         payload = pack(maker)
-        if payload.files != self._files:
-            return False
         if (digest := _digest(payload)) != self._digest:
-            self.send("change", payload.data)
+            self.send("change", payload)
             self._digest = digest
         if epoch != self._epoch:
             self.send("epoch", epoch)
             self._epoch = epoch
-        return True
 
     def check(self) -> None:
         """Raise RuntimeError if the child is another process's, was ended, or was left in the middle of a message."""
@@ -237,24 +233,24 @@ def _not_found(error: BaseException) -> UnsendableError:
     return UnsendableError("what it needs", f"{type(error).__name__}: {error}")
 
 
-def _digest(payload: Payload) -> str:
-    return xxhash.xxh3_128_hexdigest(payload.data)
+def _digest(payload: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(payload)
 
 
-def _start(payload: Payload, sock: int, slots: int) -> subprocess.Popen[bytes]:
+def _start(payload: bytes, sock: int, slots: int) -> subprocess.Popen[bytes]:
     """Start an interpreter that runs ``loaders.backends.child.main``; signals wait until it has its handlers."""
     fd = os.memfd_create("loaders-payload", os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:
             pickle.dump(sys.path, file)
-            file.write(payload.data)
+            file.write(payload)
         os.lseek(fd, 0, os.SEEK_SET)
         numbers = [str(number) for number in (fd, sock, slots, os.getpid())]
         with _masked():
             return subprocess.Popen(
                 [sys.executable, "-P", "-c", _BEGIN, *numbers],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(fd, sock, slots, *payload.fds),
+                pass_fds=(fd, sock, slots),
             )
     finally:
         os.close(fd)
@@ -461,10 +457,7 @@ class KeptChildren:
     def pool(self, maker: Maker, epoch: int | None) -> ChildPool:
         """Return a pool over the idle child or a new one, which is kept afterwards."""
         child = self._take() or Child(maker)
-        if not child.follow(maker, epoch):
-            child.end()
-            child = Child(maker)
-            child.follow(maker, epoch)
+        child.follow(maker, epoch)
         return ChildPool(maker, child, self._leave)
 
     def _take(self) -> Child | None:

@@ -19,7 +19,7 @@ import loaders.codecs as codecs
 from loaders import DataLoader, RAMDataset, ShardDataset
 from loaders.backends import payload as payloads
 from loaders.codecs.text import TextCodec
-from loaders.datasets.memory.sealed import HeldShard
+from loaders.datasets.memory.held import HeldShard
 from loaders.errors import LoadersError, UnsendableError
 from loaders.schema import Label, Text
 from packdata import pack as pack_samples_of
@@ -164,7 +164,7 @@ def test_a_codec_of_the_user_goes_with_a_dataset_that_needs_it(
     payload = payloads.pack(DataLoader(dataset, 2)._maker())
 
     monkeypatch.setattr(codecs, "_FACTORIES", factories)
-    assert payloads.unpack(payload.data).dataset[0].text == "ABC"
+    assert payloads.unpack(payload).dataset[0].text == "ABC"
 
 
 def test_loaders_that_ask_for_a_copy_of_one_dataset_at_one_time_get_the_same() -> None:

@@ -1,11 +1,11 @@
 """Ranks as real processes, for the tests of what they share."""
 
+import contextlib
 import hashlib
 import logging
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 
 from loaders import DataLoader, RAMDataset
 from loaders.datasets.memory import shared
-from loaders.datasets.memory.arena import filled
+from loaders.datasets.memory.memfile import MemoryFile, fill_memory_file
 
 _PATIENCE_S = 60.0
 _context = multiprocessing.get_context("forkserver")
@@ -28,15 +28,12 @@ class Rank:
     Args:
         folder: Of the dataset.
         paused: Stop in the middle of loading, until it is told to go on.
-        user: Become this user first.
         settings: Of the dataset.
     """
 
-    def __init__(
-        self, folder: Path, *, paused: bool = False, user: int | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, folder: Path, *, paused: bool = False, **settings: Any) -> None:
         self._pipe, theirs = _context.Pipe()
-        arguments = (theirs, folder, paused, user, settings)
+        arguments = (theirs, folder, os.environ["LOADERS_CACHE"], paused, settings)
         self.process = _context.Process(target=_be_rank, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
@@ -63,20 +60,19 @@ class Rank:
 
 
 def _be_rank(
-    pipe: Connection, folder: Path, paused: bool, user: int | None, settings: dict[str, Any]
+    pipe: Connection, folder: Path, cache: str, paused: bool, settings: dict[str, Any]
 ) -> None:
+    os.environ["LOADERS_CACHE"] = cache
     torch.set_num_threads(1)
     logging.getLogger("loaders.datasets.memory.shared").addHandler(_Waiting(pipe))
     logging.getLogger("loaders.datasets.memory.shared").setLevel("INFO")
-    if user is not None:
-        os.setuid(user)
     if paused:
         _pause_loading(pipe)
     before = pss()["Pss_Anon"]
     try:
         dataset = RAMDataset(folder, progress=False, **{"shared": True} | settings)
     except BaseException as error:
-        pipe.send((type(error).__name__, str(error), keepers()))
+        pipe.send((type(error).__name__, str(error), memfds()))
         return
     pipe.send("loaded")
     answers: dict[str, Callable[[], Any]] = {
@@ -100,13 +96,12 @@ class _Waiting(logging.Handler):
 
 
 def _pause_loading(pipe: Connection) -> None:
-    def load(*args: Any, told: Callable[[int, int], object], **options: Any) -> int:
-        told(1, 2)
+    def load(*args: Any, **options: Any) -> MemoryFile:
         pipe.send("loading")
         pipe.recv()
-        return filled(*args, told=told, **options)
+        return fill_memory_file(*args, **options)
 
-    vars(shared)["filled"] = load
+    vars(shared)["fill_memory_file"] = load
 
 
 def pss() -> dict[str, int]:
@@ -130,12 +125,10 @@ def digest(dataset: Any, **options: Any) -> str:
     return state.hexdigest()
 
 
-def keepers() -> list[str]:
-    """Return the threads of this process that share a copy."""
-    return [thread.name for thread in threading.enumerate() if "keeper" in thread.name]
-
-
-def names(identity: str) -> set[str]:
-    """Return the names at which processes of this machine meet just now for one copy, listening or connected."""
-    lines = Path("/proc/net/unix").read_text().splitlines()
-    return {name for line in lines if (name := line.split()[-1]).endswith(f"/{identity}")}
+def memfds() -> int:
+    """Return how many copies are open in this process."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sum("memfd:loaders " in link for link in links)

@@ -63,7 +63,7 @@ def test_a_frame_is_packed_as_a_file_of_it(
 def test_a_frame_is_served_as_it_would_be_packed(tmp_path: Path, frame: pd.DataFrame) -> None:
     packdata.pack(frame, tmp_path / "packed", **OPTIONS)
 
-    served = RAMDataset.from_frame(frame, **OPTIONS)
+    served = RAMDataset.from_arrays(**packdata.arrays_of(frame, **OPTIONS))
 
     packed = RAMDataset(tmp_path / "packed", progress=False)
     assert list(served.schema.fields) == list(packed.schema.fields)
@@ -74,10 +74,10 @@ def test_a_frame_is_served_as_it_would_be_packed(tmp_path: Path, frame: pd.DataF
         strict=True,
     ):
         assert all((a == b).all() for a, b in zip(one, other, strict=True))
-    again = RAMDataset.from_frame(frame, "y", drop=("n",), like=None, dates="parts")
-    assert list(again.schema.fields) == ["features", "categories", "y"]
-    like = RAMDataset.from_frame(frame[:5], (), like=tmp_path / "packed")
-    assert (like[0].features == served[0].features).all()
+    again = packdata.arrays_of(frame, "y", drop=("n",), like=None, dates="parts")
+    assert list(again["schema"]) == ["features", "categories", "y"]
+    like = packdata.arrays_of(frame[:5], (), like=tmp_path / "packed")
+    assert (like["features"] == served.column("features")[:5]).all()
 
 
 def test_rows_of_a_frame_that_cannot_be_packed_are_named_or_left_out(
@@ -86,8 +86,8 @@ def test_rows_of_a_frame_that_cannot_be_packed_are_named_or_left_out(
     frame.loc[frame.index[7], "y"] = None
 
     with pytest.raises(SourceError, check=At("DataFrame, row 7")):
-        RAMDataset.from_frame(frame, **OPTIONS)
-    assert len(RAMDataset.from_frame(frame, **OPTIONS, on_error="skip")) == 299
+        packdata.arrays_of(frame, **OPTIONS)
+    assert len(packdata.arrays_of(frame, **OPTIONS, on_error="skip")["y"]) == 299
 
 
 def test_what_is_no_frame_needs_fields(tmp_path: Path, frame: pd.DataFrame) -> None:
@@ -98,15 +98,15 @@ def test_what_is_no_frame_needs_fields(tmp_path: Path, frame: pd.DataFrame) -> N
     with pytest.raises(SourceError, check=At("DataFrame")):
         packdata.pack(pd.DataFrame({"x": [1, "a", b"b"]}), tmp_path / "out")
     with pytest.raises(TypeError):
-        RAMDataset.from_frame(frame, targets="y")
+        packdata.arrays_of(frame, targets="y")
     assert main(["verify", str(tmp_path)]) == 1
 
 
 def test_a_frame_may_call_its_columns_by_numbers() -> None:
-    served = RAMDataset.from_frame(pd.DataFrame(np.arange(6.0).reshape(2, 3)))
+    arrays = packdata.arrays_of(pd.DataFrame(np.arange(6.0).reshape(2, 3)))
 
-    assert served[1].features.tolist() == [3, 4, 5]
-    assert served.schema.fields["features"].to_json()["columns"] == ["0", "1", "2"]
+    assert arrays["features"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert arrays["schema"]["features"].to_json()["columns"] == ["0", "1", "2"]
 
 
 def test_one_column_may_be_named_alone(tmp_path: Path, frame: pd.DataFrame) -> None:

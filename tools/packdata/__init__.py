@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from packdata.packing.summary import Summary
     from packdata.recipe import Block, Recipe, Records, Target
     from packdata.tables import pack_tables
+    from packdata.tables.plan import arrays_of
     from packdata.tokens.plan import TokenOptions, pack_tokens
     from packdata.writer import Writer, pack
 
@@ -30,6 +31,7 @@ __all__ = [
     "Target",
     "TokenOptions",
     "Writer",
+    "arrays_of",
     "pack",
     "pack_arrays",
     "pack_images",
@@ -48,6 +50,7 @@ _HOMES = {
     "Target": "recipe",
     "TokenOptions": "tokens.plan",
     "Writer": "writer",
+    "arrays_of": "tables.plan",
     "pack": "writer",
     "pack_arrays": "arrays.plan",
     "pack_images": "images.plan",

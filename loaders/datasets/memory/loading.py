@@ -1,7 +1,7 @@
 """Bringing records to where they stay: sizes first, so that memory is taken once and filled in place.
 
 A ``ColumnToLoad`` knows the size of every record of one field, and how to fill them in. Whoever owns
-the memory (this process, or an arena that processes share) allocates it by the plan.
+the memory (this process, or a file that processes share) allocates it by the plan.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from loaders.data.columns import Column, FixedColumn, var_column
 from loaders.data.store import ShardRuns, Store
 from loaders.data.view import View
 from loaders.datasets.base import SampleT, check_stored
+from loaders.datasets.memory.held import HeldShard, load_shard
 from loaders.datasets.memory.loading import (
     ColumnToLoad,
     check_fits,
@@ -33,7 +33,6 @@ from loaders.datasets.memory.loading import (
     positions,
 )
 from loaders.datasets.memory.resident import ResidentDataset
-from loaders.datasets.memory.sealed import HeldShard, load_shard
 from loaders.datasets.memory.shared import share_columns
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.coefficients import has_halves
@@ -42,6 +41,7 @@ from loaders.datasets.settings import SETTINGS, check_augment
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import CodecError, SchemaError, ShardError, SourceError
+from loaders.gone import gone
 from loaders.schema import Array, Field, Image, Label, Mask, Schema, Text
 from loaders.system.regular import read_regular
 
@@ -66,9 +66,9 @@ class RAMDataset(ResidentDataset[SampleT]):
         source: A folder that ``packdata`` made, or a dataset (then its settings are the defaults
             here).
         decode: False keeps records as they are stored, e.g. as JPEG; True keeps pixels.
-        shared: True: one copy for all processes of this user on this machine, ranks and workers
-            alike; the first one loads it, others attach, and it goes when the last one does.
-            ``"all_users"``: one copy for all users who ask for it. Linux only.
+        shared: True: one copy for all processes of this user in a machine or container, ranks and
+            workers alike; the first one loads it, others map it, and it goes when the last one does.
+            Linux only.
         device: ``"cuda"``: the columns lie in GPU memory, and batches are gathered and augmented
             there; the host chooses rows, no more. For pixels, tokens and tables: records of one
             size. Without ``decode`` the host keeps no copy: lookups read the mapped files.
@@ -89,14 +89,16 @@ class RAMDataset(ResidentDataset[SampleT]):
         source: PackedDataset[SampleT] | Path | str,
         *,
         decode: bool = False,
-        shared: bool | Literal["all_users"] = False,
+        shared: bool = False,
         device: torch.device | str | None = None,
         pin: bool = False,
         progress: bool = True,
         **settings: Any,
     ) -> None:
         one_of("decode", decode, (True, False))
-        one_of("shared", shared, (True, False, "all_users"))
+        if shared not in (True, False):
+            hint = gone(f"RAMDataset(shared={shared!r})")
+            raise ValueError(f"shared must be True or False, got {shown(shared)}{hint}")
         home = None
         if device is not None or pin:
             home = as_device(device or "cuda", "pin" if pin else "device")
@@ -119,8 +121,7 @@ class RAMDataset(ResidentDataset[SampleT]):
         origin = getattr(dataset, "path", Path("datasets joined"))
         with _telling_of_replace(dataset.on_error), dataset.view.in_order(by_shard=True):
             if shared:
-                for_all = shared == "all_users"
-                shard, fields = share_columns(dataset, origin, decode, progress, for_all)
+                shard, fields = share_columns(dataset, origin, decode, progress)
             else:
                 plans = plan_columns(dataset, decode=decode, progress=progress)
                 check_fits(sum(plan.nbytes for plan in plans.values()), progress)
@@ -221,25 +222,9 @@ class RAMDataset(ResidentDataset[SampleT]):
         return dataset
 
     @classmethod
-    def from_frame(cls, frame: Any, target: str | Sequence[str] = (), **options: Any) -> Self:
-        """Serve a DataFrame, or a table of Arrow, as ``packdata tables`` would pack a file of it.
-
-        Args:
-            frame: A DataFrame of pandas or polars, or a table of Arrow; an index is no column.
-            target: The column to predict, or several: texts as classes, numbers as they are.
-            **options: What becomes of the columns, as ``packdata.pack_tables`` takes them: features, drop,
-                categorical, numeric, dates, missing, missing_mask, dtype, standardize, like.
-
-        Raises:
-            SourceError: Columns or rows cannot be served; the message has options that would pass.
-        """
-        # Packing stands above this package, which imports nothing of it: here it is asked by its name.
-        fields, columns = import_module("packdata.tables.plan").frame_columns(
-            frame, target, **options
-        )
-        dataset, shard = cls.__new__(cls), HeldShard(Path("frame"), columns)
-        dataset._init_from(shard, fields, None, _fingerprint(columns))
-        return dataset
+    def from_frame(cls, *_: Any, **__: Any) -> NoReturn:
+        """Raise AttributeError, which says what to use instead."""
+        raise AttributeError(f"{cls.__name__} has no from_frame{gone('RAMDataset.from_frame')}")
 
     @classmethod
     def from_arrays(
@@ -262,6 +247,7 @@ class RAMDataset(ResidentDataset[SampleT]):
             **arrays: numpy arrays or tensors with one row per sample. 4-D uint8 or uint16 is an
                 ``Image``, ``(N, C, H, W)`` with C of 1, 3 or 4, else ``(N, H, W, C)``, which is
                 not copied, and an error if neither can be; 1-D integers are a ``Label``; the rest is an ``Array``.
+                Of a DataFrame: ``**packdata.arrays_of(frame, target=...)``.
 
         Raises:
             SchemaError: The arrays differ in length, or one does not fit its field.

@@ -1,13 +1,12 @@
-"""One copy per machine: the first process loads columns, the others attach to them.
+"""One copy per machine: the first process loads columns, the others map them.
 
-1. Whoever can bind the copy's name (``keeper``) loads it into an arena (``arena``), seals that, and
-   shares it from then on.
-2. Whoever cannot connects, shows the progress of the other, and waits. An end of the connection
-   before the copy came is an error, as is a silence of ``SILENCE_S``; a failure to load is
-   reported to all who wait. What is received is checked before it is used.
-3. An attached process shares the copy on when the one that it came from is gone.
-4. A process holds it for as long as a dataset over it lives. Nothing is left by a process, however
-   it ends: memory and name have no place in any file system.
+1. Who has the copy (``memfile``) has a line in a small file below the cache folder: process, descriptor, inode. Who
+   comes opens the descriptor of one of them, and adds a line; lines of what is gone are struck.
+2. Who finds none loads the copy. All of this happens under the file's lock, so the others wait. If the process that
+   loads dies, the kernel releases the lock, and the next one loads. If it fails, those that wait fail with it. A
+   process that does not run, and has the lock, is an error after ``SILENCE_S``.
+3. A process has the copy as long as a dataset over it lives. No memory outlives its last process, however that ends.
+   Processes that do not see each other (PID namespaces) have files, and copies, of their own.
 """
 
 from __future__ import annotations
@@ -19,223 +18,220 @@ import sys
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import xxhash
 
 from loaders.data.shards import MemoryShard
-from loaders.datasets.memory.arena import SealedColumns, filled, open_sealed
-from loaders.datasets.memory.keeper import Keeper, MeetingPlace, Peer, receive
 from loaders.datasets.memory.loading import check_fits, meter, names_to_load, plan_columns
-from loaders.errors import LoadersError
-from loaders.schema import Field, field_from_json
+from loaders.datasets.memory.memfile import (
+    MemoryFile,
+    fill_memory_file,
+    is_at,
+    open_memory_file,
+)
+from loaders.errors import CacheError, LoadersError
+from loaders.remote.folder import default_folder, prepare
 from loaders.system.limits import usable_cores
 from loaders.version import __version__
 
+if sys.platform == "linux":
+    import fcntl
+
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from loaders.datasets.memory.loading import ColumnToLoad
+    from loaders.datasets.memory.memfile import Place
     from loaders.datasets.packed import PackedDataset
+    from loaders.schema import Field
 
     Plan = Callable[[], Mapping[str, ColumnToLoad]]
 
 logger = logging.getLogger(__name__)
-SILENCE_S = 60.0  # a loading process tells of itself twice a second
-ATTACH_S = 5.0  # that a copy may be without a process that offers it, when one has ended
-_RETRY_S = 0.01
+SILENCE_S = 60.0
+_TELL_S, _LOOK_S = 0.5, 0.02
+_LOADING, _FAILED = "loading", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedShard(MemoryShard):
+    """Columns that processes share; a pickle says where to find them."""
+
+    file: MemoryFile
+
+    def __reduce__(self) -> Any:
+        return _attach, (self.path, self.file.identity)
+
+
+def _attach(path: Path, identity: str) -> SharedShard:
+    file = _find_or_load(identity, None, progress=False)
+    return SharedShard(path, file.columns, file)
 
 
 def share_columns(
-    dataset: PackedDataset[Any], origin: Path, decode: bool, progress: bool, all_users: bool
+    dataset: PackedDataset[Any], origin: Path, decode: bool, progress: bool
 ) -> tuple[MemoryShard, dict[str, Field]]:
-    """Load the fields of a dataset for all processes of this machine, or attach to what one loaded.
+    """Load the fields of a dataset for all processes of this user, or map what one of them has loaded.
 
     Return the columns, and what their records are. ``origin`` is for messages.
     """
-    _check_platform()
+    if sys.platform != "linux":
+        raise LoadersError(
+            "shared=True needs Linux (memfd): leave it out, and each process has its own copy, "
+            "or use ShardDataset, which shares the page cache"
+        )
 
     def plan() -> dict[str, ColumnToLoad]:
         cores = usable_cores()  # also those of other ranks, which wait for this one
         plans = plan_columns(dataset, decode=decode, progress=progress, num_threads=cores)
         nbytes = sum(plan.nbytes for plan in plans.values())
-        check_fits(nbytes, progress, f" in one copy for this machine's {_processes()}")
+        ranks = os.environ.get("LOCAL_WORLD_SIZE")
+        processes = "processes" if ranks is None else f"{ranks} ranks and their workers"
+        check_fits(nbytes, progress, f" in one copy for this machine's {processes}")
         return plans
 
-    shared = load(MeetingPlace(_identity(dataset, decode), all_users), plan, progress)
-    fields = {name: field_from_json(field) for name, field in shared.sealed.meta.items()}
-    return SharedShard(origin, shared.sealed.columns, shared), fields
+    file = _find_or_load(_identity(dataset, decode), plan, progress)
+    return SharedShard(origin, file.columns, file), file.fields
 
 
 def _identity(dataset: PackedDataset[Any], decode: bool) -> str:
     """Hash what decides the bytes."""
     fields = {name: dataset.schema.fields[name].to_json() for name in names_to_load(dataset)}
-    said = {"release": __version__, "dataset": dataset.fingerprint, "fields": fields}
+    parts = {"release": __version__, "dataset": dataset.fingerprint, "fields": fields}
     return xxhash.xxh3_128_hexdigest(
-        json.dumps(said | {"decode": decode, "scale": dataset.scale}).encode()
+        json.dumps(parts | {"decode": decode, "scale": dataset.scale}).encode()
     )
 
 
-def _processes() -> str:
-    ranks = os.environ.get("LOCAL_WORLD_SIZE")
-    return "processes" if ranks is None else f"{ranks} ranks and their workers"
+_held: weakref.WeakValueDictionary[str, MemoryFile] = weakref.WeakValueDictionary()
 
 
-def _check_platform() -> None:
-    if not (sys.platform == "linux" and hasattr(os, "memfd_create")):
-        raise LoadersError(
-            "shared=True needs Linux (memfd and abstract sockets): leave it out, "
-            "and each process has its own copy, or use ShardDataset, which shares the page cache"
-        )
+def _find_or_load(identity: str, plan: Plan | None, progress: bool) -> MemoryFile:
+    """Return the copy that this process or another one has; else load what ``plan`` says."""
+    file = _held.get(identity)
+    if file is not None:
+        return file
+    with Holders(identity, progress) as holders:
+        file = holders.find()
+        if file is None and plan is None:
+            what = f"no process of this PID namespace has the shared copy {identity} any more"
+            raise LoadersError(f"{what}: make the dataset anew, from its path")
+        if file is None:
+            assert plan is not None
+            file = _load(identity, plan, progress, holders)
+        holders.add(file)
+    return _held.setdefault(identity, file)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedShard(MemoryShard):
-    """Columns that processes share; pickling sends where to find them."""
+def _load(identity: str, plan: Plan, progress: bool, holders: Holders) -> MemoryFile:
+    last = -_TELL_S
 
-    shared: SharedColumns
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _TELL_S:
+            last = time.monotonic()
+            holders.write(f"{_LOADING} {os.getpid()} {done} {total}")
 
-    def __reduce__(self) -> Any:
-        return _attach_shard, (self.path, self.shared.name)
-
-
-def _attach_shard(path: Path, name: MeetingPlace) -> SharedShard:
-    shared = attach(name)
-    return SharedShard(path, shared.sealed.columns, shared)
-
-
-class SharedColumns:
-    """This process's hold on a shared copy, which others find by its name; it lets go when it is collected."""
-
-    def __init__(self, name: MeetingPlace, sealed: SealedColumns, keeper: Keeper) -> None:
-        self.name, self.sealed = name, sealed
-        weakref.finalize(self, keeper.close)
-
-
-_held: weakref.WeakValueDictionary[MeetingPlace, SharedColumns] = weakref.WeakValueDictionary()
-
-
-def load(name: MeetingPlace, plan: Plan, progress: bool) -> SharedColumns:
-    """Load what ``plan`` says, unless another process has it or is at it.
-
-    Raises:
-        LoadersError: Whoever is at it fails, dies, falls silent, or is not to be trusted.
-    """
-    shared, patience = _held.get(name), time.monotonic() + SILENCE_S
-    while shared is None:
-        listener = name.bind()
-        shared = (
-            _find(name, patience, progress)
-            if listener is None
-            else _fill(name, listener, plan, progress)
-        )
-    return _held.setdefault(name, shared)
-
-
-def attach(name: MeetingPlace) -> SharedColumns:
-    """Attach to a copy that some process of this machine has; LoadersError if none has."""
-    shared, patience = _held.get(name), time.monotonic() + ATTACH_S
-    while shared is None:
-        shared = _find(name, patience, progress=False)
-    return _held.setdefault(name, shared)
-
-
-def _fill(
-    name: MeetingPlace, listener: socket.socket, plan: Plan, progress: bool
-) -> SharedColumns:
-    """Load the copy, and share it from then on."""
-    keeper = Keeper(name, listener=listener)
     try:
-        plans = plan()
-        meta = {name: plan.field.to_json() for name, plan in plans.items()}
+        tell(0, 0)
         what = "loading one copy for all"
-        fd = filled(name.identity, plans, progress, meta=meta, what=what, told=keeper.report)
-        shared = SharedColumns(name, _open(name, fd), keeper)
-    except BaseException as error:  # whatever it is: others must not wait any longer
-        keeper.fail(f"{type(error).__name__}: {error}")
-        raise
-    keeper.ready(fd)
-    return shared
-
-
-def _open(name: MeetingPlace, fd: int) -> SealedColumns:
-    """Open a copy; its descriptor is closed if that fails."""
-    try:
-        return open_sealed(fd, name.identity)
-    except BaseException:
-        os.close(fd)
+        return fill_memory_file(identity, plan(), progress, what=what, on_progress=tell)
+    except BaseException as error:  # whatever it is: others would meet it, too
+        holders.write(f"{_FAILED} {os.getpid()} {type(error).__name__}: {error}")
         raise
 
 
-def _find(name: MeetingPlace, patience: float, progress: bool) -> SharedColumns | None:
-    """Get the copy from the process that has the name; None if it went before it said anything."""
-    connection = name.connect()
-    if connection is None:
-        _pause(
-            patience,
-            f"no process of this machine offers the shared copy {name.identity}: "
-            "those that had it have ended, or it was pickled on another machine. "
-            "Make the dataset anew, from its path",
-        )
+class Holders:
+    """The file that lists the processes that have a copy, open and locked inside ``with``."""
+
+    def __init__(self, identity: str, progress: bool) -> None:
+        folder = prepare(default_folder()) / "ram"
+        # Elsewhere the same numbers are other processes.
+        self._path = folder / f"{identity}-{os.stat('/proc/self/ns/pid').st_ino}"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise CacheError(f"cannot be written ({error.strerror})", self._path) from error
+        self._identity, self._progress = identity, progress
+
+    def __enter__(self) -> Self:
+        try:
+            self._lock()
+        except BaseException:
+            os.close(self._fd)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
+        os.close(self._fd)
+
+    def _lock(self) -> None:
+        """Wait until no other process has the lock, and show what it loads."""
+        news, since, has_waited = "", time.monotonic(), False
+        with meter(0, self._progress, "another process loads one copy for all") as bar:
+            while not self._try_lock():
+                before, news = news, self._read()
+                if news != before:
+                    since = time.monotonic()
+                if news.startswith(_LOADING) and len(words := news.split()) == 4:
+                    if not has_waited:
+                        logger.info("process %s loads the copy that this one will share", words[1])
+                    has_waited = True
+                    bar.show(int(words[2]), int(words[3]))
+                    if time.monotonic() - since > SILENCE_S and not _runs(words[1]):
+                        what = f"process {words[1]}, which loads the shared copy, does not run"
+                        raise LoadersError(f"{what}: end the process, and those that it forked")
+                time.sleep(_LOOK_S)
+        if has_waited and (failed := self._read()).startswith(_FAILED):
+            _, pid, why = failed.split(" ", 2)
+            raise LoadersError(f"process {pid}, which was to load the shared copy, failed: {why}")
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            remedy = "Set LOADERS_CACHE to a folder on a local disk"
+            raise CacheError(f"cannot be locked ({error.strerror})", self._path, remedy) from error
+        return True
+
+    def _read(self) -> str:
+        return os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace")
+
+    def write(self, text: str) -> None:
+        """Replace the text; who is killed between the two calls leaves the end of the text of before."""
+        data = text.encode(errors="replace")
+        os.pwrite(self._fd, data, 0)
+        os.ftruncate(self._fd, len(data))
+
+    def find(self) -> MemoryFile | None:
+        """Return the copy of a process that has it still."""
+        for place in self._places():
+            file = open_memory_file(place)
+            if file is not None and file.identity == self._identity:
+                return file
         return None
+
+    def add(self, file: MemoryFile) -> None:
+        """Add a line for this process."""
+        places = [place for place in self._places() if is_at(place) and place != file.place]
+        self.write("".join(f"{pid} {fd} {inode}\n" for pid, fd, inode in [*places, file.place]))
+
+    def _places(self) -> list[Place]:
+        lines = [line.split() for line in self._read().splitlines()]
+        whole = [words for words in lines if len(words) == 3 and all(map(str.isdecimal, words))]
+        return [(int(pid), int(fd), int(inode)) for pid, fd, inode in whole]
+
+
+def _runs(pid: str) -> bool:
+    """Tell whether a process is there, and not stopped."""
     try:
-        fd = _receive_copy(name, connection, progress)
-        if fd is None:
-            _pause(
-                patience,
-                f"process {Peer.of(connection).pid}, which has the name of the shared copy "
-                f"{name.identity}, keeps closing the connection without an answer: end that process",
-            )
-            connection.close()
-            return None
-        sealed = _open(name, fd)
-    except BaseException:
-        connection.close()
-        raise
-    return SharedColumns(name, sealed, Keeper(name, connection=connection, fd=fd))
-
-
-def _pause(patience: float, fault: str) -> None:
-    """Wait a little before the next try; LoadersError if it was tried for long enough."""
-    if time.monotonic() > patience:
-        raise LoadersError(fault)
-    time.sleep(_RETRY_S)
-
-
-def _receive_copy(name: MeetingPlace, connection: socket.socket, progress: bool) -> int | None:
-    """Wait for the copy, for as long as its process is heard of."""
-    peer = Peer.of(connection)
-    who, heard = f"process {peer.pid}, which was to load the shared copy,", False
-    if not name.admits(peer):
-        raise LoadersError(
-            f"the shared copy is offered by process {peer.pid} of user {peer.uid}, which is neither "
-            "root nor this user: shared='all_users' would trust it"
-        )
-    connection.settimeout(SILENCE_S)
-    with meter(0, progress, f"process {peer.pid} loads one copy for all") as bar:
-        while True:
-            try:
-                message, fd = receive(connection)
-            except TimeoutError:
-                raise LoadersError(f"{who} sent nothing for {SILENCE_S:.0f} s") from None
-            if message is None and heard:
-                raise LoadersError(
-                    f"{who} died while loading it: start all processes that share it again"
-                )
-            if message is None:
-                return None
-            if message["state"] == "failed":
-                raise LoadersError(f"{who} failed: {message['why']}")
-            if fd is not None:
-                connection.settimeout(None)
-                return fd
-            if message["state"] == "ready":
-                raise LoadersError(
-                    f"{who} said that it is ready, but sent no copy: end that process"
-                )
-            if not heard:
-                logger.info("process %d loads the copy that this one will share", peer.pid)
-            heard = True
-            bar.show(message["done"], message["total"])
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "TtZX"

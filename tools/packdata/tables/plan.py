@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.data.columns import FixedColumn
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
-from loaders.schema import Categories, Features, Field, Label, Schema
+from loaders.schema import Categories, Features, Label, Schema
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import counted, passed_over
 from packdata.packing.firstpass import FirstPass
@@ -391,27 +390,33 @@ def pack_tables(
     return replace(packed, notes=tuple(map(in_python, packed.notes)))
 
 
-@speaks_python
-def frame_columns(
-    frame: Any, target: str | Sequence[str] = (), **options: Any
-) -> tuple[dict[str, Field], dict[str, FixedColumn]]:
-    """Return the fields that ``packdata tables`` makes of a table in memory, and their rows.
+def arrays_of(frame: Any, target: str | Sequence[str] = (), **options: Any) -> dict[str, Any]:
+    """Return what ``packdata tables`` would pack of a table in memory, as ``RAMDataset.from_arrays`` takes it.
 
     Args:
-        frame: The table.
-        target: The column to predict, or several.
-        **options: As ``plan_tables`` takes them.
+        frame: A DataFrame of pandas or polars, or a table of Arrow; an index is no column.
+        target: The column to predict, or several: texts as classes, numbers as they are.
+        **options: What becomes of the columns, as ``pack_tables`` takes them: features, drop, categorical, numeric,
+            dates, missing, missing_mask, dtype, standardize, like; on_error.
+
+    Returns:
+        ``schema``, the fields by name, and for each field an array with a row per sample.
 
     Raises:
-        SourceError: Columns or rows cannot be packed.
+        SourceError: Columns or rows cannot be packed; the message has options that would pass.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> arrays_of(pa.table({"x": [1.5, 2.0]}))["features"].tolist()
+        [[1.5], [2.0]]
     """
     recipe = plan_tables(frame, target=target, **options).recipe
     blocks = [block for part in recipe.items(0) for block in recipe.encode(part)]
     for block in blocks:
         if block.rejects and options.get("on_error", "fail") == "fail":
             raise block.rejects[0][1]
-    columns = {}
-    for name in recipe.schema.fields:
-        rows = [block.columns[name] for block in blocks]
-        columns[name] = FixedColumn(np.concatenate([each.data for each in rows]))  # type: ignore[union-attr]
-    return dict(recipe.schema.fields), columns
+    arrays: dict[str, Any] = {"schema": dict(recipe.schema.fields)}
+    for name, kind in recipe.schema.fields.items():
+        rows = np.concatenate([block.columns[name].data for block in blocks])  # type: ignore[union-attr]
+        arrays[name] = rows.view(kind.dtype).reshape(len(rows), *kind.shape or ())
+    return arrays

@@ -1,38 +1,26 @@
-"""Columns in a sealed memory file, which a child process maps instead of copying them."""
+"""Columns of one process, in a memory file that its child process maps instead of copying them."""
 
 from __future__ import annotations
 
-import os
 import sys
-import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loaders.data.shards import MemoryShard
-from loaders.datasets.memory.arena import filled, open_sealed
 from loaders.datasets.memory.loading import check_fits, copy_plan, meter
+from loaders.datasets.memory.memfile import MemoryFile, fill_memory_file
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from loaders.data.columns import Column
     from loaders.datasets.memory.loading import ColumnToLoad
 
 _IDENTITY = "one process and its children"
 _copying = ForkLock()  # loaders of one dataset may ask for its copy at one time
-
-
-class SealedFile:
-    """A memory file with columns; its descriptor is open for as long as this lives."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        weakref.finalize(self, os.close, fd)
-        self.columns: Mapping[str, Column] = open_sealed(fd, _IDENTITY).columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +28,9 @@ class HeldShard(MemoryShard):
     """Columns of this process; ``file`` has them for its child."""
 
     # None until somebody asked for it, or one.
-    files: list[SealedFile] = field(default_factory=list, compare=False)
+    files: list[MemoryFile] = field(default_factory=list, compare=False)
 
-    def file(self) -> SealedFile:
+    def file(self) -> MemoryFile:
         """Return the memory file: the one in which the columns lie, else a copy that is made once.
 
         Raises:
@@ -53,7 +41,7 @@ class HeldShard(MemoryShard):
                 plans = {name: copy_plan(column) for name, column in self.columns.items()}
                 nbytes = sum(plan.nbytes for plan in plans.values())
                 check_fits(nbytes, False, " copied for a child process")
-                self.files.append(SealedFile(filled(_IDENTITY, plans, False)))
+                self.files.append(fill_memory_file(_IDENTITY, plans, False))
         return self.files[0]
 
     def __reduce__(self) -> Any:
@@ -71,5 +59,5 @@ def load_shard(path: Path, plans: Mapping[str, ColumnToLoad], progress: bool) ->
             for name, plan in plans.items():
                 plan.fill(columns[name], bar.tick)
         return MemoryShard(path, columns)
-    file = SealedFile(filled(_IDENTITY, plans, progress))
+    file = fill_memory_file(_IDENTITY, plans, progress)
     return HeldShard(path, file.columns, [file])

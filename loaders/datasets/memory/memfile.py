@@ -1,0 +1,188 @@
+"""Columns in one anonymous file of memory (a memfd), which other processes of this user can map.
+
+It has no name in any file system: nothing is left when the last process that maps it has ended. Once filled it is
+sealed: from then on neither its size nor a byte of it can change, in any process.
+
+    bytes of the head, 8 | head, JSON | arrays, each on a page of its own
+
+The head says what the columns are (identity), of which fields, and where their arrays lie, behind the head's last page.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import mmap
+import os
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.data.columns import Column, FixedColumn, VarColumn
+from loaders.datasets.memory.loading import meter
+from loaders.errors import LoadersError
+from loaders.schema import Field, field_from_json
+from loaders.system.hugepages import collapse, lay
+
+if sys.platform == "linux":
+    import fcntl
+
+    _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from loaders.datasets.memory.loading import ColumnToLoad, Report
+
+    UInt8Array = npt.NDArray[np.uint8]
+    Place = tuple[int, int, int]  # process, descriptor, inode
+
+_NAME = "loaders"
+_PAGE = 4096
+_HEAD_AT = 8
+# Huge pages are asked for so much at a time, and so far ahead of what is filled.
+_PIECE_BYTES, _AHEAD_BYTES = 64 << 20, 32 << 20
+
+
+class MemoryFile:
+    """A sealed memory file, mapped for reading.
+
+    Args:
+        fd: Its descriptor, which is closed when this dies; the columns may live on.
+
+    Attributes:
+        identity: What it holds.
+        fields: What the records of each column are.
+        columns: Over the file.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        weakref.finalize(self, os.close, fd)
+        status = os.fstat(fd)
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise LoadersError("a memory file that is shared must be sealed")
+        self._inode = status.st_ino
+        map_, start = lay(fd, status.st_size, is_writable=False)
+        data = np.frombuffer(map_, np.uint8, status.st_size, start)
+        head_nbytes = int.from_bytes(data[:_HEAD_AT].tobytes(), "little")
+        head = json.loads(data[_HEAD_AT : _HEAD_AT + head_nbytes].tobytes())
+        arrays = data[_whole_pages(_HEAD_AT + head_nbytes) :]
+        self.identity: str = head["identity"]
+        self.fields: dict[str, Field] = {n: field_from_json(f) for n, f in head["fields"].items()}
+        self.columns = {name: _column(arrays, *each) for name, each in head["columns"].items()}
+
+    @property
+    def place(self) -> Place:
+        """Where ``open_memory_file`` finds it, as long as this lives."""
+        return os.getpid(), self._fd, self._inode
+
+
+def is_at(place: Place) -> bool:
+    """Tell whether a process has a memory file of ours open there."""
+    pid, fd, inode = place
+    path = f"/proc/{pid}/fd/{fd}"
+    try:
+        return os.readlink(path).startswith(f"/memfd:{_NAME} ") and os.stat(path).st_ino == inode
+    except OSError:
+        return False
+
+
+def open_memory_file(place: Place) -> MemoryFile | None:
+    """Open what another process of this user has; None if it is gone, or in another PID namespace."""
+    if not is_at(place):
+        return None
+    pid, fd, _ = place
+    try:
+        return MemoryFile(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return None
+
+
+def fill_memory_file(
+    identity: str,
+    plans: Mapping[str, ColumnToLoad],
+    progress: bool,
+    *,
+    what: str = "loading into RAM",
+    on_progress: Callable[[int, int], object] = lambda done, total: None,
+) -> MemoryFile:
+    """Load columns into a memory file; ``on_progress`` is called with the bytes that are done, and all of them."""
+    end, places = 0, {}
+    for name, plan in plans.items():
+        arrays = []
+        for nbytes in plan.array_nbytes:
+            arrays.append((end, nbytes))
+            end += _whole_pages(nbytes)
+        places[name] = len(plan.lengths), plan.row_nbytes, arrays
+    fields = {name: plan.field.to_json() for name, plan in plans.items()}
+    head = json.dumps({"identity": identity, "fields": fields, "columns": places}).encode()
+    head = len(head).to_bytes(_HEAD_AT, "little") + head
+    first, total = _whole_pages(len(head)), sum(plan.data_nbytes for plan in plans.values())
+    fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.pwrite(fd, head, 0)
+        os.truncate(fd, first + end)
+        with meter(total, progress, what) as bar:
+
+            def report(nbytes: int) -> None:
+                bar.tick(nbytes)
+                on_progress(bar.done, total)
+
+            _fill(
+                fd, first, plans, {name: arrays for name, (_, _, arrays) in places.items()}, report
+            )
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError:  # a cycle keeps a map that can be written to
+            gc.collect()
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return MemoryFile(fd)
+
+
+def _fill(
+    fd: int,
+    first: int,
+    plans: Mapping[str, ColumnToLoad],
+    places: Mapping[str, list[tuple[int, int]]],
+    report: Report,
+) -> None:
+    """Fill columns, with huge pages a little ahead of what is filled: of all at once nothing is heard for long."""
+    size = os.fstat(fd).st_size
+    map_, start = lay(fd, size)
+    map_.madvise(mmap.MADV_DONTFORK)  # a child could still write: the file could not be sealed
+    data = np.frombuffer(map_, np.uint8, size, start)
+    num_filled, num_huge = first, 0
+
+    def filled(nbytes: int) -> None:
+        nonlocal num_filled, num_huge
+        num_filled += nbytes
+        while num_huge < min(num_filled + _AHEAD_BYTES, size):
+            collapse(data[num_huge : num_huge + _PIECE_BYTES])
+            num_huge += _PIECE_BYTES
+        if nbytes:
+            report(nbytes)
+
+    filled(0)
+    for name, plan in plans.items():
+        arrays = [data[first + at : first + at + nbytes] for at, nbytes in places[name]]
+        plan.fill(plan.column(arrays), filled)
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // _PAGE) * _PAGE
+
+
+def _column(
+    data: UInt8Array, num_rows: int, row_nbytes: int | None, places: list[tuple[int, int]]
+) -> Column:
+    arrays = [data[first : first + nbytes] for first, nbytes in places]
+    if row_nbytes is not None:
+        return FixedColumn(arrays[0].reshape(num_rows, row_nbytes))
+    return VarColumn(arrays[0], arrays[1].view(np.int64), arrays[2].view(np.int64))
