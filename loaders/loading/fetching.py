@@ -116,7 +116,7 @@ class LoaderPass:
                 describe_size(nbytes * len(view) // rows),
             )
 
-    def check(self, order_name: str) -> None:
+    def check(self) -> None:
         """Say what an order costs more than lanes would.
 
         Raises:
@@ -135,28 +135,36 @@ class LoaderPass:
         if is_whole:
             downloaded = sum(file.size for file in files if not self._is_here(file))
         elif (least := node.least_bytes()) > budget:
-            raise self._refusal(order_name, least, budget, downloaded)
+            raise self._refusal(least, budget, downloaded)
         share = min(read, size / nodes)
         if downloaded > _MUCH_MORE * share:
             self._warn(
                 "%s: %s downloads about %s%s for each %s, whose share is %s%s",
-                order_name,
+                type(self._order).__name__,
                 describe_size(downloaded),
                 "" if is_whole else " in each epoch",
                 "rank" if ranks is None else "node",
                 describe_size(share),
-                _ODD_LANES if order_name == Lanes.__name__ else "; shuffle='lanes' reads no more",
+                _ODD_LANES
+                if isinstance(self._order, Lanes)
+                else "; shuffle='lanes' reads no more",
             )
 
     def _is_here(self, file: File) -> bool:
         return self.origin.has(file.file, file.hash)
 
-    def _refusal(self, order_name: str, least: int, budget: int, downloaded: float) -> CacheError:
-        what = f"{order_name} reads {describe_size(least)} at a time, and it may hold {describe_size(budget)}"
+    def _refusal(self, least: int, budget: int, downloaded: float) -> CacheError:
+        name, order = type(self._order).__name__, self._order
+        what = f"{name} reads {describe_size(least)} at a time, and it may hold {describe_size(budget)}"
         seconds = downloaded / _LINK_BYTES_PER_S
         cost = f"An epoch would download {describe_size(downloaded)} or more: {seconds:,.0f} s at 1 Gbit/s"
-        lanes = "" if order_name == Lanes.__name__ else "shuffle='lanes', or "
-        remedy = f"Use {lanes}cache= of at least {describe_size(least)}"
+        remedy = "shuffle='lanes', or "
+        if isinstance(order, Lanes):
+            num = order.num_lanes * budget // least
+            fits = 1 << num.bit_length() - 1 if num else 0
+            seeded = f"seed={order.seed}, num_lanes={fits}"
+            remedy = f"sampler=loaders.sampling.Lanes(dataset, {seeded}), or " if fits else ""
+        remedy = f"Use {remedy}cache= of at least {describe_size(least)}"
         return CacheError(what, self.origin.inside.parent, f"{cost}. {remedy}")
 
     def _warn(self, text: str, *args: object) -> None:
@@ -189,7 +197,7 @@ def tell_ahead(
     for origin in _origins(dataset):
         reading = LoaderPass(dataset, origin, order, current.plan, current.epoch, num_at_once)
         reading.tell_of_scattered()
-        reading.check(type(order).__name__)
+        reading.check()
         told.append(Ahead(origin, reading.needs, lambda: _position(current)))
     return told
 

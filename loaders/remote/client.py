@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders import version
 from loaders.errors import CacheError, LoadersError, RemoteError
-from loaders.remote.folder import prepare
+from loaders.remote.folder import prepare, small_file
 from loaders.remote.url import OBSTORE_SCHEMES
 from loaders.remote.wire import KILLED, Connection
 from loaders.system.locks import ForkLock
@@ -154,6 +154,38 @@ class Client:
             if pid := (self._inside / "lock").read_text().strip():
                 hint = f"End it ('kill -9 {pid}'): another one is started"
         return RemoteError("its fetcher does not answer", self._inside.parent, hint)
+
+
+class ReadOnlyCache:
+    """Answers in the place of a fetcher, for a cache that cannot be written: what lies in it is served.
+
+    Args:
+        manifest: The folder of the manifest that it has of a URL.
+        error: That it cannot be written: raised for what does not lie in it.
+    """
+
+    def __init__(self, manifest: Path, error: CacheError) -> None:
+        self._manifest, self._error = manifest, error
+
+    def ask(self, message: dict[str, Any], *_: Any) -> dict[str, Any]:
+        """Return the answer to a message, as ``Client.ask``."""
+        match message["op"]:
+            case "alive":
+                return {"budget": 1 << 62}
+            case "stats":
+                return {"stats": {"cached_bytes": 0, "budget_bytes": 0}}
+            case "manifest" if not message["anew"]:
+                return {"folder": str(self._manifest)}
+            case "file" if (path := small_file(self._manifest, message["name"])).exists():
+                return {"path": str(path)}
+        raise self._error
+
+    def connect(self) -> Connection:
+        """Raise the error."""
+        raise self._error
+
+    def count_hit(self) -> None:
+        """Count nothing."""
 
 
 def _hang_up(connections: list[Connection]) -> None:

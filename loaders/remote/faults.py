@@ -18,6 +18,10 @@ _HINTS = {
     "missing": "Check the URL, and whether the upload was finished",
     "changed": "It was replaced while it was read: open the dataset again",
     "network": "Check that the server's name resolves and that it answers, then go on from the last checkpoint",
+    "certificate": "Name a file with the certificate of who issued it: AWS_CA_BUNDLE, SSL_CERT_FILE, or the text in "
+    "storage={'root_certificate': ...}",
+    "unranged": "Use a server that answers 206 to a range, such as nginx or a store of objects",
+    "encoded": "Let the server send these files as they are, without Content-Encoding",
 }
 
 
@@ -25,7 +29,8 @@ class StoreFault(Exception):
     """A store's answer as one word, by which it is decided what to do next.
 
     ``missing``, ``changed`` (another e-tag), ``short`` (it ends before the range), ``expired``, ``denied``,
-    ``region``, ``unusable`` (an option that there is not), or ``network`` (anything that may pass).
+    ``region``, ``unusable`` (an option that there is not), ``certificate``, ``unranged`` (all of an object came for a
+    range), ``encoded`` (compressed on the way), or ``network`` (anything that may pass).
     """
 
     def __init__(self, kind: str, text: str, hint: str = "") -> None:
@@ -49,6 +54,23 @@ _SAYS = (
     ("missing", r"\b404\b|NoSuchKey"),
     ("network", r"timed? ?out|connect|reset|dns|50[0234]|429|body|incomplete"),
     ("unusable", r"builder error|Missing|UnknownConfigurationKey|URL scheme is not allowed"),
+)
+# Why a connection failed, as it stands behind what an error of obstore says.
+_CONNECTS = (
+    ("certificate", r"InvalidCertificate", "the server's certificate is not trusted", ""),
+    ("unranged", r"RangeNotSupported", "it answers a range with all of an object", ""),
+    (
+        "network",
+        r"dns error",
+        "the server's name does not resolve",
+        "Check how the endpoint is spelled, and this machine's name server",
+    ),
+    (
+        "network",
+        r"ConnectionRefused",
+        "the connection is refused",
+        "Check the endpoint's port, and that the server runs",
+    ),
 )
 _NO_BUCKET = "There is no such bucket: check its name, or make it"
 _OURS = re.compile(r"StoreFault: (\(.*\))")
@@ -81,6 +103,9 @@ def fault_of(error: Exception, ways: str = "") -> StoreFault:
     if isinstance(error, StoreFault):
         return error
     text = text_of(error)
+    for kind, pattern, what, hint in _CONNECTS:
+        if re.search(pattern, str(error).partition("\n\nDebug source")[2]):
+            return StoreFault(kind, f"{text}: {what}", hint)
     if ours := _OURS.search(text):  # of who gives credentials
         with suppress(ValueError, TypeError, SyntaxError):  # a store may say such words, too
             return StoreFault(*ast.literal_eval(ours[1]))

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
 from loaders.remote.cached import CacheFolder, publish, sweep
 from loaders.remote.faults import StoreFault, hide_secrets
-from loaders.remote.folder import default_size, manifest_folder, shard_path
+from loaders.remote.folder import default_size, manifest_folder, shard_path, small_file
 from loaders.remote.objects import listing, probe, read_objects, read_ranges
 from loaders.remote.orders import Orders
 from loaders.remote.source import ServedURL, describe_wait
@@ -361,7 +361,7 @@ class Fetcher:
             if fault.kind == "missing" and optional:
                 return {"path": None}
             raise source.refused("fetched", name, fault) from None
-        path = self._folder(source) / f"file-{name.replace('/', '-')}"
+        path = small_file(self._folder(source), name)
         publish(path, got.data)
         return {"path": str(path), "etag": got.etag, "version": got.version}
 

@@ -211,6 +211,11 @@ def manifest_folder(inside: Path, url: Path, endpoint: str) -> Path:
     return inside / "manifests" / xxhash.xxh3_128_hexdigest(f"{endpoint} {url}".encode())
 
 
+def small_file(manifest: Path, name: str) -> Path:
+    """Return where a small file beside a manifest lies."""
+    return manifest / f"file-{name.replace('/', '-')}"
+
+
 def default_size(inside: Path, used_bytes: int) -> int:
     """Return how large a cache becomes by itself: 80 % of what is free or used by it, less 20 GB, at least 2 GB.
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from loaders.checks import shown
-from loaders.errors import LoadersError
-from loaders.remote.folder import Cache, shard_path
+from loaders.errors import CacheError, LoadersError
+from loaders.remote.folder import VERSION, Cache, manifest_folder, shard_path
 from loaders.remote.mapping import limit_of_each
 from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, is_url, split_secrets
 from loaders.remote.wire import Entry
@@ -27,7 +27,7 @@ from loaders.system.locks import ForkLock
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loaders.remote.client import Client
+    from loaders.remote.client import Client, ReadOnlyCache
 
 # Of an environment, what says how a store is reached; HOME has the profiles.
 _ANSWER_BYTES = 64 << 20  # of ranges, at a time
@@ -53,7 +53,7 @@ class Origin:
         self._settle()
 
     def _settle(self) -> None:
-        self._client: Client | None = None
+        self._client: Client | ReadOnlyCache | None = None
         self._inside: Path | None = None
         self.max_mapped: int | None = None  # bytes of the cache, by this process
         self._waits: dict[int, dict[str, Any]] = {}
@@ -96,18 +96,33 @@ class Origin:
         }
 
     @property
-    def client(self) -> Client:
+    def client(self) -> Client | ReadOnlyCache:
         """The client of the fetcher; it has connected once, so what a dead fetcher left is gone."""
         with self._lock.plain:
             if self._client is None:
                 from loaders.remote.client import Client, check_extra  # needs Linux
 
+                try:
+                    self._inside = self.cache.open()
+                except CacheError as error:
+                    self._client = self._read_only(error)
+                    return self._client
                 check_extra(self.url)
-                self._inside = self.cache.open()
                 client = Client(self._inside, self._hello)
                 client.ask({"op": "alive"})
                 self._client = client
             return self._client
+
+    def _read_only(self, error: CacheError) -> ReadOnlyCache:
+        """Return what serves a cache that cannot be written, where a manifest of the URL lies in it."""
+        from loaders.remote.client import ReadOnlyCache
+
+        inside = Path(error.path) / VERSION
+        manifest = manifest_folder(inside, self.url, self.endpoint)
+        if not isinstance(error.__cause__, OSError) or not manifest.exists():
+            raise error
+        self._inside = inside
+        return ReadOnlyCache(manifest, error)
 
     def connect(self) -> None:
         """Start the fetcher, or find it; what fails does so again when something is asked."""
@@ -217,11 +232,19 @@ class Origin:
         """
         path = shard_path(self.inside, file, digest)
         try:
-            os.utime(path)  # when it was last used
+            self._touch(path)
         except FileNotFoundError:
             message = {"op": "shard", "file": file, "size": size_bytes, "hash": digest}
             self.max_mapped = self._wait_for(message)["limit"]
         return path
+
+    @staticmethod
+    def _touch(path: Path) -> None:
+        """Note when a file was last used; FileNotFoundError if it is not there."""
+        try:
+            os.utime(path)
+        except OSError:  # of a cache that is read-only
+            path.stat()
 
     @property
     def map_limit(self) -> int | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ATTEMPTS = 3  # at what more time does not mend, and at a whole file
-FINAL = frozenset(["missing", "denied", "region", "unusable"])
+FINAL = frozenset(["missing", "denied", "region", "unusable", "certificate", "encoded"])
 _UPLOADS_S = 120.0
 _MOST_PAUSE_S = 5.0
 

@@ -55,6 +55,7 @@ _PIECE_BYTES = 256 << 10  # of an answer, at a time
 PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
 _PUTS_AT_ONCE = 4  # of one object
 _DELETES_AT_ONCE = 64
+_ENCODINGS = ("gzip", "x-gzip", "deflate", "br", "zstd")
 Use = Literal["read", "write", "bulk"]
 Buffer = Any  # what has the buffer protocol
 T = TypeVar("T")
@@ -224,6 +225,9 @@ class ObstoreObjects:
 
     async def _get(self, name: str, options: Any, on_bytes: Callable[[int], object]) -> Got:
         found = await self._in_time(self._api.get_async(self._store, name, options=options))
+        encoding = str(found.attributes.get("Content-Encoding", ""))
+        if encoding in _ENCODINGS:
+            raise StoreFault("encoded", f"its answer is compressed ({encoding})")
         pieces, stream = list[Buffer](), found.stream(min_chunk_size=_PIECE_BYTES)
         while (piece := await self._in_time(anext(stream, None))) is not None:
             pieces.append(piece)

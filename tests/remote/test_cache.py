@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,7 @@ from loaders.remote.needs import Needs, downloads
 from loaders.remote.source import ServedURL
 from loaders.remote.url import URL
 from loaders.remote.wire import File
+from loaders.sampling import Lanes
 from loaders.schema import Array, Label
 from packdata.packing.target import size_of
 from tests.remote import servers
@@ -276,6 +278,29 @@ def test_what_cannot_work_is_refused_before_the_first_batch(
     assert Path(caught.value.path) == cache
     assert ("lanes" in caught.value.hint) == (shuffle is True)
     assert not many_proxy.requests(".lmdb")
+
+
+@pytest.mark.slow
+def test_lanes_that_need_more_than_half_a_cache_run_with_the_number_that_the_error_names(
+    many: Path, cache: Path
+) -> None:
+    size = data_bytes(many)
+    limits = {"path": cache, "size": size // 2}
+    remote = ShardDataset(f"file://{many}/bucket/many", cache=limits)
+    with pytest.raises(CacheError) as caught:
+        next(iter(DataLoader(remote, 16, shuffle="lanes", num_workers=1)))
+    found = re.search(r"seed=(\d+), num_lanes=(\d+)", caught.value.hint)
+    assert found is not None
+    order = Lanes(remote, seed=int(found[1]), num_lanes=int(found[2]))
+    loader = DataLoader(remote, 16, sampler=order, num_workers=1, collate_fn=list)
+
+    counts = []
+    for _ in range(3):
+        assert sum(len(batch) for batch in loader) == len(remote)
+        counts.append((loader.stats().remote or {})["bytes"])
+
+    assert order.num_lanes > 1
+    assert max(np.diff(counts)) <= 0.6 * size
 
 
 def test_a_shard_that_is_larger_than_the_cache_is_an_error(
