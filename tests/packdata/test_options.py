@@ -172,7 +172,7 @@ BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-s
            ("images", "--annotations"),
            ("images", "--mask-suffix"), ("arrays", "--mask-suffix"), ("images", "--palette"),
            ("images", "--label-map"), ("images", "--icc"), ("images", "--segments"), ("preview", "--augment"),
-           ("cache", "--clear"),
+           ("cache", "--clear"), ("tokens", "--drop"),
            *((name, option) for name in ("arrays", "copy", "diff", "extend", "fetch", "finish", "images", "info",
                                          "merge", "plan", "preview", "stats", "tables", "tokens", "verify")
              for option in ("--storage", "--cache"))}  # fmt: skip

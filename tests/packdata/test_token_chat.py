@@ -13,7 +13,9 @@ from loaders import TokenWindows
 from loaders.errors import SourceError
 from packdata.cli import main
 from packdata.tokens.chat import open_template
+from packdata.tokens.documents import Documents
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
+from packdata.tokens.tokenizer import JsonTokenizer
 from tests.packdata.test_token_lists import labels_of
 from tests.packdata.test_tokens import documents, pack, texts, write
 from tests.refusals import At
@@ -334,3 +336,162 @@ def test_marks_may_leave_out_a_part_of_a_turn_or_all_of_it(tmp_path: Path) -> No
     folder = pack(write_chats(tmp_path / "a.jsonl", CHAT), tmp_path / "p", chat_template=template)
 
     assert said(folder) == ["Drei Äpfel.No."]
+
+
+# -- what is learned -------------------------------------------------------------------------------
+
+MARKS = (
+    "{% for m in messages %}{{ m.role + ':' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ ';' }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKS], ids=["told", "marked"])
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"trainable": False}])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_turns_that_are_not_to_be_trained_are_no_targets(
+    tmp_path: Path, template: str, mark: dict[str, Any], kind: str
+) -> None:
+    chat = [dict(message) for message in CHAT]
+    chat[2] |= mark
+    source = write_chats(tmp_path / f"a.{kind}", chat)
+
+    folder = pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", template))
+
+    (targets,) = said(folder)
+    assert "Äpfel" not in targets
+    assert targets.startswith("No.")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_conversations_of_other_roles_are_an_error_or_counted(tmp_path: Path, kind: str) -> None:
+    template = write(tmp_path / "c.jinja", CHATML)
+    other = [{"role": "user", "content": "a"}, {"role": "model", "content": "b"}]
+    all_other = write_chats(tmp_path / f"a.{kind}", other, other)
+    one_other = write_chats(tmp_path / f"b.{kind}", CHAT, other)
+
+    with pytest.raises(SourceError) as caught:
+        pack(all_other, tmp_path / "p", chat_template=template)
+    notes = pack_tokens(one_other, tmp_path / "q", TokenOptions(chat_template=template)).notes
+
+    assert "'assistant'" in caught.value.hint
+    assert any(note.startswith("1 document without a target") for note in notes)
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_tools_count_whichever_file_has_them(tmp_path: Path, order: tuple[str, str]) -> None:
+    template = "{% if tools %}{{ tools | length }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    with_tools, without = order
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    (tmp_path / "in").mkdir()
+    write_chats(tmp_path / f"in/{with_tools}.parquet", chat, tools=[[{"name": "f"}]])
+    write_chats(tmp_path / f"in/{without}.parquet", chat)
+
+    folder = pack(
+        tmp_path / "in", tmp_path / "p", chat_template=write(tmp_path / "c.jinja", template)
+    )
+
+    assert sorted(texts(folder)) == ["1xy", "xy"]
+
+
+@pytest.mark.parametrize("content", ["", None])
+def test_the_rest_of_a_turn_that_loses_its_thought_is_a_target(
+    tmp_path: Path, content: str | None
+) -> None:
+    """As a call of a tool, with nothing said beside."""
+    template = """\
+{%- set last = namespace(user=0) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+    {{- '<|' + m.role + '|>' }}
+    {%- if m.role == 'assistant' and loop.index0 > last.user %}{{- '<think></think>' }}{% endif %}
+    {{- m.content or '' }}{% if m.call %}{{- '<call>' + m.call + '</call>' }}{% endif %}{{- '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+    chat = [
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": content, "call": "f(1)"},
+        {"role": "user", "content": "2"},
+        {"role": "assistant", "content": "ok"},
+    ]
+    source = write_chats(tmp_path / "a.jsonl", chat)
+
+    folder = pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", template))
+
+    assert said(folder) == ["<call>f(1)</call><|end|><think></think>ok<|end|>"]
+
+
+def test_a_template_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    deep = "{% if true %}" * 3000 + "{% endif %}" * 3000
+    source = write_chats(tmp_path / "a.jsonl", CHAT)
+
+    with pytest.raises(SourceError, check=At("c.jinja")):
+        pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", deep))
+
+
+def test_tokens_of_blanks_in_an_answer_are_targets_where_a_tokenizer_trims_their_places(
+    tmp_path: Path, bpe: str
+) -> None:
+    """As transformers' own mask has it; NeoX, RoBERTa and Pythia trim."""
+    trimming = json.loads(bpe)
+    trimming["post_processor"] = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    chat = [
+        {"role": "user", "content": "code"},
+        {"role": "assistant", "content": "if x:\n        y\n\n    z  "},
+    ]
+    source = write_chats(tmp_path / "a.jsonl", chat)
+    template = write(tmp_path / "c.jinja", CHATML)
+    found = []
+    for name, told in (("plain", json.loads(bpe)), ("trims", trimming)):
+        tokenizer = write(tmp_path / f"{name}.json", json.dumps(told))
+        folder = pack(source, tmp_path / name, chat_template=template, tokenizer=tokenizer)
+        found.append((documents(folder), labels_of(folder)))
+
+    assert found[0] == found[1]
+    (ids,), (labels,) = found[0]
+    first = next(i for i, label in enumerate(labels) if label != -100)
+    assert labels[first:-1] == ids[first:-1]  # without a hole
+
+
+def test_a_tokenizer_that_drops_merges_at_random_does_not_here(tmp_path: Path, bpe: str) -> None:
+    drawing = json.loads(bpe)
+    drawing["model"]["dropout"] = 0.5
+    source = write(tmp_path / "a.txt", "the assistant and the user " * 200)
+    folders = [
+        pack(source, tmp_path / name, tokenizer=write(tmp_path / f"{name}.json", json.dumps(told)))
+        for name, told in (("plain", json.loads(bpe)), ("drawn", drawing))
+    ]
+
+    assert documents(folders[0]) == documents(folders[1])
+
+
+def test_a_document_that_the_tokenizer_cannot_encode_is_left_out_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bpe: str
+) -> None:
+    """As where its library panics: that is no Exception."""
+
+    class Panic(BaseException):
+        pass
+
+    encode = JsonTokenizer.encode
+
+    def fail(self: JsonTokenizer, given: Documents) -> Documents:
+        if b"bad" in given.data.tobytes():
+            raise Panic("index out of range")
+        return encode(self, given)
+
+    monkeypatch.setattr(JsonTokenizer, "encode", fail)
+    source = write(tmp_path / "a.txt", "one\nbad\ntwo\n")
+    options: dict[str, Any] = {"tokenizer": write(tmp_path / "t.json", bpe), "documents": "line"}
+
+    with pytest.raises(SourceError, check=At("a.txt, line 2")):
+        pack_tokens(source, tmp_path / "fail", TokenOptions(**options))
+    summary = pack_tokens(source, tmp_path / "p", TokenOptions(**options), on_error="skip")
+
+    assert len(summary.rejected) == 1
+    assert texts(tmp_path / "p") == ["one", "two"]

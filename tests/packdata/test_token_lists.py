@@ -140,7 +140,7 @@ def test_ids_that_begin_and_end_documents_are_put_where_they_are_missing(tmp_pat
     folder = pack(source, tmp_path / "p", bos=1, eod=2)
 
     assert documents(folder) == [[1, 5, 2], [1, 6, 2]]
-    assert labels_of(folder) == [[-100, 5, 2], [1, 6, 2]]
+    assert labels_of(folder) == [[-100, 5, 2], [-100, 6, 2]]
 
 
 # -- targets ---------------------------------------------------------------------------------------
@@ -354,3 +354,97 @@ def test_an_id_can_be_put_before_each_text(tmp_path: Path) -> None:
         with pytest.raises(ValueError):
             pack(wrong, tmp_path / "q", bos=bos)
     pack(numbers, tmp_path / "q")
+
+
+# -- what runs beside the ids ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("name", ["completion_mask", "assistant_masks", "loss_mask"])
+@pytest.mark.parametrize("values", [int, bool, float])
+def test_masks_beside_the_ids_say_what_is_a_target(
+    tmp_path: Path, kind: str, name: str, values: Any
+) -> None:
+    masks = [[values(each) for each in row] for row in ([0, 0, 1], [1, 0])]
+    source = write_rows(tmp_path / f"a.{kind}", {"input_ids": [[5, 6, 7], [8, 9]], name: masks})
+
+    folder = pack(source, tmp_path / "p")
+
+    assert labels_of(folder) == [[-100, -100, 7], [8, -100]]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_an_attention_mask_of_flags_and_labels_of_floats_are_used(
+    tmp_path: Path, kind: str
+) -> None:
+    columns: dict[str, Any] = {"input_ids": [[5, 6, 0]], "attention_mask": [[True, True, False]]}
+    columns |= {"labels": [[-100.0, 6.0, -100.0]], "loss_mask": [[1, 1, 1]]}
+
+    folder = pack(write_rows(tmp_path / f"a.{kind}", columns), tmp_path / "p")
+
+    assert documents(folder) == [[5, 6]]
+    assert labels_of(folder) == [[-100, 6]]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
+def test_another_list_of_as_many_numbers_is_an_error_that_names_what_to_drop(
+    tmp_path: Path, kind: str
+) -> None:
+    columns: dict[str, Any] = {
+        "input_ids": [[5, 6, 7], [8, 9]],
+        "prompt_mask": [[0, 0, 1], [1, 0]],
+    }
+    columns["scores"] = [[0.5], [0.25, 1.0]]  # of other lengths: no business of the ids
+    source = write_rows(tmp_path / f"a.{kind}", columns)
+
+    with pytest.raises(SourceError, check=At(f"a.{kind}")) as caught:
+        pack(source, tmp_path / "p")
+
+    assert "--drop prompt_mask" in caught.value.hint
+    assert documents(pack(source, tmp_path / "p", drop=("prompt_mask",))) == [[5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_lists_that_a_later_file_or_line_brings_are_an_error(tmp_path: Path, kind: str) -> None:
+    write_rows(tmp_path / f"in/a.{kind}", {"input_ids": [[5, 6]]})
+    late = {"input_ids": [[7, 8]], "labels": [[-100, 8]]}
+    write_rows(tmp_path / f"in/b.{kind}", late)
+
+    with pytest.raises(SourceError) as caught:
+        pack(tmp_path / "in", tmp_path / "p")
+
+    assert "'labels'" in caught.value.what
+    assert documents(pack(tmp_path / "in", tmp_path / "p", drop=("labels",))) == [[5, 6], [7, 8]]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_lengths_of_packed_rows_divide_documents(tmp_path: Path, kind: str) -> None:
+    columns: dict[str, Any] = {"input_ids": [[1, 2, 3, 4], [5, 6]], "seq_lengths": [[3, 1], [2]]}
+    source = write_rows(tmp_path / f"a.{kind}", columns)
+    bad = write_rows(tmp_path / f"b.{kind}", columns | {"seq_lengths": [[3, 1], [3]]})
+
+    assert documents(pack(source, tmp_path / "p")) == [[1, 2, 3], [4], [5, 6]]
+    with pytest.raises(SourceError):
+        pack(bad, tmp_path / "bad")
+
+
+def test_rows_of_which_no_id_is_a_target_are_counted_or_an_error(tmp_path: Path) -> None:
+    columns = {"input_ids": [[5, 6], [7, 8]], "labels": [[-100, -100], [7, -100]]}
+    some = write_rows(tmp_path / "some.parquet", columns)
+    none = write_rows(tmp_path / "none.parquet", columns | {"labels": [[-100, -100]] * 2})
+
+    notes = pack_tokens(some, tmp_path / "some").notes
+
+    assert any(note.startswith("1 document without a target") for note in notes)
+    with pytest.raises(SourceError):
+        pack(none, tmp_path / "none")
+
+
+def test_what_is_put_around_a_document_is_a_target_only_behind_one(tmp_path: Path) -> None:
+    columns = {"input_ids": [[5, 6], [7, 8]], "labels": [[-100, 6], [7, -100]]}
+    source = write_rows(tmp_path / "a.parquet", columns)
+
+    folder = pack(source, tmp_path / "p", bos=1, eod=2)
+
+    assert documents(folder) == [[1, 5, 6, 2], [1, 7, 8, 2]]
+    assert labels_of(folder) == [[-100, -100, 6, 2], [-100, 7, -100, -100]]

@@ -111,6 +111,7 @@ class CsvRows(TextRows):
         if len(self.columns) != len(cells):
             what = f"its first row has {len(cells)} cells, and names gives {len(self.columns)}"
             raise SourceError(what, f"{path}, line {self._line}")
+        self._times = 1 + len(self.columns) // _PART_COLUMNS
         self._places = {name: place for place, name in enumerate(self.columns)}
 
     def guesses(self, column: str) -> frozenset[Kind]:
@@ -177,7 +178,7 @@ class CsvRows(TextRows):
             lambda data: last_record_end(data, delimiter),
             self._begin,
             self._line,
-            times=1 + len(self.columns) // _PART_COLUMNS,
+            times=self._times,
             hint="Is there a quote that is never closed?",
         )
 
@@ -196,7 +197,7 @@ class CsvRows(TextRows):
         """Parse a part into texts, null where a cell is empty."""
         data = self._bytes(part.start, part.stop)
         names = list(self.columns if columns is None else columns)
-        table = self._parsed(data, names, _PARSED_BYTES)
+        table = self._parsed(data, names, _PARSED_BYTES * self._times)
         if table is None:  # a row is longer than a block
             table = self._parsed(data, names, len(data) + 1)
         if table is None:  # rows of more or less cells, or text that is not UTF-8

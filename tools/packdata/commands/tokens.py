@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from packdata.commands.common import TARGET, unescaped
+from packdata.commands.common import TARGET, parse_names, unescaped
 from packdata.commands.packing import AGAIN, packing_command, run_packing
 
 if TYPE_CHECKING:
@@ -18,8 +18,10 @@ _TEXT = r"""
 --text-column NAME
   key of JSON lines, column of Parquet or Arrow (default: text)
 --ids-column NAME
-  column of lists of ids, one document each (default: input_ids, if there is one); labels and
-  attention_mask beside it are used
+  column of lists of ids, one document each (default: input_ids, if there is one). Used beside it: labels,
+  attention_mask (0: padding), completion_mask, assistant_masks, loss_mask (0: no target), seq_lengths
+--drop NAMES
+  columns beside the ids that are not used: other lists of as many numbers are an error
 --chat-template FILE
   Jinja file or tokenizer_config.json that turns conversations (lists of messages with role and
   content) into text. What the assistant says is the target
@@ -74,6 +76,7 @@ def _plan(args: argparse.Namespace) -> TokensPlan:
     from packdata.tokens.plan import TokenOptions, plan_tokens
 
     options = {field.name: getattr(args, field.name) for field in fields(TokenOptions)}
+    options["drop"] = tuple(args.drop)
     return plan_tokens(
         args.src,
         TokenOptions(**options),
@@ -109,6 +112,7 @@ packdata tokens poems.txt packed --documents '\n\n'
 packdata tokens openwebtext/train.bin packed --vocab-size 50257 --eod 50256""",
     how={
         "documents": {"default": "file", "type": unescaped},
+        "drop": {"type": parse_names, "default": ()},
         "tokenizer": TARGET,
         "chat-template": TARGET,
         "train-bpe": {"type": int},

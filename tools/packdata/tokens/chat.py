@@ -23,7 +23,7 @@ from packdata.sources.listed import with_beside
 from packdata.tokens.contents import DocumentForm, as_utf8, type_of, value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from packdata.tokens.documents import Document, Documents, Place
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 TOOLS = "tools"
 _NOW = "strftime_now"
+_HEAD_CHARS = 16
 # No text has these.
 _OPEN, _CLOSE = "\ue000{9b1d6f32-generation}\ue001", "\ue000{9b1d6f32-endgeneration}\ue001"
 
@@ -51,7 +52,7 @@ class ChatTemplate:
         try:
             asked = jinja2.meta.find_undeclared_variables(environment.parse(text))
             self._template = environment.from_string(text)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError) as error:
             raise SourceError(f"it is not a chat template ({error})", where) from error
         names = environment.parse(text).find_all(jinja2.nodes.Name)
         data = environment.parse(text).find_all(jinja2.nodes.TemplateData)
@@ -90,18 +91,26 @@ class ChatTemplate:
     def turns(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[tuple[int, int]]]:
         """Return the text of a conversation, and where in it the assistant speaks, or the template's marks are.
 
+        Turns that say that they are not to be trained (``weight`` 0, or ``train`` false) are left out.
+
         Raises:
             ValueError: The template refuses the messages, or writes an earlier turn differently
                 once there are later ones, so that where it lies cannot be told.
         """
         text = self.render(messages, tools)
+        answers = [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
+        learned = [number for number in answers if _is_learned(messages[number])]
         if self.has_marks:
-            return _without_marks(text)
-        found = []
-        for number, message in enumerate(messages):
-            if message.get("role") == "assistant":
-                found.append(self._turn(text, messages[: number + 1], tools))
-        return text, found
+            text, found = _without_marks(text)
+            if learned == answers:
+                return text, found
+            if len(found) != len(answers):
+                what = (
+                    f"{len(found)} {{% generation %}} marks, {len(answers)} turns of the assistant"
+                )
+                raise ValueError(f"which turn is not to be trained cannot be told: {what}")
+            return text, [found[answers.index(number)] for number in learned]
+        return text, [self._turn(text, messages[: number + 1], tools) for number in learned]
 
     def _turn(self, text: str, messages: Sequence[Message], tools: Any) -> tuple[int, int]:
         """Return where the last of some messages lies in the text of the whole conversation."""
@@ -111,12 +120,14 @@ class ChatTemplate:
             for end in (upto, self._without_end(upto)):
                 if text.startswith(end) and len(end) > start:
                     return start, len(end)
-                for content in filter(end.__contains__, _contents(messages[-1])):
-                    turn = content + end.rpartition(content)[2]
-                    if text.startswith(turn, start):
-                        return start, start + len(turn)
+                # A thought, say, is left out of earlier turns: the rest of what was written is there.
+                head, at = text[start : start + _HEAD_CHARS], -1
+                while (at := end.find(head, at + 1)) >= 0:
+                    if text.startswith(end[at:], start):
+                        return start, start + len(end) - at
         what = f"the chat template writes message {len(messages)} differently when others follow"
-        raise ValueError(f"{what}: what the assistant says cannot be told from the rest")
+        hint = "a template that marks what is learned by {% generation %} works"
+        raise ValueError(f"{what}: what the assistant says cannot be told from the rest; {hint}")
 
     def _begin_of_turn(self, text: str, before: Sequence[Message], tools: Any) -> int | None:
         """Return where the answer to some messages begins in the text; None if that cannot be told."""
@@ -146,13 +157,11 @@ def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
     return first + whole, found
 
 
-def _contents(message: Message) -> Iterator[str]:
-    """Yield what a message says; without a thought, which templates leave out of earlier turns."""
-    content = message.get("content")
-    if isinstance(content, str):
-        for part in (content.strip(), content.rpartition("</think>")[2].strip()):
-            if part:
-                yield part
+def _is_learned(message: Message) -> bool:
+    """Tell whether a turn is a target, by the names that other libraries have for that."""
+    weight = message.get("weight")
+    marks = (message.get(name) for name in ("train", "trainable", "loss"))
+    return not (weight is not None and weight == 0) and not any(mark is False for mark in marks)
 
 
 def _num_alike(text: str, other: str) -> int:
@@ -301,9 +310,15 @@ class Chat(DocumentForm):
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a column is missing, or holds no lists of messages."""
-        kind, *_ = (type_of(schema, name, path, "--messages-column") for name in self.types)
+        kind = type_of(schema, self.column, path, "--messages-column")
         if not (hasattr(kind, "value_type") and pa.types.is_struct(kind.value_type)):
             raise SourceError(f"column {self.column!r} holds {kind}, not lists of messages", path)
+
+    targets_hint = "Only turns of role 'assistant' are targets: rename the role, or mark turns by {% generation %}"
+
+    def has_targets(self, documents: Documents) -> bool:
+        """Tell whether the assistant says something."""
+        return documents.labels is not None and bool(documents.labels.any())
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that the template refuses."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 
 from loaders.errors import SourceError
 from packdata.readers import arrow_lines, filled_lines, json_object
-from packdata.tokens.documents import Documents, join_documents, not_utf8, placed
+from packdata.tokens.documents import IGNORED, Documents, join_documents, not_utf8, placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from packdata.tokens.documents import Document, Place, Reject
 
 T = TypeVar("T")
-LABELS, ATTENTION_MASK = "labels", "attention_mask"  # as Hugging Face's tokenizers name them
+# As Hugging Face's tokenizers, TRL, transformers, Megatron-LM and verl name what they put beside ids.
+LABELS, ATTENTION_MASK, SEQ_LENGTHS = "labels", "attention_mask", "seq_lengths"
+LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")  # 0: no target
+BESIDE_IDS = (LABELS, ATTENTION_MASK, SEQ_LENGTHS, *LOSS_MASKS)
 _INT32 = np.iinfo(np.int32)
 
 
@@ -54,6 +58,12 @@ class DocumentForm(ABC):
     def to_json(self) -> dict[str, Any]:
         """Return what the rows are read by, for the identity of a packing."""
         return {}
+
+    targets_hint: ClassVar[str] = "Are all labels -100?"
+
+    def has_targets(self, documents: Documents) -> bool:
+        """Tell whether a document with labels has one that is learned."""
+        return documents.labels is not None and bool((documents.labels != IGNORED).any())
 
     @abstractmethod
     def check(self, schema: pa.Schema, path: Path) -> None:
@@ -109,6 +119,8 @@ class DocumentForm(ABC):
                 begins.append(at)
             except UnicodeDecodeError as error:
                 rejects.append(not_utf8(error.object[error.start], place(at)))
+            except RecursionError:
+                rejects.append((place(at), SourceError("the row is nested too deep", place(at))))
             except ValueError as error:
                 rejects.append((place(at), SourceError(str(error), place(at))))
         return join_documents(found, lambda number: place(begins[number]), rejects)
@@ -203,87 +215,130 @@ class Ids(DocumentForm):
     """A column of lists of ids, perhaps with lists beside it."""
 
     column: str
-    has_labels: bool = False  # ``labels`` are aligned with the ids
-    has_mask: bool = False  # ``attention_mask`` is 0 where an id is padding, which is left out
+    # Of ``BESIDE_IDS``: ``labels`` and masks are aligned with the ids; ``attention_mask`` is 0 where an id is padding,
+    # which is left out, the other masks where it is no target; ``seq_lengths`` divide a row into documents.
+    beside: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()  # columns that are left out
     kind = "lists"
 
     @property
-    def types(self) -> Mapping[str, pa.DataType | None]:
-        return dict.fromkeys(self._names(), pa.large_list(pa.int64()))
+    def has_labels(self) -> bool:  # type: ignore[override]
+        """True if documents have labels."""
+        return not {LABELS, *LOSS_MASKS}.isdisjoint(self.beside)
 
-    def _names(self) -> list[str]:
-        beside = {LABELS: self.has_labels, ATTENTION_MASK: self.has_mask}
-        return [self.column, *(name for name, is_there in beside.items() if is_there)]
+    @property
+    def types(self) -> Mapping[str, pa.DataType | None]:
+        return dict.fromkeys((self.column, *self.beside), pa.large_list(pa.int64()))
 
     def notes(self) -> list[str]:
-        targets = f", targets are those in {LABELS!r}" if self.has_labels else ""
-        masked = f", without padding as {ATTENTION_MASK!r} says" if self.has_mask else ""
-        return [f"documents are the ids in {self.column!r}{targets}{masked}"]
+        what = {
+            LABELS: f"targets are those in {LABELS!r}",
+            ATTENTION_MASK: f"without padding, where {ATTENTION_MASK!r} is 0",
+            SEQ_LENGTHS: f"divided by {SEQ_LENGTHS!r}",
+        }
+        told = [what.get(name, f"no targets where {name!r} is 0") for name in self.beside]
+        return [", ".join([f"documents are the ids in {self.column!r}", *told])]
 
     def to_json(self) -> dict[str, Any]:
-        return {"ids_column": self.column, LABELS: self.has_labels}
+        more = {name: True for name in self.beside if name not in (LABELS, ATTENTION_MASK)}
+        return {"ids_column": self.column, LABELS: LABELS in self.beside, **more}
 
     def check(self, schema: pa.Schema, path: Path) -> None:
-        """Raise SourceError if a column is missing, or holds no lists of whole numbers."""
-        for name in self._names():
+        """Raise SourceError if a column is missing, holds no lists of numbers, or is one that other files lack."""
+        for name in self.types:
             kind = type_of(schema, name, path, "--ids-column")
-            if not is_list_of_ids(kind):
+            if not (is_list_of_ids(kind) if name == self.column else is_list_of_numbers(kind)):
                 raise SourceError(f"column {name!r} holds {kind}, not lists of ids", path)
-        if (
-            not self.has_labels
-            and LABELS in schema.names
-            and is_list_of_ids(schema.field(LABELS).type)
-        ):
-            hint = "Pack files with labels and files without them one after the other"
-            raise SourceError(f"it has {LABELS!r}, and the first file has not", path, hint)
+        known = {*self.beside, *self.drop}
+        for field in schema:
+            if (
+                field.name in BESIDE_IDS
+                and field.name not in known
+                and is_list_of_numbers(field.type)
+            ):
+                raise _only_here(field.name, path)
+
+    def check_rows(self, rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+        """Raise SourceError if another list of numbers runs beside the ids: whether it matters is not known."""
+        ids, others = 0, Counter[str]()
+        for row in rows:
+            length = _length(row.get(self.column))
+            ids += length > 1
+            others.update(
+                name
+                for name, value in row.items()
+                if length > 1 and _length(value) == length and name not in self.drop
+            )
+        for name, count in others.items():
+            if count == ids and name != self.column and name not in BESIDE_IDS:
+                what = f"column {name!r} has a number for each id of {self.column!r}"
+                hint = f"What it says is not used: --drop {name} packs without it"
+                raise SourceError(what, path, hint)
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
-        """Return each row as a document, less those with nulls, and those whose labels do not fit."""
-        lists = {name: _Lists.of(one_array(table[name])) for name in self._names()}
+        """Return each row as a document, less those with nulls, and those whose lists do not fit."""
+        lists = {name: _Lists.of(one_array(table[name])) for name in self.types}
         lengths = lists[self.column].lengths
         good = np.ones(len(lengths), bool)
         rejects: list[Reject] = []
         for name, beside in lists.items():
-            bad = good & (beside.has_null | (beside.lengths != lengths))
+            found = beside.sums if name == SEQ_LENGTHS else beside.lengths
+            bad = good & (beside.has_null | (found != lengths))
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
-                num, what = beside.lengths[row], f"{name!r} is null, or holds one"
+                what = f"{name!r} is null, or holds one"
                 if not beside.has_null[row]:
-                    what = f"{name!r} has {num} values, {self.column!r} {lengths[row]}"
-                hint = "Labels are aligned with the ids" if name == LABELS else ""
-                rejects.append((place(row), SourceError(what, place(row), hint)))
-        return self._joined(lists, good, place, tuple(rejects))
-
-    def _joined(
-        self,
-        lists: Mapping[str, _Lists],
-        good: npt.NDArray[np.bool_],
-        place: Place,
-        rejects: tuple[Reject, ...],
-    ) -> Documents:
+                    what = _unlike(name, int(found[row]), self.column, int(lengths[row]))
+                rejects.append((place(row), SourceError(what, place(row))))
         values = {name: beside.of_rows(good) for name, beside in lists.items()}
-        ends = np.cumsum(np.where(good, lists[self.column].lengths, 0), dtype=np.int64)
+        rows = np.cumsum(np.where(good, lengths, 0), dtype=np.int64)
+        ids, labels, kept = self._used(values)
+        ends = rows if SEQ_LENGTHS not in values else np.cumsum(values[SEQ_LENGTHS])
+        if kept is not None:
+            before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept, dtype=np.int64)])
+            ends, rows = before[ends], before[rows]
+        where = placed(rows, place)
+        return Documents(ids, ends, where, tuple(rejects), _as_labels(labels, where))
+
+    def _used(
+        self, values: Mapping[str, npt.NDArray[np.int64]]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, npt.NDArray[np.bool_] | None]:
+        """Return ids and labels without padding, and where there was none; None where nothing tells."""
         ids, labels = values[self.column], values.get(LABELS)
-        if self.has_mask:
-            keep = values[ATTENTION_MASK] != 0
-            ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])[ends]
-            ids, labels = ids[keep], None if labels is None else labels[keep]
-        where = placed(ends, place)
-        return Documents(ids, ends, where, rejects, _as_labels(labels, where))
+        for name in LOSS_MASKS:
+            if name in values:
+                labels = np.where(values[name] != 0, ids if labels is None else labels, IGNORED)
+        if ATTENTION_MASK not in values:
+            return ids, labels, None
+        kept = values[ATTENTION_MASK] != 0
+        return ids[kept], None if labels is None else labels[kept], kept
 
     def of_row(self, row: Mapping[str, Any]) -> Document:
-        """Return the ids, and the labels if there are any."""
-        values = {name: self._numbers(row, name) for name in self._names()}
-        ids, labels = values[self.column], values.get(LABELS)
+        """Return the ids, and the labels if there are any; ValueError if they do not fit."""
+        for name in BESIDE_IDS:
+            if name not in self.beside and name not in self.drop and _length(row.get(name)):
+                raise ValueError(f"the row has {name!r}, which the first row of the source lacks")
+        values = {name: self._numbers(row, name) for name in self.types}
+        ids = values[self.column]
         for name, beside in values.items():
-            if len(beside) != len(ids):
-                raise ValueError(f"{name!r} has {len(beside)} values, {self.column!r} {len(ids)}")
-        if self.has_mask:
-            keep = values[ATTENTION_MASK] != 0
-            ids, labels = ids[keep], None if labels is None else labels[keep]
+            found = int(beside.sum()) if name == SEQ_LENGTHS else len(beside)
+            if found != len(ids):
+                raise ValueError(_unlike(name, found, self.column, len(ids)))
+        if SEQ_LENGTHS in values:
+            raise ValueError(
+                f"{SEQ_LENGTHS!r} is read of Parquet and Arrow: save the rows as one of these"
+            )
+        ids, labels, _ = self._used(values)
         if labels is not None and _beyond_int32(labels).any():
             raise ValueError(f"{LABELS!r} holds a number beyond 32 bits")
         return ids, None if labels is None else labels.astype(np.int32)
+
+    def _parse_at_once(self, data: bytes) -> pa.Table | None:
+        """Let Arrow parse; None, too, where a row has lists that the first row of the source lacks."""
+        others = [name for name in BESIDE_IDS if name not in self.beside and name not in self.drop]
+        if any(f'"{name}"'.encode() in data for name in others):
+            return None
+        return super()._parse_at_once(data)
 
     def _numbers(self, row: Mapping[str, Any], name: str) -> npt.NDArray[np.int64]:
         value = value_of(row, name, "--ids-column")
@@ -291,16 +346,48 @@ class Ids(DocumentForm):
             what = "null" if value is None else f"a {type(value).__name__}"
             raise ValueError(f"{name!r} is {what}, not a list of ids")
         for number in value:
-            if type(number) is not int or abs(number) >= 1 << 63:
+            is_whole = type(number) is int or (name != self.column and number in (True, False))
+            if not (is_whole or (name != self.column and float(number).is_integer())):
+                raise ValueError(f"{name!r} holds {str(number)[:40]!r}, which is no id")
+            if abs(number) >= 1 << 63:
                 raise ValueError(f"{name!r} holds {str(number)[:40]!r}, which is no id")
         return np.array(value, np.int64)
 
 
+def _only_here(name: str, path: Path) -> SourceError:
+    hint = f"Pack files with and without it one after the other, or without it: --drop {name}"
+    return SourceError(f"the file has {name!r}, and the first file has not", path, hint)
+
+
+def _unlike(name: str, found: int, column: str, length: int) -> str:
+    what = "adds up to" if name == SEQ_LENGTHS else "has"
+    return f"{name!r} {what} {found} values, {column!r} has {length}"
+
+
+def _length(value: Any) -> int:
+    """Return the length of a list of numbers; 0 of all else."""
+    is_list = isinstance(value, list) and all(isinstance(each, int | float) for each in value)
+    return len(value) if is_list else 0
+
+
 def is_list_of_ids(kind: pa.DataType) -> bool:
     """Tell whether a type of Arrow is lists of whole numbers."""
+    return _is_list(kind) and bool(pa.types.is_integer(kind.value_type))
+
+
+def is_list_of_numbers(kind: pa.DataType) -> bool:
+    """Tell whether a type of Arrow is lists of numbers, or of flags."""
+    types = pa.types
+    return _is_list(kind) and bool(
+        types.is_integer(kind.value_type)
+        or types.is_floating(kind.value_type)
+        or types.is_boolean(kind.value_type)
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
     lists = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
-    is_list = any(getattr(pa.types, f"is_{name}")(kind) for name in lists)
-    return is_list and bool(pa.types.is_integer(kind.value_type))
+    return any(getattr(pa.types, f"is_{name}")(kind) for name in lists)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +408,14 @@ class _Lists:
             has_null[np.repeat(np.arange(len(lengths)), lengths)[is_null]] = True
             values = pc.fill_null(values, 0)
         return cls(values.to_numpy(zero_copy_only=False), lengths.astype(np.int64), has_null)
+
+    @property
+    def sums(self) -> npt.NDArray[np.int64]:
+        """The sum of each row's list."""
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.values)])
+        ends = np.cumsum(self.lengths)
+        sums: npt.NDArray[np.int64] = before[ends] - before[ends - self.lengths]
+        return sums
 
     def of_rows(self, good: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         return self.values if good.all() else self.values[np.repeat(good, self.lengths)]

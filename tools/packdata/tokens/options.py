@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Literal
 
+from loaders.checks import as_list
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -25,9 +27,12 @@ class TokenOptions:
         text_column: The column of Parquet and Arrow, or key of JSON lines, that holds text; None for
             ``text``.
         ids_column: The one that holds lists of ids; None for ``input_ids``, where that is there and
-            nothing says that text is meant. ``labels`` and ``attention_mask`` beside it are heeded.
+            nothing says that text is meant. Beside it ``labels``, ``attention_mask`` (0: padding), ``completion_mask``,
+            ``assistant_masks`` and ``loss_mask`` (0: no target) and ``seq_lengths`` (of packed documents) are used;
+            any other list of as many numbers is an error.
         messages_column: The one that holds conversations, with ``chat_template``; None for
             ``messages``.
+        drop: Columns beside the ids that are not used.
         chat_template: A Jinja file or a ``tokenizer_config.json``, which makes text of conversations.
         chat_date: What a template gets that asks for the time, as ``2024-07-26``; None for today.
         tokenizer: ``bytes``, or the path of a ``tokenizer.json``; of ids: what they stand for.
@@ -50,6 +55,7 @@ class TokenOptions:
     text_column: str | None = None
     ids_column: str | None = None
     messages_column: str | None = None
+    drop: tuple[str, ...] = ()
     chat_template: Path | str | None = None
     chat_date: str | None = None
     tokenizer: Path | str | None = None
@@ -69,6 +75,7 @@ class TokenOptions:
             raise ValueError(
                 f"row_tokens must be in [2, {_MAX_ROW_TOKENS}], got {self.row_tokens}"
             )
+        as_list("drop", self.drop, "names, such as ['token_type_ids']")
         if self.bin_dtype not in (None, *_BIN_DTYPES):
             raise ValueError(f"bin_dtype must be one of {_BIN_DTYPES}, got {self.bin_dtype!r}")
         if self.tokenizer is not None and self.train_bpe is not None:

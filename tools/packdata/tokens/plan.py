@@ -7,6 +7,7 @@ from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import date
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,12 @@ from packdata.sources.listed import list_sources, with_beside, without_secrets
 from packdata.sources.opening import joined_splits
 from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.chat import TOOLS, Chat, open_template
-from packdata.tokens.contents import ATTENTION_MASK, LABELS, Ids, Texts, is_list_of_ids
+from packdata.tokens.contents import BESIDE_IDS, Ids, Texts, is_list_of_numbers
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS, ForwardReader, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE, PIECE_TOKENS, IdsSource
 from packdata.tokens.options import Eod
 from packdata.tokens.options import TokenOptions as TokenOptions
-from packdata.tokens.recipe import TokensRecipe
+from packdata.tokens.recipe import NO_TARGET, TokensRecipe
 from packdata.tokens.stream import count
 from packdata.tokens.texts import PIECE_BYTES, TextOptions, TextSource
 from packdata.tokens.tokenizer import (
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 TRAIN_BYTES = 256 << 20  # of the corpus are enough for a BPE
 _CHUNK = 1 << 16
+_FIRST_ROWS = 64  # of a file: are looked at for lists that run beside the ids
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -106,6 +108,10 @@ class TokensPlan:
         """Say what is worth knowing of the source, and how much each of several parts got."""
         empty = self.recipe.source.empty_files
         notes = [] if packed is None else [*_counts(packed), *self._kept_tokenizers(packed)]
+        if packed is not None and (num := packed.counts.get(NO_TARGET, 0)):
+            notes.append(
+                f"{counted(num, 'document')} without a target: nothing is learned of these"
+            )
         notes += passed_over(self.ignored)
         if empty:
             notes.append(f"empty: {few(empty)}")
@@ -223,6 +229,8 @@ def plan_tokens(
     first_pass.check(recipe.identity)
     if not len(recipe):
         raise SourceError("there is nothing in the files", str(sources[0]))
+    if isinstance(recipe.source, TextSource):
+        _check_targets(recipe.source, str(sources[0]))
     given = tuple(map(str, without_secrets(sources)))
     return TokensPlan(given, files, ignored, recipe, format or "parquet", first_pass)
 
@@ -235,10 +243,27 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
         ("text_column", {*LINE_KINDS}, "JSON lines, Parquet and other files of rows"),
         ("ids_column", {*LINE_KINDS}, "JSON lines, Parquet and other files of rows"),
         ("chat_template", {*LINE_KINDS}, "JSON lines, Parquet and other files of rows"),
+        ("drop", {*LINE_KINDS}, "JSON lines, Parquet and other files of rows"),
         ("bin_dtype", {"bin", "npy"}, "ids without a header"),
     ):
         if getattr(options, name) != getattr(usual, name) and not takes & kinds:
             raise ValueError(f"{name} is for {what}, and the files are {', '.join(sorted(kinds))}")
+
+
+def _check_targets(source: TextSource, where: str) -> None:
+    """Raise SourceError if no document has a target: the first pieces with documents usually end the search."""
+    if not source.has_labels:
+        return
+    seen = False
+    for piece in source.pieces():
+        with suppress(SourceError):
+            documents = piece.read()
+            if documents.rejects or source.options.content.has_targets(documents):
+                return  # what is refused is told when it is packed
+            seen |= len(documents) > 0
+    if seen:
+        what = "no document has a target: nothing would be learned"
+        raise SourceError(what, where, source.options.content.targets_hint)
 
 
 def _text_recipe(
@@ -301,13 +326,17 @@ def _content_of_rows(rows: Sequence[SourceFile], options: TokenOptions) -> Docum
     if options.chat_template is not None:
         day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
         template = open_template(options.chat_template, options.tokenizer, day)
-        return Chat(options.messages_column or "messages", template, TOOLS in columns)
+        has_tools = any(TOOLS in _columns_of(file) for file in rows if file.kind != "jsonl")
+        return Chat(options.messages_column or "messages", template, has_tools)
     text = options.text_column
     if text is None and (options.tokenizer or options.train_bpe) and "text" in columns:
         text = "text"
     if text is None and (options.ids_column is not None or "input_ids" in columns):
-        has_labels, has_mask = columns.get(LABELS, False), columns.get(ATTENTION_MASK, False)
-        return Ids(options.ids_column or "input_ids", has_labels, has_mask)
+        beside = [name for name in BESIDE_IDS if columns.get(name) and name not in options.drop]
+        ids = Ids(options.ids_column or "input_ids", tuple(beside), options.drop)
+        for file in rows:
+            ids.check_rows(_first_rows(file, ids), file.path)
+        return ids
     if text is None and "text" not in columns and "messages" in columns:
         hint = "Give --chat-template FILE, which makes text of them"
         raise SourceError("it holds conversations ('messages')", rows[0].path, hint)
@@ -315,27 +344,43 @@ def _content_of_rows(rows: Sequence[SourceFile], options: TokenOptions) -> Docum
 
 
 def _columns_of(file: SourceFile) -> dict[str, bool]:
-    """Return the columns of a file, and whether they hold lists of whole numbers."""
+    """Return the columns of a file, and whether they hold lists of numbers."""
     if file.kind != "jsonl":
         schema = open_row_file(file.path).schema
-        return {field.name: is_list_of_ids(field.type) for field in schema}
+        return {field.name: is_list_of_numbers(field.type) for field in schema}
+    row = next(_json_rows(file), {})
     return {
-        name: isinstance(value, list) and all(type(item) is int for item in value)
-        for name, value in _first_row(file).items()
+        name: isinstance(value, list) and all(isinstance(item, int | float) for item in value)
+        for name, value in row.items()
     }
 
 
-def _first_row(file: SourceFile) -> dict[str, object]:
-    """Return the first object of JSON lines; {} if it cannot be read: the packing names its line."""
+def _first_rows(file: SourceFile, ids: Ids) -> Iterator[Mapping[str, Any]]:
+    """Yield the first rows of a file, of lists of numbers where its columns have types."""
+    if file.kind == "jsonl":
+        yield from _json_rows(file)
+        return
+    rows = open_row_file(file.path)
+    names = [field.name for field in rows.schema if is_list_of_numbers(field.type)]
+    others = [name for name in names if name not in (*ids.types, *ids.drop, *BESIDE_IDS)]
+    if others and ids.column in names and rows.groups:
+        yield from rows.read(0, [ids.column, *others]).slice(0, _FIRST_ROWS).to_pylist()
+
+
+def _json_rows(file: SourceFile) -> Iterator[dict[str, Any]]:
+    """Yield the first objects of JSON lines, as far as they can be read: the packing names what cannot."""
     data = b""
     with closing(ForwardReader(file)) as reader:
         while b"\n" not in data and (more := reader.read(_CHUNK)):
             data = (data + more).removeprefix(_BOM).lstrip()
-    try:
-        row = json.loads(data.split(b"\n", 1)[0])
-    except (ValueError, RecursionError):
-        return {}
-    return row if isinstance(row, dict) else {}
+        lines = data.split(b"\n")
+        for line in islice(lines if reader.peek(1) == b"" else lines[:-1] or lines, _FIRST_ROWS):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                return
+            if isinstance(row, dict):
+                yield row
 
 
 def _given(token: Eod) -> int | None:

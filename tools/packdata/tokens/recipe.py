@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy as np
 from loaders.errors import SourceError
 from loaders.schema import Array, Field, Schema, Tokens
 from packdata.packing.settings import OVERWRITE
-from packdata.recipe import Block, Recipe, Target
+from packdata.recipe import Block, Recipe, Tally, Target
+from packdata.tokens.documents import IGNORED, join_documents
 from packdata.tokens.rows import (
     DOCUMENT_ENDS,
     LABELS,
@@ -25,9 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from packdata.recipe import Draw
-    from packdata.tokens.documents import Documents, Piece, Reject, TokenSource
+    from packdata.tokens.documents import Documents, Piece, Place, Reject, TokenSource
     from packdata.tokens.options import TokenOptions
     from packdata.tokens.tokenizer import Tokenizer, Vocabulary
+
+
+NO_TARGET = "no target"  # of documents that are counted
 
 
 class TokensRecipe(Recipe):
@@ -63,7 +68,7 @@ class TokensRecipe(Recipe):
             files[tokenizer.name] = tokenizer.file
         folders = ("train", "val") if self.val_share else ("",)
         self.targets: Sequence[Target] = [Target(f, schema, files) for f in folders]
-        self.runs = source.runs
+        self.runs, self.tally = source.runs, Tally()
         self.divides = len(folders) > 1
 
     def _schema(self) -> Schema:
@@ -124,7 +129,8 @@ class TokensRecipe(Recipe):
 
     def _block(self, documents: Documents, rejects: Sequence[Reject] = ()) -> Block:
         if self.source.kind in ("text", "chat") and self.tokenizer is not None:
-            documents = self.tokenizer.encode(documents).without_empty()
+            documents, refused = _encoded(documents, self.tokenizer)
+            rejects = (*rejects, *refused)
         self.vocabulary.check_labels(documents)
         documents = replace(documents, data=self.vocabulary.narrow(documents))
         if self.source.kind != "ids":
@@ -135,5 +141,36 @@ class TokensRecipe(Recipe):
         labels = documents.labels
         if labels is None and self.source.has_labels:  # every document was left out
             labels = np.empty(0, np.int32)
+        if labels is not None and len(ends):
+            learned = np.concatenate([np.zeros(1, np.int64), np.cumsum(labels != IGNORED)])
+            self.tally.add(NO_TARGET, int((learned[ends] == learned[documents.starts]).sum()))
         block = block_of(documents.data, ends, self.row_tokens, labels)
         return replace(block, rejects=rejects)
+
+
+def _encoded(documents: Documents, tokenizer: Tokenizer) -> tuple[Documents, list[Reject]]:
+    """Return the ids of documents, and those that the tokenizer does not encode, each with its reason."""
+    try:
+        return tokenizer.encode(documents).without_empty(), []
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of its library is no Exception
+        if len(documents) <= 1:
+            where = documents.place(0)
+            what = f"the tokenizer cannot encode the document ({type(error).__name__}: {error})"
+            none = documents.select(np.zeros(len(documents), bool))
+            labels = None if none.labels is None else none.labels.astype(np.int32)
+            empty = replace(none, data=none.data.astype(np.uint32), labels=labels)
+            return empty, [(where, SourceError(what, where))]
+    found, starts = [], documents.starts
+    for number, start in enumerate(starts.tolist()):
+        one = documents.select(np.arange(len(documents)) == number)
+        one = replace(one, place=partial(_place_behind, documents.place, start))
+        found.append(_encoded(one, tokenizer))
+    kept = [(ids.data, ids.labels) for ids, _ in found]
+    joined = join_documents(kept, lambda number: documents.place(int(starts[number])))
+    return joined.without_empty(), [reject for _, rejects in found for reject in rejects]
+
+
+def _place_behind(place: Place, start: int, at: int) -> str:
+    return place(start + at)

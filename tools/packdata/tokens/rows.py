@@ -43,11 +43,16 @@ def enclose(
     at = np.concatenate([ends[behind], starts[before]])
     added = np.concatenate([np.full(behind.sum(), eod or 0), np.full(before.sum(), bos or 0)])
     labels = documents.labels
+    if labels is not None:
+        # An end is a target where what stands before it is one; a begin follows from nothing.
+        is_learned = labels[ends[behind] - 1] != IGNORED
+        targets = [np.where(is_learned, eod or 0, IGNORED), np.full(before.sum(), IGNORED)]
+        labels = np.insert(labels, at, np.concatenate(targets).astype(labels.dtype))
     return replace(
         documents,
         data=np.insert(ids, at, added.astype(ids.dtype)),
         ends=ends + np.cumsum(before) + np.cumsum(behind),
-        labels=None if labels is None else np.insert(labels, at, added.astype(labels.dtype)),
+        labels=labels,
     )
 
 

@@ -203,7 +203,12 @@ class RowsPart:
         """Return each row as a document, less those that cannot be one."""
         content, name = self.rows.content, self.rows.file.name
         first = self.rows.firsts[self.group] + self.first
-        columns = ((self.table[each], kind) for each, kind in content.types.items())
+        none = pa.nulls(len(self.table))  # of tools, which some files lack
+        named = {*self.table.column_names}
+        columns = (
+            (self.table[each] if each in named else none, kind)
+            for each, kind in content.types.items()
+        )
         try:
             arrays = [column if kind is None else column.cast(kind) for column, kind in columns]
         except pa.ArrowException as error:
@@ -223,13 +228,15 @@ class RowRanges:
         self.file, self.content = file, content
         self._rows = open_row_file(file.path)
         content.check(self._rows.schema, file.path)
+        named = {*self._rows.schema.names}
+        self._columns = [name for name in content.types if name in named]
         self.firsts = [0, *accumulate(self._rows.groups)]  # number of the first row of each group
         self._read: tuple[int, Any] = (-1, None)
 
     def parts(self, nbytes: int) -> Iterator[tuple[RowsPart, int]]:
         """Yield parts of about so many bytes, with the bytes that each has."""
         for group, rows in enumerate(self._rows.groups):
-            size = max(1, self._rows.nbytes(group, [*self.content.types]))
+            size = max(1, self._rows.nbytes(group, self._columns))
             step = max(1, rows * nbytes // size)
             for first in range(0, rows, step):
                 last = min(first + step, rows)
@@ -237,7 +244,7 @@ class RowRanges:
 
     def read(self, group: int, first: int, last: int) -> pa.Table:
         if self._read[0] != group:
-            self._read = group, self._rows.read(group, [*self.content.types])
+            self._read = group, self._rows.read(group, self._columns)
         table = self._read[1].slice(first, last - first)
         if last == self._rows.groups[group]:
             self._read = (-1, None)  # it is not needed again

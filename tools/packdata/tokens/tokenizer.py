@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -78,7 +79,7 @@ class JsonTokenizer(JsonDecoder):
     """
 
     def __init__(self, data: bytes, where: Path | str, *, is_chat: bool = False) -> None:
-        super().__init__(data, where)
+        super().__init__(_without_draws(data), where)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = not is_chat
@@ -115,6 +116,22 @@ class JsonTokenizer(JsonDecoder):
             found.append((ids, np.where(is_wanted, ids.astype(np.int32), IGNORED)))
         starts = documents.starts
         return join_documents(found, lambda number: documents.place(int(starts[number])))
+
+
+def _without_draws(data: bytes) -> bytes:
+    """Return a ``tokenizer.json`` that draws nothing at random, and whose tokens tell all that they stand for.
+
+    What comes behind the model (``post_processor``) adds special tokens, which are not asked for, and trims blanks off
+    the places of tokens, by which a mask is found.
+    """
+    try:
+        told = json.loads(data)
+        model = told["model"]
+        changed = [model.pop(name, None) for name in ("dropout", "alpha", "nbest_size")]
+        changed.append(told.pop("post_processor", None))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return data  # which is no such file
+    return json.dumps(told | {"model": model}).encode() if any(changed) else data
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
