@@ -29,8 +29,8 @@ from spine import HERE, WORKERS, Case, Run, Told, conditions
 
 from loaders import DataLoader, RAMDataset, ShardDataset
 from loaders.data.columns import FixedColumn
-from loaders.data.formats import parquet
 from loaders.schema import Array, Features
+from packdata.formats import parquet
 from packdata.tables import pack_tables
 
 if TYPE_CHECKING:

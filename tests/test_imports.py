@@ -49,7 +49,7 @@ IMPORTING = [  # one after another in each interpreter, with what none of it loa
             {"torch", "pyarrow", "matplotlib"},
         ),
     ],
-    [("import loaders.data.formats.lmdb, loaders.data.formats.parquet", {"torch", "cv2"})],
+    [("import packdata.formats", {"torch", "cv2"})],
 ]
 
 

@@ -14,7 +14,6 @@ from loaders.backends.maker import Maker
 from loaders.backends.subprocess import Child, ChildPool
 from loaders.codecs.picture import encode_jpeg
 from loaders.data.finder import ShardFinder
-from loaders.data.formats.lmdb import find_values
 from loaders.data.gather import Gather
 from loaders.data.prefetch import Pages
 from loaders.datasets.reading.pictures import PictureReader
@@ -23,6 +22,7 @@ from loaders.errors import ChecksumError, SampleError, ShardError
 from loaders.sampling.batch import IndexBatch, Steps
 from loaders.schema import Array, Image, Label
 from packdata import pack
+from packdata.formats.lmdb import find_values
 from tests.refusals import At
 
 if TYPE_CHECKING:

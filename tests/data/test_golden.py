@@ -20,7 +20,7 @@ from loaders import ShardDataset
 from loaders.codecs import codec_for
 from loaders.data import formats
 from loaders.data.columns import var_column
-from loaders.data.formats import hash_file, open_checksums, open_columns, read_back, write_shard
+from loaders.data.formats import hash_file, open_checksums, open_columns
 from loaders.data.manifest import Manifest, ShardInfo, publish_manifest, read_manifest
 from loaders.schema import (
     FIELD_KINDS,
@@ -41,6 +41,7 @@ from loaders.schema import (
     Text,
     Tokens,
 )
+from packdata.formats import read_back, write_shard
 from tests.columns import fixed_column
 
 DATA = Path(__file__).parent

@@ -8,9 +8,9 @@ import numpy as np
 
 from loaders.codecs import codec_for
 from loaders.data.columns import Column, var_column
-from loaders.data.formats import write_shard
 from loaders.data.manifest import Manifest, ShardInfo, publish_manifest
 from loaders.schema import Array, Boxes, Field, Image, Label, Mask, MultiLabel, Schema, Text
+from packdata.formats import write_shard
 from tests.columns import fixed_column
 
 CLASSES = ("bird", "cat", "dog")

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaders.data.formats import read_back
 from loaders.data.manifest import publish_manifest, read_manifest
 from loaders.errors import PackError, SchemaError, SourceError
 from loaders.schema import Array
 from packdata import Writer
+from packdata.formats import read_back
 from packdata.packed import combine
 from packdata.packed.edit import copy_dataset
 from packdata.packing import packing, publish

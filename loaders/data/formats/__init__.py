@@ -1,8 +1,7 @@
-"""Shard files: columns of bytes go in, and come out again as views of the mapped file.
+"""Shard files as columns: views of the mapped file.
 
-One file per format says how bytes are laid out (``write``) and how another library sees them
-(``read_back``). Opening is the same for all: the manifest has the place of every column, so
-serving needs neither liblmdb nor pyarrow.
+Opening is the same for all formats: the manifest has the place of every column, so serving needs neither liblmdb nor
+pyarrow. ``packdata.formats`` writes them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import ctypes
 import errno
 import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,87 +18,21 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.data.columns import Column, FixedColumn, VarColumn, ends
-from loaders.data.formats.checksums import Checksums, dump_checksums, load_checksums
-from loaders.data.manifest import Place, ShardInfo
+from loaders.data.formats.checksums import Checksums, load_checksums
 from loaders.errors import ShardError
-from loaders.schema import MAX_RECORD_NBYTES, Field
 from loaders.system.libc import libc
 from loaders.system.limits import available_memory
 from loaders.system.regular import hash_file as hash_file
 from loaders.system.regular import regular
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-SUFFIXES = (".lmdb", ".parquet")
+    from loaders.data.manifest import Place, ShardInfo
+
 _PLACE_BYTES = 32  # of a record of its own size: start and length, and what comes and goes while they are read
 _LARGE_BYTES = 1 << 30  # where it is looked what is free
 _RESTORE = "Run 'packdata verify'; restore the shard from a copy, or pack again"
-
-
-def write_shard(
-    path: Path, columns: Mapping[str, Column], fields: Mapping[str, Field]
-) -> ShardInfo:
-    """Write columns as one shard, fsync it, and prove that what can be mapped is what its library reads.
-
-    The suffix chooses the format; columns are of equal length, at least one row. ShardError if what was read back
-    differs, ValueError if the columns are not such a shard's, or too large.
-    """
-    from loaders.data.formats import lmdb, parquet  # here, so that serving imports neither library
-
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"a shard's name ends in {' or '.join(SUFFIXES)}, got {path.name!r}")
-    _check_columns(columns, fields)
-    checksums = dump_checksums(columns)
-    if path.suffix == lmdb.SUFFIX:
-        places, checksums_at = lmdb.write(path, columns, checksums, fields)
-    else:
-        places, checksums_at = parquet.write(path, columns, checksums, fields)
-    num_samples = len(next(iter(columns.values())))
-    size, digest = path.stat().st_size, xxhash.xxh3_64_hexdigest(checksums)
-    info = ShardInfo(path.name, num_samples, size, "", places, checksums_at, digest)
-    with ThreadPoolExecutor(2, "shard") as helpers:  # the disk writes while we read
-        synced, whole = helpers.submit(_sync, path), helpers.submit(hash_file, path)
-        difference = read_back(path, open_columns(path, info))
-        synced.result()
-    if difference is not None:
-        raise ShardError(
-            f"reading it back, {difference}", path, hint="This is a defect of loaders: report it"
-        )
-    return info._replace(xxh3_128=whole.result())
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb", opener=regular) as file:
-        os.fsync(file.fileno())
-
-
-def _check_columns(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> None:
-    if set(columns) != set(fields):
-        raise ValueError(f"columns {sorted(columns)} are not the fields {sorted(fields)}")
-    sizes = {name: len(column) for name, column in columns.items()}
-    if len(set(sizes.values())) != 1 or 0 in sizes.values():
-        raise ValueError(f"a shard has columns of one length, at least 1, got {sizes}")
-    for name, column in columns.items():
-        if isinstance(column, FixedColumn):
-            least = most = column.data.shape[1]
-        else:
-            least, most = int(column.lengths.min()), int(column.lengths.max())
-        if most > MAX_RECORD_NBYTES or (isinstance(column, FixedColumn) and most == 0):
-            raise ValueError(f"records have 1 to {MAX_RECORD_NBYTES} bytes, {name!r} has {most}")
-        nbytes = fields[name].record_nbytes
-        if nbytes is not None and not least == most == nbytes:
-            raise ValueError(f"records of {name!r} have {nbytes} bytes, got {least} to {most}")
-
-
-def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
-    """Compare columns with what the format's own library reads; return the first difference, or None."""
-    from loaders.data.formats import lmdb, parquet
-
-    if path.suffix == lmdb.SUFFIX:
-        return lmdb.read_back(path, columns)
-    return parquet.read_back(path, columns)
 
 
 def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:

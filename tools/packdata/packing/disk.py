@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING
 
 import lmdb
 
-# Both formats' libraries here: ``write_shard`` runs on threads, and an import there is one that Ctrl-C may block.
-import loaders.data.formats.lmdb
-import loaders.data.formats.parquet  # noqa: F401
-from loaders.data.formats import write_shard
 from loaders.errors import LoadersError, PackError
+from packdata.formats import write_shard
 
 try:
     import resource

@@ -218,7 +218,9 @@ def check_records(records: Records | Block, schema: Schema, format: Format) -> N
 
 def _most_bytes(field: Field, format: Format) -> int:
     if format == "parquet" and (fixed := field.record_nbytes) is not None:
-        from loaders.data.formats.parquet import is_of_bytes
+        from packdata.formats.parquet import (
+            is_of_bytes,  # here, so that commands parse without pyarrow
+        )
 
         if is_of_bytes(field, fixed):
             return MAX_FIXED_BYTES

@@ -10,7 +10,7 @@ Source:
 
 from __future__ import annotations
 
-from loaders.data.formats.thrift import varint
+from packdata.formats.thrift import varint
 
 _GROUP = 8  # levels that are packed into a byte
 _MOST_GROUPS = 63  # of a packed run, whose size takes one byte

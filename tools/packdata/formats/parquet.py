@@ -30,10 +30,10 @@ import pyarrow.parquet as pq
 import xxhash
 
 from loaders.data.columns import Column, FixedColumn, VarColumn, row_views, rows_between
-from loaders.data.formats.levels import list_levels
-from loaders.data.formats.thrift import BINARY, I32, I64, STRUCT, packed
 from loaders.data.manifest import Place
 from loaders.schema import Array, Categories, Field, Label
+from packdata.formats.levels import list_levels
+from packdata.formats.thrift import BINARY, I32, I64, STRUCT, packed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loaders.data.formats import write_shard
 from loaders.schema import Label
+from packdata.formats import write_shard
 from tests.columns import fixed_column
 from tests.refusals import At
 

@@ -24,17 +24,7 @@ from hypothesis import strategies as st
 
 from loaders.codecs import codec_for
 from loaders.data.columns import Column, FixedColumn, VarColumn, var_column
-from loaders.data.formats import (
-    SUFFIXES,
-    hash_file,
-    map_shard,
-    open_checksums,
-    open_columns,
-    read_back,
-    write_shard,
-)
-from loaders.data.formats import lmdb as lmdb_format
-from loaders.data.formats import parquet as parquet_format
+from loaders.data.formats import hash_file, map_shard, open_checksums, open_columns
 from loaders.data.formats.checksums import checksum_column, dump_checksums, load_checksums
 from loaders.data.manifest import Place
 from loaders.errors import ShardError
@@ -56,6 +46,9 @@ from loaders.schema import (
     Text,
     Tokens,
 )
+from packdata.formats import SUFFIXES, read_back, write_shard
+from packdata.formats import lmdb as lmdb_format
+from packdata.formats import parquet as parquet_format
 from tests.columns import fixed_column
 from tests.refusals import At
 

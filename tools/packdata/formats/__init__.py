@@ -1,0 +1,87 @@
+"""Writing shard files: columns of bytes, laid out as LMDB or Parquet, and compared with what its own library reads.
+
+One file per format says how bytes are laid out (``write``) and how another library sees them (``read_back``).
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from loaders.data.columns import Column, FixedColumn
+from loaders.data.formats import open_columns
+from loaders.data.formats.checksums import dump_checksums
+from loaders.data.manifest import ShardInfo
+from loaders.errors import ShardError
+from loaders.schema import MAX_RECORD_NBYTES, Field
+from loaders.system.regular import hash_file, regular
+from packdata.formats import lmdb, parquet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SUFFIXES = (lmdb.SUFFIX, parquet.SUFFIX)
+
+
+def write_shard(
+    path: Path, columns: Mapping[str, Column], fields: Mapping[str, Field]
+) -> ShardInfo:
+    """Write columns as one shard, fsync it, and prove that what can be mapped is what its library reads.
+
+    The suffix chooses the format; columns are of equal length, at least one row. ShardError if what was read back
+    differs, ValueError if the columns are not such a shard's, or too large.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"a shard's name ends in {' or '.join(SUFFIXES)}, got {path.name!r}")
+    _check_columns(columns, fields)
+    checksums = dump_checksums(columns)
+    if path.suffix == lmdb.SUFFIX:
+        places, checksums_at = lmdb.write(path, columns, checksums, fields)
+    else:
+        places, checksums_at = parquet.write(path, columns, checksums, fields)
+    num_samples = len(next(iter(columns.values())))
+    size, digest = path.stat().st_size, xxhash.xxh3_64_hexdigest(checksums)
+    info = ShardInfo(path.name, num_samples, size, "", places, checksums_at, digest)
+    with ThreadPoolExecutor(2, "shard") as helpers:  # the disk writes while we read
+        synced, whole = helpers.submit(_sync, path), helpers.submit(hash_file, path)
+        difference = read_back(path, open_columns(path, info))
+        synced.result()
+    if difference is not None:
+        raise ShardError(
+            f"reading it back, {difference}", path, hint="This is a defect of loaders: report it"
+        )
+    return info._replace(xxh3_128=whole.result())
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb", opener=regular) as file:
+        os.fsync(file.fileno())
+
+
+def _check_columns(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> None:
+    if set(columns) != set(fields):
+        raise ValueError(f"columns {sorted(columns)} are not the fields {sorted(fields)}")
+    sizes = {name: len(column) for name, column in columns.items()}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise ValueError(f"a shard has columns of one length, at least 1, got {sizes}")
+    for name, column in columns.items():
+        if isinstance(column, FixedColumn):
+            least = most = column.data.shape[1]
+        else:
+            least, most = int(column.lengths.min()), int(column.lengths.max())
+        if most > MAX_RECORD_NBYTES or (isinstance(column, FixedColumn) and most == 0):
+            raise ValueError(f"records have 1 to {MAX_RECORD_NBYTES} bytes, {name!r} has {most}")
+        nbytes = fields[name].record_nbytes
+        if nbytes is not None and not least == most == nbytes:
+            raise ValueError(f"records of {name!r} have {nbytes} bytes, got {least} to {most}")
+
+
+def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
+    """Compare columns with what the format's own library reads; return the first difference, or None."""
+    if path.suffix == lmdb.SUFFIX:
+        return lmdb.read_back(path, columns)
+    return parquet.read_back(path, columns)
