@@ -24,6 +24,7 @@ from torch.utils.data import IterableDataset
 from loaders.checks import as_path, shown, whole_number
 from loaders.errors import LoadersError
 from loaders.system.limits import usable_cores
+from loaders.system.publish import publish_bytes
 from loaders.text import in_seconds, number
 from loaders.verdict import SMALL_STALL, Facts, judge
 
@@ -408,9 +409,7 @@ def write_trace(spans: list[TimedSpan], path: Path, trainer: int) -> None:
         for span in spans
     ]  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}))
-    part.replace(path)
+    publish_bytes(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode())
 
 
 def _writer(tensorboard: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ import torch
 from loaders import augment
 from loaders.augment.pixels import apply
 from loaders.augment.planning import plan
-from loaders.cached import cached_property
 from loaders.data.shards import FileShard
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.ram import RAMDataset

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-from loaders.cached import cached_property
 from loaders.errors import ManifestError, SchemaError
 from loaders.remote.url import is_url
 from loaders.schema import Schema
+from loaders.system.publish import publish_bytes as publish_bytes
+from loaders.system.publish import publish_file as publish_file
+from loaders.system.publish import sync_folder as sync_folder
 from loaders.system.regular import read_regular
 
 if TYPE_CHECKING:
@@ -163,38 +165,6 @@ def manifest_bytes(manifest: Manifest) -> bytes:
     text = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False)
     # A file name that is not UTF-8 is a string with surrogates: what replaces them is JSON, too.
     return text.encode(errors="backslashreplace") + b"\n"
-
-
-def publish_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that other processes, and a machine that lost power, see all or nothing."""
-    beside = path.with_name(f"{path.name}.tmp")
-    try:
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        publish_file(beside, path)
-    except BaseException:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
-
-
-def publish_file(beside: Path, path: Path) -> None:
-    """Rename a finished, fsynced file into place and make the name durable."""
-    os.replace(beside, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable; Windows cannot open one, and does so by itself."""
-    if os.name == "nt":
-        return
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def read_manifest(folder: Path | str) -> Manifest:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pickle
 import weakref
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.cached import cached_property
 from loaders.data.columns import as_rows
 from loaders.data.finder import Rows, ShardFinder
 from loaders.data.formats import check_memory

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from loaders.cached import cached_property
 from loaders.codecs import Codec, codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, picture_heads
 from loaders.codecs.picture import PictureCodec

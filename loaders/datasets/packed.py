@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, overload
 
 import numpy as np
@@ -18,7 +19,6 @@ from torch.utils.data import Dataset
 
 from loaders.augment import Views
 from loaders.augment.views import as_augment, has_draws
-from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shares, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.datasets import frame
@@ -48,7 +48,6 @@ from loaders.datasets.settings import (
     check_pixel_ops,
     note_unmoved,
 )
-from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import LoadersError, SampleError, SchemaError
 from loaders.sampling.batch import IndexBatch
 from loaders.schema import (
@@ -525,23 +524,13 @@ class PackedDataset(BatchDataset[SampleT]):
         parts, seed = shares(parts), whole_number("seed", seed)
         if by not in ("sample", "key") or (by == "key" and stratify is not None):
             raise ValueError(f"by must be 'sample', or 'key' without stratify, got {by!r}")
-        if by == "key":
-            chosen = divide_by_key(self.view.key_hashes(), parts, seed)
-        else:
-            chosen = divide(len(self), parts, seed, self._strata(stratify))
+        chosen = self.view.divide(parts, by_key=by == "key", stratify=stratify, seed=seed)
         for share, indices in zip(parts, chosen, strict=True):
             if share and len(self) and not len(indices):
                 raise ValueError(
                     f"a part of {parts} would get none of the {len(self)} samples: give it a larger share"
                 )
         return tuple(self.select(indices) for indices in chosen)
-
-    def _strata(self, name: str | None) -> npt.NDArray[Any] | None:
-        if name is None:
-            return None
-        values = self.column(name)
-        check_strata(values, name)
-        return values
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in SETTINGS and "plan" in self.__dict__:

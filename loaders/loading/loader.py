@@ -11,7 +11,7 @@ import os
 import warnings
 import weakref
 from dataclasses import fields, replace
-from functools import partial
+from functools import cached_property, partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, Unpack, overload
 
@@ -24,7 +24,6 @@ from loaders.backends.ordered import OrderedBatches
 from loaders.backends.process import TorchBatches
 from loaders.backends.threads import InlinePool, thread_pool
 from loaders.buffers import Slots
-from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shown
 from loaders.datasets.base import BatchDataset, reads_batches
 from loaders.datasets.reading.samples import collate, collate_dict

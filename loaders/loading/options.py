@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from loaders.cached import cached_property
 from loaders.checks import one_of, real_number, shown, whole_number
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.mixture import Mixture

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from loaders.cached import cached_property
 from loaders.checks import whole_number
 from loaders.rng import hash64
 from loaders.sampling.derived import as_floats, frozen_copy

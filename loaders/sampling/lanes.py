@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loaders.cached import cached_property
 from loaders.checks import shown, whole_number
 from loaders.rng import hash64
 from loaders.sampling.derived import frozen_copy

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from loaders.cached import cached_property
 from loaders.checks import did_you_mean, shown, whole_number
 from loaders.errors import StateError
 from loaders.rng import key64, uniform

@@ -9,11 +9,11 @@ arithmetic, not from a history, so they need not ascend with position.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from loaders.cached import cached_property
 from loaders.checks import whole_number
 from loaders.rng import key64
 from loaders.sampling.derived import digest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from loaders.augment.edits import edit
 from loaders.augment.pixels import moved_steps, reductions, steps_of, take_steps
 from loaders.augment.warps import carry_out
 from loaders.buffers import Memory, scratch
-from loaders.cached import cached_property
 from loaders.codecs.heads import PictureHead, PictureHeads, picture_heads
 from loaders.codecs.jpeg import PicturePart, SegmentBoxes, blocks_of, ends_of, first_rows, part_of
 from loaders.codecs.picture import PictureCodec

@@ -6,11 +6,11 @@ import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from loaders.cached import cached_property
 from loaders.data.finder import Rows
 from loaders.datasets.replaced import BadSamples
 from loaders.errors import LoadersError, SampleError, ShardError

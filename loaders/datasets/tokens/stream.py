@@ -7,13 +7,13 @@ end is put together from both sides.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.cached import cached_property
 from loaders.data.columns import FixedColumn, VarColumn
 from loaders.errors import SchemaError, ShardError
 from loaders.schema import Tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from loaders.errors import PackError
 from loaders.remote.origin import origin_of, target_at
 from loaders.remote.url import URL, is_url, place_of
 from loaders.remote.wire import Entry
+from loaders.system.publish import publish_bytes
 from packdata.packing.disk import explained
 from packdata.packing.settings import OVERWRITE
 from packdata.packing.target import PARTS_NAME
@@ -70,9 +70,7 @@ def _keep(place: Path, name: str, entries: Iterable[Entry]) -> None:
         return
     with explained(place):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
-        beside = place / f"{name}.{os.getpid()}"
-        beside.write_bytes(data)
-        os.replace(beside, place / name)
+        publish_bytes(place / name, data)
 
 
 def kept_lists(

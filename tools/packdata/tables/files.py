@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from glob import has_magic
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from loaders.cached import cached_property
 from loaders.errors import SchemaError, SourceError
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
@@ -112,8 +112,8 @@ class LazyTableFile(RowFile):
         """Whether reading it means parsing text."""
         return self.opened.is_text
 
-    @cached_property
-    def columns(self) -> tuple[str, ...] | None:
+    @property
+    def columns(self) -> tuple[str, ...] | None:  # type: ignore[override]
         """Those of the file, and the keys."""
         if _KINDS.get(suffix_inside(self.path.name)) is JsonRows:
             return None

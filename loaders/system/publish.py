@@ -1,0 +1,42 @@
+"""Files that appear whole: written beside their place, flushed, and renamed."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def publish_bytes(path: Path, data: bytes) -> None:
+    """Write a file so that other processes, and a machine that lost power, see all or nothing."""
+    beside = path.with_name(f"{path.name}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        publish_file(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def publish_file(beside: Path, path: Path) -> None:
+    """Rename a finished, fsynced file into place and make the name durable."""
+    os.replace(beside, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable; Windows cannot open one, and does so by itself."""
+    if os.name == "nt":
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
