@@ -4,6 +4,7 @@
 
     LoadersError
     ├── SchemaError     (ValueError)    a field or schema that contradicts itself
+    │   └── NoValueError (AttributeError)  an attribute that this dataset has no value for: hasattr() says False
     ├── ManifestError   (ValueError)    manifest.json is missing, damaged, newer, or points outside its folder
     ├── ShardError      (ValueError)    the bytes of a shard contradict its manifest
     │   ├── StaleDatasetError           the dataset was replaced in its folder since it was opened
@@ -48,6 +49,10 @@ def sentence(*parts: str) -> str:
 
 class SchemaError(LoadersError, ValueError):
     """A field or schema that contradicts itself or its data."""
+
+
+class NoValueError(SchemaError, AttributeError):
+    """An attribute that a dataset has no value for: ``hasattr`` says False, and ``getattr`` takes a default."""
 
 
 class BatchError(LoadersError, ValueError):

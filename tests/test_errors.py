@@ -15,6 +15,7 @@ from loaders.errors import (
     CodecError,
     LoadersError,
     ManifestError,
+    NoValueError,
     PackError,
     RemoteError,
     SampleError,
@@ -30,6 +31,7 @@ from loaders.errors import (
 PATH = Path("data/shard-00017.lmdb")
 EXAMPLES = {
     SchemaError: (SchemaError("channels must be in [1, 64], got 0"), "channels must be"),
+    NoValueError: (NoValueError("the dataset has no class names"), "no class names"),
     BatchError: (BatchError("not a batch"), "not a batch"),
     StateError: (StateError("another dataset"), "another dataset"),
     CodecError: (CodecError("not UTF-8"), "not UTF-8"),

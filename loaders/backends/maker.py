@@ -13,6 +13,8 @@ from loaders.datasets.base import index_array, reads_batches
 from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.request import ReadPlan, Request, SamplesReader
 from loaders.datasets.reading.samples import SplitBatches, collate
+from loaders.device.nested import map_tensors
+from loaders.device.pinned import pinned
 from loaders.errors import LoadersError
 from loaders.sampling.batch import IndexBatch, Steps, listed
 from loaders.sampling.context import reading
@@ -133,11 +135,12 @@ class Maker:
         return list(map(self.pinned, made)) if self.pin else made
 
     def pinned(self, batch: Any) -> Any:
-        """Return a batch in page-locked memory, if that is asked for: as it is where it lies in such a slot.
-
-        Torch pins what is nested by its own rules, and has no public name for them.
-        """
-        return torch.utils.data._utils.pin_memory.pin_memory(batch) if self.pin else batch
+        """Return a batch in page-locked memory, if that is asked for: as it is where it lies in such a slot."""
+        if not self.pin:
+            return batch
+        if hasattr(batch, "pin_memory") and not isinstance(batch, torch.Tensor):
+            return batch.pin_memory()  # a type of the user's locks what it has
+        return map_tensors(batch, pinned)
 
     def __post_init__(self) -> None:
         is_batched = self.has_batches and reads_batches(self.dataset)

@@ -15,7 +15,7 @@ from loaders.datasets.interleave import SourcesReader
 from loaders.datasets.packed import PackedDataset, concat
 from loaders.datasets.reading.request import ReadPlan, Request, SourcePart
 from loaders.datasets.views import as_ours, serves_stored
-from loaders.errors import SchemaError
+from loaders.errors import NoValueError, SchemaError
 from loaders.sampling.batch import IndexBatch
 from loaders.sampling.mixture import MixtureOrder, Stop, check_stop
 from loaders.sampling.phases import as_phases, is_schedule
@@ -217,7 +217,7 @@ class Mixture(Settled, BatchDataset):
         """Class names by number, of the first source that has them."""
         found = next(filter(None, map(_classes_of, self.sources)), None)
         if found is None:
-            raise SchemaError(f"{self!r} has no class names: no source has any")
+            raise NoValueError(f"{self!r} has no class names: no source has any")
         return found
 
     @property

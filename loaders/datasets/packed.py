@@ -48,7 +48,7 @@ from loaders.datasets.settings import (
     check_pixel_ops,
     note_unmoved,
 )
-from loaders.errors import LoadersError, SampleError, SchemaError
+from loaders.errors import LoadersError, NoValueError, SampleError, SchemaError
 from loaders.sampling.batch import IndexBatch
 from loaders.schema import (
     VIRTUAL_FIELDS,
@@ -331,7 +331,7 @@ class PackedDataset(BatchDataset[SampleT]):
         """Names of classes by number: of the first label that has them, else of what else has (``box_labels``).
 
         Raises:
-            SchemaError: No field has any.
+            NoValueError: No field has any; ``hasattr(dataset, "classes")`` is False.
         """
         fields = self.schema.fields.values()
         labels = [field for field in fields if isinstance(field, Label | MultiLabel)]
@@ -340,7 +340,7 @@ class PackedDataset(BatchDataset[SampleT]):
             if field.classes:
                 return field.classes
         what = "only numbers are known" if labels else "there are no labels"
-        raise SchemaError(f"{self!r} has no class names: {what}")
+        raise NoValueError(f"{self!r} has no class names: {what}")
 
     @property
     def fingerprint(self) -> str:

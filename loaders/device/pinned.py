@@ -82,3 +82,8 @@ def _take_error() -> None:
 def _unlock(runtime: Any, address: int) -> None:
     _locked.pop(address, None)
     runtime.cudaHostUnregister(address)
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in torch's page-locked memory, or as it is where it lies in such, or on a device."""
+    return tensor if tensor.is_pinned() or tensor.device.type != "cpu" else tensor.pin_memory()

@@ -13,6 +13,7 @@ import torch
 from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
 
 from loaders.device.nested import map_tensors
+from loaders.device.pinned import pinned
 from loaders.device.prefetch import Prefetcher
 from loaders.errors import BatchError
 from loaders.live import since
@@ -252,16 +253,11 @@ class _Marked:
     def __next__(self) -> tuple[Any, torch.Tensor | None]:
         batch = next(self._batches)
         valid = None if self._plan is None else self._valid(self._plan)
-        return map_tensors((batch, valid), _pinned) if self._pin else (batch, valid)
+        return map_tensors((batch, valid), pinned) if self._pin else (batch, valid)
 
     def _valid(self, plan: Plan) -> torch.Tensor | None:
         valid = plan.positions(self._batches.num_taken - 1)[1]
         return None if valid is None else torch.from_numpy(valid)
-
-
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Page-lock what does not lie in a slot: a copy from elsewhere would wait for those before it."""
-    return tensor if tensor.is_pinned() or tensor.device.type != "cpu" else tensor.pin_memory()
 
 
 def _with_marks(batch: Any, valid: torch.Tensor) -> Any:

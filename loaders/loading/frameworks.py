@@ -7,6 +7,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from loaders.errors import LoadersError
 from loaders.sampling.sampler import EpochBatches
 
 if TYPE_CHECKING:
@@ -60,6 +61,25 @@ def _call_accelerate(method: str, hook: AccelerateHook) -> bool:
         return False
     getattr(state(), method, _ignore)(hook)
     return True
+
+
+def check_no_mesh() -> None:
+    """Refuse to divide data by all ranks where accelerate trains with a mesh.
+
+    Raises:
+        LoadersError: Several ranks are of one replica of the model, and need equal batches.
+    """
+    state: Any = sys.modules.get("accelerate.state")
+    if state is None or not getattr(state, "is_initialized", bool)():
+        return
+    config = getattr(state.AcceleratorState(), "parallelism_config", None)
+    num = getattr(config, "non_data_parallel_size", 1)
+    if num > 1:
+        raise LoadersError(
+            f"accelerate trains with a mesh in which {num} ranks need equal batches (tensor, context or sequence "
+            "parallelism), and this loader would give each rank others: pass rank=mesh['dp'].get_local_rank(), "
+            "world_size=mesh['dp'].size(), with mesh = accelerator.torch_device_mesh"
+        )
 
 
 def without_ignite(batch_sampler: Any) -> Any:

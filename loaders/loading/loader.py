@@ -31,7 +31,9 @@ from loaders.device.accelerator import accelerator_for, pins, shared_device
 from loaders.device.pinned import pinned_buffer
 from loaders.gone import gone
 from loaders.live import register
+from loaders.loading.agreement import check_ranks_agree, next_number
 from loaders.loading.delivery import BatchT, Delivery, LoaderStats, TorchsDelivery
+from loaders.loading.frameworks import check_no_mesh
 from loaders.loading.options import LoaderOptions, check_alone, check_marks, choose_halves
 from loaders.loading.ordered import OrderedLoader
 from loaders.loading.resume import ThirdParty
@@ -196,6 +198,10 @@ class DataLoader(OrderedLoader[BatchT]):
         self._is_accelerate_prepared = self._steps is not None  # divided by rank already
         check_marks(self.pad, is_ours=self._steps is not None)
         self._others = ThirdParty(self) if self._steps is None else None
+        is_counted = self._steps is not None and self._steps.sampler.given_ranks == (None, None)
+        self._number = (
+            next_number() if is_counted else 0
+        )  # until it was compared with other ranks'
         self._settle_collate()
         self._pins = pins(self.device) or (self.pin_memory and torch.cuda.is_available())
         self._stats = LoaderStats()
@@ -420,6 +426,11 @@ class DataLoader(OrderedLoader[BatchT]):
             if self._options.has_torchs_order:
                 check_alone()
             return None
+        if steps.sampler.given_ranks == (None, None):
+            check_no_mesh()
+            if self._number:
+                check_ranks_agree(self._number, steps)
+                self._number = 0
         plan = steps.sampler.go_on(partial(self._plan, steps))
         if plan.drop_last and not plan.num_steps and not self._is_warned_of_no_batch:
             self._is_warned_of_no_batch = True

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,3 +125,15 @@ def test_a_group_says_which_of_its_batches_is_being_made() -> None:
     assert [text.split(":")[0] for text in seen] == [
         f"making batch {n} of 2 small ones" for n in (1, 2)
     ]
+
+
+class Locks:
+    def pin_memory(self) -> str:
+        return "locked"
+
+
+def test_a_batch_of_a_type_of_the_users_locks_itself() -> None:
+    work = replace(Maker([1], len, 1, True, 1), pin=True)
+
+    assert work.pinned(Locks()) == "locked"
+    assert work.pinned({"text": ["a"]}) == {"text": ["a"]}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import packdata
-from loaders import DataLoader, RAMDataset, ShardDataset, augment, collate
+from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, collate
 from loaders.augment.planning import plan
 from loaders.codecs import heads
 from loaders.codecs.picture import encode_jpeg
@@ -1170,3 +1170,13 @@ def test_a_single_view_names_all_that_it_moves(folder: Path) -> None:
     dataset = ShardDataset(folder, fields=["image", "boxes"], augment=views)
 
     assert dataset.names == ("image_a", "boxes_a")
+
+
+def test_attributes_without_a_value_are_none_to_hasattr() -> None:
+    plain = RAMDataset.from_arrays(label=np.arange(3))
+
+    for dataset in (plain, Mixture([plain, plain])):
+        assert not hasattr(dataset, "classes")
+        assert getattr(dataset, "classes", None) is None
+        with pytest.raises(SchemaError):
+            assert dataset.classes

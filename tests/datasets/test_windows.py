@@ -746,6 +746,7 @@ def test_what_cannot_be_decoded_says_why(folder: Path) -> None:
     windows = TokenWindows(folder, 16)
 
     assert windows.eod is None
+    assert not hasattr(windows, "vocab_size")
     with pytest.raises(SchemaError):
         assert windows.vocab_size
     with pytest.raises(SchemaError):

@@ -3,13 +3,13 @@
 import gc
 import sys
 import weakref
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from loaders import DataLoader, RAMDataset
+from loaders import DataLoader, LoadersError, RAMDataset
 
 
 def numbers(num: int) -> RAMDataset:
@@ -150,3 +150,21 @@ def test_lightning_may_seed_workers_of_a_loader_that_has_threads() -> None:
     loader.worker_init_fn = print
 
     assert [batch.x.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(("size", "given"), [(1, {}), (2, {}), (2, {"rank": 0, "world_size": 1})])
+def test_ranks_of_a_mesh_of_accelerates_are_refused_unless_they_are_passed(
+    monkeypatch: pytest.MonkeyPatch, size: int, given: dict[str, Any]
+) -> None:
+    module: Any = ModuleType("accelerate.state")
+    module.is_initialized = lambda: True
+    config = SimpleNamespace(non_data_parallel_size=size)
+    module.AcceleratorState = lambda: SimpleNamespace(parallelism_config=config)
+    monkeypatch.setitem(sys.modules, "accelerate.state", module)
+    loader = DataLoader(numbers(4), 2, **given)
+
+    if size == 1 or given:
+        assert len(list(loader)) == 2
+    else:
+        with pytest.raises(LoadersError, match="mesh"):
+            iter(loader)

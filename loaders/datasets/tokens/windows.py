@@ -21,7 +21,7 @@ from loaders.datasets.tokens.binpack import Fit
 from loaders.datasets.tokens.documents import DocumentPlan, DocumentReader
 from loaders.datasets.tokens.reader import Widen, WindowReader
 from loaders.datasets.tokens.stream import LABELS, TOKENS, TokenStream
-from loaders.errors import SchemaError
+from loaders.errors import NoValueError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -218,11 +218,11 @@ class TokenWindows(Settled, BatchDataset):
 
     @property
     def vocab_size(self) -> int:
-        """Ids are below it; SchemaError where they were packed without saying."""
+        """Ids are below it; NoValueError where they were packed without saying."""
         size = self.stream.field.vocab_size
         if size is None:
             what = "the size of the vocabulary is not known"
-            raise SchemaError(f"{what}: pack the ids with --vocab-size, or take your tokenizer's")
+            raise NoValueError(f"{what}: pack the ids with --vocab-size, or take your tokenizer's")
         return size
 
     @property

@@ -1,0 +1,91 @@
+"""Ranks that train together make their loaders alike: what differs is an error, not overlapping data.
+
+The n-th loader of each rank is compared through the ``TCPStore`` at ``MASTER_ADDR`` and ``MASTER_PORT``, which
+``torchrun`` and frameworks set: the first rank leaves what its loader was made of, and no rank waits for another.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import defaultdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from loaders.errors import LoadersError
+from loaders.sampling.ranks import is_distributed
+
+if TYPE_CHECKING:
+    from loaders.sampling.sampler import EpochBatches
+
+logger = logging.getLogger(__name__)
+_TIMEOUT_S = 5.0
+_numbers: defaultdict[int, int] = defaultdict(int)  # loaders that were made so far, by process
+_stores: dict[int, Any] = {}  # by process; None where no store answers
+
+
+def next_number() -> int:
+    """Return which loader of this process the next one is, of those that take their rank from the process."""
+    _numbers[os.getpid()] += 1
+    return _numbers[os.getpid()]
+
+
+def check_ranks_agree(number: int, steps: EpochBatches) -> None:
+    """Compare a loader with those of the same number on other ranks, where their store answers.
+
+    Raises:
+        LoadersError: Another rank has made it of another seed, batch size, length or order.
+    """
+    store = _store()
+    if store is None:
+        return
+    made_of = {
+        "seed": steps.seed,
+        "batch_size": steps.batch_size,
+        "drop_last": steps.drop_last,
+        "pad": steps.pad,
+        **steps.sampler.order.describe(),
+    }
+    key = f"loaders/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"
+    here = json.dumps(made_of, sort_keys=True)
+    try:
+        others = store.compare_set(key, "", here).decode()
+    except RuntimeError as error:  # the store is gone: rank 0 has ended, say
+        logger.info("loaders of ranks are not compared: %s", error)
+        return
+    if others == here:
+        return
+    theirs = json.loads(others)
+    names = [name for name in {**made_of, **theirs} if made_of.get(name) != theirs.get(name)]
+    told = ", ".join(
+        f"{name} is {made_of.get(name)!r} here and {theirs.get(name)!r} on another rank"
+        for name in names
+    )
+    raise LoadersError(
+        f"loader {number} differs between ranks, which would train on overlapping data: {told}. Make it alike on all "
+        "ranks (the same seed, too), or pass rank= and world_size= where a rank has a loader of its own"
+    )
+
+
+def _store() -> Any:
+    """Return the store of the ranks, or None where there is one rank or no store."""
+    pid = os.getpid()
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    if not is_distributed() or dist.get_world_size() < 2 or not host or not port.isdecimal():
+        return None
+    if pid not in _stores:
+        try:
+            _stores[pid] = dist.TCPStore(  # type: ignore[attr-defined]
+                host,
+                int(port),
+                is_master=False,
+                timeout=timedelta(seconds=_TIMEOUT_S),
+                wait_for_workers=False,
+            )
+        except RuntimeError as error:
+            logger.info("loaders of ranks are not compared: no store answers: %s", error)
+            _stores[pid] = None
+    return _stores[pid]
