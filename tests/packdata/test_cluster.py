@@ -14,13 +14,12 @@ import cv2
 import numpy as np
 import pytest
 
-from loaders.version import __version__
+from loaders.errors import PackError
 from packdata.arrays.plan import plan_arrays
 from packdata.cli import main
-from packdata.cluster import _about_node, usual_parts
+from packdata.cluster import check_visible, usual_parts
 from packdata.images.plan import plan_images
 from packdata.parts.local import finish
-from packdata.parts.part import versions
 from packdata.plan import SourcePlan, pack_plan
 from packdata.tables import plan_tables
 from packdata.tokens.plan import TokenOptions, plan_tokens
@@ -144,12 +143,14 @@ def test_options_of_ray_are_refused_without_it(photos: Path) -> None:
         assert ended.value.code == 2
 
 
-def test_a_node_tells_what_it_does_not_see(tmp_path: Path) -> None:
-    """A part packed where the source is not would leave all of it out."""
-    mine, lacks = _about_node([str(tmp_path), str(tmp_path / "gone")])
+def test_a_node_without_the_source_is_an_error(tmp_path: Path) -> None:
+    """A part packed there would leave all of it out."""
+    check_visible([str(tmp_path)])
 
-    assert mine == {"loaders": __version__, **versions()}
-    assert lacks == [str(tmp_path / "gone")]
+    with pytest.raises(PackError) as found:
+        check_visible([str(tmp_path), str(tmp_path / "gone")])
+
+    assert str(found.value.path) == str(tmp_path / "gone")
 
 
 @pytest.mark.slow
@@ -209,7 +210,7 @@ def test_where_no_node_is_left_it_ends(photos: Path) -> None:
     pytest.importorskip("ray")
     two, one = "[cluster.add_node(num_cpus=1) for _ in range(2)]", "[cluster.add_node(num_cpus=3)]"
     lost = DRIVER.replace(two, one).replace("begun < 3", "begun < 1")
-    short = "    from packdata import cluster as waits\n    waits._START_S = 30.0\n    code"
+    short = "    from packdata import cluster as waits\n    waits._ROOM_S = 30.0\n    code"
     words = PACKS["images"].replace("DST", "on-ray").split()
 
     done = run_on_three(
