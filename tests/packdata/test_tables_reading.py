@@ -16,6 +16,7 @@ import pytest
 from loaders.errors import SchemaError, SourceError
 from packdata.cli import main
 from packdata.delimited import CsvRows
+from packdata.rows import COMPRESSIONS
 from packdata.tables import pack_tables, plan_tables
 from packdata.tables.kept import TableReader
 from tests.packdata.reading import PackedReader
@@ -423,3 +424,36 @@ def test_what_is_read_a_second_time_takes_the_room_of_what_was_kept_of_it(
 
     (found,) = reader.read(part, ["a"], {"a": "number"})
     assert found.table["a"].to_pylist() == second.to_pylist()
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst", ".lz4"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_compressed_text_is_read_as_if_it_were_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, suffix: str
+) -> None:
+    monkeypatch.setattr("packdata.rows.PART_BYTES", 100)
+    rows = [(i, "ab"[i % 2]) for i in range(60)]
+    text = "x,c\n" + "".join(f"{x},{c}\n" for x, c in rows)
+    if kind == "jsonl":
+        text = "".join(f"{json.dumps({'x': x, 'c': c})}\n" for x, c in rows)
+    plain, compressed = write(tmp_path, text, f"t.{kind}"), tmp_path / f"t.{kind}{suffix}"
+    with pa.CompressedOutputStream(str(compressed), COMPRESSIONS[suffix]) as file:
+        file.write(text.encode())
+
+    pack_tables(plain, tmp_path / "plain")
+    pack_tables(compressed, tmp_path / "packed")
+
+    one, other = (PackedReader(tmp_path / name) for name in ("plain", "packed"))
+    assert one.schema == other.schema
+    for name in one.schema.fields:
+        np.testing.assert_array_equal(one.column(name), other.column(name))
+    compressed.write_bytes(compressed.read_bytes()[:20])
+    with pytest.raises(SourceError, check=At(f"t.{kind}{suffix}")):
+        pack_tables(compressed, tmp_path / "damaged")
+
+
+def test_a_header_of_any_length_is_read(tmp_path: Path) -> None:
+    name = "x" * (3 << 19)
+    source = write(tmp_path, f"a,{name}\n1,2\n")
+
+    assert columns_of(packed(tmp_path, source)) == ("a", name)

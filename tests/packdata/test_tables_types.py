@@ -1,5 +1,6 @@
 """Types of Arrow: those that hold numbers, texts or dates are packed, and the others named."""
 
+import json
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,37 @@ def test_a_column_of_another_type_than_that_of_like_is_named_with_it(
         with pytest.raises((SourceError, PackError)) as caught:
             pack_tables(source, tmp_path / "out", like=tmp_path / "train", on_error=on_error)
         assert all(each in str(caught.value) for each in ("t.feather", "'v'", name))
+
+
+# -- what a source declares ------------------------------------------------------------------------
+
+
+def test_declared_categories_of_numbers_are_categories(tmp_path: Path) -> None:
+    values = pa.array([30, 4, 30, None]).dictionary_encode()
+
+    reader = packed(tmp_path, write(tmp_path, values))
+
+    field: Any = reader.schema.fields["categories"]
+    assert field.vocabularies == (("30", "4"),)
+    assert reader.column("categories")[:, 0].tolist() == [1, 2, 1, 0]
+
+
+@pytest.mark.parametrize("suffix", ["feather", "parquet"])
+def test_declared_names_of_classes_are_the_classes_of_a_target(
+    tmp_path: Path, suffix: str
+) -> None:
+    info = {"info": {"features": {"v": {"_type": "ClassLabel", "names": ["zebra", "ant", "no"]}}}}
+    table = pa.table({"v": [1, 0, -1, 1], "x": [0, 1, 2, 3]})
+    table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
+    path = tmp_path / f"t.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+
+    reader = packed(tmp_path, path, target=("v",), on_error="skip")
+
+    assert reader.schema.fields["v"].to_json()["classes"] == ["zebra", "ant", "no"]
+    assert reader.column("v").tolist() == [1, 0, 1]
+    assert len((reader.path / "rejected.jsonl").read_text().splitlines()) == 1  # -1 is no class

@@ -42,12 +42,6 @@ WORDS = [
 ]
 
 
-NO_END = (
-    "no id marks the end of a document, only the dataset knows it; --eod ID adds one after each"
-)
-BYTES_END = " (for bytes: 256, a new id, or 10, the line break)"
-
-
 def write(path: Path, data: bytes | str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data.encode() if isinstance(data, str) else data)
@@ -129,7 +123,7 @@ def test_a_folder_is_read_in_order_of_names_and_tells_what_it_passed_over(tmp_pa
     plan = plan_tokens(tmp_path / "src")
 
     assert texts(pack(tmp_path / "src", tmp_path / "p")) == ["a/b.txt.gz", "a/z.md", "b.txt"]
-    assert plan.notes() == ["passed over: 1 .png", NO_END + BYTES_END]
+    assert plan.notes() == ["passed over: 1 .png"]
 
 
 def test_links_in_a_folder_are_followed_and_loops_cut(tmp_path: Path) -> None:
@@ -179,23 +173,6 @@ def test_splits_that_become_one_stream_are_told(tmp_path: Path, names: tuple[str
     assert plan_tokens(tmp_path / "src" / names[0]).notes() == []
     write(tmp_path / "src/more.bin", bytes(8))
     assert plan_tokens(tmp_path / "src").notes() == []
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "hint"),
-    [
-        ("a.txt", "one\n<|endoftext|>\ntwo", "--documents '<|endoftext|>'"),
-        ("a.jsonl", '{"text": "<|im_start|>user"}', "not as one token"),
-        ("a.txt", "one <s>two</s> <| three |>", ""),
-    ],
-)
-def test_special_tokens_that_a_text_spells_out_are_told(
-    tmp_path: Path, name: str, text: str, hint: str
-) -> None:
-    found = [note for note in plan_tokens(write(tmp_path / name, text)).notes() if "<|" in note]
-
-    assert len(found) == bool(hint)
-    assert all(hint in note for note in found)
 
 
 def test_special_tokens_that_separate_documents_are_not_told(tmp_path: Path) -> None:
@@ -934,45 +911,7 @@ def test_the_summary_counts_both_parts_of_a_division_with_tokens_and_documents(
     assert list(summary.notes) == [
         f"{name}: {sum(map(len, part)):,} tokens in {len(part)} documents"
         for name, part in parts.items()
-    ] + [NO_END + BYTES_END]
-
-
-@pytest.mark.parametrize(
-    ("names", "options", "said"),
-    [
-        (["a.txt"], {"documents": "\n\n"}, True),
-        (["a.txt"], {"documents": "line"}, True),
-        (["a.txt", "b.txt"], {}, True),
-        (["a.txt"], {}, False),
-        (["a.txt", "empty.txt"], {}, False),
-        (["a.txt"], {"documents": "line", "eod": 256}, False),
-        (["a.txt"], {"documents": "line", "eod": 10}, False),
-    ],
-)
-def test_documents_that_end_nowhere_in_the_ids_are_noted(
-    tmp_path: Path, names: list[str], options: dict[str, Any], said: bool
-) -> None:
-    sources = [write(tmp_path / name, "" if name == "empty.txt" else TEXT) for name in names]
-
-    plan = plan_tokens(sources, TokenOptions(**options))
-
-    assert (NO_END + BYTES_END in plan.notes()) is said
-    assert (NO_END in str(plan)) is said
-
-
-def test_a_tokenizer_without_an_end_is_noted_too(tmp_path: Path, bpe: bytes) -> None:
-    data = json.loads(bpe)
-    data["added_tokens"] = []
-    data["model"]["vocab"] = {
-        name.replace("<|endoftext|>", "<|x|>"): i for name, i in data["model"]["vocab"].items()
-    }
-    sources = [write(tmp_path / name, "text") for name in ("a.txt", "b.txt")]
-
-    plan = plan_tokens(
-        sources, TokenOptions(tokenizer=write(tmp_path / "t.json", json.dumps(data)))
-    )
-
-    assert plan.notes() == [NO_END]
+    ]
 
 
 @pytest.mark.parametrize("val_share", [0.0, 0.5])

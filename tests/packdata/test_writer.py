@@ -16,7 +16,7 @@ import PIL.Image
 import pytest
 
 from loaders.data.manifest import read_manifest
-from loaders.errors import CodecError, PackError, SchemaError, SourceError
+from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Array, Boxes, Bytes, Image, Json, Label, Mask, MultiLabel, Text
 from packdata import Writer, pack
 from packdata.packing.progress import Quiet
@@ -691,3 +691,14 @@ def test_an_error_of_the_stream_publishes_nothing(tmp_path: Path) -> None:
         pack(stream(), tmp_path / "out", {"a": Text()})
 
     assert not (tmp_path / "out").exists()
+
+
+def test_masked_values_are_refused(tmp_path: Path) -> None:
+    values = np.ma.masked_array(np.arange(3.0), mask=[False, True, False])
+
+    with pytest.raises(LoadersError) as caught:
+        pack({"x": values}, tmp_path / "p", {"x": Array(dtype="float64")})
+
+    assert "masked" in str(caught.value)
+    pack({"x": values.filled(-1)}, tmp_path / "q", {"x": Array(dtype="float64")})
+    assert PackedReader(tmp_path / "q").column("x").tolist() == [0, -1, 2]

@@ -76,11 +76,13 @@ class RowFile(ABC):
         unit: ``line`` or ``row``: what places in it are counted in.
         is_text: Whether reading it means parsing text.
         columns: Its columns in order, or None where every row may have its own.
+        classes: Names of classes of columns that declare some.
     """
 
     path: Path
     unit = "row"
     is_text = False
+    classes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     columns: tuple[str, ...] | None
 
     @abstractmethod

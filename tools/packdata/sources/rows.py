@@ -155,7 +155,7 @@ class RowsSource(Source):
         return value
 
     def _find_labels(self, schema: pa.Schema) -> dict[str, Column]:
-        named = _class_names(schema)
+        named = class_names(schema)
         labels = {}
         for name, field in self._fields.items():
             kind = schema.field(name).type
@@ -206,7 +206,7 @@ def _check_alike(path: Path, schema: pa.Schema, first: Path, wanted: pa.Schema) 
     if not schema.equals(wanted):
         what = f"its columns differ from those of {first}"
         raise SourceError(what, path, "Pack files of different columns one by one")
-    names, others = _class_names(schema), _class_names(wanted)
+    names, others = class_names(schema), class_names(wanted)
     for column in names | others:
         pairs = zip_longest(names.get(column, ()), others.get(column, ()))
         for number, (found, other) in enumerate(pairs):
@@ -341,7 +341,7 @@ def _features(schema: pa.Schema) -> dict[str, Any]:
         return {}
 
 
-def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
     """Return the names of classes by column."""
     named = {name: _names_of(feature) for name, feature in _features(schema).items()}
     return {name: names for name, names in named.items() if names}

@@ -204,7 +204,7 @@ def _quoted(name: str) -> str:
 def _target(name: str, role: str, scan: Scan, options: TableOptions) -> TargetColumn:
     if role != "text":
         return TargetColumn(field_name(name), name, "days" if role == "date" else role)
-    classes = _sorted_classes(_known_texts(name, scan, options))
+    classes = scan.classes.get(name) or _sorted_classes(_known_texts(name, scan, options))
     return TargetColumn(field_name(name), name, "label", classes)
 
 

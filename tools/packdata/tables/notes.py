@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from packdata.describe import counted
-from packdata.moments import standardized
 from packdata.tables.values import in_words
 from packdata.types import KINDS, kinds_of
 
@@ -18,11 +16,9 @@ if TYPE_CHECKING:
 
     from packdata.tables.chosen import ColumnPlan
     from packdata.tables.options import TableOptions
-    from packdata.tables.scan import ColumnScan, Scan
+    from packdata.tables.scan import Scan
 
 _DAY_S = 86_400
-_UNITS_S = {"days": _DAY_S, "hour": 3600}
-_SPANS_S = {"day": _DAY_S, "hour": 3600, "minute": 60, "second": 1}
 
 
 def notes_on(
@@ -37,78 +33,24 @@ def notes_on(
         options: What was asked for.
     """
     yield from _rounded_numbers(plan, scan)
-    yield from _rounded_times(plan, scan)
     yield from _names_of_zeros([name for name in words if name not in options.categorical], scan)
 
 
 def _rounded_numbers(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
-    """Say which columns of whole numbers are rounded by the dtype in which they are stored."""
+    """Say which whole numbers are rounded by the dtype in which they are stored, and which days, by over a second."""
     stored: dict[str, list[str]] = defaultdict(list)
-    if plan.features is not None:
-        names = dict.fromkeys(name for name, _ in plan.features.sources)
-        stored[plan.features.dtype] += names
-    for target in plan.targets:
-        if target.how == "number":
-            stored[plan.target_dtype].append(target.column)
-    for dtype, columns in stored.items():
-        exact = 2.0 ** (np.finfo(dtype).nmant + 1)
-        rounded = [name for name in columns if _largest_whole(scan.columns[name]) > exact]
-        if rounded:
-            yield f"{dtype} rounds whole numbers in {in_words(rounded)}"
-
-
-def _largest_whole(column: ColumnScan) -> float:
-    """Return the largest magnitude in a column of whole numbers, 0 for any other."""
-    moments = column.moments.get("number")
-    if moments is None or not column.is_whole:
-        return 0.0
-    return max(abs(moments.least), abs(moments.most))
-
-
-def _rounded_times(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
-    """Say which dates and times are rounded by the dtype in which they are stored."""
-    found: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
-    for column, how, dtype, unit_s, ends, remedy in _stored_times(plan, scan):
-        has_times = scan.columns[column].has_times
-        step_s = _spacing(dtype, ends) * unit_s * _UNITS_S[how]
-        if step_s > (1 if has_times else _DAY_S):
-            found[dtype, "times" if has_times else "dates", remedy][column] = step_s
-    for (dtype, what, remedy), steps in found.items():
-        step = _in_words(max(steps.values()))
-        note = f"{dtype} rounds {what} in {in_words([*steps])} to steps of about {step}"
-        yield f"{note}: {remedy}" if remedy else note
-
-
-def _stored_times(
-    plan: ColumnPlan, scan: Scan
-) -> Iterator[tuple[str, str, str, float, list[float], str]]:
-    """Yield what is stored as days or hours: column, how, dtype, what 1 stands for, least and most, a remedy."""
     features = plan.features
-    for i, (column, how) in enumerate(features.sources if features else ()):
-        if features is not None and how in _UNITS_S:
-            ends, scale = [features.least[i], features.most[i]], 1.0
-            if features.standardized:
-                mean, scale = features.mean[i], features.std[i]
-                ends = [standardized(end, mean, scale) for end in ends]
-            remedy = "--dates parts, or --dtype float64" if how == "days" else "--dtype float32"
-            yield column, how, features.dtype, scale, ends, remedy
-    for target in plan.targets:
-        if target.how in _UNITS_S:
-            moments = scan.columns[target.column].moments[target.how]
-            remedy = "" if features is None else "--dtype float64"  # which is of features
-            ends = [moments.least, moments.most]
-            yield target.column, target.how, plan.target_dtype, 1.0, ends, remedy
-
-
-def _spacing(dtype: str, ends: Sequence[float]) -> float:
-    """Return how far numbers of a dtype lie apart where they are largest between two ends."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.spacing(np.dtype(dtype).type(max(map(abs, ends)))))
-
-
-def _in_words(seconds: float) -> str:
-    unit = next((unit for unit, size in _SPANS_S.items() if seconds > 0.9 * size), "second")
-    return counted(round(seconds / _SPANS_S[unit]), unit)
+    sources = [(features.dtype, *source) for source in features.sources] if features else []
+    targets = [(plan.target_dtype, target.column, target.how) for target in plan.targets]
+    for dtype, name, how in (*sources, *targets):
+        column, exact = scan.columns[name], 2.0 ** (np.finfo(dtype).nmant + 1)
+        is_exact = column.is_whole if how == "number" else how == "days" and column.has_times
+        moments = column.moments.get(how) if is_exact else None
+        most = 0.0 if moments is None else max(abs(moments.least), abs(moments.most))
+        if most > (exact if how == "number" else exact / _DAY_S):
+            stored[dtype].append(name)
+    for dtype, names in stored.items():
+        yield f"{dtype} rounds values of {in_words(names)}; see --dtype, and of dates --dates parts"
 
 
 def _names_of_zeros(names: Sequence[str], scan: Scan) -> Iterator[str]:

@@ -310,6 +310,7 @@ def _learned(scanner: Scanner, options: TableOptions) -> _Learned:
         for name in late:
             again.columns[name].first["code"] = found.columns[name].first["code"]
         found = again
+    found.classes = opened(files[0]).classes
     plan = plan_columns(found, options, files[0].path, skips=scanner.on_error == "skip")
     notes = (*plan.notes, *_name_notes(scanner.common, found, plan, options))
     return found.parts, replace(plan, notes=notes), found.num_rows + found.bad

@@ -177,12 +177,14 @@ class Scan:
         num_rows: Rows that can be read.
         bad: The others.
         columns: By name, in the order in which they were first seen.
+        classes: Of columns that declare some.
     """
 
     parts: list[Part] = field(default_factory=list)
     num_rows: int = 0
     bad: int = 0
     columns: dict[str, ColumnScan] = field(default_factory=dict)
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def add(self, other: Scan) -> None:
         """Take in what a later part holds."""

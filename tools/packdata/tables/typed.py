@@ -8,11 +8,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from loaders.errors import SourceError
 from packdata.rows import Part, RowFile, Rows
 from packdata.sources.row_kinds import ArrowRows, ParquetRows
+from packdata.sources.rows import class_names
 from packdata.tables.values import combined, plain, without_words
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class TypedTable(RowFile):
         tables: Yields a group, by its number, in one or more tables of the columns that are named.
         digest: Hash of all values, if it is a table in memory.
         missing: Texts that stand for no value, as null does.
+        classes: Names of classes of columns that hold their numbers.
     """
 
     def __init__(
@@ -44,9 +47,10 @@ class TypedTable(RowFile):
         tables: Callable[[int, list[str]], Iterator[pa.Table]],
         digest: str = "",
         missing: Sequence[str] = (),
+        classes: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
         self.path, self._sizes, self._tables, self.digest = path, sizes, tables, digest
-        self._missing = missing
+        self._missing, self.classes = missing, classes
         self.columns: tuple[str, ...] = tuple(columns)
 
     def guesses(self, column: str) -> frozenset[Kind]:
@@ -72,13 +76,24 @@ class TypedTable(RowFile):
             for group in self._tables(part.start, names):
                 for first in range(0, len(group), BATCH_ROWS):
                     table = group.slice(first, BATCH_ROWS)
-                    arrays = [plain(combined(column)) for column in table.columns]
+                    arrays = [
+                        plain(_named(combined(column), self.classes.get(name)))
+                        for name, column in zip(table.column_names, table.columns, strict=True)
+                    ]
                     named = pa.Table.from_arrays(arrays, names=table.column_names)
                     yield Rows(without_words(named, self._missing), partial(int.__add__, row))
                     row += len(table)
         except _UNREADABLE as error:
             what = f"the file cannot be read ({error})"
             raise SourceError(what, f"{self.path}, row {row}") from error
+
+
+def _named(array: pa.Array, classes: tuple[str, ...] | None) -> pa.Array:
+    """Return numbers of classes by their names; -1 stands for none."""
+    if classes is None or not pa.types.is_integer(array.type):
+        return array
+    numbers = pc.if_else(pc.equal(array, -1), pa.scalar(None, array.type), array).cast(pa.int32())
+    return pa.DictionaryArray.from_arrays(numbers, pa.array(classes, pa.string()))
 
 
 def parquet_table(path: Path) -> TypedTable:
@@ -89,7 +104,8 @@ def parquet_table(path: Path) -> TypedTable:
         for batch in file.batches(group, names, BATCH_ROWS):
             yield pa.Table.from_batches([batch])
 
-    return TypedTable(path, file.schema.names, file.groups, tables)
+    names = class_names(file.schema)
+    return TypedTable(path, file.schema.names, file.groups, tables, classes=names)
 
 
 def arrow_table(path: Path) -> TypedTable:
@@ -106,7 +122,8 @@ def _of_table(
         yield rows
 
     sizes = [min(BATCH_ROWS, len(table) - at) for at in range(0, len(table), BATCH_ROWS)]
-    return TypedTable(path, table.column_names, sizes, tables, digest, missing)
+    names = class_names(table.schema)
+    return TypedTable(path, table.column_names, sizes, tables, digest, missing, names)
 
 
 def is_frame(source: Any) -> bool:

@@ -121,27 +121,14 @@ class TokensPlan:
             note = f"the largest id is {largest}, so ids are {dtype}"
             notes.append(f"{note}; --vocab-size says how many a model is to know, and checks them")
         if isinstance(self.recipe.source, TextSource):
-            notes += [*self.recipe.source.options.content.notes(), *self._spelled_notes()]
-        notes += joined_splits([file.path for file in self.files])
-        return [*notes, *self._end_notes()]
+            notes += self.recipe.source.options.content.notes()
+        return [*notes, *joined_splits([file.path for file in self.files])]
 
     def _separator_notes(self) -> Iterator[str]:
         """Say where documents are separated by other bytes than were given."""
         if found := self.recipe.source.windows_files:
             separator = repr(self.recipe.identity["documents"].replace("\n", "\r\n"))
             yield rf"documents are separated by {separator} where lines end in \r\n: {few(found)}"
-
-    def _spelled_notes(self) -> Iterator[str]:
-        """Say that special tokens which a text spells out are text, not ids."""
-        source = self.recipe.source
-        if not isinstance(source, TextSource) or source.kind != "text":
-            return
-        token = source.spelled_token()
-        separator = self.recipe.identity["documents"]
-        if token is not None and token not in separator:
-            is_text = {file.kind for file in self.files} == {"text"}
-            hint = f"; --documents '{token}' makes it the end of a document" if is_text else ""
-            yield f"{token!r} in a text is encoded as ordinary text, not as one token{hint}"
 
     def amount(self, packed: Summary) -> str:
         """Count tokens and documents: samples are rows of tokens. What was sent is not fetched for that."""
@@ -158,18 +145,6 @@ class TokensPlan:
             pairs = zip(folders, names, strict=True)
             files = ", ".join(str(folder / name) for folder, name in pairs)
             yield f"the tokenizer is kept as {files}"
-
-    def _end_notes(self) -> Iterator[str]:
-        """Say where nothing in the ids of several texts tells that a document ends."""
-        recipe, files = self.recipe, self.files
-        is_text = all(file.kind == "text" for file in files)
-        whole = recipe.identity["documents"] == "file" and is_text
-        one = whole and len(files) - len(recipe.source.empty_files) == 1
-        if recipe.source.kind == "text" and recipe.vocabulary.eod is None and not one:
-            is_bytes = isinstance(recipe.tokenizer, BytesTokenizer)
-            what = " (for bytes: 256, a new id, or 10, the line break)" if is_bytes else ""
-            note = "no id marks the end of a document, only the dataset knows it"
-            yield f"{note}; --eod ID adds one after each{what}"
 
     def is_unchanged(self) -> bool:
         """Tell whether the files are still as they were listed."""

@@ -6,7 +6,6 @@ the tokenizer lets files be cut anywhere. Where the cuts lie follows from the fi
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from codecs import utf_8_decode
 from contextlib import closing
@@ -42,9 +41,7 @@ _CHECKED_BYTES = 64 << 10
 _MAX_NUL_SHARE = 10  # one in so many bytes
 _BOM = b"\xef\xbb\xbf"
 _HEAD_BYTES = 64 << 10  # tell how the lines of a file end
-_SOME_FILES, _SOME_BYTES = 8, 1 << 20  # are searched for special tokens
 _AT_ONCE = 16  # objects that are looked at
-_TOKEN = re.compile(rb"<\|[A-Za-z_]{2,40}\|>")
 NEWLINE = b"\n"
 _WINDOWS = b"\r\n"
 
@@ -378,15 +375,6 @@ class TextSource(TokenSource):
         self.windows_files: list[str] = []
         self._plan = self._group(part for parts in self._found() for part in parts)
         self.runs = [*self._runs()]
-
-    def spelled_token(self) -> str | None:
-        """Return what looks like a special token, such as ``<|endoftext|>``, near the beginning of some file."""
-        for file in [file for file in self.files if file.kind not in ROW_KINDS][:_SOME_FILES]:
-            with closing(ForwardReader(file)) as reader:
-                found = _TOKEN.search(reader.peek(_SOME_BYTES))
-            if found:
-                return found[0].decode()
-        return None
 
     def _found(self) -> Iterator[Parts]:
         """Yield the parts of each file: many are looked at where that is waiting for answers of a store."""
