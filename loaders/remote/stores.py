@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 
 import xxhash
@@ -56,7 +56,6 @@ PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
 _PUTS_AT_ONCE = 4  # of one object
 _DELETES_AT_ONCE = 64
 _ENCODINGS = ("gzip", "x-gzip", "deflate", "br", "zstd")
-Use = Literal["read", "write", "bulk"]
 Buffer = Any  # what has the buffer protocol
 T = TypeVar("T")
 
@@ -138,33 +137,30 @@ class ObstoreObjects:
     """Objects of S3, GCS, Azure or a web server.
 
     Args:
-        open_store: Opens the store: to read, where it does not ask again by itself; to write; or to delete a thousand
-            objects by a request.
+        open_store: Opens the store, to write or to read: then it does not ask again by itself.
         kind: Of store.
         is_keyless: Only a metadata service can give credentials.
-        has_bulk: Whether many objects can be deleted by a request.
         limits: For how long no byte may come.
     """
 
     def __init__(
         self,
-        open_store: Callable[[Use], Any],
+        open_store: Callable[[bool], Any],
         kind: str,
         is_keyless: bool,
-        has_bulk: bool,
         limits: _Limits,
     ) -> None:
         import obstore
 
         self._api, self._kind, self._is_keyless = obstore, kind, is_keyless
-        self._open_store, self._has_bulk = open_store, has_bulk
+        self._open_store = open_store
         self._timeout_s, self.deadline_s = limits
-        self._store = open_store("read")
+        self._store = open_store(False)
         self._streams: dict[tuple[str, str], Any] = {}  # listings that go on, by the last name
 
     @cached_property
     def _writing(self) -> Any:
-        return self._open_store("write")
+        return self._open_store(True)
 
     async def _run(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -183,7 +179,6 @@ class ObstoreObjects:
             raise StoreFault("network", f"no byte came for {self._timeout_s:.0f} s") from None
 
     async def below(self, folder: str, after: str) -> list[Entry]:
-        """Return the next objects below a folder, in order of name, that come after a name; none at the end."""
         return await self._run(lambda: self._below(folder, after))
 
     async def _below(self, folder: str, after: str) -> list[Entry]:
@@ -199,13 +194,11 @@ class ObstoreObjects:
         return found
 
     async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
-        """Return the objects in a folder, and the folders in it."""
         list_folder: Any = self._api.list_with_delimiter_async
         found = await self._run(lambda: self._in_time(list_folder(self._store, folder or None)))
         return [*map(_entry, found["objects"])], [*found["common_prefixes"]]
 
     async def look(self, name: str) -> ObjectState:
-        """Return an object's e-tag, version and size."""
         head: Any = self._api.head_async
         found = await self._run(lambda: self._in_time(head(self._store, name)))
         return ObjectState(found.get("e_tag"), found.get("version"), int(found["size"]))
@@ -218,7 +211,6 @@ class ObstoreObjects:
         etag: str | None = None,
         on_bytes: Callable[[int], object] = bool,
     ) -> Got:
-        """Return bytes from ``start`` to ``end``, or all, as ``Objects`` says."""
         options: dict[str, Any] = {} if end is None else {"range": (start, end)}
         options |= {"if_match": etag} if etag else {}
         return await self._run(lambda: self._get(name, options, on_bytes))
@@ -240,7 +232,6 @@ class ObstoreObjects:
         return Got(pieces, found.meta.get("e_tag"), found.meta.get("version"))
 
     async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
-        """Write an object; if ``only`` is given, in place of just that one (``NOTHING``: none), or return False."""
         if self._kind in ("http", "https"):  # which know no conditions, and make no folders
             what = "nothing is written to web servers"
             raise StoreFault("unusable", what, "Copy a packed folder there by other means")
@@ -263,14 +254,6 @@ class ObstoreObjects:
         return True
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete those of some objects that are there."""
-        if self._has_bulk and len(names) > 1:
-            try:
-                await self._api.delete_async(self._open_store("bulk"), names)
-            except Exception:  # not supported, or one was refused: deleting each says which
-                self._has_bulk = False
-            else:
-                return
         delete: Any = self._api.delete_async
         await _delete_each(names, lambda name: self._run(lambda: delete(self._writing, name)))
 
@@ -328,14 +311,12 @@ class FsspecObjects:
         return f"{self._root.rstrip('/')}/{name}".rstrip("/")
 
     async def below(self, folder: str, after: str) -> list[Entry]:
-        """Return the objects below a folder, in order of name, that come after a name."""
         if not after:
             self._files.invalidate_cache()
         found = await self._run(self._files.find, self._path(folder), detail=True)
         return [each for each in self._entries(found.values()) if each.name > after]
 
     async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
-        """Return the objects in a folder, and the folders in it."""
         self._files.invalidate_cache()
         try:
             found = await self._run(self._files.ls, self._path(folder), detail=True)
@@ -412,7 +393,6 @@ class FsspecObjects:
         return True
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete those of some objects that are there."""
         await _delete_each(names, self._delete)
 
     async def _delete(self, name: str) -> None:
@@ -555,12 +535,10 @@ def _opened(
 
     from_url: Any = stores.from_url
     more: dict[str, Any] = {}
-    has_bulk = False
     if kind == "s3":
         profile = options.pop("profile", None)
         if not {"region", "default_region"} & set(options):
             options["region"] = "us-east-1"
-        has_bulk = "disable_bulk_delete" not in options
         options.setdefault("disable_bulk_delete", True)  # other servers do not know it
         if profile or not has_credentials("s3", options):
             more["credential_provider"] = ProfileCredentials(profile, environment)
@@ -575,21 +553,18 @@ def _opened(
     elif options:
         raise StoreFault("unusable", f"http(s) knows no option {sorted(options)}")
 
-    def open_store(use: Use) -> Any:
-        is_reading = use == "read"  # then ``ServedURL`` asks again, and looks at each byte
-        timeout_s = 3600 if is_reading else 3 * limits.timeout_s
+    def open_store(to_write: bool) -> Any:
+        # To read, ``ServedURL`` asks again, and looks at each byte.
+        timeout_s = 3 * limits.timeout_s if to_write else 3600
         retry = {
-            "max_retries": 10 if use == "write" else 0,
+            "max_retries": 10 if to_write else 0,
             "retry_timeout": timedelta(seconds=limits.deadline_s),
         }
-        how = {name: dict(value) if name == "config" else value for name, value in more.items()}
-        if use == "bulk":
-            how["config"]["disable_bulk_delete"] = "false"
         options = client | {"timeout": f"{timeout_s:.0f}s"}
-        return from_url(place, client_options=options, retry_config=retry, **how)
+        return from_url(place, client_options=options, retry_config=retry, **more)
 
     try:
-        return ObstoreObjects(open_store, kind, is_keyless, has_bulk, limits)
+        return ObstoreObjects(open_store, kind, is_keyless, limits)
     except Exception as error:
         hint = WAYS["az"] if "Account must be" in str(error) else "See storage= of ShardDataset"
         raise StoreFault("unusable", str(error).partition("\n")[0], hint) from None

@@ -7,6 +7,8 @@ from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from loaders.errors import RemoteError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -74,6 +76,10 @@ def split_secrets(place: Path | str) -> tuple[URL, dict[str, str]]:
     public = urlunsplit((parts.scheme.lower(), host, parts.path.rstrip("/"), "", ""))
     if parts.scheme.lower() == "file" and not public.startswith("file://"):
         public = public.replace("file:", "file://", 1)
+    is_odd = "//" in parts.path.strip("/") or "/./" in parts.path
+    if is_odd and parts.scheme.lower() != "file":
+        what = "a key with '//' or '/./' in it is another object than the one without, and is not read"
+        raise RemoteError(what, public, "Copy the objects to a folder without these")
     secrets = {"user": user, "query": parts.query}
     return URL(public), {name: value for name, value in secrets.items() if value}
 

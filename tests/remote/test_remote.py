@@ -230,6 +230,16 @@ def test_a_url_is_without_its_secrets(given: str, url: str, secrets: dict[str, s
     assert str((URL(url) / "x.lmdb").parent) == str(pickle.loads(pickle.dumps(URL(url)))) == url
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/a//b", "https://host/a/./b", "gs://bucket/a/b//c"])
+def test_a_key_that_would_become_another_one_is_refused(url: str) -> None:
+    """In a store these are other objects; in a folder they are the same file."""
+    with pytest.raises(RemoteError) as caught:
+        split_secrets(url)
+
+    assert str(caught.value.path) == url
+    assert str(split_secrets("file:///a//b")[0]) == "file:///a/b"
+
+
 @pytest.mark.parametrize("path", ["packed/train", "/a:/b", "C:/data", "./s3", "a/b://c"])
 def test_a_path_is_no_url(path: str) -> None:
     assert not is_url(path)
