@@ -564,11 +564,11 @@ def check_documents(windows: TokenWindows, documents: Sequence[npt.NDArray[Any]]
         for a, b in itertools.pairwise(bounds):
             tokens, targets, positions, numbers = (values[a:b] for values in flat)
             assert len(set(numbers)) == 1
+            assert positions == list(range(b - a))
             if numbers[0] == -1:
                 assert set(targets) == {-100}
                 assert set(tokens) == {0}
                 continue
-            assert positions == list(range(b - a))
             assert targets[:-1] == tokens[1:]
             parts.append((*tokens, targets[-1]))
     expected = []

@@ -76,11 +76,14 @@ class DocumentReader(SamplesReader):
         at = np.cumsum(lengths) - lengths
         inside = np.arange(len(tokens)) - np.repeat(at, lengths)
         documents = np.repeat(np.arange(len(parts)) - np.repeat(firsts, counts), lengths)
-        used = np.arange(self.length) < fills[:, None]
+        behind = (
+            np.arange(self.length) - fills[:, None]
+        )  # of padding, its position: it is a sequence, too
+        used = behind < 0
         values = (
             _laid(memory, "tokens", tokens, used, self.dtype, 0),
             _laid(memory, "targets", targets, used, self.dtype, IGNORED),
-            _laid(memory, "position_ids", inside, used, np.dtype(np.int64), 0),
+            _laid(memory, "position_ids", inside, used, np.dtype(np.int64), behind),
             _laid(memory, "document_ids", documents, used, np.dtype(np.int32), PADDING),
             *self._bounds(at, row, fills),
         )
@@ -127,9 +130,9 @@ def _laid(
     values: Any,
     used: npt.NDArray[np.bool_],
     dtype: np.dtype[Any],
-    rest: int,
+    rest: int | Indices,
 ) -> torch.Tensor:
-    """Return values laid into windows, ``(N, length)``, the rest of each filled up."""
+    """Return values laid into windows, ``(N, length)``, the rest of each filled up, by one value or ``(N, length)``."""
     lease = memory.take(name, used.size * dtype.itemsize)
     tensor = torch.from_numpy(lease).view(getattr(torch, dtype.name)).view(used.shape)
     array = tensor.numpy()

@@ -46,8 +46,8 @@ class TokenWindows(Settled, BatchDataset):
     ids), targets are these instead: target ``i`` is label ``i + 1``, -100 where it does not matter.
     ``by="document"`` packs whole documents into windows (longer ones are
     split); a target is the next token of the same document, -100 where there is none, and samples
-    also have ``position_ids`` (from 0 in each part of a document) and ``document_ids`` (from 0 in
-    each window, -1 where it is padded). A batch of these also has ``cu_seqlens`` (int32: where
+    also have ``position_ids`` (from 0 in each part of a document, and in padding) and ``document_ids``
+    (from 0 in each window, -1 where it is padded). A batch of these also has ``cu_seqlens`` (int32: where
     sequences begin in the flattened batch, and its end; padding counts as a sequence) and
     ``max_seqlen`` (an int), as attention over sequences of different lengths wants them.
 
