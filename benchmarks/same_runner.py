@@ -67,6 +67,9 @@ def files(folder: Path) -> dict[str, str]:
                 manifest = json.loads(data)
                 for name in ("packer", "plan_xxh3_128"):
                     manifest.get("provenance", {}).pop(name, None)
+                manifest.get("provenance", {}).get("options", {}).pop(
+                    "on", None
+                )  # of copy, before
                 manifest.pop("checksum", None)  # of all of it
                 for shard in manifest["shards"]:
                     shard.pop("checksums_xxh3_64", None)  # manifests of before have none

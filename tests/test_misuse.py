@@ -92,7 +92,7 @@ DATASETS: list[Case] = [
     ),
     (lambda g: ShardDataset(g.ram), TypeError, "path must be .*, got RAMDataset"),
     (lambda g: ShardDataset(g.folder / "no"), ManifestError, "no such folder.*packdata"),
-    (lambda g: ShardDataset(g.files[0]), ManifestError, "a file.*Give the folder"),
+    (lambda g: ShardDataset(g.files[0]), ManifestError, "a file.*Pass the folder"),
     (lambda g: ShardDataset(g.folder / "packed"), ManifestError, "Choose one .*: train"),
     (
         lambda g: ShardDataset(g.path, fields="image"),

@@ -218,7 +218,7 @@ def _read_manifest(path: Path) -> Manifest:
     except FileNotFoundError:
         raise ManifestError(*_missing(path.parent)) from None
     except NotADirectoryError:
-        hint = "Give the folder that holds manifest.json"
+        hint = "Pass the folder that holds manifest.json"
         raise ManifestError("it is a file, not a packed dataset", path.parent, hint) from None
     except OSError as error:
         raise ManifestError(f"it cannot be read ({error.strerror or error})", path) from error

@@ -201,9 +201,9 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
             return
         self._has_warned = True
         what = f"crops, flips and transforms are drawn for epoch {self.epoch} each time, since no epoch is set"
-        remedy = "DataLoader of loaders does; with torch's, give it sampler=loaders.sampling.EpochSampler(len(dataset))"
+        remedy = "DataLoader of loaders does; with torch's, pass sampler=loaders.sampling.EpochSampler(len(dataset))"
         warnings.warn(
-            f"{what}: {remedy}, or call dataset.set_epoch(n), which workers that persist do not hear of",
+            f"{what}: {remedy}, or call dataset.set_epoch(n) (persistent workers will not see the change)",
             stacklevel=4,
         )
 

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from loaders.augment import Views
 from loaders.augment.views import as_augment, has_draws
-from loaders.checks import did_you_mean, shares, shown, whole_number
+from loaders.checks import Settled, did_you_mean, shares, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.datasets import frame
 from loaders.datasets.base import (
@@ -80,7 +80,7 @@ OnError = Literal["raise", "replace"]
 Transform = Callable[..., SampleT] | Mapping[str, Callable[..., Any]]
 
 
-class PackedDataset(BatchDataset[SampleT]):
+class PackedDataset(Settled, BatchDataset[SampleT]):
     """A view and settings; ``ShardDataset`` and ``RAMDataset`` say where the view's store comes from.
 
     Attributes:
@@ -89,6 +89,7 @@ class PackedDataset(BatchDataset[SampleT]):
         leader: The picture field that boxes follow, by the schema as it was packed, even if not all of it is here.
     """
 
+    _settled = frozenset(SETTINGS)
     has_own_samples = False
     part_ends: Indices | None = None
 
@@ -186,11 +187,11 @@ class PackedDataset(BatchDataset[SampleT]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the values of a sample."""
+        """Names of the fields of a sample, in order."""
         return self.plan.names
 
     def _check_names(self) -> None:
-        """Raise SchemaError if samples would have a name twice, or a transform is for one that they have not."""
+        """Raise SchemaError for a duplicate name of a sample, or a transform of an unexpected one."""
         twice = [name for name in self.names if self.names.count(name) > 1]
         if twice:
             what = f"augment.Views makes a field {twice[0]!r}, which exists already"
@@ -524,19 +525,19 @@ class PackedDataset(BatchDataset[SampleT]):
         parts, seed = shares(parts), whole_number("seed", seed)
         if by not in ("sample", "key") or (by == "key" and stratify is not None):
             raise ValueError(f"by must be 'sample', or 'key' without stratify, got {by!r}")
+        if not isinstance(stratify, str | None):
+            raise TypeError(f"stratify takes the name of a field, got {shown(stratify)}")
         chosen = self.view.divide(parts, by_key=by == "key", stratify=stratify, seed=seed)
         for share, indices in zip(parts, chosen, strict=True):
             if share and len(self) and not len(indices):
                 raise ValueError(
-                    f"a part of {parts} would get none of the {len(self)} samples: give it a larger share"
+                    f"a part of {parts} would get none of the {len(self)} samples: use a larger share"
                 )
         return tuple(self.select(indices) for indices in chosen)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in SETTINGS and "plan" in self.__dict__:
-            what = f"{name} cannot be assigned: settings of a dataset never change"
-            raise AttributeError(f"{what}; use dataset.replace({name}=...)")
-        super().__setattr__(name, value)
+    def _refuse(self, name: str, value: Any) -> None:
+        what = f"{name} cannot be assigned: settings of a dataset never change"
+        raise AttributeError(f"{what}; use dataset.replace({name}=...)")
 
     def __add__(self, other: Any) -> Any:
         """Return ``concat([self, other])``; with a dataset of another kind, torch's ``ConcatDataset``.
@@ -551,7 +552,7 @@ class PackedDataset(BatchDataset[SampleT]):
         return concat([self, other])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what can be computed anew, and is large, and what was said of types."""
+        """Leave out what is computed anew and large, and type arguments."""
         return {k: v for k, v in self.__dict__.items() if k not in ("_keys", "__orig_class__")}
 
     def __repr__(self) -> str:

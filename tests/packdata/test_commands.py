@@ -324,7 +324,7 @@ def test_verify_of_what_is_not_there_is_one_error(
         f"packdata: {tmp_path}/nothere: there is no such folder. "
         "Check the path, or pack a dataset there with 'packdata'.",
         f"packdata: {tmp_path}/file: it is a file, not a packed dataset. "
-        "Give the folder that holds manifest.json.",
+        "Pass the folder that holds manifest.json.",
     ]
 
 

@@ -36,10 +36,7 @@ _RESTORE = "Run 'packdata verify'; restore the shard from a copy, or pack again"
 
 
 def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
-    """Map a shard read-only; ShardError if it is missing, or of another size: a read past its end would be fatal.
-
-    With ``pin`` a shared lock on the file is held as long as it is mapped: a cache does not evict it.
-    """
+    """Map a shard read-only; ShardError if it is missing, or of another size: a read past its end would be fatal."""
     try:
         return _map(path, info)
     except FileNotFoundError as error:

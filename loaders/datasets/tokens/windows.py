@@ -142,7 +142,7 @@ class TokenWindows(Settled, BatchDataset):
             self.plan = self._windows_plan(is_half=False)
         if not len(self):
             what = f"{self.num_tokens:,} tokens are too few for a window of {self.length:,} and its last target"
-            raise ValueError(f"{what}: give a smaller length, or tail='pad'")
+            raise ValueError(f"{what}: use a smaller length, or tail='pad'")
 
     def _check_options(self, stride: int | None) -> None:
         for name, value in (("length", self.length), ("stride", self.stride)):
@@ -222,7 +222,7 @@ class TokenWindows(Settled, BatchDataset):
         size = self.stream.field.vocab_size
         if size is None:
             what = "the size of the vocabulary is not known"
-            raise NoValueError(f"{what}: pack the ids with --vocab-size, or take your tokenizer's")
+            raise NoValueError(f"{what}: pack the ids with --vocab-size, or use your tokenizer's")
         return size
 
     @property
@@ -308,7 +308,7 @@ class TokenWindows(Settled, BatchDataset):
                 what = (
                     f"a part of {[*parts]} would get no document, as parts end where documents end"
                 )
-                raise ValueError(f"{what}; give it a larger share, or divide by 'packdata split'")
+                raise ValueError(f"{what}; use a larger share, or divide by 'packdata split'")
         return tuple(self._of_span(int(a), int(b)) for a, b in itertools.pairwise(cuts))
 
     def _of_span(self, start: int, stop: int) -> Self:
