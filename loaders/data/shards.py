@@ -108,7 +108,7 @@ class FileShard(NamedTuple):
             except (ShardError, FileNotFoundError) as error:
                 if isinstance(error, ShardError) and file.exists():
                     raise ShardError(error.what, self.path, hint=error.hint) from error
-        raise ShardError(f"it was evicted {_MAX_EVICTIONS} times before it was opened", self.path)
+        raise self._evicted()
 
     def _open_file(self, file: Path, check: Check) -> OpenShard:
         columns = open_columns(file, self.info)

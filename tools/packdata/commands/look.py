@@ -226,7 +226,7 @@ STATS = Command(
         "": f"""
 {_DATASET}--limit N
   decode only N samples, evenly spread (default: all); classes, tables, single numbers and
-  sizes in bytes always cover all samples
+  sizes in bytes always cover all samples. At a URL, all is of the first two shards
 --workers N
   threads (default: all usable cores)
 {JSON}"""
