@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,17 +26,14 @@ _HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer heade
 _SEQUENTIAL = (0xC0, 0xC1)
 # Other frames, and what has no business before a frame.
 _NO_BASELINE = frozenset({0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB)})
-_MAX_COMPONENTS = 4
-_FEW = 8  # files: reading them together takes as long as one by one
-_WINDOW = 704  # bytes of a file that are looked at together: most headers are shorter
-_LOOK = 32  # bytes of a segment that say all: of a frame of 4 components 22
-_MAX_SEGMENTS = 64  # of a header that is read together with others
-_PLAIN, _FRAME, _INTERVAL, _APP9, _SCAN, _REFUSED, _FILL = range(7)
-_KINDS = np.zeros(256, np.uint8)
-_KINDS[list(_NO_BASELINE)] = _REFUSED
-_KINDS[[*_SEQUENTIAL, _DRI, APP9, SOS, 0xFF]] = _FRAME, _FRAME, _INTERVAL, _APP9, _SCAN, _FILL
-_FRAME_BYTES = np.arange(5, 22)
-_NAME, _NAME_BYTES = np.frombuffer(INDEX, np.uint8), np.arange(4, 4 + len(INDEX))
+# What is kept of the head of a picture; ``PictureHead`` says what each is. All zeros: it is not known.
+HEAD = np.dtype(
+    [
+        *(("height", "<u2"), ("width", "<u2"), ("height_at", "<u4"), ("tables_end", "<u4")),
+        *(("interval", "<u2"), ("unit_height", "u1"), ("unit_width", "u1")),
+    ]
+)
+_MAX_SIDE = 0xFFFF  # of what is kept
 
 
 def pixels_within(max_picture_mb: int, pixel_nbytes: int = 3) -> int:
@@ -48,158 +44,45 @@ def pixels_within(max_picture_mb: int, pixel_nbytes: int = 3) -> int:
 MAX_PIXELS = pixels_within(MAX_PICTURE_MB)
 
 
-class Segments(NamedTuple):
-    """Parts of a sequential JPEG that decode alone, as restart markers divide its scan."""
-
-    rows: int  # of segments
-    columns: int  # of segments
-    height: int  # of a segment, in pixels
-    width: int  # of a segment, in pixels
-
-
-class JpegLayout(NamedTuple):
-    """Where things are in a sequential Huffman JPEG."""
-
-    # The height in the frame header; the width, and the number of components, come behind it.
-    height_at: int
-    # The scan's header, or an index of segments before it; 0 if it was not found.
-    tables_end: int = 0
-    segments: Segments | None = None  # how the scan is divided, if it is
-
-
 class PictureHead(NamedTuple):
-    """What the header of an encoded picture says."""
+    """What the header of an encoded picture says; zeros behind the width of what is no JPEG that can be cut."""
 
     height: int  # in pixels
     width: int  # in pixels
-    jpeg: JpegLayout | None = None  # of a JPEG that can be cut
+    height_at: int = 0  # where the height is in a sequential JPEG; the width, and the components, come behind it
+    # Where the scan's header begins, or an index of segments before it; 0: it was not found.
+    tables_end: int = 0
+    interval: int = 0  # of restart markers, in units; 0: there are none
+    unit_height: int = 0  # of a unit (MCU), in pixels; 0 without an interval
+    unit_width: int = 0  # the same
 
 
-class PictureHeads(NamedTuple):
-    """What the headers of several pictures say."""
+def picture_heads(
+    records: Sequence[UInt8Array],
+    max_pixels: int = MAX_PIXELS,
+    known: npt.NDArray[np.void] | None = None,
+) -> Ints:
+    """Return the heads of several pictures, ``(N, 7)``, each as ``PictureHead``; those that are known are not read.
 
-    sizes: npt.NDArray[np.int64]  # ``(N, 2)`` int64: height and width, in pixels
-    jpegs: list[JpegLayout | None]  # of each that is a JPEG and can be cut; else None
-
-
-def picture_heads(records: Sequence[UInt8Array], max_pixels: int = MAX_PIXELS) -> PictureHeads:
-    """Read the headers of several pictures, those of sequential JPEGs all at once.
+    Args:
+        records: The files.
+        max_pixels: Of each.
+        known: ``(N,)`` of ``HEAD``: those of earlier calls, to which others are added.
 
     Raises:
         CodecError: As ``picture_head``, for one of them.
     """
-    num = len(records)
-    heads = PictureHeads(np.zeros((num, 2), np.int64), [None] * num)
-    if num >= _FEW:
-        _SegmentWalk(records).tell(heads)
-    for height, width in heads.sizes[heads.sizes.prod(axis=1) > max_pixels].tolist():
+    if known is None:
+        known = np.zeros(len(records), HEAD)
+    heads = np.stack([known[name] for name in HEAD.names or ()], 1).astype(np.int64)
+    for i in np.flatnonzero(heads[:, 0] == 0).tolist():
+        head = picture_head(records[i], max_pixels)
+        heads[i] = head
+        if max(head[:2]) <= _MAX_SIDE:
+            known[i] = tuple(head)
+    for height, width in heads[heads[:, 0] * heads[:, 1] > max_pixels, :2].tolist():
         check_pixels(height, width, max_pixels)
-    for i in np.flatnonzero(heads.sizes.prod(axis=1) < 1).tolist():
-        height, width, heads.jpegs[i] = picture_head(records[i], max_pixels)
-        heads.sizes[i] = height, width
     return heads
-
-
-class _SegmentWalk:
-    """The headers of sequential JPEGs, gone through segment by segment, all at once.
-
-    Those that take a closer look (fill bytes, an end within the header, 5 components) are left out.
-
-    Source: ITU-T T.81, annex B.
-    """
-
-    def __init__(self, records: Sequence[UInt8Array]) -> None:
-        num = len(records)
-        self._records = records
-        self._lengths = np.minimum(np.array(list(map(len, records)), np.int64), _HEAD_BYTES)
-        self._at = np.full(num, len(JPEG_START))  # of each the segment that is next
-        # Of each the bytes from ``firsts`` on; up to ``lasts`` a segment may begin in them.
-        self._windows = _joined([record.data[:_WINDOW] for record in records])
-        self._firsts = np.zeros(num, np.int64)
-        self._lasts = np.minimum(_WINDOW, self._lengths) - _LOOK
-        shape = (self._windows.size - 3,)
-        self._words = np.ndarray(shape, ">u4", self._windows, strides=(1,))
-        self._heights_at, self._tables_ends, self._intervals = np.zeros((3, num), np.int64)
-        self._frames = np.zeros((num, len(_FRAME_BYTES)), np.uint8)  # from the height on
-
-    def tell(self, heads: PictureHeads) -> None:
-        """Go through them, and fill in what was found."""
-        starts = self._windows[:, :2]
-        is_jpeg = (starts[:, 0] == JPEG_START[0]) & (starts[:, 1] == JPEG_START[1])
-        rows = self._shown(np.flatnonzero(is_jpeg))
-        for _ in range(_MAX_SEGMENTS):
-            if not len(rows):
-                break
-            rows = self._shown(self._next(rows))
-        found = np.flatnonzero(self._tables_ends)
-        heads.sizes[found] = self._frames[found, :4].view(">u2")
-        places = self._heights_at[found].tolist(), self._tables_ends[found].tolist()
-        intervals = self._intervals[found].tolist()
-        for i, height_at, end, interval in zip(found.tolist(), *places, intervals, strict=True):
-            segments = self._segments(i, interval) if interval else None
-            heads.jpegs[i] = _layout(height_at, end, segments)
-
-    def _segments(self, i: int, interval: int) -> Segments | None:
-        height, width = SIDES.unpack_from(self._frames[i])
-        return _segments(height, width, _components(self._frames[i, 4:].tobytes()), interval)
-
-    def _shown(self, rows: Ints) -> Ints:
-        """Have windows show the segments that are next; leave out files that end there."""
-        at = self._at[rows]
-        is_out = at > self._lasts[rows]
-        if not is_out.any():
-            return rows
-        has_more = at + _LOOK <= self._lengths[rows]
-        if len(moved := rows[is_out & has_more]):
-            self._move(moved)
-        shown: Ints = rows[has_more | ~is_out]
-        return shown
-
-    def _move(self, rows: Ints) -> None:
-        firsts = self._at[rows]
-        pairs = zip(rows.tolist(), firsts.tolist(), strict=True)
-        parts = [self._records[i].data[first : first + _WINDOW] for i, first in pairs]
-        self._windows[rows] = _joined(parts)
-        self._firsts[rows] = firsts
-        self._lasts[rows] = np.minimum(firsts + _WINDOW, self._lengths[rows]) - _LOOK
-
-    def _next(self, rows: Ints) -> Ints:
-        """Read the segment that is next of each; return which go on."""
-        at = self._at[rows]
-        places = rows * _WINDOW + at - self._firsts[rows]
-        starts = self._words[places].astype(np.int64)
-        kinds = _KINDS[starts >> 16 & 0xFF]
-        kinds[starts < 0xFF << 24] = _FILL
-        self._at[rows] = at + 2 + (starts & 0xFFFF)
-        if not kinds.any():
-            return rows
-        has_frame = self._heights_at[rows] > 0
-        is_end = has_frame & (kinds == _SCAN)
-        is_index = has_frame & (kinds == _APP9)
-        if is_index.any():
-            is_end[is_index] = (self._bytes(places[is_index], _NAME_BYTES) == _NAME).all(axis=1)
-        self._tables_ends[rows[is_end]] = at[is_end]
-        if (is_interval := has_frame & (kinds == _INTERVAL)).any():
-            self._intervals[rows[is_interval]] = self._words[places[is_interval] + 4] >> 16
-        is_left_out = (kinds == _FILL) | (~has_frame & (kinds >= _SCAN))
-        if (is_frame := ~has_frame & (kinds == _FRAME)).any():
-            framed = rows[is_frame]
-            self._heights_at[framed] = at[is_frame] + 5
-            self._frames[framed] = self._bytes(places[is_frame], _FRAME_BYTES)
-            is_left_out[is_frame] = self._frames[framed, 4] > _MAX_COMPONENTS
-        going: Ints = rows[~(is_end | is_left_out)]
-        return going
-
-    def _bytes(self, places: Ints, offsets: Ints) -> UInt8Array:
-        found: UInt8Array = self._windows.reshape(-1)[places[:, None] + offsets]
-        return found
-
-
-def _joined(parts: list[memoryview]) -> UInt8Array:
-    """Return parts of files as rows; what one lacks is undefined."""
-    if min(map(len, parts)) < _WINDOW:
-        parts = [memoryview(bytes(part).ljust(_WINDOW)) for part in parts]
-    return np.frombuffer(bytearray().join(parts), np.uint8).reshape(-1, _WINDOW)
 
 
 def picture_head(record: Any, max_pixels: int = MAX_PIXELS) -> PictureHead:
@@ -259,7 +142,7 @@ def jpeg_head(start: memoryview) -> PictureHead | None:
     """
     if bytes(start[:2]) != JPEG_START:
         return None
-    height_at, tables_end, interval, components, end = 0, 0, 0, b"", len(JPEG_START)
+    height_at, tables_end, interval, unit, end = 0, 0, 0, (0, 0), len(JPEG_START)
     for marker, body, behind in segments(start):
         at = body - 4
         if at != end:  # fill bytes
@@ -272,13 +155,15 @@ def jpeg_head(start: memoryview) -> PictureHead | None:
         elif marker in _NO_BASELINE or body + 5 >= len(start):
             return None
         elif marker in _SEQUENTIAL:
-            height_at, components = body + 1, _components(start[body + 5 :])
+            height_at, unit = body + 1, _unit_sides(_components(start[body + 5 :]))
         end = behind
     if not height_at:
         return None
     height, width = SIDES.unpack_from(start, height_at)
-    grid = _segments(height, width, components, interval) if interval and tables_end else None
-    return PictureHead(height, width, _layout(height_at, tables_end, grid))
+    is_grid = interval and tables_end and all(unit)
+    return PictureHead(
+        height, width, height_at, tables_end, *((interval, *unit) if is_grid else ())
+    )
 
 
 def _components(data: Any) -> bytes:
@@ -292,28 +177,6 @@ def _unit_sides(components: bytes) -> tuple[int, int]:
     if len(sampling) < 2:
         return 8, 8
     return 8 * max(both & 15 for both in sampling), 8 * max(both >> 4 for both in sampling)
-
-
-@lru_cache(maxsize=1024)
-def _layout(*values: Any) -> JpegLayout:
-    """Return one object for all files that are laid out so."""
-    return JpegLayout(*values)
-
-
-@lru_cache(maxsize=1024)
-def _segments(height: int, width: int, components: bytes, interval: int) -> Segments | None:
-    """Lay segments out; None if they are neither parts of rows of units nor rows of them."""
-    unit_height, unit_width = _unit_sides(components)
-    if not (unit_height and unit_width):
-        return None
-    units = -(-width // unit_width)  # side by side
-    if units % interval == 0:
-        rows, columns = unit_height, interval * unit_width
-    elif interval % units == 0:
-        rows, columns = interval // units * unit_height, units * unit_width
-    else:
-        return None
-    return Segments(-(-height // rows), -(-width // columns), rows, columns)
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +21,10 @@ from loaders.codecs.heads import (
     APP9,
     INDEX,
     SIDES,
-    JpegLayout,
     PictureHead,
     jpeg_head,
 )
 from loaders.codecs.markers import EOI, SOS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 UInt8Array = npt.NDArray[np.uint8]
 Bounds = npt.NDArray[np.integer[Any]]
@@ -58,7 +54,7 @@ class PicturePart(NamedTuple):
     width: int  # in pixels
     top: int = 0  # where it begins in the whole picture
     left: int = 0  # the same
-    # Data follow that the header does not tell of: a decoder must not mind.
+    # Data follow beyond what the header says: a decoder must not mind.
     ends_early: bool = False
 
 
@@ -73,13 +69,15 @@ class SegmentBox(NamedTuple):
     width: int  # the same
     top: int  # where they begin in the whole picture
     left: int  # the same
+    num_segments: int  # of the whole picture
+    num_columns: int  # of these, side by side
 
 
 class SegmentBoxes(NamedTuple):
     """The blocks of some of several pictures, as numbers."""
 
     pictures: list[int]  # which pictures have one, ascending
-    rows: npt.NDArray[np.int64]  # ``(M, 8)`` int64: of each what a ``SegmentBox`` says
+    rows: npt.NDArray[np.int64]  # ``(M, 10)`` int64: of each what a ``SegmentBox`` says
 
     def between(self, first: int, last: int) -> list[SegmentBox | None]:
         """Return the block of each picture from ``first`` to ``last``; None of those that have none."""
@@ -99,31 +97,27 @@ def part_of(
     Other formats, progressive and cut files, and what is not worth it, stay as they are. Damage in what is left out
     goes unnoticed.
     """
-    height, width, jpeg = head
-    part = _cut_out(record, jpeg, block) if jpeg and block else None
-    if jpeg and end and part is None:
-        rows = first_rows(record, jpeg, end, width)
-        part = None if rows is None else PicturePart(rows, end, width, ends_early=True)
-    return part or PicturePart(record, height, width)
+    part = _cut_out(record, head, block) if block and head.interval else None
+    if head.height_at and end and part is None:
+        rows = first_rows(record, head.height_at, end, head.width)
+        part = None if rows is None else PicturePart(rows, end, head.width, ends_early=True)
+    return part or PicturePart(record, head.height, head.width)
 
 
 def blocks_of(
-    sizes: npt.NDArray[np.int64],
-    jpegs: Sequence[JpegLayout | None],
-    boxes: npt.NDArray[np.int64],
-    num_threads: int = 1,
+    heads: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64], num_threads: int = 1
 ) -> SegmentBoxes:
     """Return which segments are enough of each picture that has some, and of which enough pixels are saved.
 
-    Sizes are ``(N, 2)`` in pixels, boxes ``(N, 4)``: y, x, height, width, which may reach outside. The more threads
-    share the interpreter, the more must be saved.
+    Heads are ``(N, 7)`` as of ``picture_heads``, boxes ``(N, 4)``: y, x, height, width, which may reach outside. The
+    more threads share the interpreter, the more must be saved.
     """
-    grids = {i: jpeg.segments for i, jpeg in enumerate(jpegs) if jpeg and jpeg.segments}
-    if not grids:
-        return SegmentBoxes([], np.empty((0, 8), np.int64))
-    numbers = np.array(list(grids))
-    counts, sides = np.hsplit(np.array(list(grids.values())), 2)
-    sizes, starts, extents = sizes[numbers], boxes[numbers, :2], boxes[numbers, 2:]
+    numbers = np.flatnonzero(heads[:, 4])
+    if not len(numbers):
+        return SegmentBoxes([], np.empty((0, 10), np.int64))
+    counts, sides = _grids(heads[numbers])
+    numbers, counts, sides = (each[counts[:, 0] > 0] for each in (numbers, counts, sides))
+    sizes, starts, extents = heads[numbers, :2], boxes[numbers, :2], boxes[numbers, 2:]
     firsts = np.minimum((starts - _MARGIN).clip(0) // sides, counts - 1)
     lasts = np.minimum(-(-(starts + extents + _MARGIN) // sides), counts)
     lasts = np.maximum(lasts, firsts + 1)
@@ -132,8 +126,29 @@ def blocks_of(
     saved = sizes.prod(axis=1) - parts.prod(axis=1)
     is_worth = (saved >= _PIXELS_PER_THREAD * num_threads) & (parts[:, 1] > _NARROW)
     rows, columns = np.stack([firsts, lasts], axis=2).transpose(1, 0, 2)
-    found = np.hstack([rows, columns, parts, corners])
+    found = np.hstack(
+        [rows, columns, parts, corners, counts.prod(1, keepdims=True), counts[:, 1:]]
+    )
     return SegmentBoxes(numbers[is_worth].tolist(), found[is_worth])
+
+
+def num_segments(head: PictureHead) -> int:
+    """Return how many segments a picture is made of; 0 if it is not divided into a grid of them."""
+    return int(_grids(np.array([head]))[0].prod()) if head.interval else 0
+
+
+def _grids(heads: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return how many segments of each picture lie below and beside each other, and their sides, ``(N, 2)`` each.
+
+    0 where segments are neither parts of rows of units nor rows of them.
+    """
+    sizes, (interval, unit_height, unit_width) = heads[:, :2], heads[:, 4:].T
+    units = -(-sizes[:, 1] // unit_width)  # side by side
+    is_part, are_rows = units % interval == 0, interval % units == 0
+    rows = np.where(is_part, 1, interval // units)
+    sides = np.stack([rows * unit_height, np.where(is_part, interval, units) * unit_width], axis=1)
+    counts = -(-sizes // np.maximum(sides, 1)) * (is_part | are_rows)[:, None]
+    return counts, sides
 
 
 def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -143,7 +158,7 @@ def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> npt.N
     return ends
 
 
-def first_rows(record: UInt8Array, jpeg: JpegLayout, rows: int, width: int) -> UInt8Array | None:
+def first_rows(record: UInt8Array, height_at: int, rows: int, width: int) -> UInt8Array | None:
     """Return a file that ends below its first rows, though data follow.
 
     None if it has no end: it is to be decoded whole, as only then the decoder notices what is missing.
@@ -151,7 +166,7 @@ def first_rows(record: UInt8Array, jpeg: JpegLayout, rows: int, width: int) -> U
     if not _has_end(record):
         return None
     record = record.copy()
-    SIDES.pack_into(record.data, jpeg.height_at, rows, width)
+    SIDES.pack_into(record.data, height_at, rows, width)
     return record
 
 
@@ -181,36 +196,35 @@ def with_index(record: UInt8Array) -> UInt8Array:
     restart markers, or with too many, stays as it is.
     """
     head = jpeg_head(record.data)
-    jpeg = None if head is None else head.jpeg
-    if jpeg is None or jpeg.segments is None or record[jpeg.tables_end + 1] == APP9:
+    count = 0 if head is None else num_segments(head)
+    if head is None or not count or record[head.tables_end + 1] == APP9:
         return record
-    start = _scan_start(record.data, jpeg, jpeg.tables_end)
+    start = _scan_start(record.data, head, head.tables_end)
     data = record[start:]
-    bounds = _found_bounds(data, jpeg.segments.rows * jpeg.segments.columns)
+    bounds = _found_bounds(data, count)
     if not start or bounds is None:
         return record
     body = INDEX + bounds.astype(_index_dtype(data)).tobytes()
     if len(body) + 2 > _MAX_APP_BYTES:
         return record
     index = struct.pack(">HH", 0xFF00 | APP9, len(body) + 2) + body
-    tables, scan = record[: jpeg.tables_end], record[jpeg.tables_end :]
+    tables, scan = record[: head.tables_end], record[head.tables_end :]
     return np.frombuffer(b"".join([tables.data, index, scan.data]), np.uint8)
 
 
-def _cut_out(record: UInt8Array, jpeg: JpegLayout, block: SegmentBox) -> PicturePart | None:
+def _cut_out(record: UInt8Array, head: PictureHead, block: SegmentBox) -> PicturePart | None:
     """Make a picture of segments; None if they are not all there."""
-    grid = jpeg.segments
-    found = _bounds(record, jpeg, grid.rows * grid.columns) if grid and _has_end(record) else None
-    if grid is None or found is None:
+    first_row, last_row, first_column, last_column, height, width, top, left, count, stride = block
+    found = _bounds(record, head, count) if _has_end(record) else None
+    if found is None:
         return None
     start, bounds = found
-    first_row, last_row, first_column, last_column, height, width, top, left = block
-    places = _places(last_row - first_row, last_column - first_column, grid.columns)
-    first = first_row * grid.columns + first_column
+    places = _places(last_row - first_row, last_column - first_column, stride)
+    first = first_row * stride + first_column
     part = _joined(record.data, start, bounds[first:].astype(np.int64).take(places))
     if part is None:
         return None
-    SIDES.pack_into(part, jpeg.height_at, height, width)
+    SIDES.pack_into(part, head.height_at, height, width)
     return PicturePart(np.frombuffer(part, np.uint8), height, width, top, left)
 
 
@@ -243,16 +257,16 @@ def _numbers(count: int) -> UInt8Array:
     return _NUMBERS[:count] if count <= len(_NUMBERS) else np.resize(_NUMBERS, count)
 
 
-def _bounds(record: UInt8Array, jpeg: JpegLayout, count: int) -> tuple[int, Bounds] | None:
+def _bounds(record: UInt8Array, head: PictureHead, count: int) -> tuple[int, Bounds] | None:
     """Return where the scan's data begin, and how far behind that each segment begins and the last one ends.
 
     None if they are not ``count``.
     """
-    file, at = record.data, jpeg.tables_end
+    file, at = record.data, head.tables_end
     if len(file) < at + 4:
         return None
     index = record[at : _segment_end(file, at)] if file[at + 1] == APP9 else record[:0]
-    start = _scan_start(file, jpeg, at + len(index))
+    start = _scan_start(file, head, at + len(index))
     if not start:
         return None
     data = record[start:]
@@ -262,11 +276,11 @@ def _bounds(record: UInt8Array, jpeg: JpegLayout, count: int) -> tuple[int, Boun
     return None if bounds is None else (start, bounds)
 
 
-def _scan_start(file: memoryview, jpeg: JpegLayout, at: int) -> int:
+def _scan_start(file: memoryview, head: PictureHead, at: int) -> int:
     """Return where the data of a scan of all components begin; 0 if there is none."""
     if len(file) < at + 5 or file[at + 1] != SOS:
         return 0
-    is_all = file[at + 4] == file[jpeg.height_at + SIDES.size]
+    is_all = file[at + 4] == file[head.height_at + SIDES.size]
     return _segment_end(file, at) if is_all else 0
 
 

@@ -426,7 +426,7 @@ class View:
 def _sizes(codec: Codec, records: Sequence[UInt8Array]) -> Any:
     """Return height and width of some pictures; those that are no files are only looked at."""
     if isinstance(codec, PictureCodec):
-        return picture_heads(records, codec.max_pixels).sizes
+        return picture_heads(records, codec.max_pixels)[:, :2]
     return [codec.decode(record).shape[:2] for record in records]
 
 

@@ -749,7 +749,7 @@ def test_a_reduced_picture_is_an_average_of_pixels() -> None:
 
 
 def test_others_than_jpeg_are_not_reduced_or_cut() -> None:
-    block = SegmentBox(0, 1, 0, 1, height=8, width=8, top=0, left=0)
+    block = SegmentBox(0, 1, 0, 1, height=8, width=8, top=0, left=0, num_segments=1, num_columns=1)
     for name in ("png", "rgba png", "mask", "webp"):
         field, data = PICTURES[name]
         codec = PictureCodec(field)

@@ -1,7 +1,7 @@
-"""Headers of many pictures at once: the same as one by one."""
+"""Headers of pictures: what they say, and what is kept of it."""
 
 import struct
-from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.codecs import heads
-from loaders.codecs.heads import PictureHead, picture_head, picture_heads
+from loaders.codecs.heads import picture_head, picture_heads
 from loaders.codecs.picture import PictureCodec, encode_jpeg
 from loaders.errors import CodecError
 from loaders.schema import Image
@@ -56,13 +56,58 @@ FILES = [
 ]  # fmt: skip
 
 
-def assert_alike(files: list[UInt8Array]) -> None:
-    found = picture_heads(files)
-    alone = [picture_head(file) for file in files]
+def test_heads_that_are_known_are_not_read_again() -> None:
+    """Those of a file that cannot be cut, too; ``heads`` of all are as of each alone."""
+    known = np.zeros(len(FILES), heads.HEAD)
 
-    assert found.sizes.dtype == np.int64
-    assert found.sizes.tolist() == [[head.height, head.width] for head in alone]
-    assert found.jpegs == [head.jpeg for head in alone]
+    found = picture_heads(FILES, known=known)
+    again = picture_heads([np.zeros(1, np.uint8)] * len(FILES), known=known)
+
+    assert found.tolist() == again.tolist() == [list(picture_head(file)) for file in FILES]
+    assert found.dtype == np.int64
+    assert not picture_heads([]).size
+
+
+def test_sides_beyond_16_bits_are_read_each_time() -> None:
+    file, known = pil_file(np.zeros((2, 70_000, 3), np.uint8), "PNG"), np.zeros(1, heads.HEAD)
+
+    for _ in range(2):
+        assert picture_heads([file], known=known)[:, :2].tolist() == [[2, 70_000]]
+    assert not known["height"].any()
+
+
+@given(st.data())
+def test_damaged_headers_are_heads_or_codec_errors(data: st.DataObject) -> None:
+    file = FILES[data.draw(st.integers(0, len(FILES) - 1))].copy()
+    for _ in range(data.draw(st.integers(1, 4))):
+        file[data.draw(st.integers(0, min(len(file) - 1, 700)))] = data.draw(st.integers(0, 255))
+
+    with suppress(CodecError):
+        head = picture_head(file)
+        known = np.zeros(1, heads.HEAD)
+        assert picture_heads([file], known=known).tolist() == [list(head)]
+        assert picture_heads([file], known=known).tolist() == [list(head)]
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (65_000, 65_000)])
+def test_absurd_sizes_are_found_among_many(size: tuple[int, int]) -> None:
+    good = jpeg(photo(8, 8))
+    bad = bomb_jpeg(*size) if min(size) else good.copy()
+    if not min(size):
+        at = picture_head(good).height_at
+        bad[at : at + 4] = [0, size[0], 0, size[1]]
+    name = f"the picture has {size[0]} x {size[1]} pixels"
+
+    with pytest.raises(CodecError, match=name):
+        picture_heads([good] * 10 + [bad] + [good] * 10)
+
+
+def test_a_limit_holds_for_heads_that_are_known() -> None:
+    files, known = [jpeg(photo(64, 48))], np.zeros(1, heads.HEAD)
+    picture_heads(files, known=known)
+
+    with pytest.raises(CodecError, match="max_picture_mb"):
+        picture_heads(files, 64 * 48 - 1, known)
 
 
 def errors_of(files: list[UInt8Array]) -> set[str]:
@@ -74,84 +119,6 @@ def errors_of(files: list[UInt8Array]) -> set[str]:
         except CodecError as error:
             errors.add(str(error))
     return errors
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 40, 200])
-def test_headers_of_any_files_together(count: int) -> None:
-    for seed in range(3):
-        order = np.random.default_rng(seed).integers(len(FILES), size=count)
-
-        assert_alike([FILES[i] for i in order])
-
-
-def test_headers_of_many_files_of_a_kind_and_some_others() -> None:
-    for file in FILES:
-        assert_alike([file] * 10 + FILES[::5] + [file] * 10)
-
-
-def test_a_file_that_ends_within_its_header_is_read_as_if_alone() -> None:
-    """And the others as if it was not there."""
-    for nbytes in (*range(0, 40, 3), 160, 170, 400, *range(600, 640)):
-        files = [FILES[0]] * 9 + [FILES[0][:nbytes]]
-
-        if errors := errors_of(files):
-            with pytest.raises(CodecError) as caught:
-                picture_heads(files)
-            assert {str(caught.value)} == errors
-        else:
-            assert_alike(files)
-
-
-@given(st.data())
-def test_damaged_headers_are_read_as_if_alone(data: st.DataObject) -> None:
-    files = [FILES[data.draw(st.integers(0, len(FILES) - 1))]] * 9
-    files += [FILES[data.draw(st.integers(0, len(FILES) - 1))]] * 3
-    for _ in range(data.draw(st.integers(1, 4))):
-        i = data.draw(st.integers(0, len(files) - 1))
-        files[i] = files[i].copy()
-        at = data.draw(st.integers(0, min(len(files[i]) - 1, 700)))
-        files[i][at] = data.draw(st.integers(0, 255))
-
-    if errors := errors_of(files):
-        with pytest.raises(CodecError) as caught:
-            picture_heads(files)
-        assert str(caught.value) in errors
-    else:
-        assert_alike(files)
-
-
-@pytest.mark.parametrize("size", [(0, 5), (5, 0), (65_000, 65_000)])
-def test_absurd_sizes_are_found_among_many(size: tuple[int, int]) -> None:
-    good = jpeg(photo(8, 8))
-    bad = bomb_jpeg(*size) if min(size) else good.copy()
-    if not min(size):
-        layout = picture_head(good).jpeg
-        assert layout is not None
-        bad[layout.height_at : layout.height_at + 4] = [0, size[0], 0, size[1]]
-    name = f"the picture has {size[0]} x {size[1]} pixels"
-
-    with pytest.raises(CodecError, match=name):
-        picture_heads([good] * 10 + [bad] + [good] * 10)
-
-
-def test_headers_of_any_length_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Counter[str]()
-
-    def counted(data: Any, max_pixels: int) -> PictureHead:
-        read["alone"] += 1
-        return picture_head(data, max_pixels)
-
-    monkeypatch.setattr(heads, "picture_head", counted)
-    kinds = [jpeg(photo(64, 64)), of_pil(64, 64, comment=b"a"), record(encode_jpeg(photo(64, 64)))]
-    picture_heads([file for file in kinds for _ in range(20)])
-    exif = (b"Exif\0\0" + bytes(80 * i) for i in range(40))  # most of them behind the first window
-    picture_heads([of_pil(64, 64, exif=each) for each in exif])
-    sides = range(100, 400, 10)
-    picture_heads([record(encode_jpeg(photo(120, side))) for side in sides])  # intervals, too
-    assert not read
-
-    picture_heads([FILES[-1]] * 20)
-    assert read["alone"] == 20
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])

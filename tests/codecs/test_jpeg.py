@@ -36,9 +36,9 @@ def part(
 ) -> PicturePart:
     """Return of one picture what readers take, of a box."""
     head = head or picture_head(data)
-    sizes, covers = np.array([head[:2]]), np.array([box])
-    (block,) = blocks_of(sizes, [head.jpeg], covers, num_threads).between(0, 1)
-    return part_of(data, head, ends_of(sizes, covers).item(), block)
+    heads, covers = np.array([head]), np.array([box])
+    (block,) = blocks_of(heads, covers, num_threads).between(0, 1)
+    return part_of(data, head, ends_of(heads[:, :2], covers).item(), block)
 
 
 def decode(found: PicturePart, codec: PictureCodec, reduction: int = 1) -> Pixels:
@@ -127,7 +127,7 @@ def test_ends_of_many_pictures_are_those_of_their_parts() -> None:
     rng = np.random.default_rng(0)
     crops = np.column_stack([rng.integers(-9, 70, (40, 2)), rng.integers(1, 90, (40, 2))])
 
-    ends = ends_of(picture_heads(files).sizes, crops)
+    ends = ends_of(picture_heads(files)[:, :2], crops)
 
     parts = [part(file, *box) for file, box in zip(files, crops.tolist(), strict=True)]
     assert ends.tolist() == [found.height if found.ends_early else 0 for found in parts]
@@ -283,9 +283,7 @@ def indexed(image: Pixels, interval: int | None = None, subsampling: str = "420"
 
 
 def index_at(data: UInt8Array) -> int | None:
-    jpeg = picture_head(data).jpeg
-    assert jpeg is not None
-    at = jpeg.tables_end
+    at = picture_head(data).tables_end
     return at if data[at + 1] == 0xE9 else None
 
 
@@ -484,9 +482,7 @@ def test_files_whose_headers_begin_alike_are_told_apart() -> None:
 
 def test_a_gray_picture_has_units_of_a_block_whatever_its_sampling() -> None:
     data = indexed(photo(256, 256), None, "Gray").copy()
-    jpeg = picture_head(data).jpeg
-    assert jpeg is not None
-    at = jpeg.height_at
+    at = picture_head(data).height_at
     data[at + 6] = 0x22
 
     found = assert_same(data, (100, 100, 60, 60), 1, 1)
@@ -496,9 +492,7 @@ def test_a_gray_picture_has_units_of_a_block_whatever_its_sampling() -> None:
 
 def test_a_sampling_of_nothing_is_left_to_the_decoder() -> None:
     data = indexed(photo(256, 256)).copy()
-    jpeg = picture_head(data).jpeg
-    assert jpeg is not None
-    at = jpeg.height_at
+    at = picture_head(data).height_at
     data[[at + 6, at + 9, at + 12]] = 0
 
     found = part(data, 100, 100, 60, 60)
@@ -535,14 +529,14 @@ def test_blocks_of_many_pictures_are_those_of_each() -> None:
     ]
     files.insert(5, pil_file(photo(90, 90), "PNG"))
     heads = picture_heads(files)
-    covers = np.array([boxes(height, width, 1, seed=height)[0] for height, width in heads.sizes])
+    covers = np.array([boxes(height, width, 1, seed=height)[0] for height, width in heads[:, :2]])
 
-    found = blocks_of(heads.sizes, heads.jpegs, covers)
+    found = blocks_of(heads, covers)
 
     blocks = found.between(0, len(files))
     for i, block in enumerate(blocks):
         one = slice(i, i + 1)
-        alone = blocks_of(heads.sizes[one], heads.jpegs[one], covers[one])
+        alone = blocks_of(heads[one], covers[one])
         assert alone.between(0, 1) == found.between(i, i + 1) == [block]
     assert [found.between(9, 20), found.between(20, 20)] == [blocks[9:20], []]
     assert 5 < sum(block is not None for block in blocks[:25]) < 25

@@ -181,9 +181,9 @@ def test_albumentations_change_by_epoch_under_torchs_own_loader(albumentations: 
         loader: Any = torch.utils.data.DataLoader(dataset, 8, **options)
         return [torch.cat([batch.image for batch in loader]) for _ in range(3)]
 
+    first, second, third = epochs(num_workers=2, multiprocessing_context="fork")
     with pytest.warns(UserWarning, match="epoch"):
         epochs()  # here all are the same
-    first, second, third = epochs(num_workers=2, multiprocessing_context="fork")
 
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)

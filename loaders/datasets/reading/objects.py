@@ -115,7 +115,7 @@ class ShapeReader(ReaderAround):
         for i, record in enumerate(records):
             value = self.reader.codec.decode(record)
             if self.is_guess and isinstance(self.field, Boxes):
-                _check_inside(value, self.picture.name, wanted.heads.sizes[start + i])
+                _check_inside(value, self.picture.name, wanted.sizes[start + i])
             for view, move in enumerate(wanted.moves(start + i)):
                 marks = wanted.plans[view].kept if self.is_leader else None
                 moved = self._moved(value, move)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from loaders.augment.edits import edit
 from loaders.augment.pixels import moved_steps, reductions, steps_of, take_steps
 from loaders.augment.warps import carry_out
 from loaders.buffers import Memory, scratch
-from loaders.codecs.heads import PictureHead, PictureHeads, picture_heads
+from loaders.codecs.heads import HEAD, PictureHead, picture_heads
 from loaders.codecs.jpeg import PicturePart, SegmentBoxes, blocks_of, ends_of, first_rows, part_of
 from loaders.codecs.picture import PictureCodec
 from loaders.datasets.reading.fixed import Layout
@@ -47,7 +46,7 @@ class WantedPictures:
     """What is wanted of N pictures, as lists of numbers: an object for each would cost garbage collection."""
 
     records: list[UInt8Array]  # the files
-    heads: PictureHeads  # their headers
+    heads: Ints  # ``(N, 7)``: what their headers say, as ``PictureHead``
     plans: list[Geometry]  # boxes, sizes and flips of each view
     blocks: SegmentBoxes  # which segments are enough, of those that have some
     ends: list[int]  # how many rows are enough of each of the others; 0: all
@@ -57,30 +56,30 @@ class WantedPictures:
     # Whether each is a JPEG or raw bytes, with all boxes inside it and results of the batch's size; others are
     # read one by one.
     are_ready: list[bool]
-    heights: list[int] = dataclass_field(init=False)  # of each, in pixels
-    widths: list[int] = dataclass_field(init=False)  # the same
-    most_pixels: int = dataclass_field(init=False)  # of the largest
-    is_edited: bool = dataclass_field(init=False)  # whether pixels are edited in any of the views
 
-    def __post_init__(self) -> None:
-        self.heights, self.widths = self.heads.sizes.T.tolist()
-        self.is_edited = any(plan.edits is not None for plan in self.plans)
-        self.most_pixels = int(self.heads.sizes.prod(axis=1).max(initial=0))
+    @property
+    def sizes(self) -> Ints:
+        """Height and width of each, ``(N, 2)``."""
+        return self.heads[:, :2]
+
+    @property
+    def most_pixels(self) -> int:
+        """Pixels of the largest."""
+        return int(self.sizes.prod(axis=1).max(initial=0))
 
     def each(self, first: int, last: int) -> Iterator[tuple[Any, ...]]:
         """Yield of some pictures what is needed of each."""
         lists: tuple[list[Any], ...] = (
             self.are_ready,
             self.records,
-            self.heads.jpegs,
-            self.heights,
-            self.widths,
             self.ends,
             self.reductions,
         )
         steps = [zip(*[numbers[first:last] for numbers in view]) for view in self.steps]  # noqa: B905  # costs
         blocks = self.blocks.between(first, last)
-        return zip(*[column[first:last] for column in lists], blocks, zip(*steps), strict=True)  # noqa: B905
+        heads = self.heads[first:last].tolist()
+        parts = [column[first:last] for column in lists]
+        return zip(*parts, heads, blocks, zip(*steps), strict=True)  # noqa: B905
 
     def moves(self, i: int) -> list[Move]:
         """Return what happens to a picture in each view."""
@@ -88,9 +87,8 @@ class WantedPictures:
 
     def part(self, i: int) -> PicturePart:
         """Return what of a picture is needed."""
-        head = PictureHead(self.heights[i], self.widths[i], self.heads.jpegs[i])
         (block,) = self.blocks.between(i, i + 1)
-        return part_of(self.records[i], head, self.ends[i], block)
+        return part_of(self.records[i], PictureHead(*self.heads[i].tolist()), self.ends[i], block)
 
 
 @dataclass(frozen=True)
@@ -107,6 +105,7 @@ class PictureReader:
     sizes: tuple[tuple[int, int] | None, ...]
     fills: tuple[Any, ...]  # of each view: what lies outside of the pictures
     prefetched_field: str | None
+    num_known: int = 0  # pictures of the field in the store, whose heads are kept; 0: none are
     min_rows: int = 4
 
     @property
@@ -134,33 +133,36 @@ class PictureReader:
         return layout.tensor(flat, num_samples), rows
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        if self._is_plain:
-            for i, record in enumerate(self._records(request, first, last), first):
-                self._read_plain(values, i, record)
-            return
         wanted, start = self.wanted(request, first, last)
         buffer = scratch(wanted.most_pixels * self._channels)
         decode: Any = (
             self._decode_raw if self._is_bytes else getattr(self.codec, "decode_jpeg", None)
         )
+        # Without ops a JPEG is decoded into its place.
+        is_whole = len(self.views) == 1 and not self.views[0][1] and not self._is_bytes
+        is_edited = any(plan.edits is not None for plan in wanted.plans)
         pictures = wanted.each(start, start + last - first)
         rows = zip(range(first, last), pictures, *self._places(values, first, last), strict=True)
         # Inlined on purpose: this runs with the GIL held and a cold cache.
         for row, picture, *outs in rows:
-            is_ready, record, jpeg, height, width, end, reduction, block, steps = picture
+            is_ready, record, end, reduction, head, block, steps = picture
             if not is_ready:
                 self._read_any(wanted, start + row - first, outs, values, row)
                 continue
+            height, width, height_at = head[:3]
+            if is_whole:
+                decode(record, 1, height, width, outs[0].reshape(-1), False)
+                continue
             ends_early = False
             if block is not None:
-                head = PictureHead(height, width, jpeg)
-                record, height, width, top, left, ends_early = part_of(record, head, end, block)
+                part = part_of(record, PictureHead._make(head), end, block)
+                record, height, width, top, left, ends_early = part
                 steps = moved_steps(steps, top // reduction, left // reduction)
-            elif end and (cut := first_rows(record, jpeg, end, width)) is not None:
+            elif end and (cut := first_rows(record, height_at, end, width)) is not None:
                 record, height, ends_early = cut, end, True
             image = decode(record, reduction, height, width, buffer, ends_early)
             take_steps(image, steps, outs)
-            if wanted.is_edited:
+            if is_edited:
                 self._edit(wanted, start + row - first, outs)
 
     def _read_any(
@@ -173,6 +175,10 @@ class PictureReader:
     ) -> None:
         """Read a picture of any format and dtype."""
         part = wanted.part(i)
+        for out, plan in zip(outs, wanted.plans, strict=True):
+            if out is not None and out.shape[:2] != tuple(plan.sizes[i].tolist()):  # without ops
+                what = f"the picture is {part.height} x {part.width}"
+                raise CodecError(f"{what}, the field says {self.field.size}")
         image, source_size = self._decode(part, wanted.reductions[i])
         for view, (out, move) in enumerate(zip(outs, wanted.moves(i), strict=True)):
             y, x, *lengths = move.box
@@ -184,8 +190,7 @@ class PictureReader:
                 image, move, wanted.plans[view].resampling, self.fills[view],
                 out=out, nearest=isinstance(self.field, Mask), source_size=source_size,
             )  # fmt: skip
-            if wanted.is_edited:
-                self._edit(wanted, i, [done], view)
+            self._edit(wanted, i, [done], view)
             if out is None:
                 values[view][row] = _channels_first(done)
 
@@ -205,35 +210,36 @@ class PictureReader:
 
     def _wanted(self, request: Request, first: int, last: int) -> WantedPictures:
         records = self.read_records(self.name, request.part(first, last))
-        heads = self._heads(records)
+        heads = self._heads(records, request.part(first, last))
+        sizes = heads[:, :2]
         plans = [
-            geometry_of(request, ops, view, heads.sizes, first, last)
+            geometry_of(request, ops, view, sizes, first, last)
             for view, (_, ops) in enumerate(self.views)
         ]
-        covers, reductions = _needed(plans, heads.sizes)
-        blocks = blocks_of(heads.sizes, heads.jpegs, covers, request.num_workers)
-        ends = ends_of(heads.sizes, covers)
+        covers, reductions = _needed(plans, sizes)
+        blocks = blocks_of(heads, covers, request.num_workers)
+        ends = ends_of(sizes, covers)
         if self._is_bytes:  # which are there, all of them
             reductions[:], ends[:] = 1, 0
         ready = self._steps(heads, plans, reductions)
-        num = min(request.num_workers, len(records))  # that are decoded at once
-        most_nbytes = int(heads.sizes.prod(axis=1).max(initial=0)) * self._channels
-        _tell_if_large(self.name, num, num * most_nbytes)
-        return WantedPictures(
+        wanted = WantedPictures(
             records, heads, plans, blocks, ends.tolist(), reductions.tolist(), *ready
         )
+        num = min(request.num_workers, len(records))  # that are decoded at once
+        _tell_if_large(self.name, num, num * wanted.most_pixels * self._channels)
+        return wanted
 
     def _steps(
-        self, heads: PictureHeads, plans: Sequence[Geometry], reductions: Ints
+        self, heads: Ints, plans: Sequence[Geometry], reductions: Ints
     ) -> tuple[list[list[list[int]]], list[bool]]:
         """Prepare what happens to JPEGs and raw bytes; return which of them are ready, too."""
-        num = len(heads.jpegs)
-        are_ready = np.array([self._is_bytes or jpeg is not None for jpeg in heads.jpegs], bool)
+        num = len(heads)
+        are_ready = (heads[:, 2] > 0) | self._is_bytes
         if None in self.sizes or num < _FEW or not are_ready.any():
             return [[[0] * num]] * len(plans), [False] * num
         views: list[list[list[int]]] = []
         for plan, size in zip(plans, self.sizes, strict=True):
-            steps, are_inside = steps_of(plan, heads.sizes, reductions)
+            steps, are_inside = steps_of(plan, heads[:, :2], reductions)
             are_ready &= are_inside & (plan.sizes == size).all(axis=1)
             views.append(steps.T.tolist())
         return views, are_ready.tolist()
@@ -261,39 +267,24 @@ class PictureReader:
     def _decode_raw(self, record: UInt8Array, *_: Any) -> npt.NDArray[Any]:
         return self.codec.decode(record)  # type: ignore[no-any-return]
 
-    @property
-    def _is_plain(self) -> bool:
-        return len(self.views) == 1 and not self.views[0][1]
-
-    def _read_plain(self, values: list[Any], i: int, record: UInt8Array) -> None:
-        if self.sizes[0] is None:
-            values[0][i] = _channels_first(np.array(self.codec.decode(record)))
-            return
-        place = values[0][1][i]
-        image = (
-            self.codec.decode(record, out=place.reshape(-1))
-            if self._decodes_in_place
-            else self.codec.decode(record)
-        )
-        if image.shape != place.shape:
-            raise CodecError(f"the picture is {image.shape}, the field says {place.shape}")
-        if not np.may_share_memory(image, place):
-            np.copyto(place, image)
-
-    @property
-    def _decodes_in_place(self) -> bool:
-        return self.field.codec == "jpeg" and self.field.dtype == "uint8"
-
-    def _heads(self, records: Sequence[UInt8Array]) -> PictureHeads:
+    def _heads(self, records: Sequence[UInt8Array], rows: Rows) -> Ints:
         if isinstance(self.codec, PictureCodec):
-            heads = picture_heads(records, self.codec.max_pixels)
-            return (
-                heads
-                if self.codec.keeps_jpeg
-                else PictureHeads(heads.sizes, [None] * len(records))
-            )
+            known = self._known_heads[rows.indices] if self.num_known else None
+            heads = picture_heads(records, self.codec.max_pixels, known)
+            if known is not None:
+                self._known_heads[rows.indices] = known
+            if not self.codec.keeps_jpeg:
+                heads[:, 2:] = 0
+            return heads
         sizes = [self.field.size or self.codec.decode(record).shape[:2] for record in records]
-        return PictureHeads(np.array(sizes, np.int64).reshape(-1, 2), [None] * len(records))
+        heads = np.zeros((len(records), len(PictureHead._fields)), np.int64)
+        heads[:, :2] = np.array(sizes, np.int64).reshape(-1, 2)
+        return heads
+
+    @cached_property
+    def _known_heads(self) -> npt.NDArray[np.void]:
+        """The heads that were read so far, by the number of the picture in the store."""
+        return np.zeros(self.num_known, HEAD)
 
     def _decode(
         self, part: PicturePart, reduction: int

@@ -279,7 +279,10 @@ def _picture_reader(
     sizes = tuple(output_size(ops, field.size) for ops in views.values())
     fills = tuple(_fill(name, field, ops) for ops in views.values())
     prefetched = name if source.reads_whole else None
-    return PictureReader(source.records, name, field, named, codec, sizes, fills, prefetched)
+    num_known = len(store) if isinstance(codec, PictureCodec) else 0
+    return PictureReader(
+        source.records, name, field, named, codec, sizes, fills, prefetched, num_known
+    )
 
 
 def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:

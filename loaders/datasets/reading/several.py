@@ -60,7 +60,8 @@ class ImagesReader:
         """Return all pictures of each view."""
         if not files:
             return [self._none(size) for size in self.pictures.sizes]
-        reader = replace(self.pictures, read_records=lambda name, rows: files)  # all at once
+        # All at once; their numbers are those of samples.
+        reader = replace(self.pictures, read_records=lambda name, rows: files, num_known=0)
         values = reader.begin(len(files), Memory())
         try:
             reader.read(values, request, 0, len(files))

@@ -61,7 +61,8 @@ class Transforming:
     @property
     def draws(self) -> bool:
         """Whether one of them is passed random numbers, or has drawn here from generators seeded by sample."""
-        return any(self._makers.values()) or bool(self._albumented) or self._has_drawn
+        is_albumented = bool(self._albumented) and not _is_without_epoch()
+        return any(self._makers.values()) or is_albumented or self._has_drawn
 
     def seeds(self, seed: int, epoch: int, indices: Int64s, draws: Int64s | None) -> list[int]:
         """Return the seed of each of some samples, of a run's seed."""
@@ -121,11 +122,13 @@ class Transforming:
 
 
 def _is_seeded() -> bool:
-    """Tell whether this thread may seed the generators of its process: no other one works on samples.
+    """Tell whether this thread may seed the generators of its process: no other one works on samples."""
+    return not is_worker() and not _is_without_epoch()
 
-    A worker process of torch that was not told the epoch leaves them as torch has seeded them.
-    """
-    return is_reading() if get_worker_info() is not None else not is_worker()
+
+def _is_without_epoch() -> bool:
+    """Tell whether this is a worker process of torch that does not know the epoch: its numbers are as torch seeds."""
+    return get_worker_info() is not None and not is_reading()
 
 
 def _states() -> tuple[Any, Any, Any]:
@@ -148,7 +151,7 @@ class _Albumented:
         transform = getattr(self._here, "transform", None)
         if transform is None:
             transform = self._here.transform = copy.deepcopy(self._transform)
-        if get_worker_info() is not None and not is_reading():  # of no known epoch
+        if _is_without_epoch():
             seed = random.getrandbits(63)
         transform.set_random_state(np.random.default_rng(seed), random.Random(seed))
         made = transform(image=np.ascontiguousarray(image.permute(1, 2, 0).numpy()))["image"]

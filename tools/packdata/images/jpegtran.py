@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from loaders.codecs.heads import jpeg_head
-from loaders.codecs.jpeg import restart_interval, with_index
+from loaders.codecs.jpeg import num_segments, restart_interval, with_index
 from loaders.codecs.markers import frame_of
 from loaders.errors import SchemaError
 from packdata.images.jpegs import decode_strictly
@@ -61,7 +61,7 @@ def divide_without_loss(data: bytes) -> bytes | None:
 
 def _is_divided(data: bytes) -> bool:
     head = jpeg_head(memoryview(data))
-    return bool(head and head.jpeg and head.jpeg.segments)
+    return head is not None and num_segments(head) > 0
 
 
 def _changed(data: bytes, *options: str) -> bytes | None:
