@@ -138,20 +138,19 @@ class PictureReader:
         decode: Any = (
             self._decode_raw if self._is_bytes else getattr(self.codec, "decode_jpeg", None)
         )
-        # Without ops a JPEG is decoded into its place.
-        is_whole = len(self.views) == 1 and not self.views[0][1] and not self._is_bytes
         is_edited = any(plan.edits is not None for plan in wanted.plans)
         pictures = wanted.each(start, start + last - first)
-        rows = zip(range(first, last), pictures, *self._places(values, first, last), strict=True)
+        places, is_whole = self._places(values, first, last), self._is_whole
+        rows = zip(range(first, last), pictures, *places, strict=True)
         # Inlined on purpose: this runs with the GIL held and a cold cache.
         for row, picture, *outs in rows:
             is_ready, record, end, reduction, head, block, steps = picture
             if not is_ready:
-                self._read_any(wanted, start + row - first, outs, values, row)
+                self._read_any(wanted, start + row - first, values, row)
                 continue
             height, width, height_at = head[:3]
             if is_whole:
-                decode(record, 1, height, width, outs[0].reshape(-1), False)
+                decode(record, 1, height, width, outs[0], False)
                 continue
             ends_early = False
             if block is not None:
@@ -165,16 +164,13 @@ class PictureReader:
             if is_edited:
                 self._edit(wanted, start + row - first, outs)
 
-    def _read_any(
-        self,
-        wanted: WantedPictures,
-        i: int,
-        outs: Sequence[Any],
-        values: list[Any],
-        row: int,
-    ) -> None:
+    def _read_any(self, wanted: WantedPictures, i: int, values: list[Any], row: int) -> None:
         """Read a picture of any format and dtype."""
         part = wanted.part(i)
+        outs = [
+            None if size is None else value[1][row]
+            for value, size in zip(values, self.sizes, strict=True)
+        ]
         for out, plan in zip(outs, wanted.plans, strict=True):
             if out is not None and out.shape[:2] != tuple(plan.sizes[i].tolist()):  # without ops
                 what = f"the picture is {part.height} x {part.width}"
@@ -235,8 +231,12 @@ class PictureReader:
         """Prepare what happens to JPEGs and raw bytes; return which of them are ready, too."""
         num = len(heads)
         are_ready = (heads[:, 2] > 0) | self._is_bytes
-        if None in self.sizes or num < _FEW or not are_ready.any():
-            return [[[0] * num]] * len(plans), [False] * num
+        if None in self.sizes or num < _FEW:
+            are_ready[:] = False
+        if self._is_whole:
+            are_ready &= (heads[:, :2] == self.sizes[0]).all(axis=1)
+        if self._is_whole or not are_ready.any():
+            return [[[0] * num]] * len(plans), are_ready.tolist()
         views: list[list[list[int]]] = []
         for plan, size in zip(plans, self.sizes, strict=True):
             steps, are_inside = steps_of(plan, heads[:, :2], reductions)
@@ -247,7 +247,11 @@ class PictureReader:
     def _places(self, values: list[Any], first: int, last: int) -> Iterator[Sequence[Any]]:
         """Yield for each view where its pictures go; None where their sizes differ."""
         for value, size in zip(values, self.sizes, strict=True):
-            yield [None] * (last - first) if size is None else tuple(value[1][first:last])
+            if size is None:
+                yield [None] * (last - first)
+            else:
+                rows = value[1][first:last]
+                yield tuple(rows.reshape(len(rows), -1) if self._is_whole else rows)
 
     @cached_property
     def _channels(self) -> int:
@@ -263,6 +267,11 @@ class PictureReader:
             and 1 <= self._channels <= 4
             and isinstance(field, Image)
         )
+
+    @cached_property
+    def _is_whole(self) -> bool:
+        """Whether JPEGs are decoded into their places: there are no ops."""
+        return len(self.views) == 1 and not self.views[0][1] and not self._is_bytes
 
     def _decode_raw(self, record: UInt8Array, *_: Any) -> npt.NDArray[Any]:
         return self.codec.decode(record)  # type: ignore[no-any-return]
