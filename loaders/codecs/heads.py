@@ -13,7 +13,7 @@ from loaders.codecs.markers import JPEG_START, SOS, frame_of, segments
 from loaders.errors import CodecError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 UInt8Array = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -34,6 +34,7 @@ HEAD = np.dtype(
     ]
 )
 _MAX_SIDE = 0xFFFF  # of what is kept
+_ANY_PIXELS = 1 << 62  # the limit is the reader's
 
 
 def pixels_within(max_picture_mb: int, pixel_nbytes: int = 3) -> int:
@@ -83,6 +84,19 @@ def picture_heads(
     for height, width in heads[heads[:, 0] * heads[:, 1] > max_pixels, :2].tolist():
         check_pixels(height, width, max_pixels)
     return heads
+
+
+def kept_heads(records: Iterable[Any]) -> npt.NDArray[np.void]:
+    """Return what is kept of the heads of encoded pictures, ``(N,)`` of ``HEAD``; zeros where one cannot be read."""
+    return np.array([_kept_head(record) for record in records], HEAD)
+
+
+def _kept_head(record: Any) -> tuple[int, ...]:
+    try:
+        head = picture_head(record, _ANY_PIXELS)
+    except CodecError:
+        return (0,) * len(PictureHead._fields)
+    return tuple(head) if max(head[:2]) <= _MAX_SIDE else (0,) * len(head)
 
 
 def picture_head(record: Any, max_pixels: int = MAX_PIXELS) -> PictureHead:

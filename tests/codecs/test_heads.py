@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.codecs import heads
-from loaders.codecs.heads import picture_head, picture_heads
+from loaders.codecs.heads import kept_heads, picture_head, picture_heads
 from loaders.codecs.picture import PictureCodec, encode_jpeg
+from loaders.data.formats.checksums import HEAD_BYTES
 from loaders.errors import CodecError
 from loaders.schema import Image
 from tests.codecs.test_codecs import bomb_jpeg, jpeg, photo, pil_file, record
@@ -68,11 +69,22 @@ def test_heads_that_are_known_are_not_read_again() -> None:
     assert not picture_heads([]).size
 
 
+def test_heads_that_a_shard_keeps_are_those_of_the_files() -> None:
+    bad = np.frombuffer(b"no picture", np.uint8)
+
+    kept = kept_heads([*FILES, bad])
+
+    assert kept[:-1].tolist() == [tuple(picture_head(file)) for file in FILES]
+    assert not any(kept[-1].tolist())
+    assert heads.HEAD.itemsize == HEAD_BYTES
+
+
 def test_sides_beyond_16_bits_are_read_each_time() -> None:
     file, known = pil_file(np.zeros((2, 70_000, 3), np.uint8), "PNG"), np.zeros(1, heads.HEAD)
 
     for _ in range(2):
         assert picture_heads([file], known=known)[:, :2].tolist() == [[2, 70_000]]
+    assert not kept_heads([file])["height"].any()
     assert not known["height"].any()
 
 

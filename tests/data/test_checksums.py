@@ -62,6 +62,7 @@ def test_keys_of_a_later_version_are_passed_over() -> None:
     [
         *({"chunk_bytes": wrong} for wrong in (-1, True, "4", 1 << 70)),
         *({"chunks": wrong} for wrong in ("?", "AAAA")),
+        *({"heads": wrong} for wrong in ("?", "AAAA")),
     ],
 )
 def test_text_that_is_none_is_refused(change: Any) -> None:

@@ -12,6 +12,8 @@ import torch
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, codecs
 from loaders.buffers import Memory
+from loaders.codecs import heads
+from loaders.codecs.heads import picture_head
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.reading import pictures
 from loaders.datasets.reading.pictures import PictureReader
@@ -280,3 +282,34 @@ def test_pictures_of_a_registered_codec_are_cropped(
             served.append(torch.cat([batch.image for batch in DataLoader(dataset, 4)]))
 
     assert all(torch.equal(served[0], other) for other in served[1:])
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "parquet"])
+@pytest.mark.parametrize("ops", [None, CROP], ids=["plain", "crop"])
+def test_heads_that_shards_keep_are_not_read_in_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, ops: Any
+) -> None:
+    """And make the batches of heads that are read, once each, where a reader looks at no checksums."""
+    files = [
+        jpeg(photo(60, 80, seed=i)) if i % 2 else encode_jpeg(photo(60, 80)) for i in range(20)
+    ]
+    samples = [{"image": bytes(file)} for file in files]
+    folder = pack(tmp_path / "a", {"image": Image(size=(60, 80))}, samples, format=kind)
+    read: list[Any] = []
+
+    def counted(*args: Any) -> Any:
+        read.append(args)
+        return picture_head(*args)
+
+    monkeypatch.setattr(heads, "picture_head", counted)
+
+    def batches(**options: Any) -> list[torch.Tensor]:
+        loader = DataLoader(ShardDataset(folder, augment=ops, **options), 8, shuffle=True, seed=1)
+        return [batch.image for _ in range(2) for batch in loader]
+
+    kept = batches()
+    assert not read
+    parsed = batches(check="never")
+
+    assert len(read) == len(files)
+    assert all(torch.equal(one, other) for one, other in zip(kept, parsed, strict=True))

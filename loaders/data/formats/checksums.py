@@ -27,6 +27,7 @@ ROW_BYTES = 16 << 10
 BLOCK_BYTES = 64 << 10
 CHUNKED_ROW_BYTES = 1 << 20
 CHUNK_BYTES = 32 << 10
+HEAD_BYTES = 16
 _MAX_ROWS = (1 << 63) - 1  # row numbers are int64
 
 
@@ -41,6 +42,8 @@ class Checksums:
     chunk_bytes: int = 0
     # xxh3-64 of the chunks of the first row, then of the second, and so on.
     chunks: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    # The heads of JPEG files, row by row, as ``codecs.heads`` keeps them, so that no reader parses any; empty: none.
+    heads: bytes = b""
 
     def first_mismatch(self, column: Column, blocks: npt.NDArray[np.int64]) -> int | None:
         """Return the first of the blocks whose bytes differ from their hash, or None."""
@@ -91,14 +94,18 @@ def hash_block(column: Column, block: int, rows_per_block: int) -> int:
     return state.intdigest()
 
 
-def dump_checksums(columns: Mapping[str, Column]) -> bytes:
-    """Hash the columns and return the text that a shard keeps."""
+def dump_checksums(
+    columns: Mapping[str, Column], heads: Mapping[str, bytes] | None = None
+) -> bytes:
+    """Hash the columns and return the text that a shard keeps, with the heads of those that have some."""
     fields: dict[str, dict[str, object]] = {}
     for name, column in columns.items():
         sums = checksum_column(column)
         fields[name] = {"rows_per_block": sums.rows_per_block, "xxh3_64": _to_text(sums.hashes)}
         if sums.chunk_bytes:
             fields[name] |= {"chunk_bytes": sums.chunk_bytes, "chunks": _to_text(sums.chunks)}
+    for name, rows in (heads or {}).items():
+        fields[name]["heads"] = base64.b64encode(rows).decode()
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -131,4 +138,7 @@ def _load_one(entry: object, name: str, num_rows: int) -> Checksums:
     if type(chunk_bytes) is not int or not 0 <= chunk_bytes <= _MAX_ROWS:
         raise ValueError(f"the checksums of {name!r} have chunks of {chunk_bytes!r} bytes")
     chunks = _from_text(entry.get("chunks", "")) if chunk_bytes else np.empty(0, np.uint64)
-    return Checksums(rows, hashes, chunk_bytes, chunks)
+    heads = base64.b64decode(str(entry.get("heads", "")), validate=True)
+    if len(heads) not in (0, HEAD_BYTES * num_rows):
+        raise ValueError(f"{name!r} has {len(heads)} bytes of heads for {num_rows} rows")
+    return Checksums(rows, hashes, chunk_bytes, chunks, heads)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from loaders.augment.geometry import Geometry, Move
     from loaders.data.finder import Rows
+    from loaders.data.store import Store
     from loaders.datasets.reading.request import Request
 
     UInt8Array = npt.NDArray[np.uint8]
@@ -91,6 +92,38 @@ class WantedPictures:
         return part_of(self.records[i], PictureHead(*self.heads[i].tolist()), self.ends[i], block)
 
 
+class KnownHeads:
+    """The heads of a field of a store: as its shards keep them, else as they are read."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._name = store, name
+        self._heads = np.zeros(len(store), HEAD)
+        self._taken: set[int] = set()  # the shards whose heads were looked for
+
+    def __reduce__(self) -> Any:
+        return KnownHeads, (self._store, self._name)
+
+    def of(self, records: Sequence[UInt8Array], rows: Rows, max_pixels: int) -> Ints:
+        """Return the heads of some pictures, as ``picture_heads``."""
+        known = self._heads[rows.indices]
+        missing = set(rows.shards[known["height"] == 0].tolist()) - self._taken
+        if missing:
+            for shard in missing:
+                self._take(shard)
+            known = self._heads[rows.indices]
+        heads = picture_heads(records, max_pixels, known)
+        self._heads[rows.indices] = known
+        return heads
+
+    def _take(self, shard: int) -> None:
+        sums = self._store.shard(shard).checksums.get(self._name)
+        if sums is not None and sums.heads:
+            found = np.frombuffer(sums.heads, HEAD)
+            first = int(self._store.starts[shard])
+            self._heads[first : first + len(found)] = found
+        self._taken.add(shard)
+
+
 @dataclass(frozen=True)
 class PictureReader:
     """Images and masks: decoded, cropped, resized and flipped, straight into their place in the batch."""
@@ -105,7 +138,7 @@ class PictureReader:
     sizes: tuple[tuple[int, int] | None, ...]
     fills: tuple[Any, ...]  # of each view: what lies outside of the pictures
     prefetched_field: str | None
-    num_known: int = 0  # pictures of the field in the store, whose heads are kept; 0: none are
+    known: KnownHeads | None = None  # of the store's pictures; None: heads are read each time
     min_rows: int = 4
 
     @property
@@ -278,10 +311,12 @@ class PictureReader:
 
     def _heads(self, records: Sequence[UInt8Array], rows: Rows) -> Ints:
         if isinstance(self.codec, PictureCodec):
-            known = self._known_heads[rows.indices] if self.num_known else None
-            heads = picture_heads(records, self.codec.max_pixels, known)
-            if known is not None:
-                self._known_heads[rows.indices] = known
+            most = self.codec.max_pixels
+            heads = (
+                picture_heads(records, most)
+                if self.known is None
+                else self.known.of(records, rows, most)
+            )
             if not self.codec.keeps_jpeg:
                 heads[:, 2:] = 0
             return heads
@@ -289,11 +324,6 @@ class PictureReader:
         heads = np.zeros((len(records), len(PictureHead._fields)), np.int64)
         heads[:, :2] = np.array(sizes, np.int64).reshape(-1, 2)
         return heads
-
-    @cached_property
-    def _known_heads(self) -> npt.NDArray[np.void]:
-        """The heads that were read so far, by the number of the picture in the store."""
-        return np.zeros(self.num_known, HEAD)
 
     def _decode(
         self, part: PicturePart, reduction: int

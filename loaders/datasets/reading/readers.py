@@ -24,7 +24,7 @@ from loaders.datasets.reading.crops import CropReader, crop_readers
 from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
 from loaders.datasets.reading.known import first_boxes
 from loaders.datasets.reading.objects import ObjectReader, ShapeReader, sanitizer_of
-from loaders.datasets.reading.pictures import PictureReader
+from loaders.datasets.reading.pictures import KnownHeads, PictureReader
 from loaders.datasets.reading.samples import LIST, Form
 from loaders.datasets.reading.several import ImagesReader
 from loaders.device.decode import Yuv420Finish
@@ -279,9 +279,9 @@ def _picture_reader(
     sizes = tuple(output_size(ops, field.size) for ops in views.values())
     fills = tuple(_fill(name, field, ops) for ops in views.values())
     prefetched = name if source.reads_whole else None
-    num_known = len(store) if isinstance(codec, PictureCodec) else 0
+    known = KnownHeads(store, name) if isinstance(codec, PictureCodec) else None
     return PictureReader(
-        source.records, name, field, named, codec, sizes, fills, prefetched, num_known
+        source.records, name, field, named, codec, sizes, fills, prefetched, known
     )
 
 

@@ -61,7 +61,7 @@ class ImagesReader:
         if not files:
             return [self._none(size) for size in self.pictures.sizes]
         # All at once; their numbers are those of samples.
-        reader = replace(self.pictures, read_records=lambda name, rows: files, num_known=0)
+        reader = replace(self.pictures, read_records=lambda name, rows: files, known=None)
         values = reader.begin(len(files), Memory())
         try:
             reader.read(values, request, 0, len(files))

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from loaders.data.columns import Column, FixedColumn
+from loaders.codecs.heads import kept_heads
+from loaders.data.columns import Column, FixedColumn, row_views
 from loaders.data.formats import open_columns
 from loaders.data.formats.checksums import dump_checksums
 from loaders.data.manifest import ShardInfo
 from loaders.errors import ShardError
-from loaders.schema import MAX_RECORD_NBYTES, Field
+from loaders.schema import MAX_RECORD_NBYTES, Field, Image
 from loaders.system.regular import hash_file, regular
 from packdata.formats import lmdb, parquet
 
@@ -38,7 +39,7 @@ def write_shard(
     if path.suffix not in SUFFIXES:
         raise ValueError(f"a shard's name ends in {' or '.join(SUFFIXES)}, got {path.name!r}")
     _check_columns(columns, fields)
-    checksums = dump_checksums(columns)
+    checksums = dump_checksums(columns, _heads(columns, fields))
     if path.suffix == lmdb.SUFFIX:
         places, checksums_at = lmdb.write(path, columns, checksums, fields)
     else:
@@ -55,6 +56,15 @@ def write_shard(
             f"reading it back, {difference}", path, hint="This is a defect of loaders: report it"
         )
     return info._replace(xxh3_128=whole.result())
+
+
+def _heads(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> dict[str, bytes]:
+    """Return what readers keep of the heads of JPEG files, by field."""
+    return {
+        name: kept_heads(row_views(column)).tobytes()
+        for name, column in columns.items()
+        if isinstance(fields[name], Image) and fields[name].codec == "jpeg"
+    }
 
 
 def _sync(path: Path) -> None:
