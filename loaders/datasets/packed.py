@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, overload
 
 import numpy as np
@@ -32,7 +32,7 @@ from loaders.datasets.base import (
     whole_numbers,
 )
 from loaders.datasets.joining import joined
-from loaders.datasets.reading.coefficients import check_scale, make_finisher
+from loaders.datasets.reading.coefficients import Half, check_scale, make_finisher, with_moves
 from loaders.datasets.reading.known import check_followed, check_known
 from loaders.datasets.reading.readers import as_forms, first_picture, forms_of, make_readers
 from loaders.datasets.reading.request import ReadPlan, Request
@@ -170,18 +170,16 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
 
     def plan_half(
         self,
-        unfinished: Callable[[Any, Request], Any] | None = None,
+        unfinished: Callable[[Any, Request], Any],
         fields: Mapping[str, Field] | None = None,
     ) -> ReadPlan:
-        """Return the plan of the host's half of batches, without transforms.
+        """Return the plan of batches whose pictures a device moves, without transforms.
 
         Args:
-            unfinished: Adds to a batch what a device is to do with it: its crops and flips are not done here then,
-                but for boxes and keypoints, which are a few numbers.
+            unfinished: Adds to a batch what a device is to do with it: its crops and flips, but for those of boxes and
+                keypoints, which are a few numbers.
             fields: Fields, of any codec, in place of those of the same names.
         """
-        if unfinished is None:
-            return self._planned(self._shown_fields, is_half=True)
         read = {**self._shown_fields, **(fields or {})}
         return replace(self._planned(read, ops=(), shape_ops=self.augment), unfinished=unfinished)
 
@@ -233,7 +231,14 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         if not self._splits:
             return None
         finish = make_finisher(self._shown_fields, self.scale, self.augment, device)
-        return None if finish is None else (SamplesOf(self, self.plan_half()), finish)
+        if finish is None:
+            return None
+        plan = self._planned(self._shown_fields, is_half=True)
+        if self.augment:
+            fields = {n: f for n, f in self.stored_fields.items() if n in finish.modules}
+            halves = {n: Half.of(f, self.scale) for n, f in fields.items() if isinstance(f, Image)}
+            plan = replace(plan, unfinished=partial(with_moves, halves, self.augment))
+        return SamplesOf(self, plan), finish
 
     @property
     def _splits(self) -> bool:

@@ -1,8 +1,8 @@
 """Serving ``dct`` and ``yuv420``: whole images, or the half that is left to the host.
 
 - *Whole*: both halves on the host, sample by sample; then crops and flips as for raw pixels.
-- *Host half*: a batch holds coefficients or planes, decompressed straight into its slot, and what
-  crops and flips were drawn; a ``Finisher`` makes images of them, on the device.
+- *Host half*: a batch holds coefficients or planes, decompressed straight into its slot, and the crops and flips
+  that were drawn (``with_moves``); a ``Finisher`` makes images of them, on the device.
 
 Both give the same images (where a device resamples, within one step of uint8). At a scale below 1,
 no more of a record is touched than it needs: the record's own checks stand in for those of its
@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from loaders.augment.geometry import Known
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.data.madvise import wait_for
 from loaders.data.prefetch import unreadable
 from loaders.data.seen import Seen
 from loaders.datasets.reading.known import known_of
-from loaders.datasets.reading.request import ReaderAround
 from loaders.device.augment import BatchAugment, Moves, draw_moves
 from loaders.device.blocks import Cut, cut_around
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of, unit_of
@@ -164,47 +162,6 @@ def put_range(parts: dict[int, Any], first: int, last: int, value: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class MovingReader(ReaderAround):
-    """The host half of a field whose images, of ``size``, are augmented on the device in units of pixels."""
-
-    ops: tuple[Any, ...]
-    size: Size
-    unit: int
-
-    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        """Take the slot; the requests are kept by range, since bad samples are replaced."""
-        requests: dict[int, tuple[int, Request]] = {}
-        return [self.reader.begin(num_samples, memory), requests, num_samples]
-
-    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        half, requests, _ = values
-        self.reader.read(half, request, first, last)
-        put_range(requests, first, last, request)
-
-    def finish(self, values: list[Any]) -> list[Any]:
-        half, requests, num_samples = values
-        indices, draws = np.empty(num_samples, np.int64), np.zeros(num_samples, np.int64)
-        seed = epoch = 0
-        for first, (last, request) in requests.items():
-            indices[first:last] = request.numbers[first:last]
-            if request.draws is not None:
-                draws[first:last] = request.draws[first:last]
-            seed, epoch = request.seed, request.epoch
-        draw: Any = {"seed": seed, "epoch": epoch, "draws": draws, "known": self._known(requests)}
-        moves = draw_moves(self.ops, self.size, indices, **draw)
-        cut, moves = cut_around(moves, self.size, self.unit) or (None, moves)
-        return [Moved(self.reader.finish(half)[0], moves, cut)]
-
-    def _known(self, requests: dict[int, tuple[int, Request]]) -> Known | None:
-        parts = [
-            known_of(request, self.ops, 0, first, last)
-            for first, (last, request) in sorted(requests.items())
-        ]
-        told = [part for part in parts if part is not None]
-        return Known.joined(told) if told else None
-
-
-@dataclass(frozen=True, slots=True)
 class CoefficientReader:
     """The host half of ``dct``: decompression into the slot, escapes beside it."""
 
@@ -218,11 +175,6 @@ class CoefficientReader:
     def names(self) -> tuple[str, ...]:
         """The field's name."""
         return (self.name,)
-
-    @property
-    def unit(self) -> int:
-        """Pixels a side of the smallest part that can be made."""
-        return unit_of(self.codec.grid, self.side)
 
     @property
     def prefetched_field(self) -> str | None:
@@ -261,6 +213,36 @@ def records_at(store: Store, field: Image, scale: float) -> Store | PrefixRecord
     if field.codec != "dct" or side_of(scale) == 8:
         return store
     return PrefixRecords(store, DctCodec(field), side_of(scale))
+
+
+class Half(NamedTuple):
+    """What is known of the images of a field before they are made."""
+
+    size: Size  # height and width, at the scale that they are served at
+    unit: int  # pixels a side of the smallest part that can be made
+
+    @classmethod
+    def of(cls, field: Image, scale: float) -> Half:
+        """Return that of a field that has halves."""
+        if field.codec == "dct":
+            grid, side = DctCodec(field).grid, side_of(scale)
+            return cls(grid.components[0].at(side), unit_of(grid, side))
+        assert field.size is not None
+        return cls(field.size, Yuv420Finish.unit)
+
+
+def with_moves(
+    halves: Mapping[str, Half], ops: tuple[Any, ...], batch: Any, request: Request
+) -> Any:
+    """Return a batch of host halves, by field as ``Moved``: with what was drawn for them."""
+    known = known_of(request, ops, 0, 0, len(request))
+    draw: Any = {"seed": request.seed, "epoch": request.epoch, "draws": request.draws}
+    moved = {}
+    for name, half in halves.items():
+        moves = draw_moves(ops, half.size, request.indices, known=known, **draw)
+        cut, moves = cut_around(moves, half.size, half.unit) or (None, moves)
+        moved[name] = Moved(getattr(batch, name), moves, cut)
+    return batch._replace(**moved)
 
 
 class Finisher:

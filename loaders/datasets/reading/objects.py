@@ -15,7 +15,6 @@ import torch
 from loaders import augment
 from loaders.augment.pixels import move_boxes, move_keypoints
 from loaders.datasets.reading.known import boxes_of, first_boxes, has_rows
-from loaders.datasets.reading.request import ReaderAround
 from loaders.datasets.reading.samples import LIST, Form, in_form
 from loaders.errors import BatchError, CodecError
 from loaders.schema import Boxes, Field, Keypoints
@@ -81,7 +80,7 @@ def sanitizer_of(
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeReader(ReaderAround):
+class ShapeReader:
     """Values that follow the crops of a picture, in each of its views."""
 
     reader: ObjectReader  # of the values as they are stored
@@ -104,6 +103,14 @@ class ShapeReader(ReaderAround):
         return tuple(
             f"{self.name}{name.removeprefix(self.picture.name)}" for name in self.picture.names
         )
+
+    @property
+    def min_rows(self) -> int:
+        return self.reader.min_rows
+
+    @property
+    def prefetched_field(self) -> str:
+        return self.name
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [[None] * num_samples for _ in self.names]

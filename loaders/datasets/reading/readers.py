@@ -14,7 +14,6 @@ from loaders.codecs import codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.codecs.picture import PictureCodec
 from loaders.datasets.reading.coefficients import (
-    MovingReader,
     WholeImages,
     dct_reader,
     has_halves,
@@ -27,7 +26,6 @@ from loaders.datasets.reading.objects import ObjectReader, ShapeReader, sanitize
 from loaders.datasets.reading.pictures import KnownHeads, PictureReader
 from loaders.datasets.reading.samples import LIST, Form
 from loaders.datasets.reading.several import ImagesReader
-from loaders.device.decode import Yuv420Finish
 from loaders.errors import SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Mask
 
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 
     from loaders.buffers import Memory
     from loaders.data.store import Store
-    from loaders.datasets.reading.coefficients import CoefficientReader
     from loaders.datasets.reading.request import Reader, Request
 
     UInt8Array = npt.NDArray[np.uint8]
@@ -79,7 +76,7 @@ def make_readers(
     """Return the reader of each field (None: the sample's position) under a list of augmentations.
 
     At a ``scale`` other than 1, ``dct`` images are smaller. With ``half``, fields that a device can
-    finish are read as their host half, and ``ops`` are drawn for it, not done. Boxes follow the
+    finish are read as their host half, and ``ops`` are not done. Boxes follow the
     picture ``leader``, which is one of the ``stored`` fields, served or not, under ``shape_ops`` where a
     device carries out the ops of pictures.
     """
@@ -98,7 +95,7 @@ def make_readers(
             readers.append(SampleIdReader())
         elif isinstance(field, Image) and has_halves(field):
             whole = by_name[name]
-            readers.append(_half_reader(whole, store, field, ops, scale) if half else whole)
+            readers.append(_half_reader(store, name, field, scale) if half else whole)
         elif isinstance(field, Image | Mask) and (ops or field.record_nbytes is None):
             readers.append(by_name[name])
         elif isinstance(field, Images):
@@ -299,17 +296,9 @@ def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:
     return fill
 
 
-def _half_reader(
-    whole: PictureReader, store: Store, field: Image, ops: tuple[Any, ...], scale: float
-) -> Reader:
+def _half_reader(store: Store, name: str, field: Image, scale: float) -> Reader:
     """Return the reader of what a device makes images of."""
-    name, nbytes = whole.name, field.record_nbytes
-    half: FixedReader | CoefficientReader
+    nbytes = field.record_nbytes
     if nbytes is None:
-        half = dct_reader(store, name, field, scale)
-        unit = half.unit
-    else:
-        half = FixedReader(store, name, nbytes, Layout(torch.uint8, (nbytes,), is_image=False))
-        unit = Yuv420Finish.unit
-    assert whole.field.size is not None
-    return MovingReader(half, ops, whole.field.size, unit) if ops else half
+        return dct_reader(store, name, field, scale)
+    return FixedReader(store, name, nbytes, Layout(torch.uint8, (nbytes,), is_image=False))

@@ -172,25 +172,6 @@ class Reader(Protocol):
         """Return the values in the form that the user gets."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderAround:
-    """A reader of the same field as another one, which does part of the work."""
-
-    reader: Reader  # the other
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.reader.names
-
-    @property
-    def min_rows(self) -> int:
-        return self.reader.min_rows
-
-    @property
-    def prefetched_field(self) -> str | None:
-        return self.reader.prefetched_field
-
-
 @dataclass(frozen=True)
 class ReadPlan:
     """How the samples of a view become batches. It never changes; what it counts is beside it."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from loaders.codecs.heads import kept_heads
 from loaders.data.columns import Column, FixedColumn, row_views
 from loaders.data.formats import open_columns
 from loaders.data.formats.checksums import dump_checksums
@@ -60,11 +59,16 @@ def write_shard(
 
 def _heads(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> dict[str, bytes]:
     """Return what readers keep of the heads of JPEG files, by field."""
-    return {
-        name: kept_heads(row_views(column)).tobytes()
-        for name, column in columns.items()
-        if isinstance(fields[name], Image) and fields[name].codec == "jpeg"
-    }
+    names = [
+        n for n, field in fields.items() if isinstance(field, Image) and field.codec == "jpeg"
+    ]
+    if not names:
+        return {}
+    from loaders.codecs.heads import (
+        kept_heads,
+    )  # loaded with the codec; other data need no decoder
+
+    return {name: kept_heads(row_views(columns[name])).tobytes() for name in names}
 
 
 def _sync(path: Path) -> None:
