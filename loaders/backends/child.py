@@ -1,7 +1,7 @@
-"""What runs in the child process of ``backend="subprocess"``: the same threads, and a socket.
+"""What runs in the child process of ``backend="subprocess"``: the same threads, and a connection.
 
 It is a fresh interpreter. Signals that launchers send to whole groups do not end it; it ends when the trainer closes
-its end of the socket, or is gone.
+its end of the connection, or is gone.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
+    from multiprocessing.connection import Connection
 
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # launchers send them to whole groups
 MASKED = (*IGNORED, signal.SIGUSR1, signal.SIGUSR2)  # until the child has its handlers
 
 
-def main(payload: BinaryIO, sock: int, slots: int, owner: int) -> None:
-    """Serve batches until the trainer, process ``owner``, closes its end, or is gone.
-
-    Of ``payload``, what ``pack`` made is left; ``sock`` and ``slots`` are descriptors.
-    """
+def main(connection: Connection, slots: int, owner: int) -> None:
+    """Serve batches until the trainer, process ``owner``, closes its end, or is gone; ``slots`` is a descriptor."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -34,7 +31,11 @@ def main(payload: BinaryIO, sock: int, slots: int, owner: int) -> None:
     threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
     code = 0
     try:
-        _serve(payload, sock, slots)
+        payload = connection.recv_bytes()
+        # Not at the top: it imports torch, which takes seconds, and the watch has begun by now.
+        from loaders.backends.serving import serve
+
+        serve(payload, connection, slots)
     except (EOFError, ConnectionError):
         pass  # the trainer has closed its end
     except BaseException:  # or it would wait for us
@@ -48,17 +49,10 @@ def main(payload: BinaryIO, sock: int, slots: int, owner: int) -> None:
 
 
 def _end_with(owner: int) -> None:
-    """End this process when its owner has ended; the socket does not tell: forks of the trainer keep its end open."""
+    """End this process when its owner has ended; the connection does not tell: forks of the trainer keep it open."""
     with suppress(ProcessLookupError):
         gone = select.poll()
         gone.register(os.pidfd_open(owner), select.POLLIN)
         if os.getppid() == owner:  # else it had ended, and the number may be another's
             gone.poll()
     os._exit(0)
-
-
-def _serve(payload: BinaryIO, sock: int, slots: int) -> None:
-    # Not at the top: it imports torch, which takes seconds, and the watch has begun by now.
-    from loaders.backends.serving import serve
-
-    serve(payload, sock, slots)

@@ -195,11 +195,6 @@ class OrderedBatches:
         """Whether the next batch could be had without waiting for it."""
         return bool(self._ready) or self._pool.is_ready
 
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of the pool's own slots."""
-        return getattr(self._pool, "slot_bytes", 0)
-
     def describe(self) -> str:
         """Say what each worker is doing, also while the trainer's thread waits for the pool."""
         return self._pool.describe()

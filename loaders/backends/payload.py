@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import pickle
 import weakref
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import loaders.codecs as codecs
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from loaders.data.shards import MemoryShard
     from loaders.datasets.memory.memfile import Place
 
-_MAIN = ("__main__", "__mp_main__")
 _COUNTERS = (
     "epoch",
     "num_epochs_told",
@@ -74,8 +72,6 @@ class _Packer(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         self.last = _name(value)
-        if isinstance(value, type | FunctionType):
-            self._check_found(value)
         if not isinstance(value, BatchDataset):
             return NotImplemented
         schema = getattr(value, "schema", None)
@@ -84,12 +80,6 @@ class _Packer(pickle.Pickler):
             if factory and not str(factory.__module__).startswith("loaders."):
                 self.codecs[field.codec] = factory
         return _without_counters(value.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
-
-    def _check_found(self, value: Any) -> None:
-        if value.__module__ in _MAIN:
-            raise UnsendableError(_name(value), "it is defined in the main module or a notebook")
-        if "<" in value.__qualname__:  # <lambda>, <locals>
-            raise UnsendableError(_name(value), "it is not at the top of a module")
 
 
 def _without_counters(reduced: Any) -> Any:

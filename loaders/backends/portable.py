@@ -7,46 +7,54 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
+_OF_SYSTEM = (
+    "errno",
+    "strerror",
+    "filename",
+)  # of an OSError, which does not list them among its attributes
+
 
 def portable(error: BaseException) -> BaseException:
-    """Return what arrives as the error: with its traceback as text, and of a plain type if need be."""
-    trace = "".join(traceback.format_exception(error))
-    notes = [f"In the loader's child process:\n{trace}"]
+    """Return what arrives as the error: with its traceback as text, and a RuntimeError if it cannot be pickled."""
+    notes = [f"In the loader's child process:\n{''.join(traceback.format_exception(error))}"]
     with suppress(Exception):  # an error may have anything for its notes
         notes = [*error.__notes__, *notes]
-    for form in (_as_pickled, _by_attributes):
+    text = _text(error)
+    for form in (error, _ByAttributes(error)):
         with suppress(Exception):
-            return form(error, notes)
-    plain = RuntimeError(f"{type(error).__name__}: {_text(error)}")
+            sent: Any = _Sent(pickle.dumps(form), notes)
+            arrived = pickle.loads(pickle.dumps(sent))  # noqa: S301  # what we made ourselves
+            if type(arrived) is type(error) and _text(arrived) == text:
+                return sent  # type: ignore[no-any-return]
+    plain = RuntimeError(f"{type(error).__name__}: {text}")
     plain.__notes__ = notes
     return plain
 
 
-def _as_pickled(error: BaseException, notes: list[str]) -> BaseException:
-    copy = _sent(error)
-    if type(copy) is not type(error):
-        raise TypeError
-    copy.__notes__ = notes
-    return copy
-
-
-def _by_attributes(error: BaseException, notes: list[str]) -> BaseException:
-    """Send an error as its attributes: its ``__init__`` takes other arguments than ``args``, or some do not pickle."""
-    beside = {name: getattr(error, name, None) for name in ("errno", "strerror", "filename")}
-    found = {name: value for name, value in beside.items() if value is not None} | vars(error)
-    values = {name: value for name, value in found.items() if _pickles(value)}
-    args = error.args if _pickles(error.args) else (_text(error),)
-    parts: Any = _ErrorParts(type(error), args, values | {"__notes__": notes})
-    if _text(_sent(parts)) != _text(error):
-        raise ValueError  # its text needs what was left out
-    return parts  # type: ignore[no-any-return]
-
-
-class _ErrorParts:
-    """Becomes an error when it is unpickled."""
+class _Sent:
+    """Becomes an error, with its notes, when it is unpickled."""
 
     def __init__(self, *parts: Any) -> None:
         self._parts = parts
+
+    def __reduce__(self) -> Any:
+        return _with_notes, self._parts
+
+
+def _with_notes(data: bytes, notes: list[str]) -> BaseException:
+    error: BaseException = pickle.loads(data)  # noqa: S301  # of our own child
+    error.__notes__ = notes
+    return error
+
+
+class _ByAttributes:
+    """Becomes an error whose ``__init__`` takes other arguments than ``args``."""
+
+    def __init__(self, error: BaseException) -> None:
+        names = [name for name in (*vars(error), *_OF_SYSTEM) if hasattr(error, name)]
+        values = {name: getattr(error, name) for name in names}
+        values = {name: value for name, value in values.items() if _pickles(value)}
+        self._parts = type(error), error.args, values
 
     def __reduce__(self) -> Any:
         return _put_together, self._parts
@@ -62,16 +70,11 @@ def _put_together(
     return error
 
 
-def _sent(value: Any) -> Any:
-    return pickle.loads(pickle.dumps(value))  # noqa: S301  # what we made ourselves
-
-
 def _pickles(value: Any) -> bool:
-    try:
-        _sent(value)
-    except Exception:
-        return False
-    return True
+    with suppress(Exception):
+        pickle.dumps(value)
+        return True
+    return False
 
 
 def _text(error: BaseException) -> str:

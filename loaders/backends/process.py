@@ -25,7 +25,7 @@ class TorchBatches:
     """
 
     is_ready = False
-    num_ready = slot_bytes = 0
+    num_ready = 0
 
     def __init__(
         self,

@@ -13,10 +13,8 @@ import signal
 import threading
 import traceback
 from collections import deque
-from socket import socket
 from typing import TYPE_CHECKING, Any
 
-from loaders.backends.channel import Channel
 from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Raised
 from loaders.backends.payload import unpack
@@ -26,52 +24,56 @@ from loaders.backends.threads import thread_pool
 from loaders.live import dump_in_child
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
+    from multiprocessing.connection import Connection
 
     from loaders.backends.maker import Made, Maker
 
-    Status = tuple[int, int, list[tuple[int, int]]]
 
-_NO_STATUS: Status = (0, 0, [])
-
-
-def serve(payload: BinaryIO, sock: int, slots: int) -> None:
+def serve(payload: bytes, connection: Connection, slots: int) -> None:
     """Report that the child is up, or why not; then serve until the trainer closes its end (EOFError)."""
-    channel, shared = Channel(socket(fileno=sock)), SharedSlots(slots)
+    serving = Serving(connection, SharedSlots(slots))
     os.close(slots)
     try:
-        serving = Serving(unpack(payload.read()), channel, shared)
-        payload.close()
+        serving.change(payload)
     except Exception as error:  # a module that only the trainer can import, say
-        channel.send(dump((0, portable(error), _NO_STATUS), shared)[0])
+        serving.answer(portable(error))
         return
-    channel.send(dump((0, None, _NO_STATUS), shared)[0])
+    serving.answer(None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
     serving.listen()
 
 
 class Serving:
-    """Does what the trainer asks for."""
+    """Does what the trainer asks for.
 
-    def __init__(self, maker: Maker, channel: Channel, slots: SharedSlots) -> None:
-        self._channel, self._slots = channel, slots
+    Each message to the trainer has the number of a pass, a group of it, and a status: samples that were replaced since
+    the last one, groups that are ready, changes of slots. What answers a question has number 0 instead of a pass.
+    """
+
+    _pool: Any = None
+
+    def __init__(self, connection: Connection, slots: SharedSlots) -> None:
+        self._connection, self._slots = connection, slots
         self._sending = threading.Lock()
-        self._begin(maker)
-
-    def _begin(self, maker: Maker) -> None:
-        maker.slots, self._maker = self._slots, maker
-        self._num_told = maker.num_replaced  # of replaced samples
-        self._chunk, self._turn = Chunk([]), 0  # to be made next
-        self._passes: deque[int] = deque()  # of the groups that are not sent yet
-        self._pool = thread_pool(maker, on_done=self._send_ready)
-        dump_in_child(self._pool.describe)
 
     def listen(self) -> None:
         """Do what the trainer asks for, until it closes its end (EOFError)."""
-        while (message := self._channel.receive()) is not None:
-            free, kind, *values = pickle.loads(message)  # noqa: S301  # of our own parent
+        while True:
+            free, kind, *values = pickle.loads(self._connection.recv_bytes())  # noqa: S301  # of our own parent
             self._slots.free(free)
             getattr(self, kind)(*values)
+
+    def change(self, data: bytes) -> None:
+        """Switch to another maker: work under way belongs to a pass that was abandoned."""
+        if self._pool is not None:
+            self._pool.close()
+        self._maker: Maker = unpack(data)
+        self._maker.slots = self._slots
+        self._num_reported = self._maker.num_replaced  # of replaced samples
+        self._chunk, self._turn = Chunk([]), 0  # to be made next
+        self._passes: deque[int] = deque()  # of the groups that are not sent yet
+        self._pool = thread_pool(self._maker, on_done=self._send_ready)
+        dump_in_child(self._pool.describe)
 
     def make(self, number: int, batches: list[Any], is_together: bool) -> None:
         """Make a chunk for a pass: all of it, or the batch of its first turn."""
@@ -84,11 +86,6 @@ class Serving:
         self._pool.put(self._chunk, self._turn)
         self._turn += 1
 
-    def change(self, data: bytes) -> None:
-        """Switch to another maker: work under way belongs to a pass that was abandoned."""
-        self._pool.close()
-        self._begin(unpack(data))
-
     def epoch(self, epoch: int) -> None:
         """Set the epoch of the dataset."""
         if hasattr(self._maker.dataset, "set_epoch"):
@@ -96,9 +93,13 @@ class Serving:
 
     def describe(self) -> None:
         """Send what each worker is doing."""
-        with self._sending:
-            self._channel.send(dump((0, self._pool.describe(), _NO_STATUS), self._slots)[0])
+        self.answer(self._pool.describe())
         self._send_ready()  # what was done meanwhile
+
+    def answer(self, value: Any) -> None:
+        """Send what is no group."""
+        with self._sending:
+            self._connection.send_bytes(dump((0, value, (0, 0, [])), self._slots)[0])
 
     def _send_ready(self) -> None:
         """Send the groups that are done, unless another thread is sending them already."""
@@ -125,12 +126,12 @@ class Serving:
         if isinstance(group, list):
             group = [Raised(portable(b.error)) if isinstance(b, Raised) else b for b in group]
         num_replaced = self._maker.num_replaced
-        status = num_replaced - self._num_told, self._pool.num_ready, self._slots.changes()
-        self._num_told, number = num_replaced, self._passes.popleft()
+        status = num_replaced - self._num_reported, self._pool.num_ready, self._slots.changes()
+        self._num_reported, number = num_replaced, self._passes.popleft()
         try:
             data, storages = dump((number, group, status), self._slots)
         except Exception as error:  # something in a batch does not pickle
             raised = [Raised(portable(error))] * len(group)
             data, storages = dump((number, raised, status), self._slots)
         self._slots.hold(storages)
-        self._channel.send(data)
+        self._connection.send_bytes(data)

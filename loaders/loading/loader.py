@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from loaders.backends.ordered import Pool
-    from loaders.backends.subprocess import KeptChildren
+    from loaders.backends.subprocess import KeptChild
     from loaders.device.accelerator import Accelerator
     from loaders.loading.options import MoreArguments, Served
     from loaders.profiling import profile
@@ -59,7 +59,7 @@ _NOT_PICKLED = frozenset(
         "_accelerator",
         "_ahead",
         "_batches",
-        "_children",
+        "_child",
         "_delivery",
         "_finisher",
         "_gil",
@@ -218,7 +218,7 @@ class DataLoader(OrderedLoader[BatchT]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; an option counts from the next iteration on, or is a ValueError."""
-        if "_children" in self.__dict__ and name in _OPTIONS:
+        if "_child" in self.__dict__ and name in _OPTIONS:
             self.__dict__.pop("_torchs", None)
             if name in _CHANGEABLE:
                 self._options = replace(self._options, **{name: value})
@@ -226,7 +226,7 @@ class DataLoader(OrderedLoader[BatchT]):
             elif name != "worker_init_fn":
                 self._check_same(name, value)
         super().__setattr__(name, value)
-        if "_children" in self.__dict__ and name in ("collate_fn", "num_workers"):
+        if "_child" in self.__dict__ and name in ("collate_fn", "num_workers"):
             self._settle_collate()
             self._make_parts()
 
@@ -253,7 +253,7 @@ class DataLoader(OrderedLoader[BatchT]):
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
         self._batches: Callable[[], Any] = lambda: None  # those being served, while they are
         self.__dict__.setdefault("_delivery", lambda: None)
-        self._children: KeptChildren | None = None
+        self._child: KeptChild | None = None
         self._gil = GilWatch()
         self.__dict__.pop("_torchs", None)
         self._ahead: list[Ahead] = []  # tells fetchers of the pass
@@ -283,7 +283,8 @@ class DataLoader(OrderedLoader[BatchT]):
         The next ``iter`` begins the epoch anew.
         """
         self._end("this iteration ended with loader.close(): begin a new one")
-        self._children = None
+        if self._child is not None:
+            self._child.end()
 
     def _end(self, why: str) -> None:
         delivery = self._delivery()
@@ -396,11 +397,11 @@ class DataLoader(OrderedLoader[BatchT]):
         return thread_pool(maker)
 
     def _child_pool(self, maker: Maker) -> Pool:
-        from loaders.backends.subprocess import KeptChildren  # which loads on Linux alone
+        from loaders.backends.subprocess import KeptChild  # which loads on Linux alone
 
-        if self._children is None:
-            self._children = KeptChildren()
-        return self._children.pool(maker, self._set_to)
+        if self._child is None:
+            self._child = KeptChild()
+        return self._child.pool(maker, self._set_to)
 
     def _maker(self) -> Maker:
         return Maker(
@@ -483,8 +484,7 @@ class DataLoader(OrderedLoader[BatchT]):
     def stats(self) -> LoaderStats:
         """Return the counters as they are now."""
         batches = self._batches()
-        slot_bytes = getattr(batches, "slot_bytes", 0) + getattr(self._children, "slot_bytes", 0)
-        self._stats.slot_bytes = self._slots.nbytes + slot_bytes
+        self._stats.slot_bytes = self._slots.nbytes + getattr(self._child, "slot_bytes", 0)
         self._stats.num_ready = getattr(batches, "num_ready", 0)
         here = getattr(self._served, "num_replaced", 0) - self._num_before
         self._stats.num_replaced = here + self._num_replaced

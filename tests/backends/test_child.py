@@ -2,17 +2,16 @@
 
 import os
 import pickle
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import pytest
 from torch.utils.data import Dataset
 
 from loaders.backends import serving as module
-from loaders.backends.channel import Channel, pair
 from loaders.backends.maker import Maker
 from loaders.backends.slots import MappedSlots, SharedSlots, make_file
 
@@ -33,29 +32,31 @@ class Watched(Dataset[int]):
         return index
 
 
-class Held(Channel):
-    """Whose messages wait until they may go."""
+class Held:
+    """A connection whose messages wait until they may go."""
 
-    def __init__(self, end: socket.socket) -> None:
-        super().__init__(end)
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.recv_bytes, self.close = connection.recv_bytes, connection.close
         self.began, self.may_go = threading.Event(), threading.Event()
 
-    def send(self, data: bytes) -> None:
+    def send_bytes(self, data: bytes) -> None:
         self.began.set()
         assert self.may_go.wait(TIMEOUT_S)
-        super().send(data)
+        self._connection.send_bytes(data)
 
 
 class Side:
     """A child and its trainer's end."""
 
-    def __init__(self) -> None:
-        ours, theirs = pair()
+    def __init__(self, data: Watched) -> None:
+        self.parent, theirs = Pipe()
         fd = make_file()
-        self.parent, self.held, self.data = Channel(ours), Held(theirs), Watched()
+        self.held, self.data = Held(theirs), data
         self.slots = MappedSlots(fd)
-        maker = Maker(self.data, list, 1, True, 2)
-        self.child = module.Serving(maker, self.held, SharedSlots(fd))
+        connection: Any = self.held
+        self.child = module.Serving(connection, SharedSlots(fd))
+        self.child.change(b"")
         os.close(fd)
         self.listener = threading.Thread(target=self.listen)
         self.listener.start()
@@ -65,13 +66,11 @@ class Side:
             self.child.listen()
 
     def ask(self, *message: Any) -> None:
-        self.parent.send(pickle.dumps((self.slots.free(), *message)))
+        self.parent.send_bytes(pickle.dumps((self.slots.free(), *message)))
 
     def received(self) -> Any:
-        assert self.parent.is_ready(TIMEOUT_S)
-        data = self.parent.receive()
-        assert data is not None
-        return self.slots.load(data)[1]
+        assert self.parent.poll(TIMEOUT_S)
+        return self.slots.load(self.parent.recv_bytes())[1]
 
     def close(self) -> None:
         self.held.may_go.set()
@@ -86,7 +85,9 @@ class Side:
 @pytest.fixture
 def side(monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
     monkeypatch.setattr(module, "dump_in_child", lambda _: None)  # a handler of this process
-    side = Side()
+    data = Watched()
+    monkeypatch.setattr(module, "unpack", lambda _: Maker(data, list, 1, True, 2))  # it has events
+    side = Side(data)
     yield side
     side.close()
 
@@ -120,7 +121,7 @@ def test_a_worker_that_comes_too_late_sends_nothing(side: Side) -> None:
     side.ask("make", 1, [[3]], False)
 
     assert side.received() == [[3]]
-    assert not side.parent.is_ready(0.3)
+    assert not side.parent.poll(0.3)
 
 
 def test_a_child_whose_workers_are_busy_listens_all_the_same(side: Side) -> None:

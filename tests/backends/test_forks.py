@@ -135,7 +135,7 @@ def test_a_child_has_no_descriptor_of_its_parent_and_ignores_what_launchers_send
     proc = Path(f"/proc/{pool._child.pid}")
     theirs = {os.readlink(fd) for fd in (proc / "fd").iterdir() if int(fd.name) > 2}
     ours = {os.readlink(f"/proc/self/fd/{fd}") for fd in (*pipe, file)}
-    end = os.readlink(f"/proc/self/fd/{pool._child._channel.socket.fileno()}")
+    end = os.readlink(f"/proc/self/fd/{pool._child._connection.fileno()}")
     pool.put(Chunk([[3]]), 0)
     assert pool.take(30) == [[9]]
     pool.close()

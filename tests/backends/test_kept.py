@@ -19,7 +19,7 @@ from tests.backends.test_subprocess import child_loader, children, kept_loader
 from tests.waiting import wait_until
 
 WHOLE = [[i, i + 1] for i in range(0, 12, 2)]
-_SOURCES = ("backends/subprocess.py", "backends/channel.py", "backends/slots.py")
+_SOURCES = ("backends/subprocess.py", "backends/slots.py")
 _NOT_THERE = (
     "__init__",
     "_end",

@@ -18,13 +18,14 @@ from loaders.backends import subprocess as backend
 from tests.backends.test_subprocess import ROOT, child_loader, children
 
 TIMEOUT_S = 0.5
-PATIENCE_S = 4.0  # of the tests, which wait for a minute without what they are about
+PATIENCE_S = 6.0  # of the tests, which wait for a minute without what they are about
 
 
 @pytest.fixture(autouse=True)
 def nothing_remains(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever hangs goes on after a minute, to fail."""
     monkeypatch.setattr(backend, "_END_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(backend, "STUCK_S", 1)
 
     def go_on() -> None:
         for pid in children():
@@ -64,7 +65,8 @@ def longest_wait_s(batches: Any) -> float:
         except RuntimeError as late:
             error = late
         longest = max(longest, time.monotonic() - began)
-    assert "timed out after 0.5 seconds" in str(error)
+    said = str(error)
+    assert "timed out after 0.5 seconds" in said or "in the middle of a message" in said
     return longest
 
 
