@@ -1,4 +1,4 @@
-"""Chunks: consecutive batches that are planned together, as finding many samples takes hardly longer than few.
+"""Chunks: consecutive batches that are planned together, because looking up many samples costs about as much as a few.
 
 Planned between two batches, each would meet cold caches: copying or decoding a batch displaces the planner's code.
 Small batches of a chunk are made and handed over together as well, as a hand-over takes tens of microseconds.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loaders.backends.maker import Group
-from loaders.sampling.batch import Steps
+from loaders.sampling.batch import is_several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ class Chunk:
 def chunks(batches: Iterator[Any], size: int, *, is_together: bool = False) -> Iterator[Chunk]:
     """Cut indices into chunks of up to ``size`` batches; the first chunks are smaller.
 
-    Indices come batch by batch, or as ``Steps``. If they raise, the error comes after the batches before it.
+    Indices come batch by batch, or many in one ``IndexBatch``. An error of theirs comes after the batches before it.
     """
     num = min(size, _FIRST_TOGETHER) if is_together else 1
     steps: Sequence[Any] = ()  # that came, and were not taken
@@ -63,7 +63,7 @@ def chunks(batches: Iterator[Any], size: int, *, is_together: bool = False) -> I
             # By next(), not by a loop: some iterators begin anew whenever iter() is called on them.
             while len(taken) < num and not steps:
                 batch = next(batches)
-                if type(batch) is Steps:
+                if is_several(batch):
                     steps = batch
                 else:
                     taken.append(batch)

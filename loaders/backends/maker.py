@@ -16,7 +16,7 @@ from loaders.datasets.reading.samples import SplitBatches, collate
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import pinned
 from loaders.errors import LoadersError
-from loaders.sampling.batch import IndexBatch, Steps, listed
+from loaders.sampling.batch import IndexBatch, is_several, listed
 from loaders.sampling.context import reading
 
 if TYPE_CHECKING:
@@ -104,11 +104,7 @@ class Maker:
     def plan(self, batches: Sequence[Any]) -> Sequence[Any]:
         """Plan several batches together; return for each what ``job`` takes: its indices, if any batch is faulty."""
         # Without a view, nothing is found once for several.
-        if (
-            self._batched is None
-            or self._batched.plan.view is None
-            or not isinstance(batches, Steps)
-        ):
+        if self._batched is None or self._batched.plan.view is None or not is_several(batches):
             return batches
         try:
             return self._request(batches.joined).split(len(batches))
@@ -170,7 +166,7 @@ class Maker:
 
 def _joined(batches: Sequence[Any]) -> tuple[Any, list[int]]:
     """Return the indices of several batches of an epoch end to end, and how many each has."""
-    if isinstance(batches, Steps):
+    if is_several(batches):
         return batches.joined, [batches.indices.shape[1]] * len(batches)
     arrays = [index_array(batch) for batch in batches]
     indices, sizes = np.concatenate(arrays), list(map(len, arrays))

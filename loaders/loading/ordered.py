@@ -125,7 +125,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         )
 
     def _indices(self, chunk_size: int) -> Iterator[Any]:
-        """Return the indices of batches one by one, or many at a time, ``Steps`` that chunks of so many divide."""
+        """Return the indices of batches one by one, or many at a time, as many as chunks of so many divide."""
         steps = self._steps
         if steps is None or self._index_form is not None:
             return iter(self._index_source())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from loaders.sampling.context import begin_in_worker, one_by_one
 
@@ -52,14 +52,16 @@ class SampleIndex(int):
 
 
 @dataclass(slots=True, eq=False)  # not frozen: it would take twice as long to make one
-class IndexBatch(Sequence[int]):
+class IndexBatch(Sequence[Any]):
     """The indices of one batch: a sequence of ints to everyone, arrays to our datasets.
 
+    With a second dimension, those of consecutive batches of one size: a sequence of batches.
+
     Args:
-        indices: ``(N,)`` positions in the dataset.
+        indices: ``(N,)`` positions in the dataset, or ``(batches, N)``; the arrays below have the same shape.
         epoch: The epoch they are drawn in.
-        draws: ``(N,)``, telling repeats of an index within the epoch apart; None: there are none.
-        valid: ``(N,)``, False where a row is padding; None: padding was not asked to be marked.
+        draws: They tell repeats of an index within the epoch apart; None: there are none.
+        valid: False where a row is padding; None: padding was not asked to be marked.
         seed: Of the run: augmentation depends on it as on epoch and draw.
     """
 
@@ -76,51 +78,30 @@ class IndexBatch(Sequence[int]):
         rest = self.epoch, self.draws, self.valid, self.seed
         return _unpickled, (IndexBatch, self.indices, *rest)
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
+        if self.indices.ndim > 1:
+            return (self[i] for i in range(len(self)))
         numbers = self.indices.tolist()
         return iter(numbers) if self.draws is None else one_by_one(numbers, self.draws)
 
-    @overload
-    def __getitem__(self, item: int) -> int: ...
-    @overload
-    def __getitem__(self, item: slice) -> IndexBatch: ...
-    def __getitem__(self, item: int | slice) -> int | IndexBatch:
-        """Return one index, or the batch of a slice (as accelerate splits batches)."""
-        if not isinstance(item, slice):
+    def __getitem__(self, item: int | slice) -> Any:
+        """Return one index, or one of several batches; or the batches, or the batch, of a slice."""
+        if not isinstance(item, slice) and self.indices.ndim == 1:
             return int(self.indices[item])
         draws = None if self.draws is None else self.draws[item]
         valid = None if self.valid is None else self.valid[item]
         return IndexBatch(self.indices[item], self.epoch, draws, valid, self.seed)
 
-
-@dataclass(slots=True, eq=False)
-class Steps(Sequence[IndexBatch]):
-    """The indices of consecutive batches of one size: those of ``IndexBatch``, as ``(steps, rows)`` arrays."""
-
-    indices: Int64s
-    epoch: int = 0
-    draws: Int64s | None = None
-    valid: Bools | None = None
-    seed: int = 0
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    @overload
-    def __getitem__(self, item: int) -> IndexBatch: ...
-    @overload
-    def __getitem__(self, item: slice) -> Steps: ...
-    def __getitem__(self, item: int | slice) -> IndexBatch | Steps:
-        draws = None if self.draws is None else self.draws[item]
-        valid = None if self.valid is None else self.valid[item]
-        kind = Steps if isinstance(item, slice) else IndexBatch
-        return kind(self.indices[item], self.epoch, draws, valid, self.seed)
-
     @property
     def joined(self) -> IndexBatch:
-        """Their indices end to end, as those of one batch."""
+        """The indices of several batches end to end, as those of one."""
         draws = None if self.draws is None else self.draws.ravel()
         return IndexBatch(self.indices.ravel(), self.epoch, draws, None, self.seed)
+
+
+def is_several(batches: Any) -> TypeGuard[IndexBatch]:
+    """Return True for the indices of several batches, in one."""
+    return type(batches) is IndexBatch and batches.indices.ndim > 1
 
 
 class IndexList(list[Any]):
@@ -164,12 +145,12 @@ def _unpickled(make: Callable[..., Any], *values: Any) -> Any:
 
 def evaluate(
     order: Order, plan: Plan, epoch: int, seed: int = 0, multiple: int = 1
-) -> Iterator[Steps]:
+) -> Iterator[IndexBatch]:
     """Yield the remaining steps of a plan, many at a time, but the first at once: see ``Plan.chunks``."""
     for positions, valid in plan.chunks(multiple):
         indices, draws = order.at(epoch, positions.ravel())
         rows = None if draws is None else draws.reshape(positions.shape)
-        yield Steps(indices.reshape(positions.shape), epoch, rows, valid, seed)
+        yield IndexBatch(indices.reshape(positions.shape), epoch, rows, valid, seed)
 
 
 def index_batches(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterator[IndexBatch]:

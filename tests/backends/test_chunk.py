@@ -19,7 +19,7 @@ from loaders.data.prefetch import Pages
 from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import collate
 from loaders.errors import ChecksumError, SampleError, ShardError
-from loaders.sampling.batch import IndexBatch, Steps
+from loaders.sampling.batch import IndexBatch
 from loaders.schema import Array, Image, Label
 from packdata import pack
 from packdata.formats.lmdb import find_values
@@ -70,11 +70,11 @@ def maker(dataset: Any, num_workers: int = 2) -> Maker:
     return Maker(dataset, collate, SIZE, True, num_workers)
 
 
-def batches(dataset: Any, epoch: int = 3, num: int = 5, *, with_draws: bool = False) -> Steps:
+def batches(dataset: Any, epoch: int = 3, num: int = 5, *, with_draws: bool = False) -> IndexBatch:
     order = np.random.default_rng(epoch).permutation(len(dataset))
     chosen = order[: num * SIZE].reshape(num, SIZE)
     draws = np.arange(num * SIZE).reshape(num, SIZE) if with_draws else None
-    return Steps(chosen, epoch, draws, seed=7)
+    return IndexBatch(chosen, epoch, draws, seed=7)
 
 
 def request_of(job: Any) -> Any:
@@ -98,7 +98,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def test_steps_are_cut_as_batches_are_taken_one_by_one() -> None:
-    steps = Steps(np.arange(40).reshape(20, 2)), Steps(np.arange(3).reshape(1, 3))
+    steps = IndexBatch(np.arange(40).reshape(20, 2)), IndexBatch(np.arange(3).reshape(1, 3))
     cut = list(chunks(iter(steps), 8))
 
     made = [batch.indices.tolist() for chunk in cut for batch in chunk.batches]
@@ -150,7 +150,7 @@ def test_an_error_of_the_order_comes_behind_the_batches_before_it(num: int) -> N
     assert list(cut) == []
 
 
-def jobs_of(asked: Steps | list[Any], work: Maker) -> list[Any]:
+def jobs_of(asked: IndexBatch | list[Any], work: Maker) -> list[Any]:
     chunk = Chunk(asked)
     return [chunk.job(turn, work) for turn in range(chunk.num_turns)]
 
@@ -325,7 +325,7 @@ def test_a_bad_picture_of_a_chunk_costs_its_own_batch_alone(
     settings: dict[str, Any] = {"augment": [augment.RandomCrop(24)], "on_error": on_error}
     fields = ["image", "label", "sample_id"]
     data = ShardDataset(tmp_path / "a", fields=fields, check="never", **settings)
-    asked = Steps(np.arange(24).reshape(4, SIZE), 1, seed=7)
+    asked = IndexBatch(np.arange(24).reshape(4, SIZE), 1, seed=7)
     work = maker(data, 3)
     for batch in asked:  # from now on all of it is in memory
         with suppress(SampleError):
