@@ -493,7 +493,7 @@ def test_a_staging_disk_that_fills_is_told_and_the_command_goes_on(
     assert_same(store, tmp_path / "local")
 
 
-def test_a_store_that_ignores_conditions_is_told_of_and_no_secret_stays(
+def test_a_store_that_ignores_conditions_is_packed_into_and_no_secret_stays(
     photos: Path, store: Store, tmp_path: Path
 ) -> None:
     root = tmp_path / "root"
@@ -505,7 +505,7 @@ def test_a_store_that_ignores_conditions_is_told_of_and_no_secret_stays(
         pack(photos, part="0/1")
         places = [tmp_path / "tmp", store.cache, root]
         found = subprocess.run(["grep", "-rl", "swordfish", *places], capture_output=True)
-        summary = finish(OUT)
+        finish(OUT)
         client = boto3.client(
             "s3",
             endpoint_url=endpoint,
@@ -521,7 +521,6 @@ def test_a_store_that_ignores_conditions_is_told_of_and_no_secret_stays(
     assert "1 unfinished upload ended" in notes
     assert [each["Key"] for each in left] == ["other"]
     assert not found.stdout
-    assert len(summary.notes) == 2  # one of each split
     assert read_manifest(root / "out" / "packed" / "val").num_samples == 4
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from typing import Literal, TextIO
 
 _BAD_DATA, _INTERRUPTED = 1, 130  # beside a command's own 0 and 3
-_WRITING = {each.name for title in ("pack", "derive") for each in GROUPS[title]}
-
 _DESCRIPTION = """\
 Pack images, tokens, tables and arrays into shards that the Python package 'loaders' serves,
 and look after them."""
@@ -79,26 +77,6 @@ def _quiet_pillow() -> Iterator[None]:
         yield
 
 
-class _NoPandas:
-    """Finds pandas nowhere."""
-
-    @staticmethod
-    def find_spec(name: str, *_: object) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError(name=name)
-
-
-def _keep_pandas_out() -> None:
-    """Let pyarrow look for pandas now, in vain: it would import it with the first array: 0.4 s, for nothing."""
-    import pyarrow as pa  # which the help does without
-
-    sys.meta_path.insert(0, _NoPandas)
-    try:
-        pa.array([])
-    finally:
-        sys.meta_path.remove(_NoPandas)
-
-
 def _start_fetcher(args: argparse.Namespace) -> None:
     """Start what reads the first URL that was given, while the command imports its libraries."""
     given = (each if isinstance(each, list) else [each] for each in vars(args).values())
@@ -131,8 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         set_remote(args)
         _start_fetcher(args)
-        if argv is None and words[0] in _WRITING and "pandas" not in sys.modules:
-            _keep_pandas_out()  # of a process that does nothing else
         with _quiet_pillow():
             return run(args)
     except KeyboardInterrupt as error:

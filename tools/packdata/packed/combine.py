@@ -290,7 +290,7 @@ class _Sending:
                 raise PackError(f"its file {name} cannot be sent: {what}", self.views[0].path)
             self._origin.put(name, file)
         if seen is not None:
-            publish_at(self._origin, "", manifest, seen, self.note)
+            publish_at(self._origin, "", manifest, seen)
         return manifest
 
     def extend(
@@ -326,7 +326,7 @@ class _Sending:
             origin.put(record, path)
         made = manifest
         try:
-            publish_at(origin, "", manifest, seen, self.note, "Run the same command again")
+            publish_at(origin, "", manifest, seen, "Run the same command again")
         except PackError:
             data, _ = origin.read(MANIFEST_NAME)
             if data is None:

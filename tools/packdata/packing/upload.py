@@ -3,8 +3,8 @@
 1. A reader sees the old dataset or the new one: shards are never written over, and the manifest is one object.
 2. What was sent by a command that was killed is found, and not sent again.
 3. Shards that an older manifest names stay: somebody may still read them.
-4. Two who publish at one place: the manifest is put only in place of the one that was seen. Where a store ignores
-   conditions, it is read again right before and after, and a note says so.
+4. Two who publish at one place: the manifest is put only in place of the one that was seen. It is
+   read again right before and after, as some stores ignore conditions.
 """
 
 from __future__ import annotations
@@ -28,14 +28,9 @@ if TYPE_CHECKING:
     from loaders.remote.origin import Origin
 
     Tick = Callable[[int], object]
-    Note = Callable[[str], object]
 
 _AT_ONCE = 4
 _HASH = re.compile(r"-[0-9a-f]{32}$")
-_PROBE_NAME = f"{MANIFEST_NAME}.probe"
-_IGNORES = (
-    "the store ignores conditions on writes: do not publish there from two places at one time"
-)
 
 
 def put_shards(
@@ -184,7 +179,6 @@ def publish_at(
     below: str,
     manifest: Manifest,
     seen: dict[str, Any],
-    note: Note,
     hint: str = f"Look at it; {OVERWRITE} replaces it",
 ) -> None:
     """Put a manifest in place of the one that ``seen_at`` found; the shards that it names must be there before.
@@ -195,10 +189,7 @@ def publish_at(
     """
     data, name, place = manifest_bytes(manifest), name_at(below, MANIFEST_NAME), origin.url / below
     with as_file(data) as path:
-        keeps = keeps_conditions(origin, seen)
-        if not keeps:
-            note(f"{place}: {_IGNORES}")
-        is_same = keeps or origin.read(name)[1] == {"etag": None, "version": None} | seen
+        is_same = origin.read(name)[1] == {"etag": None, "version": None} | seen
         is_written = is_same and origin.put(name, path, seen)
     there, _ = origin.read(name)  # also where an answer was lost, and it was sent twice
     if there != data:
@@ -208,19 +199,6 @@ def publish_at(
             else "what was written is not there"
         )
         raise PackError(what, place, hint)
-
-
-def keeps_conditions(origin: Origin, seen: dict[str, Any]) -> bool:
-    """Tell whether the store refuses a write under a condition that does not hold."""
-    with as_file(b"probe") as path:
-        origin.put(_PROBE_NAME, path)
-        only = {"etag": '"00000000000000000000000000000000"'} if seen else {}
-        if seen.get("version"):  # by which Google's store compares
-            only["version"] = "1"
-        is_refused = not origin.put(_PROBE_NAME, path, only)
-    with suppress(RemoteError):  # who may write may not delete everywhere
-        origin.delete(_PROBE_NAME)
-    return is_refused
 
 
 @contextmanager

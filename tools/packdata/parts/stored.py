@@ -290,7 +290,7 @@ def _join(origin: Origin, parts: Sequence[Complete], began: float, *, overwrite:
     notes = ["the parts were joined earlier"] if is_there else []
     for folder, manifest in joined.items():
         if (there := seen[folder]) is not None:
-            publish_at(origin, folder, manifest, there, notes.append)
+            publish_at(origin, folder, manifest, there)
     states = [part.state for part in parts]
     ends = [reached(split, states) for split in states[0].ended]
     rejects = [reject for end in ends for reject in end.rejects]
