@@ -55,13 +55,29 @@ def divide_by_key(
     return [np.flatnonzero(part == i) for i in range(len(shares))]
 
 
-def check_strata(values: npt.NDArray[Any], name: str) -> None:
-    """Raise SchemaError if samples cannot be divided alike by a column: measurements, of which few are the same."""
+def check_strata(values: npt.NDArray[Any], name: str, words: Sequence[str] = ()) -> None:
+    """Raise SchemaError if samples cannot be divided alike by a column.
+
+    Args:
+        values: ``(N,)``, the column.
+        name: Of the column.
+        words: Names of the values 0, 1, ...
+
+    Raises:
+        SchemaError: It holds measurements, of which few are the same, or a class of a single sample.
+    """
     if values.ndim != 1:
         raise SchemaError(f"stratify needs a field with one value per sample, {name!r} has more")
+    different, counts = np.unique(values, return_counts=True)
     if values.dtype.kind != "f":
+        alone = different[counts == 1].tolist()
+        if alone and len(values) > 1:
+            listed = [words[i] if 0 <= i < len(words) else i for i in alone[:5]]
+            more = ", ..." if len(alone) > 5 else ""
+            what = f"one sample alone has {name} {', '.join(map(repr, listed))}{more}"
+            raise SchemaError(f"{what}: it cannot be in each part. Leave it out, or add samples")
         return
-    num = len(np.unique(values))
+    num = len(different)
     if num > max(_FEW_NUMBERS, min(_MANY_NUMBERS, len(values) // 2)):
         what = f"column {name!r} has {num:,} different numbers in {len(values):,} samples"
         raise SchemaError(f"{what}: it cannot stratify. Take a column of categories, or a label")

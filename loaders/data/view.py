@@ -26,7 +26,7 @@ from loaders.data.store import ShardRuns, Store
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import CodecError, LoadersError, SampleError, SchemaError
 from loaders.remote.url import URL
-from loaders.schema import Image, Mask, Schema, Text
+from loaders.schema import Image, Label, Mask, Schema, Text
 from loaders.schema.tables import find_column
 
 if TYPE_CHECKING:
@@ -180,7 +180,9 @@ class View:
                     what = f"field {stratify!r} is no label or number: it cannot stratify"
                     raise SchemaError(what)
             strata = self.column(stratify)
-            check_strata(strata, stratify)
+            field = self.schema.fields.get(stratify)
+            words = (field.classes if isinstance(field, Label) else None) or ()
+            check_strata(strata, stratify, words)
         return divide(len(self), fractions, seed, strata)
 
     # -- places ------------------------------------------------------------------------------------

@@ -266,6 +266,21 @@ def test_a_shard_that_is_full_to_the_byte_ends_there() -> None:
     assert not builder.is_full
 
 
+@pytest.mark.parametrize(("format", "sizes"), [("lmdb", [50, 50]), ("parquet", [])])
+def test_a_shard_of_lmdb_is_full_at_a_number_of_records(
+    format: Any, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer takes memory for each value, however small that is."""
+    monkeypatch.setattr(shards, "_MAX_VALUES", 100)  # of two fields
+    rows = [b"k"] * 120
+    label = FixedColumn(np.zeros((120, 8), np.uint8))
+    block = Block({"data": var_column(rows), "label": label, "key": var_column(rows)})
+    builder = ShardBuilder(SCHEMA, format, 1 << 20)
+
+    assert [len(builder.take()["label"]) for _ in builder.fill(block)] == sizes
+    assert builder.num_samples == 120 - sum(sizes)
+
+
 def test_a_block_whose_columns_differ_in_length_is_refused() -> None:
     with pytest.raises(ValueError):
         Block({"label": fixed_column([bytes(8)], 8), "key": var_column([])})

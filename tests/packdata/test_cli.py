@@ -717,6 +717,26 @@ def test_info_says_in_short_what_a_dataset_was_made_from(
     ]
 
 
+def test_an_interrupt_while_libraries_are_imported_is_one_line() -> None:
+    """As Ctrl-C is later: the first half a second is all imports."""
+    code = """
+import os, signal, sys, time
+from packdata.__main__ import main
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(30)
+sys.meta_path.insert(0, Interrupt())
+sys.exit(main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "packdata: interrupted\n")
+
+
 def test_what_info_takes_for_usual_are_the_defaults() -> None:
     tokens = {field.name: field.default for field in dataclasses.fields(TokenOptions)}
     sized = ImageOptions(sizes=(SizeOption.parse(8, "shorter"),))

@@ -813,6 +813,17 @@ def test_split_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixt
     assert parse_parts(["train=0.9", "val=.1"]) == {"train": 0.9, "val": 0.1}
 
 
+def test_split_by_a_class_of_one_sample_is_refused(tmp_path: Path) -> None:
+    """It would come to one part alone, as likely as not to val."""
+    fields = {"label": Label(classes=CLASSES)}
+    folder = pack(tmp_path / "a", fields, [{"label": i} for i in (0, 0, 1, 2, 2, 2)])
+
+    with pytest.raises(SchemaError, match=f"label '{CLASSES[1]}'"):
+        split(folder, tmp_path / "s", {"a": 0.5, "b": 0.5}, stratify="label")
+
+    assert not (tmp_path / "s").exists()
+
+
 def test_split_may_leave_samples_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = pack_samples(tmp_path / "a", 10, fields=SMALL)
 

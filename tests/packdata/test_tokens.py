@@ -824,6 +824,22 @@ def test_split_divides_documents_and_merge_and_extend_join_them(
         assert open_kept(tmp_path / path)
 
 
+@pytest.mark.parametrize("end", ["\n", ""], ids=["ended", "open"])
+def test_split_keeps_equal_documents_together(tmp_path: Path, end: str) -> None:
+    """A text of train that is in val, too, was trained on."""
+    lines = [f"line {i % 30}" for i in range(100)]
+    source = write(tmp_path / "a.txt", "\n".join(lines) + end)
+    folder = tmp_path / "p"
+    pack_tokens(source, folder, TokenOptions(documents="line", row_tokens=16), shard_bytes=300)
+
+    made = split(folder, tmp_path / "parts", {"train": 0.8, "val": 0.2})
+
+    train, val = (texts(tmp_path / "parts" / name) for name in made)
+    assert sorted(train + val) == sorted(lines)
+    assert not {*train} & {*val}
+    assert len({*val}) == 6
+
+
 def test_datasets_of_different_tokenizers_are_not_joined(tmp_path: Path, bpe: bytes) -> None:
     source = write(tmp_path / "a.txt", WORDS[0])
     one = pack(source, tmp_path / "p", tokenizer=write(tmp_path / "t.json", bpe))

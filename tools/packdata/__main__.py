@@ -1,8 +1,18 @@
-"""``python -m packdata``: the same as the command ``packdata``."""
+"""The command ``packdata``, also as ``python -m packdata``."""
 
 import sys
 
-from packdata.cli import main
+
+def main() -> int:
+    """Import the command and run it; an interrupt while libraries are imported ends it in one line, too."""
+    try:
+        from packdata import cli
+
+        return cli.main()
+    except KeyboardInterrupt:
+        sys.stderr.write("packdata: interrupted\n")
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -198,8 +198,8 @@ SRC
 DST
   folder of the parts' folders
 --parts NAME=FRACTION
-  each part's share of the samples (of documents, for tokens): above 0, together at most 1;
-  the rest is in no part
+  each part's share of the samples (for tokens, of different documents: equal ones come to one
+  part): above 0, together at most 1; the rest is in no part
 --stratify FIELD
   divide each class (or whole number, or value of a table's column) in these shares
 --by {{shuffle,key-hash}}

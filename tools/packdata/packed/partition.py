@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from loaders.data.manifest import MANIFEST_NAME
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.division import divide
@@ -17,7 +19,7 @@ from packdata.packing.outside import check_outside
 from packdata.packing.provenance import origin_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.target import REJECTED_NAME
-from packdata.tokens.stream import has_tokens, num_documents
+from packdata.tokens.stream import document_hashes, has_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +57,7 @@ def split(
     """Write each part of a dataset as a dataset, ``dst/<part>``: all parts, or none; records stay as they are.
 
     If it is killed while it publishes, some parts may be there; run again, it publishes the others.
-    Of tokens it is documents that are divided, and laid into rows anew.
+    Of tokens documents are divided, equal ones to one part, and laid into rows anew.
 
     Raises:
         ValueError: The fractions are not fractions, or the options contradict each other.
@@ -100,9 +102,12 @@ def _samples(
 def _documents(
     view: View, fractions: Sequence[float], *, seed: int, **_: Any
 ) -> Iterator[Content]:
-    """Yield the rows of the documents of each part."""
-    for documents in divide(num_documents(view), fractions, seed):
-        yield DocumentContent(view, documents)
+    """Yield the rows of the documents of each part; equal ones come to one part."""
+    hashes = document_hashes(view)
+    firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)[1:]
+    numbers = np.argsort(np.argsort(firsts))[inverse]  # of different documents, as they come
+    for chosen in divide(len(firsts), fractions, seed):
+        yield DocumentContent(view, np.flatnonzero(np.isin(numbers, chosen)))
 
 
 def _check_parts(chosen: Mapping[str, Content], dst: Path, source: Path) -> None:

@@ -6,6 +6,7 @@ that is what makes the same input and options the same bytes.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
@@ -41,6 +42,8 @@ _LARGE_BYTES = 4 << 20  # from here on numpy asks for huge pages
 _MOST_AT_ONCE = 256 << 20
 # numpy lets other threads run while it copies, which may take milliseconds where memory is fresh.
 _LONG_BYTES = 4 << 10
+# LMDB takes about 560 bytes of memory for each value while it writes a shard: 150 MB.
+_MAX_VALUES = 1 << 18
 _RECORD_BYTES = 8  # what counts for a record beside its bytes: its length, or its row
 
 
@@ -131,7 +134,8 @@ class ShardBuilder:
     Args:
         schema: The fields of every sample.
         format: Format of the shard, for its limits.
-        shard_bytes: The shard is full once its records have this many bytes.
+        shard_bytes: The shard is full once its records have this many bytes; of LMDB, also once it has some 10**5
+            records of varying size.
     """
 
     def __init__(self, schema: Schema, format: Format, shard_bytes: int) -> None:
@@ -144,11 +148,14 @@ class ShardBuilder:
             for _ in range(1 + SHARDS_AT_ONCE)
         )
         self.num_samples = self.nbytes = 0
+        num_varied = sum(field.record_nbytes is None for field in schema.fields.values())
+        is_bounded = format == "lmdb" and num_varied > 0
+        self._max_samples = max(1, _MAX_VALUES // num_varied) if is_bounded else sys.maxsize
 
     @property
     def is_full(self) -> bool:
         """True once the shard should be written."""
-        return self.nbytes >= self.shard_bytes
+        return self.nbytes >= self.shard_bytes or self.num_samples >= self._max_samples
 
     def add(self, records: Records) -> None:
         """Append one sample, whose records passed ``check_records``."""
@@ -174,7 +181,8 @@ class ShardBuilder:
         """Append samples until the block ends or the shard is full; return the number of the next."""
         before = int(ends[first - 1]) if first else 0
         room = self.shard_bytes - self.nbytes
-        last = min(int(np.searchsorted(ends, before + room)) + 1, len(ends))
+        most = first + self._max_samples - self.num_samples
+        last = min(int(np.searchsorted(ends, before + room)) + 1, len(ends), most)
         for name, rows in self._rows.items():
             rows.extend(block.columns[name], first, last)
         self.nbytes += int(ends[last - 1]) - before

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from loaders.codecs.tokenizer import decoder_of
 from loaders.errors import LoadersError, ShardError
@@ -33,6 +35,20 @@ def num_documents(view: View) -> int:
         num += len(ends)
         is_open = bool(len(ids)) and (not len(ends) or int(ends[-1]) < len(ids))
     return num + is_open
+
+
+def document_hashes(view: View) -> npt.NDArray[np.uint64]:
+    """Return the xxh3-64 of each document's ids, one without an end included."""
+    hashes, state, is_open = array("Q"), xxhash.xxh3_64(), False
+    for ends, ids in streams_of(view, [TOKENS]):
+        *whole, rest = np.split(ids, ends)
+        for document in whole:
+            state.update(document.tobytes())
+            hashes.append(state.intdigest())
+            state.reset()
+        state.update(rest.tobytes())
+        is_open = len(rest) > 0 or (is_open and not whole)
+    return np.array([*hashes, *([state.intdigest()] if is_open else [])], np.uint64)
 
 
 def streams_of(view: View, names: Sequence[str]) -> Iterator[list[npt.NDArray[Any]]]:
