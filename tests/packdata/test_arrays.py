@@ -664,9 +664,9 @@ def test_the_command_packs_and_tells(volumes: Path, capsys: pytest.CaptureFixtur
 def test_channels_that_may_be_last_are_asked_about(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {"a": numbers((9, 8, 7, 2))})
 
-    assert "--channels last" in str(plan_arrays(src))
+    assert "channels='last'" in str(plan_arrays(src))
     assert plan_arrays(src, channels="last").notes() == []
-    assert any("--channels last" in note for note in pack_arrays(src, tmp_path / "dst").notes)
+    assert any("channels='last'" in note for note in pack_arrays(src, tmp_path / "dst").notes)
 
 
 @pytest.mark.parametrize(
@@ -679,8 +679,8 @@ def test_a_volume_that_looks_like_a_picture_is_asked_about(
 
     notes = plan_arrays(src).notes()
 
-    taken = f"{' x '.join(map(str, shape))} taken as a volume; if it is a picture, say --channels"
-    assert notes == ([] if place is None else [f"{taken} {place}"])
+    taken = f"{' x '.join(map(str, shape))} taken as a volume; if it is a picture, pass channels="
+    assert notes == ([] if place is None else [f"{taken}{place!r}"])
     assert plan_arrays(src, channels=place or "none").notes() == []
 
 

@@ -82,7 +82,7 @@ def test_the_hint_follows_the_error(
     assert error.startswith(f"packdata: {photos}/cat/bad.jpg: ")
     assert hint == (
         "packdata: stopped at the first file that cannot be packed; "
-        "--on-error skip continues and lists such files"
+        "on_error='skip' continues and lists such files (option: --on-error)"
     )
 
 
@@ -169,7 +169,7 @@ def test_wrong_usage_is_told_before_the_source_is_read(
         run("tables", tmp_path / "nowhere.csv", tmp_path / "out", "--shard-size", "1GB")
 
     assert caught.value.code == 2
-    assert "--shard-size must be in" in capsys.readouterr().err
+    assert "(option: --shard-size)" in capsys.readouterr().err
 
 
 def test_a_target_below_a_file_gets_a_message_of_whole_sentences(
@@ -221,7 +221,7 @@ def test_overwrite_with_other_sizes_says_what_to_remove(
 
     err = capsys.readouterr().err
     places, others = (", ".join(str(dst / name) for name in names) for names in (wanted, there))
-    assert f"{dst / there[0]}: another packed dataset is there. --overwrite" in err
+    assert f"{dst / there[0]}: another packed dataset is there. overwrite=True" in err
     assert f"replaces datasets in the same places only, here {places}: remove {others} you" in err
     assert sorted(dst.rglob("*")) == files
 

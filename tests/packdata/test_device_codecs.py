@@ -88,7 +88,7 @@ def test_images_are_packed_as_asked(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--codec", "dct"], "codec 'dct' needs pictures of one size: give --size with --fit"),
+        (["--codec", "dct"], "codec 'dct' needs pictures of one size: pass sizes= with fit="),
         (["--codec", "yuv420", "--size", "64"], "codec 'yuv420' needs pictures of one size"),
         (["--codec", "yuv420", "--gray"], "stores color"),
         (["--codec", "dct", "--keep-depth"], "holds 8 bits"),

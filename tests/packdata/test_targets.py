@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from loaders.errors import ManifestError, PackError
-from packdata.cli import main
 from packdata.packed import combine
 from packdata.packing.journal import Journal, JournalHeader
 from tests.packdata.packing import pack_samples
@@ -125,19 +124,3 @@ def test_the_order_is_recalled_where_the_first_dataset_is_not_there(
         run(command, tmp_path / "new", source)
 
     assert caught.value.__notes__ == [f"the target comes last, and is {source} here"]
-
-
-def test_append_says_how_it_is_spelled_now(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In its old order 'extend' would do the opposite, and say nothing."""
-    dst = pack_samples(tmp_path / "all", 3, fields=SMALL)
-    pack_samples(tmp_path / "more", 3, first=3, fields=SMALL)
-    monkeypatch.chdir(tmp_path)
-
-    with pytest.raises(SystemExit) as caught:
-        main(["append", "all", "more", "--no-link"])
-
-    assert caught.value.code == 2
-    assert "packdata extend --no-link more all" in capsys.readouterr().err
-    assert len(PackedReader(dst)) == 3

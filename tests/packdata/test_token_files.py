@@ -66,7 +66,7 @@ def test_plain_ids_that_are_called_npy_are_read_as_the_type_that_is_given(tmp_pa
 
     with pytest.raises(SourceError, check=At(source)) as caught:
         pack(source, tmp_path / "p")
-    assert "--bin-dtype" in caught.value.hint
+    assert "bin_dtype=" in caught.value.hint
     assert documents(pack(source, tmp_path / "p", bin_dtype="uint16")) == [IDS.tolist()]
 
 

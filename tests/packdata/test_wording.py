@@ -1,4 +1,4 @@
-"""Messages name options as their reader gave them; what newcomers meet on their way from ids and chats to batches."""
+"""Messages name arguments, and the command line their options; what newcomers meet on the way to batches."""
 
 import inspect
 import io
@@ -15,42 +15,32 @@ from loaders import DataLoader, RAMDataset, ShardDataset
 from loaders.errors import PackError, SourceError
 from loaders.schema import Array, Boxes, Image, Images, Text, Tokens
 from packdata.cli import main
+from packdata.commands.common import with_options
 from packdata.readers import csv_cells
 from packdata.tokens.plan import TokenOptions, plan_tokens
-from packdata.wording import in_python, in_shell, names_in_option
+from packdata.wording import names_in_option
 from tests.packdata.test_tokens import documents, write
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "named"),
     [
-        ("Give --vocab-size, or --bin-dtype.", "Give vocab_size, or bin_dtype."),
-        ("take --codec png or --size", "take codec='png' or sizes"),
-        ("--label-column NAME takes another", "label_column=NAME takes another"),
-        ("Run 'packdata info --json' again", "Run 'packdata info --json' again"),
-        (
-            "pack them smaller (packdata images --size)",
-            "pack them smaller (packdata images --size)",
-        ),
-        ("/data/a--b/x", "/data/a--b/x"),
+        ("row_tokens must be 2 or more", "--row-tokens"),
+        ("Pass overwrite=True to replace it", "--overwrite"),
+        ("shard_bytes was 1, is now 2; the list of files differs", "--shard-size"),
+        ("column 'row_tokens' of /a/row_tokens", ""),
+        ("it would overwrite 2 files", ""),
+        ("Run 'packdata extend --overwrite'", ""),
     ],
 )
-def test_python_reads_of_arguments(text: str, expected: str) -> None:
-    assert in_python(text) == expected
+def test_the_command_line_adds_the_options_of_arguments_that_a_message_names(
+    text: str, named: str
+) -> None:
+    options = {"row_tokens": "--row-tokens", "overwrite": "--overwrite"}
+    options |= {"shard_bytes": "--shard-size"}
 
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("row_tokens must be 2", "--row-tokens must be 2"),
-        ("sizes was [1], is now [2]; size differs", "--size was [1], is now [2]; size differs"),
-        ("shard_bytes was 1, is now 2", "--shard-size was 1, is now 2"),
-        ("column 'row_tokens' of /a/row_tokens", "column 'row_tokens' of /a/row_tokens"),
-        ("the size of it", "the size of it"),
-    ],
-)
-def test_a_shell_reads_of_options(text: str, expected: str) -> None:
-    assert in_shell(text, ["size", "row_tokens", "shard_size"]) == expected
+    expected = f"{text} (option: {named})" if named else text
+    assert with_options(text, options) == expected
 
 
 def test_an_error_keeps_its_type_and_place_in_other_words(
@@ -66,7 +56,7 @@ def test_an_error_keeps_its_type_and_place_in_other_words(
 
     told = capsys.readouterr().err
     assert status == 1
-    assert "--bin-dtype" in told
+    assert "(options: --vocab-size, --bin-dtype)" in told
     assert "--bin-dtype" not in str(caught.value)
     assert "bin_dtype" in str(caught.value)
     assert "--fit ids.npy" in str(caught.value.path)
@@ -74,7 +64,7 @@ def test_an_error_keeps_its_type_and_place_in_other_words(
     assert str(inspect.signature(packdata.pack_tokens)).startswith("(sources")
 
 
-def test_what_a_run_that_is_continued_was_given_is_named_as_it_was_given(
+def test_what_a_run_that_is_continued_was_given_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first shard is written, then a picture is bad."""
@@ -93,10 +83,10 @@ def test_what_a_run_that_is_continued_was_given_is_named_as_it_was_given(
     with pytest.raises(PackError) as caught:
         packdata.pack_images(tmp_path / "in", tmp_path / "out", sizes=32, shard_bytes=8192)
 
-    assert "--size was" in told
-    assert "--shard-size was" in told
-    assert "sizes was" in str(caught.value)
-    assert "shard_bytes was" in str(caught.value)
+    assert str(caught.value) in told
+    assert "sizes was" in told
+    assert "shard_bytes was" in told
+    assert "(options: --shard-size, --overwrite)" in told
     assert "--" not in str(caught.value)
 
 

@@ -16,12 +16,12 @@ from loaders.remote.url import URL
 from loaders.text import printable
 from loaders.version import __version__
 from packdata.commands import GROUPS
+from packdata.commands.common import with_options
 from packdata.gone import sentence_for
-from packdata.wording import in_shell
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Literal, TextIO
 
 _BAD_DATA, _INTERRUPTED = 1, 130  # beside a command's own 0 and 3
@@ -87,11 +87,11 @@ def _start_fetcher(args: argparse.Namespace) -> None:
         open_early(url)
 
 
-def _message(error: LoadersError | OSError, options: Iterable[str]) -> str:
+def _message(error: LoadersError | OSError, options: Mapping[str, str]) -> str:
     """Return an error as a line; those of the system without their number, as other commands print them."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return printable(f"{error.filename}: {error.strerror}")
-    return printable(in_shell(str(error), options), keep="\n")
+    return printable(with_options(str(error), options), keep="\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,9 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"packdata: {what}", file=sys.stderr)
         return _INTERRUPTED
     except (LoadersError, OSError) as error:
-        for line in (
-            _message(error, vars(args)),
-            *map(printable, getattr(error, "__notes__", ())),
-        ):
+        options = getattr(args, "options", {})
+        notes = (with_options(note, options) for note in getattr(error, "__notes__", ()))
+        for line in (_message(error, options), *map(printable, notes)):
             print(f"packdata: {line}", file=sys.stderr)
         return _BAD_DATA

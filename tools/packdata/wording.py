@@ -55,27 +55,6 @@ def in_python(text: str) -> str:
     return re.sub(r"(['\]]) (?=[a-z_]+=)", r"\1, ", text)
 
 
-def in_shell(text: str, options: Iterable[str]) -> str:
-    """Return a message that names arguments as options.
-
-    Args:
-        text: The message.
-        options: Names of the command's options, as arguments.
-
-    Example:
-        >>> in_shell("row_tokens must be 2 or more; sizes was [1], is now [2]", ["row_tokens", "size"])
-        '--row-tokens must be 2 or more; --size was [1], is now [2]'
-    """
-    spelled = {_PYTHON.get(name, name): f"--{name.replace('_', '-')}" for name in options}
-    plain = "|".join(map(re.escape, spelled)) or "(?!)"
-    # A name of one word is a word of English, too, but where a plan is compared with another.
-    names = "|".join(re.escape(name) for name in spelled if "_" in name) or "(?!)"
-    found = re.compile(
-        rf"(?<![\w'\"/.-])(?:(?P<one>{plain})(?= was [^;]*, is now | differs)|(?P<two>{names})(?![\w'\"/.-]))"
-    )
-    return found.sub(lambda match: spelled[match["one"] or match["two"]], text)
-
-
 def names_in_option(names: Sequence[str]) -> str:
     """Return names as an option takes them, those with a comma or line end in quotes.
 

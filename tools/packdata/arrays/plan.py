@@ -44,7 +44,7 @@ class ArraysPlan(FilesPlan[ArraysRecipe]):
                 first, last = field.dims[0], field.dims[-1]
                 if first is None or (last is not None and last < first):
                     what = f"axis 0 of {first or 'varying'} taken as channels; if they come last, "
-                    what += "say --channels last"
+                    what += "pass channels='last'"
             elif recipe.axes.num == 3:
                 what = _flat_volume(field.dims[1:])
             if what:
@@ -57,7 +57,7 @@ def _flat_volume(dims: Sequence[int | None]) -> str:
     for length, place in ((dims[-1], "last"), (dims[0], "first")):
         if length is not None and length <= _MAX_COLORS:
             shape = " x ".join(str(each or "any") for each in dims)
-            return f"{shape} taken as a volume; if it is a picture, say --channels {place}"
+            return f"{shape} taken as a volume; if it is a picture, pass channels={place!r}"
     return ""
 
 

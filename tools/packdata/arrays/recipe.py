@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ARRAY, MASK = "array", "mask"
 Channels = Literal["first", "last", "none"]
 _VOLUME_AXES = 3
-_CUT = "Cut it into parts along an axis, a file each, or store a narrower --dtype"
+_CUT = "Cut it into parts along an axis, a file each, or store a narrower type: dtype="
 _LOOKS, _LOOKS_AT_ONCE = 256, 16  # at headers: of a store, each is a request
 
 
@@ -60,7 +60,7 @@ class Axes:
             raise SchemaError(f"channels {self.channels!r} needs two axes, the arrays have one")
         if self.num > _VOLUME_AXES + 1 and self.channels is None:
             raise SchemaError(
-                f"the arrays have {self.num} axes: say --channels first, last or none"
+                f"the arrays have {self.num} axes: pass channels='first', 'last' or 'none'"
             )
 
     @property
@@ -185,7 +185,7 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
             if array.dtype == np.dtype(dtype):
                 raise SourceError(str(error), where) from error
             what = f"{'its mask has ' if name == MASK else ''}{_range(array)} that {dtype} cannot hold"
-            option = "--mask-dtype" if name == MASK else "--dtype"
+            option = "mask_dtype=" if name == MASK else "dtype="
             raise SourceError(what, where, f"Give another {option}") from error
 
     # -- the headers of all files together --------------------------------------------------------
@@ -227,15 +227,15 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         dims = tuple(
             lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*served, strict=True)
         )
-        dtype = options.dtype or _one_dtype(ARRAY, dtypes[ARRAY], "--dtype")
+        dtype = options.dtype or _one_dtype(ARRAY, dtypes[ARRAY], "dtype=")
         fields = {ARRAY: Array(dtype=dtype, dims=dims, spatial=axes.spatial)}
         if dtypes[MASK]:
-            dtype = options.mask_dtype or _one_dtype(MASK, dtypes[MASK], "--mask-dtype")
+            dtype = options.mask_dtype or _one_dtype(MASK, dtypes[MASK], "mask_dtype=")
             dtype = "uint8" if dtype == "bool" else dtype
             spatial = dims[len(dims) - axes.spatial :]
             fields[MASK] = Array(dtype=dtype, dims=spatial, spatial=axes.spatial)
         elif options.mask_dtype is not None:
-            hint = "give --masks, --mask-column or --mask-array, or leave --mask-dtype out"
+            hint = "pass masks=, mask_column= or mask_array=, or leave mask_dtype= out"
             raise SchemaError(f"there are no masks to store as {options.mask_dtype}: {hint}")
         return fields
 
@@ -266,7 +266,7 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         what = f"it would take {describe_size(nbytes)}, a record holds up to "
         what += describe_size(self.max_nbytes)
         fits_lmdb = nbytes <= MAX_RECORD_NBYTES
-        raise SourceError(what, where, "Pack it with --format lmdb" if fits_lmdb else _CUT)
+        raise SourceError(what, where, "Pack it with format='lmdb'" if fits_lmdb else _CUT)
 
     def _mask_header(self, item: Item) -> ArrayHeader:
         """Read the header of an item's mask; SourceError if there is none or it holds no integers."""
@@ -274,7 +274,9 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         if path == item.file and not zipfile.is_zipfile(
             path if isinstance(path, str) else path.open()
         ):
-            hint = "--mask-array names the mask of an .npz; --masks is for masks in files of their own"
+            hint = (
+                "mask_array= names the mask of an .npz; masks= is for masks in files of their own"
+            )
             raise SourceError("it is one array, with no mask beside it", where, hint)
         header = read_header(path, where, self.options.mask_array)
         if header.dtype.kind not in "uib":

@@ -19,7 +19,6 @@ from loaders.remote.url import is_url, split_secrets
 from loaders.text import describe_size, printable, printable_json
 from packdata.describe import counted
 from packdata.packing.shards import FORMATS
-from packdata.wording import in_shell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,17 +57,18 @@ class Command:
         parser: Parser = commands.add_parser(
             self.name, help=self.summary, description=about, epilog=f"{title}:\n  {example}"
         )
+        options: dict[str, str] = {}
         for title, text in self.takes.items():
             named, _, said = title.partition(": ")
             group = parser.add_argument_group(named, said or None) if title else parser
-            add_options(group, text, self.how)
+            options |= add_options(group, text, self.how)
         if self.has_remote:
             add_remote(parser)
-        parser.set_defaults(run=self.run, **self.defaults)
+        parser.set_defaults(run=self.run, options=options, **self.defaults)
 
 
-def add_options(group: Any, text: str, how: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add the arguments that a text describes.
+def add_options(group: Any, text: str, how: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Add the arguments that a text describes; return the options by the name of their argument.
 
     Args:
         group: Of a parser, or one.
@@ -76,6 +76,7 @@ def add_options(group: Any, text: str, how: Mapping[str, Mapping[str, Any]]) -> 
             ``PLACE?``, and what it does in indented lines below. What it takes tells how it is read.
         how: What else ``add_argument`` gets, by name.
     """
+    options: dict[str, str] = {}
     for block in re.split(r"\n(?=\S)", text.strip("\n")):
         head, _, said = block.partition("\n")
         name, _, takes = head.partition(" ")
@@ -91,7 +92,32 @@ def add_options(group: Any, text: str, how: Mapping[str, Mapping[str, Any]]) -> 
             about |= {"metavar": takes, **_READ.get(re.split(r"[|.]", takes)[0], {})}
         else:
             about["action"] = "store_true"
-        group.add_argument(name, **{**about, **how.get(name.lstrip("-"), {})})
+        action = group.add_argument(name, **{**about, **how.get(name.lstrip("-"), {})})
+        if name.startswith("-"):
+            options[action.dest] = name
+    return options
+
+
+def with_options(text: str, options: Mapping[str, str]) -> str:
+    """Return a message with the options of the arguments that it names: ``overwrite=``, ``row_tokens``.
+
+    Args:
+        text: The message.
+        options: By argument, as ``add_options`` returns them.
+
+    Example:
+        >>> with_options("Pass overwrite=True to replace it", {"overwrite": "--overwrite"})
+        'Pass overwrite=True to replace it (option: --overwrite)'
+    """
+    named = [option for name, option in options.items() if _names(text, name)]
+    word = "option" if len(named) == 1 else "options"
+    return f"{text} ({word}: {', '.join(named)})" if named else text
+
+
+def _names(text: str, name: str) -> bool:
+    """Tell whether a message names an argument: a single word is one of English, too, unless a value follows."""
+    ends = r"\b" if "_" in name else "(?==)"
+    return re.search(rf"(?<![\w'\"/.-]){name}{ends}(?![\w'\"/.-])", text) is not None
 
 
 def datasets_at(folder: Path) -> list[Path]:
@@ -201,7 +227,7 @@ def usage_errors(args: argparse.Namespace, *, schema: bool) -> Iterator[None]:
     except ValueError as error:
         if isinstance(error, LoadersError) and not (schema and isinstance(error, SchemaError)):
             raise  # bad data: SourceError, ManifestError, ...
-        args.parser.error(in_shell(str(error), vars(args)))
+        args.parser.error(with_options(str(error), args.options))
 
 
 # -- output ----------------------------------------------------------------------------------------

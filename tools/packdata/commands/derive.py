@@ -49,7 +49,9 @@ _WRITING = f"""\
 --overwrite
   replace a dataset at the target
 {JSON}"""
-_SHARD_SIZE: dict[str, dict[str, Any]] = {"shard-size": {"default": DEFAULT_SHARD_BYTES}}
+_SHARD_SIZE: dict[str, dict[str, Any]] = {
+    "shard-size": {"dest": "shard_bytes", "default": DEFAULT_SHARD_BYTES}
+}
 
 
 # -- copy ------------------------------------------------------------------------------------------
@@ -79,7 +81,7 @@ def _write_copy(args: argparse.Namespace, dst: Path, options: CopyOptions, note:
             dst,
             options,
             format=args.format,
-            shard_bytes=args.shard_size,
+            shard_bytes=args.shard_bytes,
             overwrite=args.overwrite,
             workers=args.workers,
             tick=meter.tick,
@@ -94,7 +96,7 @@ def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note)
     from packdata.packed.edit import CopyOptions
     from packdata.packed.rewrite import format_of
 
-    is_same = options == CopyOptions() and args.shard_size == DEFAULT_SHARD_BYTES
+    is_same = options == CopyOptions() and args.shard_bytes == DEFAULT_SHARD_BYTES
     if is_same and args.format in (None, format_of(open_view(args.src))):
         with Meter("sending", "bytes", read_manifest(args.src).size_bytes) as meter:
             return upload(args.src, url, overwrite=args.overwrite, tick=meter.tick, note=note)
@@ -170,7 +172,7 @@ def _split(args: argparse.Namespace) -> int:
             stratify=args.stratify,
             seed=args.seed,
             format=args.format,
-            shard_bytes=args.shard_size,
+            shard_bytes=args.shard_bytes,
             overwrite=args.overwrite,
             tick=meter.tick,
             note=notes.append,

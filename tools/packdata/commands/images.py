@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         *("boxes", "keypoints", "annotations", "image_column", "format", *SOURCE_OPTIONS),
     )
     options = {name: getattr(args, name) for name in names}
-    return run_packing(args, partial(plan_images, args.src, sizes=tuple(args.size), **options))
+    return run_packing(args, partial(plan_images, args.src, sizes=tuple(args.sizes), **options))
 
 
 IMAGES = packing_command(
@@ -110,7 +110,7 @@ differently.
 {AGAIN}""",
     example=_EXAMPLE,
     how={
-        "size": REPEATED | {"type": str},
+        "size": REPEATED | {"type": str, "dest": "sizes"},
         "fit": {"default": "shorter"},
         "quality": {"default": 90},
         "max-picture-mb": {"default": MAX_PICTURE_MB},

@@ -22,6 +22,7 @@ from packdata.commands.common import (
     show_json,
     show_notes,
     usage_errors,
+    with_options,
 )
 from packdata.describe import counted
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS, check_shard_options
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 AT_URLS = True  # as --shuffle: the usual seed where the target is a URL
 _USUAL_SEED = 0
-_DRAWN = "in an order drawn at random, as shards in a store are best read; --shuffle none keeps that of the source"
+_DRAWN = "in an order drawn at random, as shards in a store are best read; shuffle= none keeps that of the source"
 AGAIN = """
 After a kill, a full disk or Ctrl-C, run the same command again to continue. The result does not
 depend on --workers."""
@@ -63,7 +64,7 @@ def packing_command(
         "src": TARGET,
         "dst": TARGET,
         "format": {"default": format or None},
-        "shard-size": {"default": shard_bytes},
+        "shard-size": {"dest": "shard_bytes", "default": shard_bytes},
         "on-error": {"default": "fail"},
         "part": {"type": _parse_part},
         "shuffle": {"type": parse_shuffle},
@@ -192,9 +193,9 @@ def run_packing(
 def _run(args: argparse.Namespace, make_plan: Callable[[], SourcePlan], unit: str) -> int:
     with usage_errors(args, schema=True):
         if args.format is not None:  # before a source is read for long
-            check_shard_options(args.format, args.shard_size)
+            check_shard_options(args.format, args.shard_bytes)
         plan = make_plan()
-        check_shard_options(plan.format, args.shard_size)
+        check_shard_options(plan.format, args.shard_bytes)
     if args.dry_run:
         return show_result(args, plan)
     summary = _pack(args, plan, unit)
@@ -211,7 +212,7 @@ def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:
         is_drawn = is_url(args.dst) and all(can_shuffle(recipe) for _, recipe in plan.splits)
         shuffle = _USUAL_SEED if is_drawn else None
     settings: dict[str, Any] = {
-        "shard_bytes": args.shard_size,
+        "shard_bytes": args.shard_bytes,
         "workers": args.workers,
         "on_error": args.on_error,
         "overwrite": args.overwrite,
@@ -231,7 +232,7 @@ def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:
     except SourceError as error:
         if args.on_error == "fail":
             what = f"stopped at the first {args.item} that cannot be packed"
-            error.add_note(f"{what}; --on-error skip continues and lists such {args.item}s")
+            error.add_note(f"{what}; on_error='skip' continues and lists such {args.item}s")
         raise
     except KeyboardInterrupt as error:
         if args.part or args.engine or is_unfinished(args.dst):
@@ -244,7 +245,7 @@ def show_result(args: argparse.Namespace, result: SourcePlan | Summary) -> int:
     if args.json:
         show_json(result.to_json())
     else:
-        show(str(result))
+        show("\n".join(with_options(line, args.options) for line in str(result).splitlines()))
     return 0
 
 

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     )
     options: dict[str, Any] = {name: tuple(getattr(args, name)) for name in lists}
     options |= {name: getattr(args, name) for name in others}
-    options |= {"header": not args.no_header, "keeps": not args.dry_run}
+    options |= {"header": args.header, "keeps": not args.dry_run}
 
     def make_plan() -> SourcePlan:
         progress, first_pass = Meter("read", "rows"), FirstPass(args.plan)
@@ -116,6 +116,7 @@ packdata tables test.parquet packed/test --like packed/train""",
         "dtype": {"default": "float32"},
         "missing-values": {"type": parse_names, "action": "extend", "default": []},
         "delimiter": {"type": unescaped},
+        "no-header": {"dest": "header", "action": "store_false"},
         "skip-rows": {"type": number_from(0), "default": 0},
     },
 )

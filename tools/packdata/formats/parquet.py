@@ -44,6 +44,7 @@ CHECKSUMS_KEY = b"loaders.checksums"
 # Pages are counted in int32, and other tools load a whole page for one row.
 MAX_COLUMN_BYTES = 1 << 30
 _PIECE = 1 << 20
+pa.array([])  # imports pandas, where that is installed: not on the thread that writes first
 _MAGIC = b"PAR1"
 _DATA_PAGE, _PLAIN, _RLE, _UNCOMPRESSED, _REQUIRED, _REPEATED = 0, 0, 3, 0, 0, 2
 _UTF8, _LIST, _UINT = 0, 3, {32: 13, 64: 14}  # what values are taken as

@@ -469,7 +469,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             if codec in _ONE_SIZE and size is None:
                 raise SchemaError(
                     f"codec {codec!r} needs pictures of one size: "
-                    "give --size with --fit cover, contain or stretch"
+                    "pass sizes= with fit='cover', 'contain' or 'stretch'"
                 )
             channels = 1 if pixels is not None else options.channels
             image = options.image(channels, size, codec)
@@ -517,7 +517,7 @@ def _check_sides(codec: Codec, pixels: npt.NDArray[Any]) -> None:
     if limit is not None and max(height, width) > limit:
         raise CodecError(
             f"{name} holds up to {limit} pixels in height and width, and it has {height} x {width}: "
-            "give a --size that makes it smaller, or --codec png"
+            "pass sizes= to make it smaller, or codec='png'"
         )
 
 

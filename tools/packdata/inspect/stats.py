@@ -311,7 +311,7 @@ def _class_name(kind: Label, number: int) -> str:
 def _bytes_per_sample(view: View) -> npt.NDArray[np.int64]:
     total = np.zeros(len(view), np.int64)
     for name in view.schema.fields:
-        total += view.lengths(name)  # not the rows: --limit leaves most of them out
+        total += view.lengths(name)  # not the rows: limit leaves most of them out
     return total
 
 

@@ -66,10 +66,10 @@ _TWIN = "the same command made it meanwhile"
 _ENCODE = "'packdata copy --codec' encodes the pictures of one as those of the other"
 _REMEDIES = {  # by the option of a field that differs
     **dict.fromkeys(("codec", "quality", "subsampling", "compression"), _ENCODE),
-    "size": "packing with the same --size and --fit gives pictures the same size",
+    "size": "packing with the same sizes= and fit= gives pictures the same size",
 }
 _REMEDY = (
-    "'packdata copy --fields' chooses fields; packing with --classes fixes classes, with --like the "
+    "'packdata copy --fields' chooses fields; packing with classes= fixes classes, with like= the "
     "columns of a table"
 )
 

@@ -65,7 +65,7 @@ class RecodeOptions:
                 try:
                     found[name] = Recode(field, self)  # type: ignore[arg-type]
                 except CodecError as error:
-                    hint = "choose another codec, or leave the field out (--fields)"
+                    hint = "choose another codec, or leave the field out"
                     raise SchemaError(f"field {name!r}: {error}; {hint}") from error
         return found
 
@@ -90,7 +90,9 @@ class Recode:
             several = dataclasses.replace(field, codec=codec, size=size)
         if codec in ("dct", "yuv420") and size is None:
             what = f"codec {codec!r} is for pictures of one size, and these may vary"
-            raise SchemaError(f"{what}: pack them with --size and --fit cover, contain or stretch")
+            raise SchemaError(
+                f"{what}: pack them with sizes= and fit='cover', 'contain' or 'stretch'"
+            )
         dct: dict[str, Any] = dict.fromkeys(("quality", "subsampling", "compression"))
         if codec == "dct":
             dct = {name: getattr(options, name) or getattr(one, name) for name in dct}

@@ -36,7 +36,7 @@ def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
     origin = origin_of(place)
     if manifest.size_bytes > (budget := origin.budget()):
         what = f"it may hold {budget:,} bytes, the dataset has {manifest.size_bytes:,}"
-        raise CacheError(what, origin.inside.parent, "Give a larger one by --cache")
+        raise CacheError(what, origin.inside.parent, "Pass a larger one: --cache")
 
     def one(number: int) -> None:
         shards[number].fetch()

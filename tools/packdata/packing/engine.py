@@ -28,7 +28,7 @@ from packdata.packing.packing import Packing
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER
-from packdata.packing.settings import OVERWRITE, OnError, check_on_error, check_workers
+from packdata.packing.settings import OnError, check_on_error, check_workers
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
@@ -200,13 +200,13 @@ class _Run:
         if earlier and self.on_error == "fail":
             some = counted(len(earlier), "item")
             what = f"an earlier run left {some} out, such as {earlier[0][0]}"
-            hint = f"Continue with --on-error skip, or start anew with {OVERWRITE}"
+            hint = "Pass on_error='skip' to continue, or overwrite=True to start anew"
             raise PackError(what, self.packing.dst, hint)
 
 
 def changed(dst: Path | str) -> PackError:
     """Return the error that a source is not what was listed any more."""
-    hint = f"Start anew with {OVERWRITE}; nothing was published"
+    hint = "Pass overwrite=True to start anew; nothing was published"
     return PackError("the source changed while it was packed", dst, hint)
 
 
@@ -404,7 +404,7 @@ class _SplitPacker:
 
     def _changed(self, name: str) -> PackError:
         what = f"the source changed while it was packed ({name})"
-        return PackError(what, self.packing.dst, f"Start anew with {OVERWRITE}")
+        return PackError(what, self.packing.dst, "Pass overwrite=True to start anew")
 
     def _cut(self, i: int, items: int, rows: int = 0) -> None:
         counts = self._counts_before if rows else self._counts

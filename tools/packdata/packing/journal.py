@@ -29,7 +29,6 @@ from loaders.data.manifest import ShardInfo, publish_bytes
 from loaders.errors import PackError
 from loaders.system.regular import read_regular
 from packdata.packing.lock import CLOEXEC
-from packdata.packing.settings import OVERWRITE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -302,7 +301,9 @@ def _parse_header(raw: bytes, path: Path) -> JournalHeader | None:
         return None
     if line.get("journal") != JOURNAL_VERSION:
         what = f"the unfinished packing there is of journal version {line.get('journal')}"
-        raise PackError(what, path.parent.parent, f"Finish it with that release, or {OVERWRITE}")
+        raise PackError(
+            what, path.parent.parent, "Finish it with that release, or pass overwrite=True"
+        )
     replaces = {folder: (print_, files) for folder, (print_, files) in line["replaces"].items()}
     return JournalHeader(line["plan"], line["kind"], line["first"], replaces)
 

@@ -38,7 +38,6 @@ from packdata.packing.links import file_beside, file_fault, stage_whole
 from packdata.packing.lock import LOCK_NAME, TargetLock, lock_owner
 from packdata.packing.provenance import PLAN
 from packdata.packing.publish import Publication
-from packdata.packing.settings import OVERWRITE
 from packdata.packing.shards import SHARDS_AT_ONCE, Format, shard_name
 from packdata.packing.target import (
     PACKING_NAME,
@@ -203,7 +202,7 @@ class Packing:
     def _check_no_parts(self) -> None:
         """Raise PackError for parts of another packing, which ``--overwrite`` drops."""
         if self._has_parts() and not self._overwrite:
-            hint = f"'packdata finish' joins them, {OVERWRITE} drops them"
+            hint = "Run 'packdata finish' to join them, or pass overwrite=True to drop them"
             raise PackError("parts of a packing lie there", self.dst, hint)
 
     def _check_neighbours(self) -> None:
@@ -271,11 +270,11 @@ class Packing:
     def _check_dropped(self, was: JournalHeader, state: State) -> None:
         """Raise PackError if something can still be made of the packing that is there."""
         if self._kind == "command":
-            hint = f"Run the same 'packdata' command again, it continues; or {OVERWRITE}"
+            hint = "Run the same 'packdata' command again, it continues; or pass overwrite=True"
             raise PackError("packing into it was not finished", self.dst, hint)
         if state.shards:
             what = f"an unfinished packing there is another: {'; '.join(was.differences(self._plan)[:4])}"
-            hint = f"Give what it was given to continue it, or {OVERWRITE} to drop it"
+            hint = "Pass the same to continue it, or overwrite=True to drop it"
             raise PackError(what, self.dst, hint)
 
     def _clear(self) -> None:

@@ -23,7 +23,6 @@ from loaders.data.manifest import (
 from loaders.errors import PackError
 from loaders.schema import Schema
 from packdata.packing.disk import GO_ON
-from packdata.packing.settings import OVERWRITE
 from packdata.packing.target import (
     REJECTED_NAME,
     dataset_at,
@@ -65,7 +64,7 @@ class Publication:
             is_known = there is None or has_any(there, shards)
             if there is not None and not is_known and not self._is_replaced(folder, there):
                 what = "the dataset there changed while another was packed to take its place"
-                hint = f"{OVERWRITE} packs anew, and replaces it as it is"
+                hint = "Pass overwrite=True to pack anew, and to replace it as it is"
                 raise PackError(what, self.dst / folder, hint)
             for shard in shards:
                 staged = staged_at(self.place, folder) / shard.file

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from packdata.packing.progress import Progress
 
-OVERWRITE = "--overwrite (from Python: overwrite=True)"  # for messages of what serves both
 OnError = Literal["fail", "skip"]
 _T = TypeVar("_T")
 

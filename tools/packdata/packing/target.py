@@ -20,7 +20,6 @@ from packdata.packing.journal import JOURNAL_NAME, Reject, read_journal
 from packdata.packing.links import file_fault
 from packdata.packing.lock import LOCK_NAME, lock_owner
 from packdata.packing.provenance import PLAN
-from packdata.packing.settings import OVERWRITE
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def find_datasets(dst: Path, folders: Sequence[str]) -> dict[str, Manifest]:
 
 def is_there(folder: Path) -> PackError:
     """Return the error that a dataset is where another would go."""
-    hint = f"{OVERWRITE} replaces it; 'packdata extend' adds to it"
+    hint = "Pass overwrite=True to replace it; 'packdata extend' adds to it"
     return PackError("a packed dataset is there, and is complete", folder, hint)
 
 
@@ -122,7 +121,7 @@ def _other_datasets(dst: Path, others: Sequence[Path], folders: Sequence[str]) -
     remedy = "choose another folder"
     if all(map(_is_dataset, others)):  # a manifest.json may be of something else
         remedy = f"remove {few(map(str, others), 4)} yourself, or {remedy}"
-    hint = f"{OVERWRITE} replaces datasets in the same places only, here {places}: {remedy}"
+    hint = f"overwrite=True replaces datasets in the same places only, here {places}: {remedy}"
     return PackError("another packed dataset is there", others[0], hint)
 
 

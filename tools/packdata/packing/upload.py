@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
 from loaders.errors import PackError, RemoteError
-from packdata.packing.settings import OVERWRITE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -169,7 +168,7 @@ def seen_at(
     if there == manifest_bytes(manifest):
         return None
     if not overwrite:
-        hint = f"{OVERWRITE} replaces its manifest, and keeps its shards"
+        hint = "Pass overwrite=True to replace its manifest; its shards stay"
         raise PackError("a packed dataset is there", origin.url / below, hint)
     return mark
 
@@ -179,7 +178,7 @@ def publish_at(
     below: str,
     manifest: Manifest,
     seen: dict[str, Any],
-    hint: str = f"Look at it; {OVERWRITE} replaces it",
+    hint: str = "Look at it; pass overwrite=True to replace it",
 ) -> None:
     """Put a manifest in place of the one that ``seen_at`` found; the shards that it names must be there before.
 

@@ -19,7 +19,6 @@ from packdata.describe import counted
 from packdata.packing.journal import JournalHeader, Reached, Reject, State, named
 from packdata.packing.lock import LOCK_NAME, lock_owner
 from packdata.packing.provenance import PLAN
-from packdata.packing.settings import OVERWRITE
 from packdata.packing.summary import Summary
 from packdata.packing.target import PACKING_NAME, PARTS_NAME, digest_of
 from packdata.parts.part import Part
@@ -128,7 +127,7 @@ class PartPlace(ABC, Generic[_P]):
         if (others or differs) and not self.overwrite:
             what = "; ".join(differs[:4])
             what = what or f"{others[0].name} is there, of another number of parts"
-            hint = f"Give what they were given, or {OVERWRITE} to drop them"
+            hint = "Pass what they were packed with, or overwrite=True to drop them"
             raise PackError(f"other parts were packed there: {what}", self.dst, hint)
         return differs
 
@@ -162,7 +161,7 @@ def check_alike(dst: Path, parts: Sequence[Complete], digest: str = "") -> None:
         differences = first.header.differences(part.header.plan)
         if differences or _schemas(part) != _schemas(first):
             what = "; ".join(differences[:4]) or "what the datasets hold differs"
-            hint = f"Pack one of them again as the other, with {OVERWRITE}"
+            hint = "Pack one of them again as the other, with overwrite=True"
             raise PackError(
                 f"{part.path.name} is of another packing than {first.path.name}: {what}", dst, hint
             )

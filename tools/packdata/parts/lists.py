@@ -15,7 +15,6 @@ from loaders.remote.url import URL, is_url, place_of
 from loaders.remote.wire import Entry
 from loaders.system.publish import publish_bytes
 from packdata.packing.disk import explained
-from packdata.packing.settings import OVERWRITE
 from packdata.packing.target import PARTS_NAME
 from packdata.parts.local import holds_datasets
 from packdata.sources.base import suffix_of
@@ -46,7 +45,7 @@ def keep_list(source: Path | str, dst: Path | str, *, overwrite: bool = False) -
     """
     origin, place, name = origin_of(source), target_at(dst), _name(source)
     if not overwrite and _read(place, name) is not None:
-        hint = f"{OVERWRITE} makes it anew; what was packed by it is then refused"
+        hint = "Pass overwrite=True to make it anew; what was packed by it is then refused"
         raise PackError(f"a list of {origin.url} is there", place, hint)
     tree = list_origin(origin)
     if one_object(origin, tree) is not None and _is_list(origin.url):

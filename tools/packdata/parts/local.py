@@ -39,7 +39,6 @@ from packdata.packing.disk import GO_ON, explained
 from packdata.packing.engine import counted_folders, pack_recipes, plan_of, target_folders
 from packdata.packing.journal import JOURNAL_NAME, read_journal
 from packdata.packing.packing import Packing
-from packdata.packing.settings import OVERWRITE
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.summary import Summary, summarize
 from packdata.packing.target import (
@@ -228,7 +227,7 @@ class _FolderPart(PartPlace[Path]):
             if find_datasets(self.dst, folders):
                 raise is_there(self.dst)
             if is_unfinished(self.dst):
-                hint = f"Finish it with the command that began it, or {OVERWRITE}"
+                hint = "Finish it with the command that began it, or pass overwrite=True"
                 raise PackError("packing into it was not finished", self.dst, hint)
         others = [path for path, part in _found(self.dst) if part.of != self.part.of]
         was_there = self._record.exists()  # asked first: it comes whole, by a rename

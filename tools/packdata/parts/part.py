@@ -135,7 +135,7 @@ class ShuffledRecipe(PartRecipe):
 
     def __init__(self, recipe: Recipe, seed: int) -> None:
         if not can_shuffle(recipe):
-            what = "--shuffle takes pictures and arrays that are files of their own, in folders or a list"
+            what = "shuffle= takes pictures and arrays that are files of their own, in folders or a list"
             raise SchemaError(what)
         super().__init__(recipe, 0, len(recipe))
         self.identity = {**recipe.identity, "shuffle": seed}

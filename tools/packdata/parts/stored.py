@@ -29,7 +29,6 @@ from loaders.schema import Schema
 from packdata.describe import counted
 from packdata.packing.journal import JOURNAL_NAME, named, parse_journal, read_journal
 from packdata.packing.provenance import PLAN
-from packdata.packing.settings import OVERWRITE
 from packdata.packing.summary import summary_of
 from packdata.packing.target import (
     PACKING_NAME,
@@ -122,7 +121,7 @@ class StoredPart(PartPlace[URL]):
                     "another packed dataset is there", self.dst / below, "Choose another URL"
                 )
             if not self.overwrite:
-                hint = f"{OVERWRITE} replaces its manifest, and keeps its shards"
+                hint = "Pass overwrite=True to replace its manifest; its shards stay"
                 raise PackError(
                     "a packed dataset is there, and is complete", self.dst / below, hint
                 )
@@ -284,7 +283,7 @@ def _join(origin: Origin, parts: Sequence[Complete], began: float, *, overwrite:
             what = (
                 f"{counted(len(lost), 'shard')} of the parts are not there, the first: {lost[0]}"
             )
-            raise PackError(what, origin.url / folder, f"Pack the parts again, with {OVERWRITE}")
+            raise PackError(what, origin.url / folder, "Pack the parts again, with overwrite=True")
         _put_files(origin, folder, manifest.schema.files)
     is_there = all(there is None for there in seen.values())
     notes = ["the parts were joined earlier"] if is_there else []
@@ -330,7 +329,7 @@ def _put_files(origin: Origin, folder: str, files: Mapping[str, str]) -> None:
         data, _ = origin.read(_kept(digest))
         if data is None:
             what = f"its file {name} is not there"
-            raise _Gone(what, origin.url / folder, f"Pack a part again, with {OVERWRITE}")
+            raise _Gone(what, origin.url / folder, "Pack a part again, with overwrite=True")
         with as_file(data) as path:
             origin.put(name_at(folder, name), path)
 

@@ -105,7 +105,7 @@ def _member(archive: zipfile.ZipFile, where: str, name: str | None) -> zipfile.Z
     if not names:
         raise SourceError("the .npz holds no array", where)
     if name is None and len(names) > 1:
-        raise SourceError(f"it holds several arrays ({listed})", where, "Choose one: --array NAME")
+        raise SourceError(f"it holds several arrays ({listed})", where, "Choose one: array=NAME")
     if name is not None and name not in names:
         raise SourceError(f"it holds no array {name!r}, but {listed}", where)
     return archive.getinfo(f"{names[0] if name is None else name}.npy")

@@ -214,7 +214,7 @@ def _check_alike(path: Path, schema: pa.Schema, first: Path, wanted: pa.Schema) 
                 what = (
                     f"class {number} of its column {column!r} is {found!r}, in {first} {other!r}"
                 )
-                hint = "Pack them one by one, with the same --classes, then 'packdata merge' them"
+                hint = "Pack them one by one, with the same classes=, then 'packdata merge' them"
                 raise SourceError(what, path, hint)
 
 
@@ -316,11 +316,7 @@ def _find_image(schema: pa.Schema, wanted: str | None, path: Path, *, several: b
         found = found or (names[0] if len(names) == 1 else None)
     if found is None:
         pictures += lists
-        hint = (
-            "Choose one with --image-column"
-            if pictures
-            else "Is it a table? See 'packdata tables'"
-        )
+        hint = "Choose one: image_column=" if pictures else "Is it a table? See 'packdata tables'"
         what = f"no column is known to hold pictures; binary: {pictures}, all: {schema.names}"
         raise SourceError(what, path, hint)
     return found

@@ -302,7 +302,9 @@ class Chat(DocumentForm):
         says = "the template marks by {% generation %}" if marked else "the assistant says"
         notes = [f"targets are what {says} in {self.column!r}"]
         if self.template.day is not None:
-            notes.append(f"the template writes the date: {self.template.day} (see --chat-date)")
+            notes.append(
+                f"the template writes the date: {self.template.day} (chat_date= gives another)"
+            )
         return notes
 
     def to_json(self) -> dict[str, Any]:
@@ -310,7 +312,7 @@ class Chat(DocumentForm):
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a column is missing, or holds no lists of messages."""
-        kind = type_of(schema, self.column, path, "--messages-column")
+        kind = type_of(schema, self.column, path, "messages_column=")
         if not (hasattr(kind, "value_type") and pa.types.is_struct(kind.value_type)):
             raise SourceError(f"column {self.column!r} holds {kind}, not lists of messages", path)
 
@@ -329,7 +331,7 @@ class Chat(DocumentForm):
 
     def of_row(self, row: Mapping[str, Any]) -> Document:
         """Return the text as UTF-8, and 1 for each byte that the assistant says."""
-        messages = value_of(row, self.column, "--messages-column")
+        messages = value_of(row, self.column, "messages_column=")
         _check_messages(messages, self.column)
         tools = row.get(TOOLS)
         if isinstance(tools, str):

@@ -152,7 +152,7 @@ class Texts(DocumentForm):
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if the column is missing, or holds no text."""
-        kind = type_of(schema, self.column, path, "--text-column")
+        kind = type_of(schema, self.column, path, "text_column=")
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -178,7 +178,7 @@ class Texts(DocumentForm):
                 yield where, SourceError("the text is null", where)
 
     def of_row(self, row: Mapping[str, Any]) -> Document:
-        value = value_of(row, self.column, "--text-column")
+        value = value_of(row, self.column, "text_column=")
         if not isinstance(value, str):
             what = "null" if value is None else f"a {type(value).__name__}"
             raise ValueError(f"{self.column!r} is {what}, not a text")
@@ -246,7 +246,7 @@ class Ids(DocumentForm):
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a column is missing, holds no lists of numbers, or is one that other files lack."""
         for name in self.types:
-            kind = type_of(schema, name, path, "--ids-column")
+            kind = type_of(schema, name, path, "ids_column=")
             if not (is_list_of_ids(kind) if name == self.column else is_list_of_numbers(kind)):
                 raise SourceError(f"column {name!r} holds {kind}, not lists of ids", path)
         known = {*self.beside, *self.drop}
@@ -272,7 +272,7 @@ class Ids(DocumentForm):
         for name, count in others.items():
             if count == ids and name != self.column and name not in BESIDE_IDS:
                 what = f"column {name!r} has a number for each id of {self.column!r}"
-                hint = f"What it says is not used: --drop {name} packs without it"
+                hint = f"What it says is not used: drop={[name]} packs without it"
                 raise SourceError(what, path, hint)
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
@@ -341,7 +341,7 @@ class Ids(DocumentForm):
         return super()._parse_at_once(data)
 
     def _numbers(self, row: Mapping[str, Any], name: str) -> npt.NDArray[np.int64]:
-        value = value_of(row, name, "--ids-column")
+        value = value_of(row, name, "ids_column=")
         if not isinstance(value, list):
             what = "null" if value is None else f"a {type(value).__name__}"
             raise ValueError(f"{name!r} is {what}, not a list of ids")

@@ -110,7 +110,7 @@ def _open_npy(file: SourceFile, bin_dtype: str | None) -> IdsFile:
         if bin_dtype is not None:
             return _open_flat(file, bin_dtype)
         what = "it cannot be read as .npy: it has no numpy header"
-        hint = "If it holds plain ids, as OLMo's do, give their --bin-dtype (uint16, uint32, ...)"
+        hint = "If it holds plain ids, as OLMo's do, pass bin_dtype= (uint16, uint32, ...)"
         raise SourceError(what, file.path, hint)
     try:
         ids = np.load(file.path, mmap_mode="r", allow_pickle=False)
@@ -122,8 +122,8 @@ def _open_npy(file: SourceFile, bin_dtype: str | None) -> IdsFile:
     if ids.dtype.kind not in "ui":
         raise SourceError(f"it holds {ids.dtype}, not whole numbers", file.path)
     if bin_dtype is not None and ids.dtype != bin_dtype:
-        what = f"its header says {ids.dtype}, --bin-dtype {bin_dtype}"
-        raise SourceError(what, file.path, "Leave out --bin-dtype")
+        what = f"its header says {ids.dtype}, bin_dtype={bin_dtype}"
+        raise SourceError(what, file.path, "Leave out bin_dtype=")
     if ids.ndim not in (1, 2):
         what = f"it has shape {ids.shape}"
         raise SourceError(what, file.path, "Ids are 1-D, or 2-D with one document a row")
@@ -133,11 +133,11 @@ def _open_npy(file: SourceFile, bin_dtype: str | None) -> IdsFile:
 def _open_flat(file: SourceFile, dtype: str | None) -> IdsFile:
     if dtype is None and file.path.stem.endswith(_MEGATRON_NAMES):
         what = f"Megatron-LM's {file.path.with_suffix('.idx').name}, which tells type and documents, is not beside it"
-        raise SourceError(what, file.path, "Copy it there, or give --bin-dtype for the plain ids")
+        raise SourceError(what, file.path, "Copy it there, or pass bin_dtype= for the plain ids")
     item = np.dtype(dtype or DEFAULT_DTYPE).newbyteorder("<")
     if file.size % item.itemsize:
         what = f"it has {file.size} bytes, which is no multiple of {item.itemsize} ({item.name})"
-        raise SourceError(what, file.path, "Is it complete? Give --bin-dtype for another type")
+        raise SourceError(what, file.path, "Is it complete? Pass bin_dtype= for another type")
     if item.itemsize > 1:
         _check_no_text(file.path)
     ids = _map(file.path, item, file.size // item.itemsize)
@@ -157,7 +157,7 @@ def _check_no_text(path: Path) -> None:
         and is_whole
         and all(c.isprintable() or c.isspace() for c in text)
     ):
-        hint = "Call it .txt or .jsonl, or give --bin-dtype uint8 for bytes as ids"
+        hint = "Call it .txt or .jsonl, or pass bin_dtype='uint8' for bytes as ids"
         raise SourceError("it is text, not plain ids", path, hint)
 
 
@@ -170,7 +170,7 @@ def _check_width(ids: Any, path: Path) -> None:
     if not high.any() or (int(high.max()) < 16 and int(low.max()) >= 256):
         what = f"as uint16, every second id is below {int(high.max()) + 1}: they seem to be wider"
         hint = (
-            "Give --bin-dtype uint32, or what they are (Megatron-LM's .idx tells, put it beside)"
+            "Pass bin_dtype='uint32', or what they are (Megatron-LM's .idx tells, put it beside)"
         )
         raise SourceError(what, path, hint)
 

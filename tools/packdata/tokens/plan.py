@@ -119,7 +119,7 @@ class TokensPlan:
         if (largest := self.recipe.largest) is not None:
             dtype = self.recipe.vocabulary.dtype
             note = f"the largest id is {largest}, so ids are {dtype}"
-            notes.append(f"{note}; --vocab-size says how many a model is to know, and checks them")
+            notes.append(f"{note}; vocab_size= says how many a model is to know, and checks them")
         if isinstance(self.recipe.source, TextSource):
             notes += self.recipe.source.options.content.notes()
         return [*notes, *joined_splits([file.path for file in self.files])]
@@ -246,7 +246,7 @@ def _text_recipe(
 ) -> TokensRecipe:
     is_one = options.documents == "file" and [f.kind for f in files] == ["text"]
     if options.val_share and is_one:
-        hint = "--documents line, or --documents SEPARATOR, makes several of it"
+        hint = "documents='line', or documents= with a separator, makes several of it"
         what = "it is one document, which cannot be divided into train and val"
         raise SourceError(what, files[0].name, hint)
     content = _content_of(files, options)
@@ -313,7 +313,7 @@ def _content_of_rows(rows: Sequence[SourceFile], options: TokenOptions) -> Docum
             ids.check_rows(_first_rows(file, ids), file.path)
         return ids
     if text is None and "text" not in columns and "messages" in columns:
-        hint = "Give --chat-template FILE, which makes text of them"
+        hint = "Pass chat_template=, which makes text of them"
         raise SourceError("it holds conversations ('messages')", rows[0].path, hint)
     return Texts(text or "text")
 
@@ -392,7 +392,7 @@ def _ids_recipe(
     eod = _given(options.eod)
     largest = None
     if size is None and itemsize > 2:
-        what = "the largest id (or --vocab-size)"
+        what = "the largest id (or vocab_size=)"
         largest = int(first_pass.get("largest", lambda: _largest_in(source, eod, bos), what))
         # No fewer than two bytes, so that parts of one corpus agree.
         itemsize = itemsize if largest >= 1 << 16 else 2

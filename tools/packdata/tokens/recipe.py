@@ -10,7 +10,6 @@ import numpy as np
 
 from loaders.errors import SourceError
 from loaders.schema import Array, Field, Schema, Tokens
-from packdata.packing.settings import OVERWRITE
 from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.tokens.documents import IGNORED, join_documents
 from packdata.tokens.rows import (
@@ -100,8 +99,8 @@ class TokensRecipe(Recipe):
         why = (
             "A document is never divided between train and val, and equal documents stay together"
         )
-        hint = "Take another --val-share or --seed, or for text files another --documents"
-        return f"{why}. {hint}, and add {OVERWRITE}"
+        hint = "Use another val_share= or seed=, or for text files another documents="
+        return f"{why}. {hint}, and pass overwrite=True"
 
     def items(self, start: int = 0) -> Iterator[Piece]:
         return self.source.pieces(start)

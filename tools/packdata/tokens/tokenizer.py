@@ -191,8 +191,8 @@ class Vocabulary:
         if may_not_fit and len(ids) and (int(ids.max()) >= limit or int(ids.min()) < 0):
             at = int(np.argmax((ids >= limit) | (ids < 0)))
             what = f"id {int(ids[at])} is not in [0, {limit})"
-            hint = "Is --bin-dtype what a .bin file holds?"
-            hint += " Give --vocab-size" if self.size is None else f" --vocab-size is {self.size}"
+            hint = "Is bin_dtype= what a .bin file holds?"
+            hint += " Pass vocab_size=" if self.size is None else f" vocab_size= is {self.size}"
             raise SourceError(what, documents.place(at), hint)
         return ids.astype(dtype, copy=False)
 
