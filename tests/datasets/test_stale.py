@@ -15,6 +15,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import SampleError, StaleDatasetError
 from loaders.schema import Array, Field, Label
 from packdata.packed.combine import extend
+from tests.refusals import without_hash
 
 NUM, WIDTH = 12, 5_000
 
@@ -57,7 +58,7 @@ def test_a_shard_that_is_opened_behind_a_new_packing_is_refused(
 
     assert sizes(folder) == before
     assert len(before) == 3
-    assert stale(dataset.__getitem__, NUM - 1).path == folder / "shard-00002.lmdb"
+    assert without_hash(stale(dataset.__getitem__, NUM - 1).path) == f"{folder}/shard-00002.lmdb"
     assert int(dataset[1].x[0]) == 1  # of the file that is mapped
     assert ShardDataset(folder)[0].x[0] == (1 if classes[0] == "ape" else 2)
 

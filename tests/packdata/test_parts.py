@@ -293,10 +293,10 @@ def test_killed_before_any_change_the_same_command_goes_on(
 @pytest.mark.slow
 def test_killed_at_random_moments_parts_make_the_same_bytes(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
-    (tmp_path / "photos" / "a").mkdir(parents=True)
     for i in range(60):
-        pixels = rng.integers(0, 256, (300, 300, 3), np.uint8)
-        cv2.imwrite(str(tmp_path / "photos" / "a" / f"{i:02d}.png"), pixels)
+        folder = tmp_path / "photos" / "ab"[i // 30]
+        folder.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / f"{i:02d}.png"), rng.integers(0, 256, (300, 300, 3), np.uint8))
     options = ["--size", "128", "--shard-size", "100kB", "--codec", "png"]
     command = [sys.executable, "-m", "packdata", "images", str(tmp_path / "photos")]
     for dst in ("calm", "stormy"):

@@ -591,7 +591,8 @@ def test_what_a_killed_writer_left_does_not_stand_in_the_way(tmp_path: Path) -> 
 
     pack([{"a": b"new"}], tmp_path, {"a": Bytes()})
 
-    assert sorted(contents(tmp_path)) == ["manifest.json", "shard-00000.lmdb"]
+    (shard,) = read_manifest(tmp_path).shards
+    assert sorted(contents(tmp_path)) == ["manifest.json", shard.file]
 
 
 def test_options_out_of_range_are_refused_before_anything_is_made(tmp_path: Path) -> None:
@@ -651,7 +652,7 @@ def test_pack_takes_sequences_and_streams_and_tells_how_far_it_is(tmp_path: Path
     assert told.calls == [(3, 0), 0, 0, 0, "closed"]
     assert summary.samples == 3
     assert read_manifest(tmp_path / "a").provenance["by"] == "me"
-    shards = [contents(tmp_path / name)["shard-00000.lmdb"] for name in ("a", "b")]
+    shards = [read_manifest(tmp_path / name).shards for name in ("a", "b")]
     assert shards[0] == shards[1]
 
 

@@ -72,7 +72,7 @@ DATA = [
     ("tokens latin.txt {dst}", "latin.txt, line 1: it is not UTF-8"),
     ("tokens stream {dst}", "stream: it is a packed dataset already"),
     ("tables table {dst}", "table: it is a packed dataset already. 'packdata copy'"),
-    ("tables t.csv {dst} --numeric kind", "t.csv, line 2: column 'kind' holds no number in any row ('p')"),
+    ("tables t.csv {dst} --numeric kind", "t.csv, line 2: column 'kind' holds no number ('p')"),
     ("tables t.csv {dst} --target price", "t.csv: it has no column 'price'. It has x, y, zip, kind"),
     ("arrays scans {dst} --mask-array marks", "it is one array, with no mask beside it. mask_array= names"),
     ("arrays scans {dst} --masks scans", "it is one array, with no mask beside it. mask_array= names"),

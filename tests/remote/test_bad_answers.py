@@ -12,6 +12,7 @@ import pytest
 from loaders import DataLoader, ShardDataset
 from loaders.errors import LoadersError, RemoteError, SampleError
 from loaders.remote.faults import fault_of
+from tests.refusals import without_hash
 from tests.remote import servers
 from tests.remote.conftest import storage
 from tests.remote.test_remote import S3, assert_same, batches
@@ -51,7 +52,7 @@ def test_an_answer_that_stays_bad_is_one_error_in_bounded_time(
     assert time.monotonic() - began < 90
     cause = caught.value.__cause__
     assert isinstance(cause, LoadersError)
-    assert str(getattr(cause, "path", "")) == f"{S3}/shard-00003.lmdb"
+    assert without_hash(getattr(cause, "path", "")) == f"{S3}/shard-00003.lmdb"
     assert getattr(cause, "hint", "") or kind in ("503", "reset", "hang")
 
 
@@ -60,7 +61,7 @@ def test_an_object_that_is_replaced_by_one_of_the_same_size_is_found(
     packed: Path, cache: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(packed / "bucket", tmp_path / "bucket")
-    shard = tmp_path / "bucket/packed/shard-00001.lmdb"
+    shard = next((tmp_path / "bucket/packed").glob("shard-00001-*"))
     with servers.bucket(tmp_path) as endpoint:
         remote = ShardDataset(S3, cache=cache, storage=storage(endpoint))
         data = bytearray(shard.read_bytes())
@@ -71,7 +72,7 @@ def test_an_object_that_is_replaced_by_one_of_the_same_size_is_found(
         with pytest.raises(SampleError) as caught:
             remote.read([int(remote.view.store.starts[1])])
 
-    assert str(caught.value.path).endswith("shard-00001.lmdb")
+    assert str(caught.value.path).endswith(shard.name)
 
 
 @pytest.mark.slow
@@ -130,7 +131,7 @@ def test_all_that_wait_for_a_shard_get_the_same_error(proxy: servers.Proxy, cach
         errors = list(pool.map(fetch, range(4)))
 
     assert {(type(error), error.args) for error in errors} == {(type(errors[0]), errors[0].args)}
-    assert len(proxy.requests("shard-00003.lmdb")) == 1
+    assert len(proxy.requests("shard-00003-")) == 1
 
 
 def test_who_waits_says_for_which_part_and_what_the_store_answered(
@@ -142,7 +143,7 @@ def test_who_waits_says_for_which_part_and_what_the_store_answered(
 
     with ThreadPoolExecutor(1) as pool:
         failing = pool.submit(remote.store.shards[3].fetch)  # type: ignore[union-attr]
-        said = ("shard-00003.lmdb", "part 1 of 1", "retries", "503")
+        said = ("shard-00003-", "part 1 of 1", "retries", "503")
         wait_until(lambda: any(all(each in text for each in said) for text in origin.waits()))
         assert isinstance(failing.exception(60), RemoteError)
 

@@ -375,12 +375,12 @@ def test_who_is_overtaken_by_another_packing_does_not_publish_that(
 
     def overtaken(dst: URL, **options: Any) -> Any:
         parts.pack_part(recipes, OUT, Part(0, 1), format=plan.format, overwrite=True)
-        return stored.finish_stored(dst, **options)
+        return stored.finish_parts(dst, **options)
 
-    monkeypatch.setattr(parts, "finish_stored", overtaken)
+    monkeypatch.setattr(parts, "finish_parts", overtaken)
     with pytest.raises(PackError):
         pack(photos / "train")
-    monkeypatch.setattr(parts, "finish_stored", stored.finish_stored)
+    monkeypatch.setattr(parts, "finish_parts", stored.finish_parts)
 
     assert not [*store.root.rglob("manifest.json")]
     assert finish(OUT).samples == 4

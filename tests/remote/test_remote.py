@@ -16,6 +16,7 @@ from loaders.remote.folder import Cache
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, is_url, split_secrets
 from packdata.cli import main
+from tests.refusals import without_hash
 from tests.remote import servers
 from tests.remote.conftest import is_alive, storage
 from tests.waiting import wait_until
@@ -144,7 +145,7 @@ def test_a_shard_that_is_missing_names_url_shard_and_row(
     with pytest.raises(SampleError) as caught:
         remote[first + 1]
 
-    assert str(caught.value.path) == f"{S3}/shard-00002.lmdb"
+    assert without_hash(caught.value.path) == f"{S3}/shard-00002.lmdb"
     assert caught.value.row == 1
 
 

@@ -109,20 +109,19 @@ def test_where_objects_have_no_mark_a_dataset_is_replaced_too(
     packed: Path, tmp_path: Path, cache: Path
 ) -> None:
     """Such as on a network disk, by fsspec."""
-    folder, url, notes = packed / "bucket" / "packed", f"file://{tmp_path}/out", list[str]()
+    folder, url = packed / "bucket" / "packed", f"file://{tmp_path}/out"
     assert main(["copy", str(folder), str(tmp_path / "few"), "--where", "label == 3"]) == 0
     origin.set_defaults(cache, {})
     try:
         upload(folder, url)
         with pytest.raises(PackError):
             upload(tmp_path / "few", url)
-        upload(tmp_path / "few", url, overwrite=True, note=notes.append)
+        upload(tmp_path / "few", url, overwrite=True)
     finally:
         origin.set_defaults()
 
     found = read_manifest(tmp_path / "out").fingerprint
     assert found == read_manifest(tmp_path / "few").fingerprint
-    assert len(notes) == 1
 
 
 def test_of_two_who_publish_at_one_place_one_is_refused(
@@ -155,17 +154,17 @@ def test_what_arrives_with_another_byte_is_sent_again_and_a_damaged_shard_is_not
 
     assert len(puts(proxy, "shard-")) == len(manifest.shards) + 2
     for shard in manifest.shards:
-        original = folder / shard.file.replace(f"-{shard.xxh3_128}", "")
-        assert (target / shard.file).read_bytes() == original.read_bytes()
+        assert (target / shard.file).read_bytes() == (folder / shard.file).read_bytes()
     damaged = tmp_path / "damaged"
     shutil.copytree(folder, damaged)
-    data = bytearray((damaged / "shard-00001.lmdb").read_bytes())
+    second = next(damaged.glob("shard-00001-*"))
+    data = bytearray(second.read_bytes())
     data[9999] ^= 1
-    (damaged / "shard-00001.lmdb").unlink()
-    (damaged / "shard-00001.lmdb").write_bytes(data)
+    second.unlink()
+    second.write_bytes(data)
     with pytest.raises(ChecksumError) as caught:
         upload(damaged, "s3://out/other")
-    assert str(caught.value.path).endswith("shard-00001.lmdb")
+    assert str(caught.value.path).endswith(second.name)
     assert not (target.parent / "other" / "manifest.json").exists()
 
 

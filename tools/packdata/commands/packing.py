@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 AT_URLS = True  # as --shuffle: the usual seed where the target is a URL
 _USUAL_SEED = 0
-_DRAWN = "in an order drawn at random, as shards in a store are best read; shuffle= none keeps that of the source"
+_DRAWN = "in an order drawn at random, as shards in a store are best read; --shuffle none keeps that of the source"
 AGAIN = """
 After a kill, a full disk or Ctrl-C, run the same command again to continue. The result does not
 depend on --workers."""

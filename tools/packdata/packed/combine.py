@@ -38,7 +38,7 @@ from packdata.packing.links import file_beside, file_fault
 from packdata.packing.outside import check_outside
 from packdata.packing.packing import FINISHED, MADE, Packing
 from packdata.packing.provenance import PLAN, extended, origin_of
-from packdata.packing.shards import DEFAULT_SHARD_BYTES, shard_format, shard_name
+from packdata.packing.shards import DEFAULT_SHARD_BYTES, shard_format, shard_name, stored_info
 from packdata.packing.target import PACKING_NAME, PARTS_NAME, digest_of, find_datasets
 from packdata.packing.upload import (
     as_file,
@@ -47,7 +47,6 @@ from packdata.packing.upload import (
     publish_at,
     put_shards,
     seen_at,
-    stored_info,
 )
 from packdata.sources.names import repeated
 

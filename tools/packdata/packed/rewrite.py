@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.data.shards import FileShard
 from loaders.errors import PackError
-from loaders.remote.origin import origin_of, target_at
+from loaders.remote.origin import target_at
 from loaders.remote.url import URL
 from packdata.packing.journal import Reached, flatten_plan
 from packdata.packing.packing import Packing
@@ -21,6 +21,7 @@ from packdata.packing.shards import (
     check_shard_options,
     shard_format,
 )
+from packdata.packing.store import store_of
 from packdata.packing.summary import summarize
 from packdata.packing.target import digest_of
 from packdata.parts.local import finish, make_part
@@ -127,7 +128,7 @@ def _send_datasets(
     done = finish(dst, overwrite=options.overwrite, digest=digest_of(plan))
     for text in done.notes:
         options.note(f"{dst}: {text}")
-    there = manifests_below(origin_of(dst))
+    there = manifests_below(store_of(dst))
     return {folder: there[folder] for folder in folders}
 
 

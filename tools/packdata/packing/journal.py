@@ -40,10 +40,10 @@ _MAX_SHOWN_CHARS = 60  # and of longer ones a message tells only that they diffe
 _HASH = "xxh3:"
 
 # ``packing``: an error leaves it, the same packing continues, and others do not touch it.
-# ``part``, ``finish``: the same, of a part that stays staged, and of the joining of all parts.
+# ``part``: the same, of a part that stays staged.
 # ``command``: an error leaves nothing; killed, the same command continues, and any other undoes it.
 # ``writer``: an error leaves nothing; killed, any other drops it, for nothing can continue it.
-Kind = Literal["packing", "part", "finish", "command", "writer"]
+Kind = Literal["packing", "part", "command", "writer"]
 
 
 class Reject(NamedTuple):
@@ -66,7 +66,7 @@ class JournalHeader:
     Attributes:
         plan: All that decides the output, flat: name to JSON text or its hash.
         kind: What is left of it where it ends early (``Kind``).
-        first: Number of the first shard, per target: above those of files that are there.
+        first: Number of the first shard, per target: 0, or how many a dataset has that is extended.
         replaces: Fingerprint and files of the dataset that is there already, per target; the files
             are deleted once the new one is published. No files: its shards stay, and come first.
     """

@@ -6,7 +6,6 @@ is touched until every shard is complete; then ``publish.py`` makes datasets of 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +37,8 @@ from packdata.packing.links import file_beside, file_fault, stage_whole
 from packdata.packing.lock import LOCK_NAME, TargetLock, lock_owner
 from packdata.packing.provenance import PLAN
 from packdata.packing.publish import Publication
-from packdata.packing.shards import SHARDS_AT_ONCE, Format, shard_name
+from packdata.packing.shards import SHARDS_AT_ONCE, Format, shard_name, stored_info
+from packdata.packing.store import FolderStore
 from packdata.packing.target import (
     PACKING_NAME,
     PARTS_NAME,
@@ -47,18 +47,17 @@ from packdata.packing.target import (
     digest_of,
     files_of,
     find_datasets,
-    free_number,
-    is_made,
     is_there,
     is_unfinished,
     make_folder,
     missing_folders,
     rejects_at,
-    remove_leftovers,
+    remove_unnamed,
     size_of,
     staged_at,
     sync_made,
 )
+from packdata.packing.upload import is_made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,7 +71,6 @@ if TYPE_CHECKING:
 
 MADE = "the same command made it earlier; nothing was written"
 FINISHED = "the same command was killed when it had made it; it was finished"
-_DONE = "done"
 _NOT_PACKED = "it cannot be packed into"
 
 
@@ -152,8 +150,6 @@ class Packing:
             self._check_no_parts()  # some may have begun meanwhile
             if self._has_parts():
                 shutil.rmtree(self._place / PARTS_NAME)
-            for folder in filter(None, self.folders):
-                remove_leftovers(self._place / folder)
             self._journal = self._open_journal()
         except BaseException:
             if not (self._work / JOURNAL_NAME).exists():
@@ -192,12 +188,11 @@ class Packing:
         """Tell whether the datasets are there, as the same plan has made them."""
         if self._overwrite or self._extend or self._kind == "writer" or is_unfinished(self._place):
             return False
-        return is_made(self._place, self.folders, digest_of(self._plan))
+        return is_made(FolderStore(self._place), self.folders, digest_of(self._plan))
 
     def _has_parts(self) -> bool:
         """Tell whether parts of another packing lie there."""
-        is_other = self._kind not in ("part", "finish")
-        return is_other and any((self._place / PARTS_NAME).glob("*"))
+        return not self.is_part and any((self._place / PARTS_NAME).glob("*"))
 
     def _check_no_parts(self) -> None:
         """Raise PackError for parts of another packing, which ``--overwrite`` drops."""
@@ -216,6 +211,7 @@ class Packing:
 
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
+        begun = set(self.folders)
         journal = Journal.open(self._work / JOURNAL_NAME, self._has_shard)
         if journal is not None:
             try:
@@ -224,11 +220,15 @@ class Packing:
             except BaseException:
                 journal.close()
                 raise
+            begun |= journal.header.first.keys()
             journal.close()
             journal.path.unlink()
         existing = self._existing()
         self._clear()
-        first = {folder: free_number(self.dst / folder) for folder in self.folders}
+        for folder in begun:
+            remove_unnamed(self._place / folder)
+        there = existing if self._extend else {}
+        first = {f: len(there[f].shards) if f in there else 0 for f in self.folders}
         header = JournalHeader(self._plan, self._kind, first, self._replaced(existing))
         return Journal.create(self._work / JOURNAL_NAME, header)
 
@@ -243,7 +243,8 @@ class Packing:
         was, state = journal.header, journal.state
         is_same = was.kind == self._kind != "writer" and not was.differences(self._plan)
         if was.kind == "command" and not is_same:
-            remove_leftovers(self._place)
+            if state.done is not None and (left := self._publication(journal)).is_published():
+                left.publish()  # its last step: files of what was replaced go
             return False
         if state.done is not None and was.kind != "part":
             self._is_published = self._finish(journal) and is_same
@@ -262,7 +263,6 @@ class Packing:
         except PackError:
             if not self._overwrite and journal.header.kind not in ("command", "writer"):
                 raise
-            remove_leftovers(self._place)
             return False
         left.publish()
         return True
@@ -309,8 +309,8 @@ class Packing:
         }
 
     def _has_shard(self, folder: str, info: ShardInfo) -> bool:
-        staged = self._staged(folder) / info.file
-        if any(size_of(p) == info.size_bytes for p in (staged, self._place / folder / info.file)):
+        staged, stored = self._staged(folder) / info.file, stored_info(info).file
+        if info.size_bytes in (size_of(staged), size_of(self._place / folder / stored)):
             return True
         return self._sender is not None and self._sender.has(folder, staged, info)
 
@@ -460,14 +460,6 @@ class Packing:
             return named(self.state.all_rejects)
         return rejects_at(self._place)
 
-    def take_over(self, folder: Path) -> Path:
-        """Let a folder go with the journal, from one step on; return where it is then."""
-        if self._lock is None or (self._work / _DONE).exists():
-            return folder
-        with self._explained(folder, "it cannot be moved"):
-            os.rename(folder, self._work / _DONE)
-        return self._work / _DONE
-
     def close(self) -> None:
         """Wait for the shards under way, and leave what it takes to go on; may be called twice."""
         if self._is_closed:
@@ -487,13 +479,14 @@ class Packing:
             return bool(self.state.shards or self.state.done)
         if self._is_published:
             return False
-        if self._kind in ("packing", "finish") and self.state.shards:
+        if self._kind == "packing" and self.state.shards:
             return True
         return self._kind != "command" and self.state.done is not None
 
     def _clean_up(self) -> None:
         if self._kind == "command":
-            remove_leftovers(self._place)
+            for folder in self.folders:
+                remove_unnamed(self._place / folder)
         self._clear()
         (self._work / LOCK_NAME).unlink(missing_ok=True)
         if self._is_published:

@@ -1,6 +1,6 @@
 """Publishing what is staged: a reader finds the old dataset or the new one, and dying in between costs neither.
 
-The shards are renamed into place under names that no file there has, the manifests are replaced, each in one step, and
+The shards are renamed into place, under names that hold their hash, the manifests are replaced, each in one step, and
 only after that the files of the dataset that was there before are deleted. The journal says by then that all is
 complete: each step may be repeated.
 """
@@ -22,12 +22,13 @@ from loaders.data.manifest import (
 )
 from loaders.errors import PackError
 from loaders.schema import Schema
-from packdata.packing.disk import GO_ON
+from packdata.packing.shards import stored_info
 from packdata.packing.target import (
     REJECTED_NAME,
+    STORED_SHARD,
     dataset_at,
     files_of,
-    has_any,
+    has_all,
     missing_folders,
     rejects_bytes,
     staged_at,
@@ -59,18 +60,18 @@ class Publication:
     def check_targets(self) -> None:
         """Raise PackError if publishing would cost what others have put there meanwhile."""
         for folder in self.journal.header.first:
-            target, shards = self.place / folder, self.journal.state.shards.get(folder, ())
-            there = dataset_at(target)
-            is_known = there is None or has_any(there, shards)
+            there = dataset_at(self.place / folder)
+            is_known = there is None or has_all(there, self._shards(folder))
             if there is not None and not is_known and not self._is_replaced(folder, there):
                 what = "the dataset there changed while another was packed to take its place"
                 hint = "Pass overwrite=True to pack anew, and to replace it as it is"
                 raise PackError(what, self.dst / folder, hint)
-            for shard in shards:
-                staged = staged_at(self.place, folder) / shard.file
-                if staged.exists() and os.path.lexists(target / shard.file):
-                    what = f"{shard.file} is there, and is not of this packing"
-                    raise PackError(what, self.dst / folder, f"Move it away. Then {GO_ON}")
+
+    def is_published(self) -> bool:
+        """Tell whether the manifests are in place: by a run that was killed behind that."""
+        folders = self.journal.header.first
+        there = {folder: dataset_at(self.place / folder) for folder in folders}
+        return all(m is not None and has_all(m, self._shards(f)) for f, m in there.items())
 
     def publish(self) -> None:
         """Make the datasets, whose schemas and provenance the journal has."""
@@ -86,15 +87,19 @@ class Publication:
                 publish_file(staged, self.place / folder / MANIFEST_NAME)
         for folder in done:
             kept = files_of(read_manifest(self.place / folder))
-            for name in {*self._to_delete(folder)}.difference(kept):
+            given_up = filter(STORED_SHARD.fullmatch, os.listdir(self.place / folder))
+            for name in {*self._to_delete(folder), *given_up}.difference(kept):
                 (self.place / folder / name).unlink(missing_ok=True)
 
     def manifest(self, folder: str, before: Sequence[ShardInfo] = ()) -> Manifest:
         """Return what the manifest of a target is to be, with shards that come first."""
-        state = self.journal.state
-        content = (state.done or {})[folder]
-        shards = (*before, *state.shards.get(folder, ()))
+        content = (self.journal.state.done or {})[folder]
+        shards = (*before, *self._shards(folder))
         return Manifest(Schema.from_json(content["schema"]), shards, content["provenance"])
+
+    def _shards(self, folder: str) -> list[ShardInfo]:
+        """Return the finished shards of a target, under the names that they get there."""
+        return [stored_info(shard) for shard in self.journal.state.shards.get(folder, ())]
 
     def _is_replaced(self, folder: str, there: Manifest) -> bool:
         """Tell whether the dataset at a target is the one that this one is to take the place of."""
@@ -118,10 +123,14 @@ class Publication:
         made = missing_folders(target)
         target.mkdir(parents=True, exist_ok=True)
         sync_made(made)
-        for name in files_of(manifest):
+        named = {
+            shard.file: stored_info(shard).file
+            for shard in self.journal.state.shards.get(folder, ())
+        }
+        for name, stored in (named | {name: name for name in manifest.schema.files}).items():
             staged = staged_at(self.place, folder) / name
             if staged.exists():
-                os.replace(staged, target / name)
+                os.replace(staged, target / stored)
         sync_folder(target)  # a manifest that outlives a power cut finds its shards
 
     def _publish_rejects(self) -> None:

@@ -6,6 +6,7 @@ that is what makes the same input and options the same bytes.
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
 from itertools import pairwise
@@ -21,6 +22,7 @@ from packdata.recipe import Block
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from loaders.data.manifest import ShardInfo
     from loaders.schema import Field, Schema
     from packdata.recipe import Records
 
@@ -38,6 +40,7 @@ MAX_SHARD_BYTES: dict[Format, int] = {"lmdb": 64 << 30, "parquet": 256 << 20}
 # column.
 MAX_RECORD_BYTES: dict[Format, int] = {"lmdb": (2 << 30) - 1, "parquet": 512 << 20}
 MAX_FIXED_BYTES = (1 << 28) - 1  # Arrow opens no column of bytes with longer rows of one length
+_HASH = re.compile(r"-[0-9a-f]{32}$")
 _LARGE_BYTES = 4 << 20  # from here on numpy asks for huge pages
 _MOST_AT_ONCE = 256 << 20
 # numpy lets other threads run while it copies, which may take milliseconds where memory is fresh.
@@ -250,8 +253,14 @@ def _block_ends(block: Block) -> npt.NDArray[np.int64]:
 
 
 def shard_name(number: int, format: Format) -> str:
-    """Return the file name of a shard."""
+    """Return the file name of a shard until it is stored (``stored_info``)."""
     return f"shard-{number:05d}.{format}"
+
+
+def stored_info(shard: ShardInfo) -> ShardInfo:
+    """Return a shard under its name in a dataset, which holds its hash: ``shard-00000-HASH.lmdb``."""
+    name, _, suffix = shard.file.rpartition(".")
+    return shard._replace(file=f"{_HASH.sub('', name)}-{shard.xxh3_128}.{suffix}")
 
 
 def shard_format(name: str) -> Format:

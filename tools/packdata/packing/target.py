@@ -13,13 +13,10 @@ import xxhash
 
 from loaders.data.manifest import MANIFEST_NAME, Manifest, ShardInfo, read_manifest, sync_folder
 from loaders.errors import ManifestError, PackError
-from loaders.schema import Schema
 from loaders.system.regular import read_regular
 from loaders.text import printable_json
 from packdata.packing.journal import JOURNAL_NAME, Reject, read_journal
-from packdata.packing.links import file_fault
 from packdata.packing.lock import LOCK_NAME, lock_owner
-from packdata.packing.provenance import PLAN
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -30,7 +27,8 @@ STAGED_NAME = "shards"  # inside of PACKING_NAME
 PARTS_NAME = ".parts"
 REJECTED_NAME = "rejected.jsonl"
 _NEVER_OURS = frozenset({PACKING_NAME, PARTS_NAME, "lost+found"})
-_NUMBERED = re.compile(r"shard-(\d+)\.")
+# Of a shard that was brought to its place before a manifest names it: it holds its hash.
+STORED_SHARD = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+")
 _MAX_DEPTH = 2  # of a target below the destination: split/size
 
 
@@ -151,12 +149,13 @@ def _foreign(dst: Path, below: str, found: Mapping[str, Manifest | None]) -> Ite
     folder = dst / below
     if found.get(below) is not None or not folder.is_dir():
         return
-    left = {path.name for path in leftovers(folder) if path.parent == folder}
+    # Without one of these they may be all that is left of a dataset whose manifest was lost.
+    is_begun = any((dst / name).exists() for name in (PACKING_NAME, PARTS_NAME))
     inner = {f.split("/")[0] for f in _below(found, below)}
     for path in sorted(folder.iterdir()):
         if path.name in inner and path.is_dir():
             yield from _foreign(dst, f"{below}/{path.name}".lstrip("/"), found)
-        elif path.name not in _NEVER_OURS | left:
+        elif path.name not in _NEVER_OURS and not (is_begun and STORED_SHARD.fullmatch(path.name)):
             yield path
 
 
@@ -165,16 +164,9 @@ def _below(folders: Mapping[str, Any], below: str) -> list[str]:
     return [f.removeprefix(prefix) for f in folders if f.startswith(prefix) and f != below]
 
 
-def free_number(folder: Path) -> int:
-    """Return the first shard number that no file there has, and none after it."""
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return 1 + max((int(m[1]) for m in map(_NUMBERED.match, names) if m), default=-1)
-
-
-def has_any(manifest: Manifest, shards: Sequence[ShardInfo]) -> bool:
-    """Return whether a dataset has one of these shards."""
-    known = {(shard.file, shard.xxh3_128) for shard in shards}
-    return any((shard.file, shard.xxh3_128) in known for shard in manifest.shards)
+def has_all(manifest: Manifest, shards: Sequence[ShardInfo]) -> bool:
+    """Return whether a dataset has these shards, under the names that they are stored by."""
+    return {shard.file for shard in shards} <= {shard.file for shard in manifest.shards}
 
 
 def files_of(manifest: Manifest) -> list[str]:
@@ -209,47 +201,15 @@ def rejects_bytes(rejects: Sequence[Reject]) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def leftovers(place: Path) -> list[Path]:
-    """Return what a command that was killed while it published below a folder has to delete, or to take back.
-
-    What its datasets replaced, where they are there; else what it has brought: files of the recorded content.
-    """
-    found = read_journal(place / PACKING_NAME / JOURNAL_NAME)
-    if found is None or found[0].kind != "command":
-        return []
-    (header, state), left = found, []
-    for folder, shards in state.shards.items():
-        target, there = place / folder, dataset_at(place / folder)
-        if there is not None and has_any(there, shards):
-            names = header.replaces.get(folder, ("", []))[1]
-        else:
-            brought = {shard.file: shard.xxh3_128 for shard in shards}
-            if state.done is not None:
-                brought |= Schema.from_json(state.done[folder]["schema"]).files
-            names = [n for n, digest in brought.items() if file_fault(target / n, digest) is None]
-        listed = files_of(there) if there is not None else []
-        plain = (name for name in names if os.path.basename(name) == name)
-        left += [target / n for n in plain if n not in listed and (target / n).exists()]
-    return left
-
-
-def remove_leftovers(place: Path) -> None:
-    """Delete what ``leftovers`` names."""
-    for path in leftovers(place):
-        path.unlink(missing_ok=True)
+def remove_unnamed(folder: Path) -> None:
+    """Delete the shards in a folder that its dataset does not have: of a command that was killed, or gave up."""
+    there = dataset_at(folder)
+    kept = [] if there is None else files_of(there)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if STORED_SHARD.fullmatch(path.name) and path.name not in kept:
+            path.unlink(missing_ok=True)
 
 
 def digest_of(plan: Mapping[str, str]) -> str:
     """Return the hash by which a dataset knows the plan that made it."""
     return xxhash.xxh3_128_hexdigest(json.dumps(plan, sort_keys=True).encode())
-
-
-def is_made(dst: Path, folders: Sequence[str], digest: str) -> bool:
-    """Tell whether the datasets are there as the plan of this hash has made them."""
-    for folder in folders:
-        there = dataset_at(dst / folder)
-        if there is None or there.provenance.get(PLAN) != digest:
-            return False
-        if any(size_of(dst / folder / each.file) != each.size_bytes for each in there.shards):
-            return False
-    return True

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,22 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
-from loaders.errors import PackError, RemoteError
+from loaders.errors import ManifestError, PackError, RemoteError
+from packdata.packing.provenance import PLAN
+from packdata.packing.target import is_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from loaders.data.manifest import ShardInfo
-    from loaders.remote.origin import Origin
+    from packdata.packing.store import Store
 
     Tick = Callable[[int], object]
 
 _AT_ONCE = 4
-_HASH = re.compile(r"-[0-9a-f]{32}$")
 
 
 def put_shards(
-    origin: Origin, below: str, shards: Sequence[tuple[Path, ShardInfo]], tick: Tick = int
+    origin: Store, below: str, shards: Sequence[tuple[Path, ShardInfo]], tick: Tick = int
 ) -> None:
     """Send the shards that are not there yet, some at a time.
 
@@ -66,7 +66,7 @@ class ShardSender:
         stored: Returns a shard as the manifest at the target is to list it.
     """
 
-    def __init__(self, origin: Origin, stored: Callable[[ShardInfo], ShardInfo]) -> None:
+    def __init__(self, origin: Store, stored: Callable[[ShardInfo], ShardInfo]) -> None:
         self._origin, self._stored = origin, stored
         self._pool = ThreadPoolExecutor(_AT_ONCE, "upload")
         self._sending: deque[Future[None]] = deque()
@@ -84,7 +84,7 @@ class ShardSender:
     def _send(self, folder: str, path: Path, shard: ShardInfo) -> None:
         put_shards(self._origin, folder, [(path, self._stored(shard))])
         _sent_mark(path).touch()
-        path.unlink()
+        path.unlink(missing_ok=True)
 
     def has(self, folder: str, path: Path, shard: ShardInfo) -> bool:
         """Tell whether a shard was sent by a command that was killed, and is there still."""
@@ -115,24 +115,18 @@ def _sent_mark(path: Path) -> Path:
     return path.with_name(f"{path.name}.sent")
 
 
-def stored_info(shard: ShardInfo) -> ShardInfo:
-    """Return a shard under its name in a store, which holds its hash: ``shard-00000-HASH.lmdb``."""
-    path = Path(shard.file)
-    return shard._replace(file=f"{_HASH.sub('', path.stem)}-{shard.xxh3_128}{path.suffix}")
-
-
 def name_at(below: str, name: str) -> str:
     """Return the name of an object in a folder of a target."""
     return f"{below}/{name}".lstrip("/")
 
 
-def lost_at(origin: Origin, below: str, shards: Iterable[ShardInfo]) -> list[str]:
+def lost_at(origin: Store, below: str, shards: Iterable[ShardInfo]) -> list[str]:
     """Return which of these shards are missing in a folder of a target."""
     sizes = {entry.name: entry.size for entry in origin.in_folder(below)[0]}
     return [s.file for s in shards if sizes.get(name_at(below, s.file)) != s.size_bytes]
 
 
-def end_uploads(origin: Origin, datasets: Mapping[str, Manifest]) -> None:
+def end_uploads(origin: Store, datasets: Mapping[str, Manifest]) -> None:
     """End uploads of shards that are there, by those who were killed; who still sends one finds it there."""
     from loaders.remote.stores import PUT_BYTES
 
@@ -147,14 +141,28 @@ def end_uploads(origin: Origin, datasets: Mapping[str, Manifest]) -> None:
             origin.end_uploads(sent_in_parts)
 
 
-def manifest_at(origin: Origin, below: str) -> Manifest | None:
+def manifest_at(origin: Store, below: str) -> Manifest | None:
     """Return the manifest in a folder of a target, as it is by now; None if there is none."""
     data, _ = origin.read(name_at(below, MANIFEST_NAME))
     return None if data is None else parse_manifest(data, origin.url / below / MANIFEST_NAME)
 
 
+def is_made(store: Store, folders: Iterable[str], digest: str) -> bool:
+    """Tell whether the datasets are there, whole, as the plan of this hash has made them."""
+    for folder in folders:
+        try:
+            there = manifest_at(store, folder)
+        except ManifestError:
+            return False
+        if there is None or there.provenance.get(PLAN) != digest:
+            return False
+        if lost_at(store, folder, there.shards):
+            return False
+    return True
+
+
 def seen_at(
-    origin: Origin, below: str, manifest: Manifest, *, overwrite: bool
+    origin: Store, below: str, manifest: Manifest, *, overwrite: bool
 ) -> dict[str, Any] | None:
     """Return the mark of the manifest that is to be replaced: ``{}`` if there is none, None if it is this very one.
 
@@ -168,13 +176,12 @@ def seen_at(
     if there == manifest_bytes(manifest):
         return None
     if not overwrite:
-        hint = "Pass overwrite=True to replace its manifest; its shards stay"
-        raise PackError("a packed dataset is there", origin.url / below, hint)
+        raise is_there(origin.url / below)
     return mark
 
 
 def publish_at(
-    origin: Origin,
+    origin: Store,
     below: str,
     manifest: Manifest,
     seen: dict[str, Any],

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import PackError
 from packdata.describe import counted
-from packdata.packing.journal import JournalHeader, Reached, Reject, State, named
-from packdata.packing.lock import LOCK_NAME, lock_owner
+from packdata.packing.journal import JournalHeader, Reached, Reject, State
 from packdata.packing.provenance import PLAN
 from packdata.packing.summary import Summary
-from packdata.packing.target import PACKING_NAME, PARTS_NAME, digest_of
+from packdata.packing.target import digest_of
 from packdata.parts.part import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from packdata.packing.upload import ShardSender
 
 NUM_PARTS = "num_parts"  # in the provenance of a dataset that was joined of several
 OF = "part."  # prefix of what the plan of a part has, and that of the whole has not
@@ -48,88 +43,6 @@ class Complete(NamedTuple):
     path: Path
     header: JournalHeader
     state: State
-
-
-_P = TypeVar("_P", bound=Path)
-
-
-@dataclass(frozen=True, slots=True)
-class PartPlace(ABC, Generic[_P]):
-    """The places of one part below a destination, and what is to become of it there.
-
-    Attributes:
-        dst: The destination.
-        part: The part.
-        plan: All that decides the output.
-        overwrite: Replace what is there.
-        own: Where it is packed, on this machine alone.
-    """
-
-    dst: _P
-    part: Part
-    plan: Mapping[str, str]
-    overwrite: bool
-    own: Path
-
-    @abstractmethod
-    def found(self) -> Complete | None:
-        """Return the part if it is complete, else None."""
-
-    @abstractmethod
-    def is_made(self, folders: Sequence[str], digest: str) -> bool:
-        """Tell whether the datasets are there, as the plan of this hash has made them."""
-
-    @abstractmethod
-    def make_room(self, folders: Sequence[str]) -> None:
-        """Make room for the part; PackError if something else is there."""
-
-    def sending(self) -> AbstractContextManager[ShardSender | None]:
-        """Return the context of what takes finished shards away; of None, if they stay until the part is complete."""
-        return nullcontext()
-
-    @abstractmethod
-    def complete(self) -> None:
-        """Bring what was packed to the place of complete parts; PackError if another one was there first."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Remove what is complete."""
-
-    def drop(self) -> None:
-        """Remove what was packed here, unless a process is packing it."""
-        if lock_owner(self.own / PACKING_NAME / LOCK_NAME) is None:
-            shutil.rmtree(self.own, ignore_errors=True)
-
-    def is_done(self, folders: Sequence[str]) -> bool:
-        """Tell whether the part is packed, or all of them are finished."""
-        found = self.found()
-        if found is not None:
-            return not found.header.differences(self.plan)
-        return self.is_made(folders, digest_of(whole(self.plan, self.part.of)))
-
-    def drop_to_repeat(self) -> None:
-        """Drop the part if it is complete and left items out, which may be readable now, or has lost shards."""
-        found = self.found()
-        if found is not None and found.state.all_rejects:
-            self.remove()
-
-    def nothing_done(self, why: str) -> Summary:
-        """Return the summary of a part that was packed before, with its rejects."""
-        found = self.found()
-        rejects = [] if found is None else found.state.all_rejects
-        why, place = f"part {self.part} {why}", self.dst / PARTS_NAME / self.part.name
-        return nothing_done(place, why, named(rejects))
-
-    def check_others(self, others: Sequence[Path]) -> list[str]:
-        """Return how the part that is there differs; PackError for it, and for ``others``, that may not be dropped."""
-        found = self.found()
-        differs = [] if found is None else found.header.differences(self.plan)
-        if (others or differs) and not self.overwrite:
-            what = "; ".join(differs[:4])
-            what = what or f"{others[0].name} is there, of another number of parts"
-            hint = "Pass what they were packed with, or overwrite=True to drop them"
-            raise PackError(f"other parts were packed there: {what}", self.dst, hint)
-        return differs
 
 
 def all_parts(dst: Path, found: Found, complete: Mapping[int, Complete | None]) -> list[Complete]:

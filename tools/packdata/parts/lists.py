@@ -13,9 +13,9 @@ from loaders.errors import PackError
 from loaders.remote.origin import origin_of, target_at
 from loaders.remote.url import URL, is_url, place_of
 from loaders.remote.wire import Entry
-from loaders.system.publish import publish_bytes
-from packdata.packing.disk import explained
+from packdata.packing.store import store_of
 from packdata.packing.target import PARTS_NAME
+from packdata.packing.upload import as_file
 from packdata.parts.local import holds_datasets
 from packdata.sources.base import suffix_of
 from packdata.sources.listed import kept_entries, list_origin, one_object
@@ -60,16 +60,8 @@ def _is_list(url: URL) -> bool:
 
 
 def _keep(place: Path, name: str, entries: Iterable[Entry]) -> None:
-    data = _packed(entries)
-    if isinstance(place, URL):
-        from packdata.packing.upload import as_file
-
-        with as_file(data) as path:
-            origin_of(place).put(name, path)
-        return
-    with explained(place):
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        publish_bytes(place / name, data)
+    with as_file(_packed(entries)) as path:
+        store_of(place).put(name, path)
 
 
 def kept_lists(
@@ -104,10 +96,7 @@ def _name(source: Path | str) -> str:
 
 
 def _read(place: Path, name: str) -> bytes | None:
-    if isinstance(place, URL):
-        return origin_of(place).read(name)[0]
-    path = place / name
-    return path.read_bytes() if path.exists() else None
+    return store_of(place).read(name)[0]
 
 
 def _packed(entries: Iterable[Entry]) -> bytes:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from loaders.errors import SchemaError
 from loaders.rng import hash64, key64
-from packdata.packing.upload import stored_info
+from packdata.packing.shards import stored_info
 from packdata.recipe import Recipe
 
 if TYPE_CHECKING:
