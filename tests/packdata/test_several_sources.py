@@ -137,7 +137,7 @@ def test_what_is_worth_knowing_of_one_is_told_of_several(
 
     notes = pack_images([one, other], tmp_path / "out").notes
 
-    assert "empty folders are not classes: bee (--classes can name them)" in notes
+    assert "empty folders are not classes: bee (classes= can name them)" in notes
 
 
 def test_arrays_of_several_folders(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def pack(photos: Path, dst: Path | str = OUT, **options: Any) -> Any:
-    return pack_images(photos, dst, shard_bytes=SHARD, **options)
+    return pack_images(photos, dst, shard_bytes=SHARD, **{"shuffle": None} | options)
 
 
 def shards_at(folder: Path) -> list[bytes]:
@@ -140,6 +140,8 @@ def test_pictures_go_to_a_bucket_in_a_drawn_order_which_is_told(
     assert "--shuffle none" not in capsys.readouterr().out
     pack(photos, tmp_path / "drawn", shuffle=0)
     assert_same(store, tmp_path / "drawn")
+    pack_images(photos, "s3://out/python", shard_bytes=SHARD)
+    assert_same(store, tmp_path / "drawn", "python")
     pack(photos, tmp_path / "plain")
     assert_same(store, tmp_path / "plain", "plain")
     one, other = (

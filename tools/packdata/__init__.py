@@ -8,7 +8,6 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import importlib
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -67,10 +66,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    if isinstance(value, FunctionType):  # the commands call what it wraps, and speak of options
-        from packdata.wording import speaks_python
-
-        value = speaks_python(value)
     globals()[name] = value
     return value
 

@@ -165,9 +165,9 @@ class CsvRows(TextRows):
             others = [" "]
         if len(cells) == 1 and others:
             what = f"it has one column, {cells[0][:60]!r}"
-            hint = f"Is it separated by {others[0]!r}? Say --delimiter"
+            hint = f"Is it separated by {others[0]!r}? Pass delimiter="
             if cells[0].startswith("sep="):  # a line that Excel takes for itself
-                hint += ", and leave this line out: --skip-rows 1"
+                hint += ", and leave this line out: skip_rows=1"
             raise SourceError(what, self.path, hint)
 
     def parts(self, number: int = 0) -> Iterator[Part]:
@@ -258,7 +258,7 @@ class CsvRows(TextRows):
             what = f"it has {len(cells)} cells, {named} {len(self.columns)}"
             is_comment = self.header and self.columns[0].startswith("#")
             return (
-                f"{what} (--skip-rows leaves comments above the names out)" if is_comment else what
+                f"{what} (skip_rows= leaves comments above the names out)" if is_comment else what
             )
         for name, cell in zip(self.columns, cells, strict=True):
             if not cell.isascii():

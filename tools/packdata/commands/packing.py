@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from packdata.plan import SourcePlan
 
 AT_URLS = True  # as --shuffle: the usual seed where the target is a URL
-_USUAL_SEED = 0
 _DRAWN = "in an order drawn at random, as shards in a store are best read; --shuffle none keeps that of the source"
 AGAIN = """
 After a kill, a full disk or Ctrl-C, run the same command again to continue. The result does not
@@ -204,13 +203,11 @@ def _run(args: argparse.Namespace, make_plan: Callable[[], SourcePlan], unit: st
 
 def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:
     from packdata.packing.target import is_unfinished
-    from packdata.parts.part import can_shuffle
+    from packdata.parts.part import usual_shuffle
     from packdata.plan import pack_plan
 
-    shuffle, is_drawn = args.shuffle, False
-    if shuffle is AT_URLS:
-        is_drawn = is_url(args.dst) and all(can_shuffle(recipe) for _, recipe in plan.splits)
-        shuffle = _USUAL_SEED if is_drawn else None
+    is_usual = args.shuffle is AT_URLS
+    shuffle = usual_shuffle(plan.splits, args.dst) if is_usual else args.shuffle
     settings: dict[str, Any] = {
         "shard_bytes": args.shard_bytes,
         "workers": args.workers,
@@ -227,7 +224,7 @@ def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:
 
             settings |= {"parts": args.parts, "address": args.address}
             summary = pack_on_ray(plan, args.dst, note=lambda text: show_notes([text]), **settings)
-        drawn = [_DRAWN] if is_drawn and summary.datasets else []
+        drawn = [_DRAWN] if is_usual and shuffle is not None and summary.datasets else []
         return replace(summary, notes=(*summary.notes, *drawn))
     except SourceError as error:
         if args.on_error == "fail":

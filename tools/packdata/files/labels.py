@@ -62,7 +62,7 @@ class LabelField:
             what = f"its {self.name} is {shown(value)}: {error}"
             hint = "Change the column, or leave it out of the source"
             if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
-                hint = f"For a mask give --mask-column {self.name}; or leave the column out of the source"
+                hint = f"For a mask pass mask_column={self.name!r}; or leave the column out of the source"
             raise SourceError(what, item.where, hint) from error
 
     def _stand_in(self, where: str) -> float:
@@ -155,7 +155,7 @@ def _check_fixed(sources: Mapping[str, Source], fixed: tuple[str, ...], given: o
     if not labels:
         what = "it has no labels, so classes mean nothing"
         names = ", ".join(source.name for source in sources.values())
-        raise SourceError(what, names, "Leave --classes out")
+        raise SourceError(what, names, "Leave classes= out")
     known = set(fixed)
     for name, column in labels.items():
         unknown = [each for each in column.classes if each not in known]
@@ -185,7 +185,7 @@ def _read_classes(classes: Sequence[str] | Path | str) -> tuple[str, ...]:
 def _is_dataset(path: Path) -> bool:
     if isinstance(path, URL):
         return origin_of(path).read(MANIFEST_NAME)[0] is not None
-    return is_folder(path, "--classes takes a file or dataset that you may read")
+    return is_folder(path, "classes= takes a file or dataset that you may read")
 
 
 def _classes_of_dataset(folder: Path) -> tuple[str, ...]:

@@ -149,14 +149,14 @@ def _masks_of(
     masks, suffix = options.masks, options.mask_suffix
     if masks is None and suffix:
         if (root := source.root) is None:
-            what = "--mask-suffix is for masks in a folder"
-            raise SourceError(what, source.name, "Give --masks, or --mask-column of a list")
+            what = "mask_suffix= is for masks in a folder"
+            raise SourceError(what, source.name, "Pass masks=, or mask_column= of a list")
         return MaskFolder(root, kind, suffix)
     if masks is None:
         return None
     list_sources([masks])
     inside = place_of_source(masks) / split
-    has_own = is_folder(inside, "--masks takes a folder that you may read")
+    has_own = is_folder(inside, "masks= takes a folder that you may read")
     return MaskFolder(inside if has_own else place_of_source(masks), kind, suffix)
 
 
@@ -189,7 +189,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
             unlabelled |= dict.fromkeys(source.labels)
     notes = passed_over(dict(ignored.most_common()))
     if empty := _empty_classes(splits):
-        notes.append(f"empty folders are not classes: {few(empty)} (--classes can name them)")
+        notes.append(f"empty folders are not classes: {few(empty)} (classes= can name them)")
     if doubles := sorted({f.name for split in splits for f in split.labels if f.column.is_double}):
         notes.append(f"stored as float32, of 24 bits: {few(doubles)}")
     if gaps := _gaps(splits):
@@ -201,7 +201,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
     if unlabelled:
         notes.append(
             f"no label: no column is called {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
-            f"--label-column NAME takes another ({few([*unlabelled])})"
+            f"label_column= takes another ({few([*unlabelled])})"
         )
     return notes
 
@@ -242,7 +242,7 @@ def _numbered(splits: Sequence[Split]) -> Iterator[str]:
     name = next((a for a, b in zip(classes, ordered, strict=True) if a != b), classes[0])
     yield (
         f"classes are called by numbers, but numbered as names are sorted: {name!r} is class "
-        f"{classes.index(name)} (as in torchvision); --classes FILE, a name a line, fixes an order"
+        f"{classes.index(name)} (as in torchvision); classes= with a file, a name a line, fixes an order"
     )
 
 

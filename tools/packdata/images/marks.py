@@ -166,4 +166,4 @@ def check_has_masks(marks: Marks | None, has_masks: bool) -> None:
     """Raise SchemaError for options of masks where there are none."""
     if marks is not None and not has_masks:
         names = " and ".join(marks.names)
-        raise SchemaError(f"{names} is for masks, and there are none: give --masks")
+        raise SchemaError(f"{names} is for masks, and there are none: pass masks=")

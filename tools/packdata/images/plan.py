@@ -28,6 +28,7 @@ from packdata.images.recipe import (
 )
 from packdata.images.shapes import ShapeOptions
 from packdata.packing.settings import PackSettings, check_options, take
+from packdata.parts.part import usual_shuffle
 from packdata.plan import pack_plan
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def plan_images(
     shapes = take(ShapeOptions, options)
     source = take(SourceOptions, options, column=image_column)
     if fit != "shorter" and not sizes:
-        raise SchemaError(f"fit {fit!r} says how pictures come to a size: give --size, too")
+        raise SchemaError(f"fit {fit!r} says how pictures come to a size: pass sizes=, too")
     listed = (
         [sizes] if isinstance(sizes, int | str) else as_list("sizes", sizes, "sizes in pixels")
     )
@@ -130,7 +131,7 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
             f"{counted(animated, 'picture')} of several frames or pages: only the first is packed"
         )
     if profiles := counts.pop(HAS_PROFILE, 0):
-        what = "with a colour profile: pixel values are kept as they are; --icc srgb converts those that are not sRGB"
+        what = "with a colour profile: pixel values are kept as they are; icc='srgb' converts those that are not sRGB"
         notes.append(f"{counted(profiles, 'picture')} {what}")
     if not counts["kept"] and (num := counts[CONVERTED]):
         notes.append(f"{counted(num, 'picture')} {CONVERTED}")
@@ -180,7 +181,8 @@ def pack_images(
             (``packdata.files.splits.SourceOptions``); ``boxes``, ``keypoints`` and ``annotations``
             (``packdata.images.shapes.ShapeOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
-            (``packdata.packing.settings.PackSettings``).
+            (``packdata.packing.settings.PackSettings``). To a URL the pictures of folders and lists are packed in a
+            random order, unless ``shuffle`` is None.
 
     Raises:
         SourceError: The source, or a picture in it, cannot be packed.
@@ -188,4 +190,6 @@ def pack_images(
         PackError: The target cannot be written, is in use, or holds something else.
     """
     settings = take(PackSettings, options)
-    return pack_plan(plan_images(src, format=format, **options), dst, **settings)
+    plan = plan_images(src, format=format, **options)
+    settings.setdefault("shuffle", usual_shuffle(plan.splits, dst))
+    return pack_plan(plan, dst, **settings)

@@ -89,5 +89,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _of_another_version(plan: object) -> ValueError:
     return ValueError(
-        f"--plan {plan} was made by another version than {PACKER}: make it anew with this one"
+        f"the plan {plan} was made by another version than {PACKER}: make it anew with this one"
     )

@@ -101,11 +101,9 @@ class FileKind:
     command: str  # the command that packs them
 
 
-PICTURES = FileKind("pictures", PICTURE_SUFFIXES, PATH_COLUMNS, "--image-column", "images")
+PICTURES = FileKind("pictures", PICTURE_SUFFIXES, PATH_COLUMNS, "image_column=", "images")
 _ARRAY_COLUMNS = ("array", "volume", *PATH_COLUMNS)
-ARRAYS = FileKind(
-    "arrays", frozenset({".npy", ".npz"}), _ARRAY_COLUMNS, "--array-column", "arrays"
-)
+ARRAYS = FileKind("arrays", frozenset({".npy", ".npz"}), _ARRAY_COLUMNS, "array_column=", "arrays")
 
 
 @dataclass(frozen=True, slots=True)

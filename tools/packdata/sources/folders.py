@@ -280,7 +280,7 @@ class MaskFolder:
         masks = [(self._picture(key), file) for key, file in keys if key.endswith(self._new)]
         if not masks:
             what = f"none of its {len(keys)} files ends in {self._new!r}, such as {keys[0][1]} does not"
-            raise SourceError(what, root, "Check --mask-suffix")
+            raise SourceError(what, root, "Check mask_suffix=")
         check_unique(lambda: masks, root)
         self.root, self._place, self._kind = root, root.absolute(), kind
         self._stored = listing.stored
@@ -305,7 +305,7 @@ class MaskFolder:
             hint = (
                 f"It is looked for as {os.path.join(self.root, name)}{suffix} (or another suffix)"
             )
-            hint += "" if self._new or self._old else "; --mask-suffix says how else names end"
+            hint += "" if self._new or self._old else "; mask_suffix= says how else names end"
             raise SourceError("it has no mask", where, hint)
         return self._mask(file)
 

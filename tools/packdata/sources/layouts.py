@@ -35,9 +35,9 @@ def check_layout(
         what, hint = f"splits ({few(splits)}) are not classes", "Pack each split by itself"
     elif "images" in names and beside:
         what = f"{few([names['images'], *beside])} are not classes"
-        hint = f"Pack {root / names['images']}, with --masks or --annotations"
+        hint = f"Pack {root / names['images']}, with masks= or annotations="
     elif is_all and len(folders) == 1:
         what, hint = f"{folders[0]} would be the only class", f"Pack {root / folders[0]}"
     else:
         return
-    raise SourceError(what, root, f"{hint}; if these are classes, name them with --classes")
+    raise SourceError(what, root, f"{hint}; if these are classes, name them with classes=")

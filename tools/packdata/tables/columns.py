@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import keyword
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +19,6 @@ from packdata.moments import Moments, standardized
 from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, ColumnPlan, TargetColumn
 from packdata.tables.notes import notes_on
 from packdata.tables.values import in_words, spelled_once
-from packdata.wording import names_in_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -146,17 +144,17 @@ def _role(
     """Return ``number``, ``flag``, ``date`` or ``text``; ``text`` too where there is a problem."""
     groups = set(column.groups)
     is_numeric = name in options.numeric
-    drop = f"--drop {_quoted(name)}" if name not in options.target else "pack without it"
+    drop = f"drop={[name]}" if name not in options.target else "pack without it"
     if column.other:
         problems.add(name, f"column {name!r}: {column.other}", f"Leave it out: {drop}")
     elif not groups and (bad := column.first.get("bad")) is not None:
         what = f"column {name!r} holds no {'number' if is_numeric else 'date'} ({bad.shown!r})"
-        hint = "Do not name it in --numeric, or leave it out" if is_numeric else "Leave it out"
+        hint = "Do not name it in numeric=, or leave it out" if is_numeric else "Leave it out"
         problems.add(name, what, f"{hint}: {drop}", bad.where)
     elif not groups:
         hint = f"Leave it out: {drop}"
         if column.num_unsure:
-            hint += f"; --categorical {_quoted(name)} takes {next(iter(column.counts))!r} as text"
+            hint += f"; categorical={[name]} takes {next(iter(column.counts))!r} as text"
         problems.add(name, f"column {name!r} has no value in any {which}", hint)
     elif name in options.categorical or is_numeric:
         return "text" if name in options.categorical else "number"
@@ -180,7 +178,7 @@ def _group(
     if group in ("date", "zoned"):
         if options.dates is None:
             first = column.first[group]
-            hint = f"--dates days or parts makes numbers of them, --drop {_quoted(name)} leaves them out"
+            hint = f"dates='days' or 'parts' makes numbers of them, drop={[name]} leaves them out"
             problems.add(name, f"column {name!r} holds dates ({first.shown!r})", hint, first.where)
         return "date"
     return str(group)
@@ -190,15 +188,10 @@ def _add_mixed(name: str, column: ColumnScan, groups: set[Any], problems: _Probl
     most, *rest = sorted(groups, key=lambda g: (-column.groups[g], g == "text", g))
     odd, usual = column.first[rest[0]], column.first[most]
     what = f"column {name!r} has {_NAMES[rest[0]]} ({odd.shown!r}) among {_NAMES[most]}"
-    quoted = _quoted(name)
-    hint = f"--categorical {quoted} takes all as categories, --drop {quoted} leaves it out"
+    hint = f"categorical={[name]} takes all as categories, drop={[name]} leaves it out"
     if "number" in groups:
-        hint += f", --numeric {quoted} with --on-error skip leaves such rows out"
+        hint += f", numeric={[name]} with on_error='skip' leaves such rows out"
     problems.add(name, f"{what} ({usual.shown!r}: {usual.where})", hint, odd.where)
-
-
-def _quoted(name: str) -> str:
-    return shlex.quote(names_in_option([name]))
 
 
 def _target(name: str, role: str, scan: Scan, options: TableOptions) -> TargetColumn:
@@ -317,13 +310,11 @@ def _check_numbers(
         first = scan.columns[name].first
         if "infinite" in first:
             what = f"column {name!r} is infinite ({first['infinite'].shown})"
-            hint = f"--drop {_quoted(name)} leaves the column out, --on-error skip such rows"
+            hint = f"drop={[name]} leaves the column out, on_error='skip' such rows"
             problems.add(name, what, hint, first["infinite"].where)
     if lacking and options.missing == "error":
         what = f"column {lacking[0]!r} has no value here; values are missing in {in_words(counts)}"
-        hint = (
-            "--missing nan or mean says what becomes of them, --on-error skip leaves such rows out"
-        )
+        hint = "missing='nan' or 'mean' says what becomes of them, on_error='skip' leaves such rows out"
         problems.add(lacking[0], what, hint, scan.columns[lacking[0]].first["missing"].where)
 
 
@@ -340,7 +331,7 @@ def _check_range(features: Features, problems: _Problems) -> None:
             ends = [standardized(end, features.mean[i], features.std[i]) for end in ends]
         if max(map(abs, ends)) > most:
             what = f"column {name!r} has numbers of {ends[0]:g} to {ends[1]:g}"
-            hint = f"{features.dtype} holds up to {most:g}: take --dtype float32 or float64"
+            hint = f"{features.dtype} holds up to {most:g}: use dtype='float32' or 'float64'"
             problems.add(column, what, hint)
 
 
@@ -386,7 +377,7 @@ def plan_like(
         or not isinstance(categories, Categories | None)
         or (features is not None and not features.sources)
     ):
-        hint = "--like takes what 'packdata tables' made"
+        hint = "like= takes what 'packdata tables' made"
         raise SourceError("it is not a packed table", like, hint)
     known = {target.field: target for target in _targets(manifest.provenance)}
     targets = []
@@ -436,6 +427,6 @@ def _check_columns(
     absent = [name for name in plan.kinds if columns is not None and name not in columns]
     targets = [target.column for target in plan.targets if target.column in absent]
     if absent:
-        hint = f"--drop {','.join(targets)} packs without it" if targets == absent else ""
-        what = f"it has no column {absent[0]!r}, which {like} (--like) was packed with"
+        hint = f"drop={targets} packs without it" if targets == absent else ""
+        what = f"it has no column {absent[0]!r}, which {like} (like=) was packed with"
         raise SourceError(what, path or "the table", hint)

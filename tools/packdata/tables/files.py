@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,7 +28,6 @@ from packdata.sources.refused import check_folder, check_regular
 from packdata.sources.row_kinds import listed_files
 from packdata.tables.typed import arrow_table, parquet_table
 from packdata.tables.values import in_words, without_words
-from packdata.wording import names_in_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -231,16 +229,14 @@ class CommonColumns:
             found = [f"missing {in_words(missing)}"] if missing else []
             found += [f"unexpected {in_words(more)}"] if more else []
             what = f"columns differ from {self.first.path.name}: {'; '.join(found)}"
-            hint = "--features names the columns to take, --drop what to leave out"
+            hint = "features= names the columns to take, drop= those to leave out"
             raise SourceError(what, file.path, hint)
         twice = [name for name, n in mine.items() if n > 1 and name in columns]
         if twice:
             what = f"duplicate column {', '.join(map(repr, twice[:5]))}"
-            hint = f"--drop {shlex.quote(names_in_option(twice))} leaves them out"
+            hint = f"drop={twice} leaves them out"
             if isinstance(opened(file), CsvRows):
-                hint += (
-                    ", --names with --skip-rows 1 gives other names; --no-header if it has none"
-                )
+                hint += ", names= with skip_rows=1 gives other names; header=False if it has none"
             raise SourceError(what, file.path, hint)
 
 

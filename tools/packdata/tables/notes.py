@@ -61,7 +61,7 @@ def _names_of_zeros(names: Sequence[str], scan: Scan) -> Iterator[str]:
         if "code" in scan.columns[name].first
     ]
     if found:
-        yield f"texts, as numbers begin with zeros or have 19 digits: {in_words(found)}; --numeric takes numbers"
+        yield f"texts, as numbers begin with zeros or have 19 digits: {in_words(found)}; numeric= takes them as numbers"
 
 
 def header_notes(columns: Sequence[str], scan: Scan) -> Iterator[str]:
@@ -83,7 +83,7 @@ def header_notes(columns: Sequence[str], scan: Scan) -> Iterator[str]:
     is_mixed = are_values and 2 * sum(looks) >= len(looks)
     if all(looks) or is_mixed or any(map(_is_no_name, columns, kinds)):
         few = in_words(columns, 4)
-        yield f"the header looks like values ({few}): --no-header if it is the first row, --names gives names"
+        yield f"the header looks like values ({few}): header=False if it is the first row, names= gives names"
 
 
 def _is_no_name(name: str, kind: str | None) -> bool:

@@ -48,7 +48,6 @@ from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import Scanner
 from packdata.tables.typed import frame_table, is_frame
 from packdata.tables.values import in_words
-from packdata.wording import in_python, speaks_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -339,7 +338,7 @@ def _name_notes(
             yield from header_notes(common.columns or (), found)
     found_names = [name for name in plan.kinds if name in unnamed or _INDEX.fullmatch(name)]
     if numbers := [name for name in found_names if name not in options.named]:
-        yield f"perhaps an index, as pandas writes it (--drop leaves it out): {in_words(numbers)}"
+        yield f"perhaps an index, as pandas writes it (drop= leaves it out): {in_words(numbers)}"
 
 
 def _check_like(options: TableOptions) -> None:
@@ -347,10 +346,9 @@ def _check_like(options: TableOptions) -> None:
     given = [name for name, value in options.to_json().items() if value != plain.to_json()[name]]
     if given:
         verb = "follows" if len(given) == 1 else "follow"
-        raise SchemaError(f"{', '.join(given)} {verb} from the dataset of --like")
+        raise SchemaError(f"{', '.join(given)} {verb} from the dataset of like=")
 
 
-@speaks_python
 def pack_tables(
     sources: Sequence[Path | str] | Path | str | Any,
     dst: Path | str,
@@ -387,8 +385,7 @@ def pack_tables(
         first_pass=first_pass,
         **options,
     )
-    packed = pack_plan(plan, dst, **settings)
-    return replace(packed, notes=tuple(map(in_python, packed.notes)))
+    return pack_plan(plan, dst, **settings)
 
 
 def arrays_of(frame: Any, target: str | Sequence[str] = (), **options: Any) -> dict[str, Any]:
