@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -57,8 +58,11 @@ def digest(value: Any) -> Any:
     return repr(value)
 
 
+_HASH = re.compile(r"(?<=shard-\d{5})-[0-9a-f]{32}")  # in the names of shards, as they are now
+
+
 def files(folder: Path) -> dict[str, str]:
-    """Return a hash of each file below a folder; of a manifest, without what wrote it."""
+    """Return a hash of each file below a folder; of a manifest, without what wrote it, and names of shards plain."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -71,10 +75,11 @@ def files(folder: Path) -> dict[str, str]:
                     "on", None
                 )  # of copy, before
                 manifest.pop("checksum", None)  # of all of it
-                for shard in manifest["shards"]:
-                    shard.pop("checksums_xxh3_64", None)  # manifests of before have none
-                data = json.dumps(manifest, sort_keys=True).encode()
-            found[str(path.relative_to(folder))] = hashlib.blake2b(data, digest_size=8).hexdigest()
+                for shard in manifest.get("shards", ()):
+                    shard.pop("checksums_xxh3_64", None)  # which the old version has not
+                data = _HASH.sub("", json.dumps(manifest, sort_keys=True)).encode()
+            name = _HASH.sub("", str(path.relative_to(folder)))
+            found[name] = hashlib.blake2b(data, digest_size=8).hexdigest()
     return found
 
 
