@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import xxhash
 
 from loaders.data.formats import hash_file
-from loaders.system.publish import publish_bytes, publish_file, sync_folder
 from loaders.errors import ShardError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL
 from loaders.remote.wire import Entry
+from loaders.system.publish import publish_bytes, publish_file, sync_folder
 from loaders.system.regular import read_regular
 from packdata.packing.disk import GO_ON, explained
 

@@ -355,7 +355,7 @@ class Ids(DocumentForm):
 
 
 def _only_here(name: str, path: Path) -> SourceError:
-    hint = f"Pack files with and without it one after the other, or without it: --drop {name}"
+    hint = f"Pack files with and without it one after the other, or without it: drop={[name]}"
     return SourceError(f"the file has {name!r}, and the first file has not", path, hint)
 
 
