@@ -265,7 +265,9 @@ def _missing(folder: Path) -> tuple[str, Path, str]:
         hint = f"Choose one of its folders: {', '.join(inside[:8])}"
         return "it holds several datasets", folder, hint
     if any(folder.glob(".packing*")):
-        hint = "Run the same 'packdata' command again, it continues; a Writer, or pack(), begins anew"
+        hint = (
+            "Run the same 'packdata' command again, it continues; a Writer, or pack(), begins anew"
+        )
         return "packing was not finished", folder, hint
     if any(folder.glob("shard-*")):
         hint = "Copy the file from a backup, or pack again"

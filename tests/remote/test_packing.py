@@ -459,6 +459,7 @@ def test_a_shard_that_was_sent_and_is_gone_is_packed_again(
     photos: Path, store: Store, tmp_path: Path
 ) -> None:
     argv = ["images", str(photos), OUT, "--shard-size", "4kB", *store.options]
+    sent: list[Path] = []
     for nth in range(2, 9):  # what others send at that moment may not have arrived
         assert killed_before_asking(nth, argv)
         if sent := sorted(store.root.glob("out/packed/train/shard-*")):

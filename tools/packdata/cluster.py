@@ -143,7 +143,7 @@ def _ray(address: str | None) -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise LoadersError("--engine ray needs Ray: pip install 'loaders[ray]'") from error
+        raise LoadersError("engine='ray' needs Ray: pip install 'loaders[ray]'") from error
     options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if address is None:
         options |= {"include_dashboard": False, "address": "local"}
@@ -237,5 +237,5 @@ def _check_room(ray: Any, cores: int) -> None:
     """Raise PackError where no node can run a part: it would wait for ever."""
     if (most := _most_cores(ray)) < cores:
         what = f"a part takes {counted(cores, 'core')}, and no node has more than {most:g}"
-        hint = "Use fewer --workers, or add a node; the same command goes on"
+        hint = "Pass fewer workers=, or add a node; the same command goes on"
         raise PackError(what, "Ray", hint)

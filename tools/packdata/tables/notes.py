@@ -50,7 +50,7 @@ def _rounded_numbers(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
         if most > (exact if how == "number" else exact / _DAY_S):
             stored[dtype].append(name)
     for dtype, names in stored.items():
-        yield f"{dtype} rounds values of {in_words(names)}; see --dtype, and of dates --dates parts"
+        yield f"{dtype} rounds values of {in_words(names)}; see dtype=, and of dates dates='parts'"
 
 
 def _names_of_zeros(names: Sequence[str], scan: Scan) -> Iterator[str]:
