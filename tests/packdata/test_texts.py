@@ -10,6 +10,7 @@ from loaders.errors import SourceError
 from packdata.tokens.documents import Documents
 from packdata.tokens.files import SourceFile
 from packdata.tokens.texts import TextOptions, TextSource, split_at, split_lines
+from tests.packdata.test_tokens import pack, texts, write
 from tests.refusals import At
 
 MANY = 100_000  # characters; more bytes than are checked at once
@@ -189,3 +190,22 @@ def test_a_file_with_both_line_ends_is_separated_as_told(tmp_path: Path) -> None
 def _texts(documents: Documents) -> list[bytes]:
     bounds = zip(documents.starts, documents.ends, strict=True)
     return [documents.data[a:b].tobytes() for a, b in bounds]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "tsv"])
+def test_a_column_of_csv_is_documents(tmp_path: Path, suffix: str) -> None:
+    mark = "\t" if suffix == "tsv" else ","
+    rows = ["id,body", '1,"two, and\na line"', "2,", "3,007", "4,NA"]
+    data = "\n".join(row.replace(",", mark, 1) for row in rows).encode()
+    source = write(tmp_path / f"a.{suffix}", gzip.compress(data) if suffix[-2:] == "gz" else data)
+
+    assert texts(pack(source, tmp_path / "p", text_column="body")) == [
+        "two, and\na line",
+        "007",
+        "NA",
+    ]
+    with pytest.raises(SourceError, check=At(source)):
+        pack(source, tmp_path / "q")  # without a column that is called text
+    source = write(tmp_path / "bad.csv", "text\none\ntwo,three\n")
+    with pytest.raises(SourceError, check=At("bad.csv, line 3")):
+        pack(source, tmp_path / "r")

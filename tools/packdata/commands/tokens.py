@@ -98,11 +98,11 @@ TOKENS = packing_command(
     has_first_pass=True,
     run=run,
     details=f"""\
-The source is text files; JSON lines, Parquet and Arrow whose rows are texts, lists of ids or conversations
-(text and JSON lines also as .gz and .zst); or files of ids: .npy, flat .bin (nanoGPT, llm.c,
-modded-nanogpt), Megatron-LM's .bin with .idx, datatrove's .ds with its index. Ids are stored in 8, 16
-or 32 bits, as the vocabulary needs, in one stream with the ends of documents marked, which
-loaders.TokenWindows serves.
+The source is text files; JSON lines, Parquet and Arrow whose rows are texts, lists of ids or
+conversations; CSV with a column of texts (text, JSON lines and CSV also as .gz and .zst); or files
+of ids: .npy, flat .bin (nanoGPT, llm.c, modded-nanogpt), Megatron-LM's .bin with .idx, datatrove's
+.ds with its index. Ids are stored in 8, 16 or 32 bits, as the vocabulary needs, in one stream with
+the ends of documents marked, which loaders.TokenWindows serves.
 {AGAIN}""",
     example=r"""packdata tokens shakespeare.txt packed                      every byte is an id
 packdata tokens corpus/*.jsonl.zst packed --tokenizer tokenizer.json

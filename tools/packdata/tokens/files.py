@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 _KINDS = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
     ".npy": "npy",
     **dict.fromkeys((".bin", ".idx"), "bin"),
     ".ds": "ds",
 }
 IDS_KINDS = ("npy", "bin", "ds")
-LINE_KINDS = frozenset({"jsonl", *ROW_KINDS})  # of named columns
+LINE_KINDS = frozenset({"jsonl", "csv", *ROW_KINDS})  # of named columns
 _COMPRESSIONS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _SAVE = "Save the ids with numpy.save"
 _NOT_READ = {
     ".npz": "Save the array of ids by itself, with numpy.save",
-    ".csv": "Convert it to Parquet or JSONL",
     **dict.fromkeys((".zip", ".bz2", ".xz"), "Unpack it first"),
     **dict.fromkeys((".pt", ".pkl", ".safetensors", ".h5", ".hdf5"), _SAVE),
 }
@@ -55,7 +55,7 @@ class SourceFile:
 
     path: Path
     name: str  # what to call it: the part of its path that differs between the files
-    kind: str  # how it is read: ``text``, ``jsonl``, ``npy``, ``bin``, ``ds`` or a kind of rows
+    kind: str  # how it is read: ``text``, ``jsonl``, ``csv``, ``npy``, ``bin``, ``ds`` or a kind of rows
     compression: str | None  # ``gzip``, ``zstd`` or None
     size: int  # its bytes on disk
     stored: RemoteFile | None = None  # what reads it, where it is an object of a store
@@ -125,9 +125,13 @@ def _list_folder(folder: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
         ]
     for name, path in sorted(found):
         suffix, compression = _suffixes(path)
-        # A plain .json beside others is often no data: it is read where it is named.
+        # A plain .json or .csv beside others is often no data: it is read where it is named.
         is_json_lines = suffix == ".json" and compression is not None
-        is_known = suffix in _KINDS or is_json_lines or row_kind(path.name) is not None
+        is_known = (
+            (suffix in _KINDS and _KINDS[suffix] != "csv")
+            or is_json_lines
+            or row_kind(path.name) is not None
+        )
         if not is_known:
             ignored[suffix] += 1
         elif not _is_index_of_bin(path):
@@ -167,7 +171,7 @@ def _source_file(path: Path, name: str) -> SourceFile:
         kind = inner or ("jsonl" if suffix == ".json" else _KINDS.get(suffix, "text"))
     else:
         compression = None  # that of the kind
-    if compression and kind not in ("text", "jsonl"):
+    if compression and kind not in ("text", "jsonl", "csv"):
         raise SourceError(f"a compressed {suffix} file is not read", path, "Unpack it first")
     check_name(name, path)
     try:

@@ -15,6 +15,7 @@ from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
 from loaders.remote.url import is_url, place_of
+from packdata.delimited import CsvRows
 from packdata.describe import counted, describe_field, passed_over
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings, check_options
@@ -22,7 +23,7 @@ from packdata.plan import pack_plan
 from packdata.sources.base import read_file
 from packdata.sources.listed import list_sources, with_beside, without_secrets
 from packdata.sources.opening import joined_splits
-from packdata.sources.row_kinds import open_row_file
+from packdata.sources.row_kinds import ROW_KINDS, open_row_file
 from packdata.tokens.chat import TOOLS, Chat, open_template
 from packdata.tokens.contents import BESIDE_IDS, Ids, Texts, is_list_of_numbers
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS, ForwardReader, identity_of, list_files
@@ -301,7 +302,7 @@ def _content_of_rows(rows: Sequence[SourceFile], options: TokenOptions) -> Docum
     if options.chat_template is not None:
         day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
         template = open_template(options.chat_template, options.tokenizer, day)
-        has_tools = any(TOOLS in _columns_of(file) for file in rows if file.kind != "jsonl")
+        has_tools = any(TOOLS in _columns_of(file) for file in rows if file.kind in ROW_KINDS)
         return Chat(options.messages_column or "messages", template, has_tools)
     text = options.text_column
     if text is None and (options.tokenizer or options.train_bpe) and "text" in columns:
@@ -320,6 +321,8 @@ def _content_of_rows(rows: Sequence[SourceFile], options: TokenOptions) -> Docum
 
 def _columns_of(file: SourceFile) -> dict[str, bool]:
     """Return the columns of a file, and whether they hold lists of numbers."""
+    if file.kind == "csv":
+        return dict.fromkeys(CsvRows(file.path).columns, False)
     if file.kind != "jsonl":
         schema = open_row_file(file.path).schema
         return {field.name: is_list_of_numbers(field.type) for field in schema}
@@ -332,8 +335,8 @@ def _columns_of(file: SourceFile) -> dict[str, bool]:
 
 def _first_rows(file: SourceFile, ids: Ids) -> Iterator[Mapping[str, Any]]:
     """Yield the first rows of a file, of lists of numbers where its columns have types."""
-    if file.kind == "jsonl":
-        yield from _json_rows(file)
+    if file.kind in ("jsonl", "csv"):
+        yield from _json_rows(file) if file.kind == "jsonl" else ()
         return
     rows = open_row_file(file.path)
     names = [field.name for field in rows.schema if is_list_of_numbers(field.type)]

@@ -12,14 +12,16 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from loaders.errors import SourceError
 from loaders.system.limits import usable_cores
+from packdata.delimited import CsvRows
 from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
 from packdata.sources.row_kinds import ROW_KINDS, open_row_file
@@ -30,10 +32,12 @@ from packdata.tokens.files import ForwardReader, SourceFile, count_lines
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from packdata.rows import Part
     from packdata.sources.objects import RemoteFile
     from packdata.tokens.contents import DocumentForm
 
-    Parts = list[tuple["TextPart | RowsPart", int]]
+    AnyPart: TypeAlias = "TextPart | RowsPart | CsvPart"
+    Parts = list[tuple[AnyPart, int]]
 
 PIECE_BYTES = 4 << 20
 _MAX_CHAR_BYTES = 4
@@ -170,6 +174,48 @@ def _first_not_utf8(data: memoryview, offset: int) -> int | None:
 def _num_continued(data: bytes) -> int:
     """Return how many bytes at the beginning continue a character."""
     return next((i for i, byte in enumerate(data) if byte & 0xC0 != 0x80), len(data))
+
+
+@dataclass(frozen=True, slots=True)
+class CsvPart:
+    """Some rows of a CSV file, of which a column holds texts."""
+
+    name: str
+    rows: CsvRows
+    part: Part
+    column: str
+    run = None  # each is read on its own
+
+    @classmethod
+    def of(cls, file: SourceFile, content: DocumentForm) -> Iterator[CsvPart]:
+        """Yield the parts of a file; SourceError if it has no such column, or no texts are wanted."""
+        if not isinstance(content, Texts):
+            hint = "Save lists and conversations as Parquet or JSON lines"
+            raise SourceError("the cells of CSV are texts", file.path, hint)
+        rows = CsvRows(file.path)
+        content.check(pa.schema([(name, pa.string()) for name in rows.columns]), file.path)
+        for part in rows.parts():
+            yield cls(file.name, rows, part, content.column)
+
+    @property
+    def where(self) -> str:
+        return f"{self.name}, from line {self.part.line}"
+
+    def loaded(self, _: object) -> CsvPart:
+        """Return it as it is: a thread reads it."""
+        return self
+
+    def read(self) -> Documents:
+        """Return each row as a document, less those of more or fewer cells."""
+        (rows,) = self.rows.read(self.part, [self.column])
+        texts = pc.fill_null(rows.table[self.column], "").cast(pa.large_string())
+        table = pa.table({self.column: texts})
+        found = Texts(self.column).of_table(
+            table, lambda row: f"{self.name}, line {rows.line(row)}"
+        )
+        places = ((f"{self.name}, line {line}", why) for line, why in rows.bad)
+        bad = [(place, SourceError(why, place)) for place, why in places]
+        return replace(found, rejects=(*found.rejects, *bad))
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +371,7 @@ class TextOptions:
 class TextPiece:
     """Parts that are packed together."""
 
-    parts: tuple[TextPart | RowsPart, ...]
+    parts: tuple[AnyPart, ...]
 
     @property
     def where(self) -> str:
@@ -390,6 +436,9 @@ class TextSource(TokenSource):
 
     def _parts(self, file: SourceFile) -> Parts:
         """Return the parts of a file, with their sizes in bytes."""
+        if file.kind == "csv":
+            parts = CsvPart.of(file, self.options.content)
+            return [(part, part.part.stop - part.part.start) for part in parts]
         if file.kind in ROW_KINDS:
             return [*RowRanges(file, self.options.content).parts(self.options.piece_bytes)]
         ends, mark = self._ends(file)
@@ -435,11 +484,9 @@ class TextSource(TokenSource):
             if not went:
                 return
 
-    def _group(
-        self, parts: Iterable[tuple[TextPart | RowsPart, int]]
-    ) -> list[tuple[TextPart | RowsPart, ...]]:
-        groups: list[tuple[TextPart | RowsPart, ...]] = []
-        pending: list[TextPart | RowsPart] = []
+    def _group(self, parts: Iterable[tuple[AnyPart, int]]) -> list[tuple[AnyPart, ...]]:
+        groups: list[tuple[AnyPart, ...]] = []
+        pending: list[AnyPart] = []
         size = 0
         for part, nbytes in parts:
             pending.append(part)
