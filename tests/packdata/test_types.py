@@ -68,8 +68,11 @@ def test_dates_with_a_zone_are_told_from_those_without() -> None:
         (["", "7"], False),
     ],
 )
-def test_zeros_in_front_and_long_numbers_are_found(cells: list[str], expected: bool) -> None:
-    texts = pa.array([cell or None for cell in cells], pa.string())
+@pytest.mark.parametrize("times", [1, 1000])  # few are matched, many looked at where they begin
+def test_zeros_in_front_and_long_numbers_are_found(
+    cells: list[str], expected: bool, times: int
+) -> None:
+    texts = pa.array([cell or None for cell in cells] * times, pa.string())
 
     assert are_names(texts, texts.cast(pa.float64())) is expected
 

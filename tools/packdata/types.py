@@ -38,7 +38,7 @@ _PATTERNS: dict[Kind, str] = {
     "date": _DATE,
     "zoned": _ZONED,
 }
-_SOME = 64
+_SOME, _FEW = 64, 1000
 _EXACT = 2.0**53  # float64 holds whole numbers up to here
 _BEYOND_US = r"(\.\d{6})\d+"
 # How all else than plain text begins, what says that there is no value included.
@@ -139,7 +139,8 @@ def parsed(texts: pa.Array, kind: Kind) -> pa.Array:
 def cast_all(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """Return texts as float64 or a timestamp, quickly; None where one of them is none, or says that there is none."""
     try:  # some first: a cast that fails takes a hundred times as long, as each value gets a message
-        pc.cast(texts.slice(0, _SOME), kind)
+        if len(texts) > _FEW:
+            pc.cast(texts.slice(0, _SOME), kind)
         values = pc.cast(texts, kind)
     except pa.ArrowInvalid:
         return None
@@ -150,6 +151,8 @@ def cast_all(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 def are_names(texts: pa.Array, numbers: pa.Array) -> bool:
     """Tell whether one of some numbers in text begins with a needless 0, or is a whole one of 19 digits or more."""
+    if len(texts) < _FEW:
+        return bool(matches(texts, _CODE).any())
     starts, ends, data = text_buffers(texts)
     if not len(data):
         return False
