@@ -33,13 +33,13 @@ class TorchBatches:
         num_workers: int,
         num_batches: int | None,  # of the epoch: an earlier end is an error; None: unknown
     ) -> None:
-        self._torchs, self._num_workers, self._num_batches = batches, num_workers, num_batches
+        self._iterator, self._num_workers, self._num_batches = batches, num_workers, num_batches
         self.num_taken = 0
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_torchs":
+        if name == "_iterator":
             raise AttributeError(name)
-        return getattr(self._torchs, name)
+        return getattr(self._iterator, name)
 
     def __iter__(self) -> TorchBatches:
         return self
@@ -48,7 +48,7 @@ class TorchBatches:
         try:
             # Without workers the index sampler enters the context of each batch: it ends with the batch.
             with nullcontext() if self._num_workers else reading(None):
-                batch = next(self._torchs)
+                batch = next(self._iterator)
         except StopIteration as error:
             if self._num_batches is None or self.num_taken >= self._num_batches:
                 raise
@@ -72,7 +72,7 @@ class TorchBatches:
 
     def close(self) -> None:
         """Let go of torch's iterator, which ends its workers then, unless they persist."""
-        self._torchs, self._num_batches = iter(()), None
+        self._iterator, self._num_batches = iter(()), None
 
 
 def _is_of_batch(error: BaseException) -> bool:

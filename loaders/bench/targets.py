@@ -24,7 +24,7 @@ from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.windows import TokenWindows
-from loaders.datasets.views import as_ours
+from loaders.datasets.views import unwrap
 from loaders.device.nested import tensors_of
 from loaders.errors import LoadersError
 from loaders.remote.url import is_url
@@ -67,7 +67,7 @@ class MeasuredDataset:
     @cached_property
     def dataset(self) -> Any:
         """The dataset, made when it is first needed; views of torch's as a loader serves them."""
-        return as_ours(self.open())
+        return unwrap(self.open())
 
     def reopen(self) -> None:
         """Forget the dataset and its maps: pages that are mapped cannot be dropped from the page cache."""
@@ -116,7 +116,7 @@ def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
         if not is_made and not callable(found):
             raise TargetError(f"{spec!r} is a {type(found).__name__}, not a Dataset")
         make = (lambda: found) if is_made else found
-        return MeasuredDataset(spec, make, _files_of(as_ours(found)), python=f"{spec} as it is")
+        return MeasuredDataset(spec, make, _files_of(unwrap(found)), python=f"{spec} as it is")
     raise TargetError(
         f"{spec!r} is no folder; give a packed folder, a folder of images, or module:object"
     )

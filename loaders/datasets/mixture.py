@@ -14,7 +14,7 @@ from loaders.datasets.base import BatchDataset, check_stored, from_start, index_
 from loaders.datasets.interleave import SourcesReader
 from loaders.datasets.packed import PackedDataset, concat
 from loaders.datasets.reading.request import ReadPlan, Request, SourcePart
-from loaders.datasets.views import as_ours, serves_stored
+from loaders.datasets.views import serves_stored, unwrap
 from loaders.errors import NoValueError, SchemaError
 from loaders.sampling.batch import IndexBatch
 from loaders.sampling.mixture import MixtureOrder, Stop, check_stop
@@ -92,7 +92,7 @@ class Mixture(Settled, BatchDataset):
         given = as_list("sources", sources, "datasets")
         if not given:
             raise ValueError("sources is empty: a mixture needs at least one dataset")
-        self.sources: tuple[BatchDataset, ...] = tuple(as_ours(source) for source in given)
+        self.sources: tuple[BatchDataset, ...] = tuple(unwrap(source) for source in given)
         for number, source in enumerate(self.sources):
             if isinstance(source, Mixture) or not isinstance(source, BatchDataset):
                 raise TypeError(

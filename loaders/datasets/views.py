@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MAX_PARTS = 64  # of a list, in which datasets are looked for
 
 
-def as_ours(dataset: Any) -> Any:
+def unwrap(dataset: Any) -> Any:
     """Return ``Subset`` (as ``random_split`` gives) and ``ConcatDataset`` over packed datasets as views of them.
 
     What is neither, or is not over datasets that ``select`` and ``concat`` take, stays as
@@ -28,16 +28,16 @@ def as_ours(dataset: Any) -> Any:
     Example::
 
         train, val = torch.utils.data.random_split(ShardDataset("packed/train"), [0.9, 0.1])
-        as_ours(train)  # a ShardDataset of those samples
+        unwrap(train)  # a ShardDataset of those samples
     """
     if type(dataset) is Subset:
-        whole = as_ours(dataset.dataset)
+        whole = unwrap(dataset.dataset)
         if not serves_stored(whole):
             return dataset
         indices = np.asarray(dataset.indices)
         return whole.select(indices.astype(np.int64) if indices.dtype == bool else indices)
     if type(dataset) is ConcatDataset:
-        parts = [as_ours(part) for part in dataset.datasets]
+        parts = [unwrap(part) for part in dataset.datasets]
         if all(serves_stored(part) for part in parts):
             try:
                 return concat(parts)

@@ -227,7 +227,7 @@ class Delivery(Generic[BatchT]):
         self._batches.close()
 
 
-class TorchsDelivery(Delivery[BatchT]):
+class TorchDelivery(Delivery[BatchT]):
     """Has the attributes of torch's iterator (``_workers``), which makes the batches.
 
     A class of its own: where there is a ``__getattr__``, Python looks up every attribute the slow way.

@@ -32,7 +32,7 @@ from loaders.device.pinned import pinned_buffer
 from loaders.gone import gone
 from loaders.live import register
 from loaders.loading.agreement import check_ranks_agree, next_number
-from loaders.loading.delivery import BatchT, Delivery, LoaderStats, TorchsDelivery
+from loaders.loading.delivery import BatchT, Delivery, LoaderStats, TorchDelivery
 from loaders.loading.frameworks import check_no_mesh
 from loaders.loading.options import LoaderOptions, check_alone, check_marks, choose_halves
 from loaders.loading.ordered import OrderedLoader
@@ -66,7 +66,7 @@ _NOT_PICKLED = frozenset(
         "_profile",
         "_served",
         "_slots",
-        "_torchs",
+        "_torch_loader",
     ]
 )
 _OPTIONS = frozenset(each.name for each in fields(LoaderOptions))
@@ -219,7 +219,7 @@ class DataLoader(OrderedLoader[BatchT]):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; an option counts from the next iteration on, or is a ValueError."""
         if "_child" in self.__dict__ and name in _OPTIONS:
-            self.__dict__.pop("_torchs", None)
+            self.__dict__.pop("_torch_loader", None)
             if name in _CHANGEABLE:
                 self._options = replace(self._options, **{name: value})
                 value = self._options.chosen_workers if name == "num_workers" else value
@@ -255,7 +255,7 @@ class DataLoader(OrderedLoader[BatchT]):
         self.__dict__.setdefault("_delivery", lambda: None)
         self._child: KeptChild | None = None
         self._gil = GilWatch()
-        self.__dict__.pop("_torchs", None)
+        self.__dict__.pop("_torch_loader", None)
         self._ahead: list[Ahead] = []  # tells fetchers of the pass
 
     def _halves(self) -> Served:
@@ -298,7 +298,7 @@ class DataLoader(OrderedLoader[BatchT]):
         current = self._begin()
         others = None if self._others is None else self._others.begin(self)
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
-        kind = TorchsDelivery if self.backend == "process" else Delivery
+        kind = TorchDelivery if self.backend == "process" else Delivery
         delivery: Delivery[BatchT] = kind(
             self._start(current),
             current,
@@ -325,7 +325,7 @@ class DataLoader(OrderedLoader[BatchT]):
     def _start(self, current: Pass | None) -> Any:
         """Start workers on the batches of the epoch that has begun."""
         is_torchs = self.backend == "process"
-        batches = self._start_torchs(current) if is_torchs else self._start_own()
+        batches = self._iterate_torch_workers(current) if is_torchs else self._start_own()
         self._batches = weakref.ref(batches)
         for each in self._ahead:
             each.start()  # after torch has forked its workers
@@ -345,12 +345,12 @@ class DataLoader(OrderedLoader[BatchT]):
                 warnings.warn(warning, stacklevel=3)
         return accelerator
 
-    def _start_torchs(self, current: Pass | None) -> TorchBatches:
+    def _iterate_torch_workers(self, current: Pass | None) -> TorchBatches:
         num = None if current is None else current.plan.num_remaining_steps
-        return TorchBatches(iter(self._torchs), self.num_workers, num)
+        return TorchBatches(iter(self._torch_loader), self.num_workers, num)
 
     @cached_property
-    def _torchs(self) -> torch.utils.data.DataLoader[Any]:
+    def _torch_loader(self) -> torch.utils.data.DataLoader[Any]:
         """Torch's own loader, over the indices of this one: it fetches in worker processes, or here."""
         options = {name: getattr(self, name) for name in _OF_FETCHING}
         if not self.num_workers:
@@ -424,7 +424,7 @@ class DataLoader(OrderedLoader[BatchT]):
     def _begin(self) -> Pass | None:
         steps = self._steps
         if steps is None:
-            if self._options.has_torchs_order:
+            if self._options.uses_torch_sampler:
                 check_alone()
             return None
         if steps.sampler.given_ranks == (None, None):
@@ -478,7 +478,7 @@ class DataLoader(OrderedLoader[BatchT]):
     def __len__(self) -> int:
         """Return the steps of an epoch, for this rank."""
         if self._others is not None and self._others.is_iterable:
-            return len(self._torchs)  # which warns of more samples than that
+            return len(self._torch_loader)  # which warns of more samples than that
         return super().__len__()
 
     def stats(self) -> LoaderStats:

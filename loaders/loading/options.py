@@ -17,7 +17,7 @@ from loaders.datasets.mixture import Mixture
 from loaders.datasets.moving import moving_halves
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.samples import collate
-from loaders.datasets.views import as_ours
+from loaders.datasets.views import unwrap
 from loaders.device.accelerator import as_device, pins
 from loaders.errors import LoadersError
 from loaders.loading.frameworks import without_ignite
@@ -114,7 +114,7 @@ class LoaderOptions:
     stall_warning_s: float = 60.0
 
     def __post_init__(self) -> None:
-        self._keep("dataset", _checked_dataset(as_ours(self.dataset)))
+        self._keep("dataset", _checked_dataset(unwrap(self.dataset)))
         self._keep("batch_sampler", without_ignite(self.batch_sampler))
         self._check_values()
         self._keep("device", None if self.device is None else as_device(self.device))
@@ -157,7 +157,7 @@ class LoaderOptions:
         return isinstance(self.sampler, Order) or (self.sampler is None and not is_torchs)
 
     @property
-    def has_torchs_order(self) -> bool:
+    def uses_torch_sampler(self) -> bool:
         """Whether torch's own loader chooses the samples."""
         is_given = self.sampler is not None or self.batch_sampler is not None
         return not (self.has_own_order or is_given or isinstance(self.dataset, IterableDataset))
@@ -175,7 +175,7 @@ class LoaderOptions:
             names = "True, False, 'block' or 'lanes'"
             raise ValueError(f"shuffle must be {names}, got {shown(shuffle)}")
         if not hasattr(dataset, "__len__"):
-            what = "give it __len__, or leave its order to a sampler"
+            what = "add __len__, or pass a sampler"
             raise TypeError(f"dataset has no length, got {shown(dataset)}: {what}")
         if sampler is None:
             own = self._order_of_dataset()
@@ -238,7 +238,7 @@ class LoaderOptions:
             return
         if self.batch_size is None and self.batch_sampler is None:
             raise ValueError(
-                "pad='mark' marks rows of batches, and batch_size is None: give batch_size, or use pad=False"
+                "pad='mark' marks rows of batches, and batch_size is None: set batch_size, or use pad=False"
             )
         if not self.in_order:
             raise ValueError(
@@ -303,7 +303,7 @@ def _check_foreign_order(options: LoaderOptions) -> None:
             f"shuffle={options.shuffle!r} cannot be combined with sampler, batch_sampler or generator: leave them out"
         )
     if (
-        options.has_torchs_order
+        options.uses_torch_sampler
         and isinstance(dataset, BatchDataset)
         and dataset.order(0, 1) is not None
     ):

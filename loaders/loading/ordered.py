@@ -192,7 +192,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             last = replace(steps.plan(), rank=steps.sampler.num_replicas - 1)
             if last.num_steps < replace(last, rank=0).num_steps:
                 what = "with pad=False ranks have unequal steps, and in forever() their epochs would drift apart"
-                raise ValueError(f"{what}: give drop_last=True, or leave out pad")
+                raise ValueError(f"{what}: set drop_last=True, or drop pad")
         return self._forever()
 
     def _forever(self) -> Iterator[BatchT]:
@@ -225,7 +225,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         active = steps.sampler.cursor.active
         if self.num_workers and active is not None and active.counts_taken:
             what = "another loader takes batches from this one's batch_sampler (skip_first_batches?), maybe ahead"
-            remedy = "iterate this one, which resumes by itself, or give num_workers=0"
+            remedy = "iterate this one, which resumes by itself, or set num_workers=0"
             warnings.warn(
                 f"{what}, and the state counts what it has taken: {remedy}", stacklevel=2
             )

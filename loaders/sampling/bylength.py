@@ -24,7 +24,7 @@ _ALIKE = 0.1  # by which lengths of samples that are mixed may differ
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ByLength(Computed):
-    """Each sample once, in batches of similar lengths, in an order by chance.
+    """Each sample once, in batches of similar lengths, in random order.
 
     Every epoch shuffles all samples, sorts those of each ``window`` batches by length, and shuffles the batches.
     The samples that make no whole batch come last.
@@ -69,7 +69,7 @@ class ByLength(Computed):
             raise ValueError("lengths must be finite and not negative")
         if (self.batch_size is None) == (self.max_tokens is None):
             raise ValueError(
-                f"give either batch_size or max_tokens, got {self.batch_size} and {self.max_tokens}"
+                f"pass either batch_size or max_tokens, got {self.batch_size} and {self.max_tokens}"
             )
         if self.max_batch is not None and self.max_tokens is None:
             raise ValueError("max_batch needs max_tokens: with batch_size it has no effect")

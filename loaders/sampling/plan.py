@@ -162,7 +162,7 @@ class Plan:
         if self.num_lanes == 1:
             return steps[:, None] + slots
         phases, which = np.unique(steps % self.num_lanes, return_inverse=True)
-        return steps[:, None] + self._lane_by_lane(phases, slots)[which]
+        return steps[:, None] + self._lane_offsets(phases, slots)[which]
 
     def chunks(self, multiple: int = 1) -> Iterator[tuple[Int64s, Bools | None]]:
         """Yield the positions of all remaining steps, and which are real, as ``(steps, rows)`` arrays.
@@ -182,8 +182,8 @@ class Plan:
             positions, valid = self.positions(step)
             yield positions[None], None if valid is None else valid[None]
 
-    def _lane_by_lane(self, phases: Int64s, slots: Int64s) -> Int64s:
-        """Return how far behind its begin a global batch has what comes at some slots of it, lane by lane.
+    def _lane_offsets(self, phases: Int64s, slots: Int64s) -> Int64s:
+        """Return the offsets, within a global batch sorted by lane, of the given slots.
 
         Args:
             phases: The begins of batches, modulo the number of lanes: ``(K,)``; the result is ``(K, slots)``.

@@ -32,7 +32,7 @@ def resolve_rank(rank: int | None = None, world_size: int | None = None) -> tupl
     if rank is None or world_size is None:
         raise LoadersError(
             f"rank={rank} with world_size={world_size} leaves open which part of the data is for "
-            "this process: give both, or call torch.distributed.init_process_group() before "
+            "this process: pass both, or call torch.distributed.init_process_group() before "
             "iterating."
         )
     world_size = whole_number("world_size", world_size, at_least=1)

@@ -85,7 +85,7 @@ class Weighted(Computed):
         return first
 
     def _choose(self, epoch: int) -> Int64s:
-        """Return the indices whose exponential clocks, at their weights' rates, ring first."""
+        """Return indices by weighted sampling without replacement (Efraimidis-Spirakis keys)."""
         candidates = np.flatnonzero(np.asarray(self.weights))
         points = uniform(order_key(self.seed, epoch, CHOICE), candidates, num=1)[:, 0]
         rings = -np.log1p(-points) / np.asarray(self.weights)[candidates]

@@ -20,7 +20,7 @@ from loaders.data.manifest import publish_manifest, read_manifest
 from loaders.data.shards import Check
 from loaders.datasets import replaced
 from loaders.datasets.reading import known, pictures
-from loaders.datasets.views import as_ours
+from loaders.datasets.views import unwrap
 from loaders.errors import (
     BatchError,
     ChecksumError,
@@ -201,7 +201,7 @@ def test_select_takes_indices_or_a_mask(dataset: ShardDataset) -> None:
 def test_a_view_keeps_its_samples_whatever_becomes_of_the_indices(dataset: ShardDataset) -> None:
     indices = np.array([3, 1])
     view = dataset.select(indices)
-    subset = as_ours(torch.utils.data.Subset(dataset, indices))  # type: ignore[arg-type]
+    subset = unwrap(torch.utils.data.Subset(dataset, indices))  # type: ignore[arg-type]
 
     indices[:] = 0
 

@@ -7,7 +7,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
 from loaders.datasets.reading.request import Request
-from loaders.datasets.views import as_ours
+from loaders.datasets.views import unwrap
 from loaders.errors import SchemaError, StateError
 from tests.packdata.packing import pack_samples
 
@@ -35,7 +35,7 @@ def test_torchs_views_of_ours_are_served_by_threads(dataset: ShardDataset) -> No
     both = DataLoader(ConcatDataset([train, Subset(val, [0, 2])]), batch_size=5)
     assert both.backend == "thread"
     assert keys(both) == [*expected, dataset[val.indices[0]].key, dataset[val.indices[2]].key]
-    assert len(as_ours(Subset(train, []))) == 0
+    assert len(unwrap(Subset(train, []))) == 0
     assert len(Mixture([train, val], [1, 1], stop=10)) == 20
 
 
@@ -77,7 +77,7 @@ def test_what_is_not_ours_stays_as_it_is(dataset: ShardDataset) -> None:
         Subset(Backwards(dataset.path), [1]), ConcatDataset([Backwards(dataset.path)]),
     ]  # fmt: skip
     for other in others:
-        assert as_ours(other) is other
+        assert unwrap(other) is other
 
 
 def test_splits_are_map_style_and_pickle(dataset: ShardDataset) -> None:
@@ -99,7 +99,7 @@ def test_those_of_data_in_memory_and_on_a_device_are_ours_too(dataset: ShardData
         part, _ = random_split(here, [15, 5], torch.Generator().manual_seed(0))
         expected = [here[i].pixels for i in part.indices]
 
-        ours = as_ours(part)
+        ours = unwrap(part)
 
         assert type(ours) is RAMDataset
         assert ours.device == here.device
@@ -112,7 +112,7 @@ def test_what_lies_on_a_device_is_not_joined_on_the_host(dataset: ShardDataset) 
     here = RAMDataset(dataset.replace(fields=["pixels"]), device="cpu")
     both: ConcatDataset[Any] = ConcatDataset([here, here])
 
-    assert as_ours(both) is both
+    assert unwrap(both) is both
     with pytest.raises(SchemaError):
         concat([here, here])
 

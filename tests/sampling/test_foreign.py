@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 import packdata
 from loaders import DataLoader, JpegOnDevice, Mixture, RAMDataset, ShardDataset, augment
-from loaders.datasets.views import as_ours, holds_ours
+from loaders.datasets.views import holds_ours, unwrap
 from loaders.sampling import Balanced, EpochSampler, Weighted
 from loaders.sampling.foreign import numbered
 from loaders.schema import Image
@@ -541,7 +541,7 @@ def test_repeats_in_a_batch_of_torchs_subset_are_drawn_each_by_its_own_number() 
     pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
     ours = Subclassed.from_arrays(image=pixels, augment=[augment.RandomCrop(16)])
     part = Subset(ours, [0, 1])
-    assert as_ours(part) is part
+    assert unwrap(part) is part
     expected = crops(RAMDataset.from_arrays(image=pixels, augment=[augment.RandomCrop(16)])[:2], 4)
 
     assert len(torch.unique(expected, dim=0)) == 6
