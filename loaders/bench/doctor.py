@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -19,13 +18,14 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import cv2
 import numpy as np
 
 from loaders.system import limits
 from loaders.system.limits import text
+from loaders.system.mounts import mount_of
 from loaders.text import describe_size, in_seconds, number, printable
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ _SHM_BYTES = 1 << 30
 _SLOW_READ = 200e6  # bytes/s
 _SLOW_SEEK_S = 3e-3  # of a disk that turns
 _SIMD_GAIN = 1.2
-_NETWORK = (
-    "nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "beegfs", "ceph", "9p", "glusterfs", "virtiofs",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +160,6 @@ _READ_S = 1.0
 _MAX_READS, _MAX_FILES = 2000, 2000
 
 
-class Mount(NamedTuple):
-    """A mounted file system: where, and of which kind."""
-
-    point: Path
-    kind: str
-
-
 def file_system(place: Surroundings) -> Finding:
     """Look at what lies under the data."""
     name, mount = "file system", mount_of(place.path, place.proc)
@@ -177,29 +167,13 @@ def file_system(place: Surroundings) -> Finding:
         what = f"{printable(str(place.path))} is on no mount that {place.proc} lists"
         return Finding(name, "unknown", what)
     cost = do = ""
-    if mount.kind.startswith(_NETWORK):
+    if mount.is_network or mount.kind == "virtiofs":  # the host's files
         cost = "each first read crosses the network; small files are worst"
         do = "pack into shards; copy them to a local disk, or RAMDataset"
     elif mount.kind == "overlay":
         cost = "a container's own layers: slow to write, gone with the container"
         do = "mount a volume for the data"
     return finding(name, f"{mount.kind} at {mount.point}", cost=cost, do=do)
-
-
-def mount_of(path: Path, proc: Path) -> Mount | None:
-    """Return what a path is on: the deepest mount above it, the last one made if there are more."""
-    resolved, found = path.resolve(), None
-    for line in (text(proc / "self/mountinfo") or "").splitlines():
-        before, _, after = line.partition(" - ")
-        words = before.split()
-        if len(words) < 5 or not after.split():
-            continue
-        # Spaces are written as \040.
-        point = Path(re.sub(r"\\([0-7]{3})", lambda escaped: chr(int(escaped[1], 8)), words[4]))
-        deeper = found is None or len(point.parts) >= len(found.point.parts)
-        if resolved.is_relative_to(point) and deeper:
-            found = Mount(point, after.split()[0])
-    return found
 
 
 def read_rate(place: Surroundings) -> Finding:

@@ -28,16 +28,13 @@ import xxhash
 from loaders.checks import shown
 from loaders.errors import CacheError
 from loaders.gone import gone
+from loaders.system.mounts import mount_of
 
 VERSION = "v2"
 TAG_NAME = "CACHEDIR.TAG"
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Downloaded shards of loaders; 'packdata cache' shows them.\n"
 _OURS = re.compile(r"v\d+|lost\+found|CACHEDIR\.TAG")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
-_NETWORK = re.compile(
-    r"nfs\d?|cifs|smb.*|lustre|gpfs|beegfs|ceph|9p|afs|panfs|fhgfs|wekafs|ocfs2|gfs2"
-    r"|fuse\.(?!fuse-overlayfs).*|fuse"
-)
 _ASK = "Give a folder on a local disk: cache='/local/folder', or the variable LOADERS_CACHE"
 _GB = 10**9
 CACHE_FORMS = 'a size such as "500GB", a folder, or {"path": ..., "size": ...}'
@@ -130,30 +127,16 @@ def is_on_disk(folder: Path) -> bool:
     above = folder
     while not above.exists() and above != above.parent:
         above = above.parent
-    kind = file_system(above)
-    return os.access(above, os.W_OK) and kind != "tmpfs" and not _NETWORK.fullmatch(kind)
-
-
-def file_system(folder: Path) -> str:
-    """Return the kind of the file system that a folder lies in: ``"ext4"``; ``""`` where it is not known."""
-    place, found = folder.resolve(), (-1, "")
-    try:
-        lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        escaped = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), left.split()[4])
-        if place.is_relative_to(escaped) and len(escaped) >= found[0]:
-            found = len(escaped), right.split()[0]
-    return found[1]
+    mount = mount_of(above)
+    is_disk = mount is None or not (mount.kind == "tmpfs" or mount.is_network)
+    return os.access(above, os.W_OK) and is_disk
 
 
 def check_folder(folder: Path) -> None:
     """Raise CacheError if a folder cannot be a cache; one that is not there yet can be."""
-    kind = file_system(_existing(folder))
-    if _NETWORK.fullmatch(kind):
-        what = f"it lies on a network ({kind}): locks and sockets there do not reach other hosts"
+    mount = mount_of(_existing(folder))
+    if mount is not None and mount.is_network:
+        what = f"it lies on a network ({mount.kind}): locks and sockets there do not reach other hosts"
         raise CacheError(what, folder, _ASK)
     try:
         found = folder.stat()
@@ -224,4 +207,5 @@ def default_size(inside: Path, used_bytes: int) -> int:
     disk = os.statvfs(inside)
     room = disk.f_bavail * disk.f_frsize + used_bytes
     size = max(2 * _GB, int(0.8 * room) - 20 * _GB)
-    return min(size, 10 * _GB) if file_system(inside) == "overlay" else size
+    mount = mount_of(inside)
+    return min(size, 10 * _GB) if mount is not None and mount.kind == "overlay" else size

@@ -160,52 +160,6 @@ def test_random_reads_that_take_as_long_as_on_a_disk_that_turns_cost(
         assert "shuffle='block'" in finding.remedy
 
 
-def test_names_of_mounts_may_have_spaces(place: Surroundings) -> None:
-    write(place.proc, {"self/mountinfo": MOUNTS.format(data="/d", kind="nfs")})
-
-    mount = doctor.mount_of(Path("/with space/x"), place.proc)
-
-    assert mount is not None
-    assert mount.kind == "tmpfs"
-
-
-@pytest.mark.parametrize(
-    ("point", "written"),
-    [
-        ("/mnt/datenü", "/mnt/datenü"),
-        ("/mnt/数据", "/mnt/数据"),
-        ("/mnt/ü 1", "/mnt/ü\\0401"),
-        ("/mnt/a\\n", "/mnt/a\\134n"),
-    ],
-)
-def test_names_of_mounts_may_have_any_characters(
-    place: Surroundings, point: str, written: str
-) -> None:
-    """The kernel writes some of them as three octal digits."""
-    line = f"23 22 0:30 / {written} rw,relatime shared:1 - nfs4 server:/x rw\n"
-    write(place.proc, {"self/mountinfo": MOUNTS.format(data="/d", kind="xfs") + line})
-
-    mount = doctor.mount_of(Path(point) / "train", place.proc)
-
-    assert mount is not None
-    assert (str(mount.point), mount.kind) == (point, "nfs4")
-
-
-def test_of_mounts_at_one_place_the_last_one_counts_and_a_deeper_one_more(
-    place: Surroundings,
-) -> None:
-    """Below it lies what was there before; the order of the others says nothing."""
-    lines = [f"2{i} 1 0:3{i} / {p} rw - {k} none rw" for i, (p, k) in enumerate(
-        [("/data", "ext4"), ("/data", "xfs"), ("/", "overlay")]
-    )]  # fmt: skip
-    write(place.proc, {"self/mountinfo": "\n".join(lines)})
-
-    mount = doctor.mount_of(Path("/data/train"), place.proc)
-
-    assert mount is not None
-    assert mount.kind == "xfs"
-
-
 @pytest.mark.parametrize(
     ("rate", "level", "said"),
     [

@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders.bench import sweep as sweep_module
-from loaders.bench.doctor import mount_of
 from loaders.bench.measure import Config, time_loader
 from loaders.bench.sweep import (
     Sweep,
@@ -21,6 +20,7 @@ from loaders.bench.sweep import (
     time_target,
 )
 from loaders.bench.targets import MeasuredDataset, load
+from loaders.system.mounts import mount_of
 from tests.bench.constructed import Instant, Made, a_result, a_sweep
 from tests.packdata.packing import pack_samples
 from tests.pages import resident_share
@@ -193,7 +193,7 @@ def test_nothing_keeps_the_files_in_the_page_cache_while_a_cold_sweep_drops_them
 ) -> None:
     """A dataset that somebody still holds has pages mapped, and those stay."""
     target = load(str(pack_samples(tmp_path / "d", 64)), size=32)
-    mount = mount_of(tmp_path, Path("/proc"))
+    mount = mount_of(tmp_path)
     if resident_share(target.files) is None or (mount and mount.kind == "tmpfs"):
         pytest.skip("what is in the page cache cannot be told, or dropped")
     shares: list[float | None] = []

@@ -14,7 +14,6 @@ import torch
 from loaders import RAMDataset, ShardDataset, TokenWindows
 from loaders.bench import machine
 from loaders.bench import sweep as sweep_module
-from loaders.bench.doctor import mount_of
 from loaders.bench.measure import (
     Config,
     TimedPass,
@@ -31,6 +30,7 @@ from loaders.bench.sweep import (
 from loaders.bench.targets import Endless, ImageFiles, TargetError, holds, load
 from loaders.sampling.order import Order
 from loaders.schema import Array
+from loaders.system.mounts import mount_of
 from packdata.tokens.plan import pack_tokens
 from tests.bench.constructed import Instant, Sleeps, Stream, a_sweep, small_rows
 from tests.packdata.packing import pack_samples
@@ -374,7 +374,7 @@ def test_files_leave_the_page_cache_and_come_back(tmp_path: Path) -> None:
     after = resident_share([file])
 
     assert before == 1.0
-    mount = mount_of(tmp_path, Path("/proc"))
+    mount = mount_of(tmp_path)
     if mount is not None and mount.kind != "tmpfs":  # which lives in the page cache
         assert after == 0.0
         (tmp_path / "g").write_bytes(bytes(3 << 20))

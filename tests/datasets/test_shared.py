@@ -21,6 +21,7 @@ from loaders.datasets.memory import loading, memfile, shared
 from loaders.datasets.memory.loading import ColumnToLoad
 from loaders.datasets.memory.memfile import fill_memory_file, open_memory_file
 from loaders.errors import CacheError, ChecksumError, LoadersError
+from loaders.remote.folder import VERSION
 from loaders.schema import Array, Label
 from tests.datasets.sharing import Rank, digest, memfds
 from tests.packdata.packing import FIELDS, pack, sample
@@ -40,7 +41,7 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("LOADERS_CACHE", str(tmp_path / "cache"))
     files = set(os.listdir("/dev/shm"))
     gc.collect()
-    yield tmp_path / "cache" / "v1" / "ram"
+    yield tmp_path / "cache" / VERSION / "ram"
     gc.collect()
     assert memfds() == 0
     assert {f for f in set(os.listdir("/dev/shm")) - files if "loaders" in f} == set()

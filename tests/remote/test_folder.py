@@ -12,6 +12,7 @@ import pytest
 
 from loaders import DataLoader, ShardDataset
 from loaders.errors import CacheError, RemoteError
+from loaders.system.mounts import Mount
 from tests.remote import servers
 from tests.remote.conftest import ended, storage
 from tests.remote.test_remote import S3, assert_same, batches
@@ -198,7 +199,8 @@ def test_a_folder_that_is_read_only_is_an_error_with_its_place(
 def test_a_folder_on_a_network_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("loaders.remote.folder.file_system", lambda folder: kind)
+    mount = Mount(tmp_path, kind)
+    monkeypatch.setattr("loaders.remote.folder.mount_of", lambda folder: mount)
 
     with pytest.raises(CacheError) as caught:
         ShardDataset(S3, cache=tmp_path / "cache")
