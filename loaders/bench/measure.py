@@ -204,10 +204,9 @@ def begin(loader: Iterable[Any]) -> Any:
 
 
 def end(batches: Any) -> None:
-    """End an iterator's workers now, of any kind of loader."""
-    for name in ("close", "_shutdown_workers"):
-        if hasattr(batches, name):
-            getattr(batches, name)()
+    """End an iterator's workers now; of other loaders they end with their last reference."""
+    if hasattr(batches, "close"):
+        batches.close()
 
 
 def batch_nbytes(batch: Any) -> int:
