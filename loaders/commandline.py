@@ -1,4 +1,4 @@
-"""A command with subcommands: help in groups, suggestions for what was misspelled, shell completion."""
+"""A command with subcommands: help in groups, suggestions for what was misspelled."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from loaders.checks import did_you_mean
 from loaders.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-SHELLS = ("bash", "zsh", "fish")
 _WRONG_USAGE = 2
 _MAX_WIDTH = 100  # columns of running text, however wide a terminal is
 _TWO_COLUMNS = re.compile(r"( +\S.*? {2,})(?=\S)")
@@ -37,9 +36,9 @@ def _wrapped(line: str, width: int) -> str:
     )
 
 
-def folded(text: str) -> str:
+def folded(text: str, indent: int = 0) -> str:
     """Return a text as the terminal is wide: paragraphs are filled, indented lines broken below their last column."""
-    width = min(_MAX_WIDTH, shutil.get_terminal_size().columns)
+    width = min(_MAX_WIDTH, shutil.get_terminal_size().columns) - indent
     blocks = re.split(r"(\n\n|\n(?= )|(?<=:)\n)", text)
     return "".join(block if block.isspace() else _folded(block, width) for block in blocks)
 
@@ -94,18 +93,28 @@ def show(text: str) -> None:
     sys.stdout.write(f"{shown}\n")
 
 
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return folded(text)
-
-
 class Parser(argparse.ArgumentParser):
     """Parses one command: options may stand anywhere, none is shortened, and mistakes are one line."""
 
     def __init__(self, summary: str = "", **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
+        kind = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, formatter_class=kind, **options)
         self.summary = summary  # what the command does, in a line
         self.set_defaults(parser=self)
+
+    def add_argument_group(self, *names: Any, **options: Any) -> Any:
+        """Add a group, whose description is folded to the terminal."""
+        title, about, *_ = [*names, None, None]
+        return super().add_argument_group(title, about and folded(about, indent=2), **options)
+
+    def format_help(self) -> str:
+        """Return the help, folded to the terminal."""
+        about, end = self.description, self.epilog
+        self.description, self.epilog = folded(about or ""), folded(end or "")
+        try:
+            return super().format_help()
+        finally:
+            self.description, self.epilog = about, end
 
     def error(self, message: str) -> NoReturn:
         """Print the mistake, and exit with status 2: usage is longer than most mistakes."""
@@ -125,26 +134,15 @@ class Parser(argparse.ArgumentParser):
     def _unexpected(self, words: Sequence[str]) -> str:
         option = next((word for word in words if word.startswith("-")), None)
         if option is None:
-            places = " ".join(str(a.metavar) for a in self._actions if not a.option_strings)
-            return (
-                f"{', '.join(map(repr, words))} is too many: it takes {places or 'options alone'}"
-            )
-        name = option.split("=")[0]
-        return f"there is no option {name}{did_you_mean(name, self._option_string_actions)}"
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        choices = action.choices
-        if choices is not None and value not in choices:
-            near = did_you_mean(value, choices) or "."
-            what = f"invalid choice: {value!r}{near} Choose from {', '.join(map(str, choices))}"
-            raise argparse.ArgumentError(action, what)
+            return f"{', '.join(map(repr, words))} is too many"
+        name, known = option.split("=")[0], re.findall(r"--?\w[\w-]*", self.format_usage())
+        return f"there is no option {name}{did_you_mean(name, known)}"
 
 
 class Commands:
     """The parsers of all commands, in groups: ``{what they have in common: their names}``.
 
-    ``default`` is the command that is meant where none is named; ``script`` what shells complete, if that is not
-    ``prog``.
+    ``default`` is the command that is meant where none is named.
     """
 
     def __init__(
@@ -156,12 +154,11 @@ class Commands:
         examples: str = "",
         version: str = "",
         default: str = "",
-        script: str = "",
     ) -> None:
         self.prog, self.parsers = prog, dict[str, Parser]()
         self._description, self._examples, self._version = description, examples, version
-        self._groups = {**groups, "help": ("help", "completion")}
-        self._default, self._script = default, script or prog
+        self._groups = {**groups, "help": ("help",)}
+        self._default = default
         self._add_help()
 
     def add_parser(self, name: str, *, help: str, **options: Any) -> Parser:
@@ -173,13 +170,6 @@ class Commands:
         one = self.add_parser("help", help="show all commands, or the help of one")
         one.add_argument("command", nargs="?", metavar="COMMAND", help="whose help to print")
         one.set_defaults(run=self._print_help)
-        place = f"~/.local/share/bash-completion/completions/{self._script}"
-        about = f"example:\n  {self._script} completion bash > {place}"
-        shell = self.add_parser(
-            "completion", help="print a completion script for a shell", epilog=about
-        )
-        shell.add_argument("shell", choices=SHELLS, metavar="SHELL", help=" or ".join(SHELLS))
-        shell.set_defaults(run=self._print_completion)
 
     def _print_help(self, args: argparse.Namespace) -> int:
         text = (
@@ -188,10 +178,6 @@ class Commands:
             else self._parser(args.command).format_help()
         )
         sys.stdout.write(text)
-        return 0
-
-    def _print_completion(self, args: argparse.Namespace) -> int:
-        sys.stdout.write(completion(args.shell, self._script, self.parsers))
         return 0
 
     def format_help(self) -> str:
@@ -237,85 +223,3 @@ class Commands:
             f"{self.prog}: error: {message}\n'{self.prog} --help' lists what it takes.\n"
         )
         sys.exit(_WRONG_USAGE)
-
-
-# -- completion ------------------------------------------------------------------------------------
-
-_BASH = """\
-_{name}() {{
-    local current="${{COMP_WORDS[COMP_CWORD]}}" words=""
-    if [ "$COMP_CWORD" -eq 1 ]; then
-        words="{commands}"
-    else
-        case "${{COMP_WORDS[1]}} ${{COMP_WORDS[COMP_CWORD-1]}}" in
-{values}
-        *)
-            case "${{COMP_WORDS[1]}} $current" in
-{options}
-            esac ;;
-        esac
-    fi
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
-}}
-complete -o default -F _{name} {prog}
-"""
-_ZSH = """\
-(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
-autoload -Uz bashcompinit && bashcompinit  # zsh then reads what bash reads
-"""
-
-
-def completion(shell: str, prog: str, parsers: Mapping[str, Parser]) -> str:
-    """Return a script that completes commands, options and their values; where none fits, files."""
-    if shell == "fish":
-        return "".join(f"complete -c {prog} {line}\n" for line in _fish(parsers))
-    values = (
-        f'        "{command} {word}") words="{" ".join(choices)}" ;;'
-        for command, word, choices in _choices(parsers)
-    )
-    options = (
-        f'            "{command} -"*) words="{" ".join(a.option_strings[-1] for a in _options(parser))}" ;;'
-        for command, parser in parsers.items()
-    )
-    script = _BASH.format(
-        name=re.sub(r"\W", "_", prog),
-        prog=prog,
-        commands=" ".join(parsers),
-        values="\n".join(values),
-        options="\n".join(options),
-    )
-    return script if shell == "bash" else f"{_ZSH}{script}"
-
-
-def _options(parser: Parser) -> list[argparse.Action]:
-    return [action for action in parser._actions if action.option_strings]
-
-
-def _choices(parsers: Mapping[str, Parser]) -> Iterator[tuple[str, str, Sequence[str]]]:
-    """Yield a command, a word of it, and the few values that may follow that."""
-    yield "help", "help", list(parsers)
-    for command, parser in parsers.items():
-        for action in parser._actions:
-            if action.choices is not None:
-                word = action.option_strings[-1] if action.option_strings else command
-                yield command, word, list(map(str, action.choices))
-
-
-def _fish(parsers: Mapping[str, Parser]) -> Iterator[str]:
-    for command, parser in parsers.items():
-        summary = _quoted(parser.summary)
-        yield f"-n __fish_use_subcommand -f -a {command} -d {summary}"
-        for action in _options(parser):
-            name = action.option_strings[-1].lstrip("-")
-            takes = "" if action.nargs == 0 else " -r"
-            about = _quoted(re.split(r"[;(.:]", action.help or "")[0].strip())
-            yield f"-n '__fish_seen_subcommand_from {command}' -l {name}{takes} -d {about}"
-    for command, word, choices in _choices(parsers):
-        option = f" -l {word[2:]} -x" if word.startswith("-") else " -f"
-        listed = _quoted(" ".join(choices))
-        yield f"-n '__fish_seen_subcommand_from {command}'{option} -a {listed}"
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

@@ -1,8 +1,7 @@
-"""What is misspelled on a command line is named with what is close to it; shells complete what there is."""
+"""What is misspelled on a command line is named with what is close to it."""
 
 import os
 import pty
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loaders.bench.cli import build_parser as bench
-from loaders.commandline import Commands, completion, folded
+from loaders.commandline import Commands, folded
 from packdata.cli import build_parser as packdata
 from tests.refusals import At
 
@@ -46,7 +45,6 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str, default: str = "") 
         (["bakke", "a", "b"], "'bake'"),
         (["bake", "a", "b", "--salty"], "'--salt'"),
         (["bake", "a", "b", "--fluor=rye"], "'--flour'"),
-        (["bake", "a", "b", "--flour", "wheet"], "'wheat'"),
         (["--versoin"], "'--version'"),
     ],
 )
@@ -94,8 +92,8 @@ def test_behind_two_dashes_all_are_names() -> None:
     assert (args.src, args.dst, args.salt) == (["-a", "--salt"], "c", False)
 
 
-def test_surplus_words_are_named_with_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "look", "a", "b", "c").endswith("'b', 'c' is too many: it takes WHAT")
+def test_surplus_words_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "look", "a", "b", "c").endswith("'b', 'c' is too many")
 
 
 def test_help_has_every_command_in_its_group_and_help_of_one(
@@ -108,7 +106,7 @@ def test_help_has_every_command_in_its_group_and_help_of_one(
     assert args.run(args) == 0
     of_one = capsys.readouterr().out
 
-    assert "make:\n  bake        make bread\n\nsee:\n  look        see bread\n" in text
+    assert "make:\n  bake  make bread\n\nsee:\n  look  see bread\n" in text
     assert "usage: tool bake" in of_one
     assert "--flour {rye,wheat}" in of_one
 
@@ -187,60 +185,3 @@ def test_every_command_stands_in_the_help_once(name: str) -> None:
     assert {each: text.count(f"\n  {each} ") for each in commands.parsers} == dict.fromkeys(
         commands.parsers, 1
     )
-
-
-# -- completion, in the shells themselves ----------------------------------------------------------
-
-_BASH = """
-source {script}
-COMP_WORDS=({words} {last})
-COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-_tool
-printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
-_FISH = "source {script}; complete -C '{words} {given}'"
-COMPLETED = [
-    ("tool", "lo", ["look"]),
-    ("tool", "b", ["bake"]),
-    ("tool help", "ba", ["bake"]),
-    ("tool bake", "--f", ["--flour"]),
-    ("tool bake --flour", "", ["rye", "wheat"]),
-    ("tool bake --flour", "w", ["wheat"]),
-    ("tool completion", "z", ["zsh"]),
-]
-
-
-@pytest.mark.parametrize(("words", "last", "found"), COMPLETED)
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes(
-    tmp_path: Path, shell: str, words: str, last: str, found: list[str]
-) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    script = tmp_path / "script"
-    script.write_text(completion(shell, "tool", small().parsers))
-    template = _FISH if shell == "fish" else _BASH
-    if shell == "zsh":  # as its bashcompinit calls a function
-        template = template.replace("\nCOMP", "\nsetopt ksharrays shwordsplit\nCOMP", 1)
-    given = template.format(script=script, words=words, last=last or "''", given=last)
-
-    done = subprocess.run(
-        [shell, "-c", given], capture_output=True, text=True, timeout=30, cwd=tmp_path
-    )
-
-    offered = [line.split("\t")[0] for line in done.stdout.splitlines()]
-    assert [word for word in offered if word.startswith(last)] == found, done.stderr
-    assert shell == "zsh" or offered == found  # zsh itself looks at what was typed
-
-
-@pytest.mark.parametrize("name", BUILDERS)
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_real_command_has_no_fault(tmp_path: Path, shell: str, name: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    script = tmp_path / "script"
-    script.write_text(completion(shell, name, BUILDERS[name]().parsers))
-
-    done = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True, timeout=30)
-
-    assert (done.returncode, done.stderr) == (0, "")

@@ -57,9 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> Commands:
     """Return the parsers of all commands."""
     groups = {"measure": ("sweep", "recommend"), "look": ("plan", "doctor")}
-    commands = Commands(
-        "python -m loaders.bench", str(__doc__), groups, default="sweep", script="loaders-bench"
-    )
+    commands = Commands("python -m loaders.bench", str(__doc__), groups, default="sweep")
     for add_command in (_add_sweep, _add_recommend, _add_plan, _add_doctor):
         add_command(commands)
     return commands
