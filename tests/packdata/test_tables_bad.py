@@ -56,8 +56,8 @@ def test_a_row_with_too_few_or_many_cells_is_named(tmp_path: Path) -> None:
 
     assert reader.column("features")[:, 0].tolist() == [1, 4]
     assert [error.split(", ")[1] for error in rejected(tmp_path)] == [
-        "line 5: it has 1 cells",
-        "line 6: it has 3 cells",
+        "line 5: the row has 1 cells",
+        "line 6: the row has 3 cells",
     ]
 
 

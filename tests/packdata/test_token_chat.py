@@ -496,3 +496,55 @@ def test_a_document_that_the_tokenizer_cannot_encode_is_left_out_with_its_place(
     assert len(summary.rejected) == 1
     source.write_text("one\ntwo\n")
     assert documents(tmp_path / "p") == documents(pack(source, tmp_path / "good", **options))
+
+
+def trained(kind: str) -> tokenizers.Tokenizer:
+    """Return a small tokenizer of a kind."""
+    models, trainers, cut = tokenizers.models, tokenizers.trainers, tokenizers.pre_tokenizers
+    model, trainer, before = {
+        "metaspace": (models.BPE(unk_token="<unk>"), trainers.BpeTrainer, cut.Metaspace()),
+        "unigram": (models.Unigram(), trainers.UnigramTrainer, cut.Metaspace()),
+        "wordpiece": (
+            models.WordPiece(unk_token="<unk>"),
+            trainers.WordPieceTrainer,
+            cut.BertPreTokenizer(),
+        ),
+    }[kind]
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = before
+    how: dict[str, Any] = {"special_tokens": ["<unk>", "<|s|>", "<|e|>"], "show_progress": False}
+    how |= {"unk_token": "<unk>"} if kind == "unigram" else {}
+    corpus = ["user assistant code? if x:\n    y\n\n  z  ", "Drei Äpfel 猫 ok é"] * 20
+    made.train_from_iterator(corpus, trainer(vocab_size=120, **how))
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["metaspace", "unigram", "wordpiece"])
+def test_the_mask_is_that_of_transformers(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    template = MARKS.replace("{{ m.role + ':' }}", "{{ '<|s|>' + m.role + ':' }}").replace(
+        "';'", "'<|e|>'"
+    )
+    # Where a turn begins or ends with a blank that no token has, theirs has nothing, or all that follows.
+    turns = ["if x:\n        y\n\n    z", "no  trail", "a", "Drei Äpfel 猫 ok"]
+    chats = [[CHAT[1], {"role": "assistant", "content": turn}, *CHAT[3:]] for turn in turns]
+    tokenizer = trained(kind)
+    tokenizer.save(str(tmp_path / "t.json"))
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "t.json"))
+    fast.chat_template = template
+
+    folder = pack(
+        write_chats(tmp_path / "a.jsonl", *chats),
+        tmp_path / "p",
+        chat_template=write(tmp_path / "c.jinja", template),
+        tokenizer=tmp_path / "t.json",
+    )
+
+    how = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+    for chat, ids, labels in zip(chats, documents(folder), labels_of(folder), strict=True):
+        theirs = fast.apply_chat_template(chat, **how)
+        assert ids == list(theirs["input_ids"])
+        assert [label != -100 for label in labels] == [
+            mask == 1 for mask in theirs["assistant_masks"]
+        ]

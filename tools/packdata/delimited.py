@@ -133,7 +133,11 @@ class CsvRows(TextRows):
                 break
             size *= 4
         if begin == len(head):
-            what = f"it has no more than {skip_rows} lines" if skip_rows else "it is empty"
+            what = (
+                f"the file has no more than {skip_rows} lines"
+                if skip_rows
+                else "the file is empty"
+            )
             raise SourceError(what, self.path, "CSV has a line of names, and rows below")
         end = end or len(head) - begin
         try:
@@ -164,7 +168,7 @@ class CsvRows(TextRows):
         if not others and _is_in_words(text, rest):
             others = [" "]
         if len(cells) == 1 and others:
-            what = f"it has one column, {cells[0][:60]!r}"
+            what = f"the file has one column, {cells[0][:60]!r}"
             hint = f"Is it separated by {others[0]!r}? Pass delimiter="
             if cells[0].startswith("sep="):  # a line that Excel takes for itself
                 hint += ", and leave this line out: skip_rows=1"
@@ -255,7 +259,7 @@ class CsvRows(TextRows):
     def _why_not(self, cells: list[str]) -> str:
         if len(cells) != len(self.columns):
             named = "line 1 names" if self.header else "the first row has"
-            what = f"it has {len(cells)} cells, {named} {len(self.columns)}"
+            what = f"the row has {len(cells)} cells, {named} {len(self.columns)}"
             is_comment = self.header and self.columns[0].startswith("#")
             return (
                 f"{what} (skip_rows= leaves comments above the names out)" if is_comment else what

@@ -64,7 +64,7 @@ class FirstPass:
         now, was = json.loads(json.dumps(identity)), self._given["identity"]
         differs = [name for name in {**now, **was} if now.get(name, ...) != was.get(name, ...)]
         if differs:
-            what = f"it was made of other files, or with other options ({', '.join(differs[:4])})"
+            what = f"the plan was made of other files, or with other options ({', '.join(differs[:4])})"
             raise SourceError(what, str(self.plan), _HOW)
 
     def to_json(self, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _read(path: Path) -> dict[str, Any]:
     except SourceError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SourceError("it is not a plan that parts can use", path, _HOW) from error
+        raise SourceError("the file is not a plan that parts can use", path, _HOW) from error
     if packer != PACKER:
         raise _of_another_version(path)
     return found

@@ -51,7 +51,7 @@ def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str)
     near = {name: difflib.get_close_matches(name, columns, 3, 0.5) for name in absent}
     hint = " ".join(f"Is it {' or '.join(map(repr, found))}?" for found in near.values() if found)
     kind = "column" if len(absent) == 1 else "columns"
-    what = f"it has no {kind} {in_words([repr(name) for name in absent])}"
+    what = f"the table has no {kind} {in_words([repr(name) for name in absent])}"
     raise SourceError(what, where, hint or f"It has {in_words(columns)}")
 
 
@@ -99,7 +99,7 @@ def plan_columns(
         SchemaError: Nothing is left to pack.
     """
     if not scan.num_rows:
-        raise SourceError("it has no rows", source)
+        raise SourceError("the table has no rows", source)
     named = [name for name in options.named if name not in options.drop]
     check_names(named, list(scan.columns), source)
     which = "row that can be packed" if scan.bad else "row"
@@ -378,7 +378,7 @@ def plan_like(
         or (features is not None and not features.sources)
     ):
         hint = "like= takes what 'packdata tables' made"
-        raise SourceError("it is not a packed table", like, hint)
+        raise SourceError("the dataset is not a packed table", like, hint)
     known = {target.field: target for target in _targets(manifest.provenance)}
     targets = []
     for name, field in fields.items():
@@ -428,5 +428,5 @@ def _check_columns(
     targets = [target.column for target in plan.targets if target.column in absent]
     if absent:
         hint = f"drop={targets} packs without it" if targets == absent else ""
-        what = f"it has no column {absent[0]!r}, which {like} (like=) was packed with"
+        what = f"the table has no column {absent[0]!r}, which {like} (like=) was packed with"
         raise SourceError(what, path or "the table", hint)

@@ -148,5 +148,5 @@ def _as_table(frame: Any, name: Path) -> pa.Table:
             return pa.Table.from_pandas(named, preserve_index=False)
         return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        what = f"it cannot be read as a table ({error})"
+        what = f"the source cannot be read as a table ({error})"
         raise SourceError(what, name, "Each column takes values of one kind") from error

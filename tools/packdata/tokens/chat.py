@@ -53,7 +53,7 @@ class ChatTemplate:
             asked = jinja2.meta.find_undeclared_variables(environment.parse(text))
             self._template = environment.from_string(text)
         except (jinja2.TemplateError, RecursionError) as error:
-            raise SourceError(f"it is not a chat template ({error})", where) from error
+            raise SourceError(f"the file is not a chat template ({error})", where) from error
         names = environment.parse(text).find_all(jinja2.nodes.Name)
         data = environment.parse(text).find_all(jinja2.nodes.TemplateData)
         # It says itself, by ``{% generation %}``, what is a target.
@@ -63,7 +63,9 @@ class ChatTemplate:
         self.tokens = {name: value for name, value in tokens.items() if name in asked}
         if lost := sorted(n for n in asked - set(tokens) if n in ("bos_token", "eos_token")):
             hint = f"Put the tokenizer's {CONFIG} beside it, or give that as the template"
-            raise SourceError(f"it writes {' and '.join(lost)}, which are not known", where, hint)
+            raise SourceError(
+                f"the file writes {' and '.join(lost)}, which are not known", where, hint
+            )
         marks = ["generation"] if self.has_marks else []
         made_by = json.dumps([text, self.tokens, str(self.day), *marks], sort_keys=True)
         # Identifies what it makes of messages.
@@ -245,16 +247,16 @@ def _read(path: Path) -> str:
     try:
         return read_file(path, str(path), f"Give a Jinja file or a {CONFIG}").decode()
     except UnicodeDecodeError as error:
-        raise SourceError(f"it is not UTF-8 ({error})", path) from error
+        raise SourceError(f"the file is not UTF-8 ({error})", path) from error
 
 
 def _config(text: str, path: Path) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"it is not JSON ({error})", path) from error
+        raise SourceError(f"the file is not JSON ({error})", path) from error
     if not isinstance(config, dict):
-        raise SourceError(f"it is not a {CONFIG}", path)
+        raise SourceError(f"the file is not a {CONFIG}", path)
     return config
 
 
@@ -268,7 +270,7 @@ def _template_in(config: Mapping[str, Any], path: Path) -> str:
         template = _read(path.parent / TEMPLATE)
     if not isinstance(template, str):
         hint = f"Give a {TEMPLATE}, or the {CONFIG} of a model that was tuned for chat"
-        raise SourceError("it has no 'chat_template'", path, hint)
+        raise SourceError("the file has no 'chat_template'", path, hint)
     return template
 
 

@@ -206,7 +206,9 @@ def type_of(schema: pa.Schema, column: str, path: Path, option: str) -> pa.DataT
     """Return the type of a column; SourceError if there is none, with the option that names another."""
     if column not in schema.names:
         has = ", ".join(schema.names[:12])
-        raise SourceError(f"it has no column {column!r}", path, f"It has {has}: give {option}")
+        raise SourceError(
+            f"the file has no column {column!r}", path, f"It has {has}: give {option}"
+        )
     return schema.field(column).type
 
 

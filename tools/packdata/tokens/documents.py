@@ -104,7 +104,7 @@ def join_documents(
 
 def not_utf8(byte: int, where: str) -> Reject:
     """Return what is said of text that is not UTF-8."""
-    what = f"it is not UTF-8: byte 0x{byte:02x}"
+    what = f"the file is not UTF-8: byte 0x{byte:02x}"
     return where, SourceError(what, where, UTF8_HINT)
 
 

@@ -102,7 +102,7 @@ def list_files(sources: Sequence[Path | str]) -> tuple[list[SourceFile], Counter
     paths = [file.path for file in files]
     twice = next((path for path, n in Counter(paths).items() if n > 1), None)
     if twice is not None:
-        raise SourceError("it is given more than once", twice)
+        raise SourceError("the file is given more than once", twice)
     opened_in_order(paths)
     return files, ignored
 
@@ -177,7 +177,7 @@ def _source_file(path: Path, name: str) -> SourceFile:
     try:
         found = path.stat()
     except OSError as error:
-        raise SourceError(f"it cannot be read ({error.strerror})", path) from error
+        raise SourceError(f"the file cannot be read ({error.strerror})", path) from error
     check_mode(found.st_mode, path)
     stored = path.stored if isinstance(path, ListedURL) else None
     file = SourceFile(path, name, kind, compression, found.st_size, stored)
@@ -193,7 +193,7 @@ def _check_lines(file: SourceFile) -> None:
     line = head.split(b"\n", 1)[0].rstrip()
     if head and not (line.startswith(b"{") and (line.endswith(b"}") or line == head.rstrip())):
         hint = "Write one JSON object a line (jq -c '.[]'), and call it .jsonl"
-        raise SourceError("it does not hold one JSON object a line", file.path, hint)
+        raise SourceError("the file does not hold one JSON object a line", file.path, hint)
 
 
 class ForwardReader:
@@ -223,7 +223,7 @@ class ForwardReader:
         try:
             return self._file.read(nbytes)
         except (OSError, EOFError, pa.ArrowException) as error:
-            what = f"it cannot be read behind byte {self.position} ({error})"
+            what = f"the file cannot be read behind byte {self.position} ({error})"
             raise SourceError(what, self.source.path, "Is it complete?") from error
 
     def peek(self, nbytes: int) -> bytes:

@@ -109,7 +109,7 @@ def _open_npy(file: SourceFile, bin_dtype: str | None) -> IdsFile:
     if not _head(file).startswith(_NPY_MAGIC):
         if bin_dtype is not None:
             return _open_flat(file, bin_dtype)
-        what = "it cannot be read as .npy: it has no numpy header"
+        what = "the file cannot be read as .npy: it has no numpy header"
         hint = "If it holds plain ids, as OLMo's do, pass bin_dtype= (uint16, uint32, ...)"
         raise SourceError(what, file.path, hint)
     try:
@@ -118,14 +118,14 @@ def _open_npy(file: SourceFile, bin_dtype: str | None) -> IdsFile:
         hint = (
             "Arrays of objects are pickles: save ids as integers" if "bject" in str(error) else ""
         )
-        raise SourceError(f"it cannot be read as .npy ({error})", file.path, hint) from error
+        raise SourceError(f"the file cannot be read as .npy ({error})", file.path, hint) from error
     if ids.dtype.kind not in "ui":
         raise SourceError(f"it holds {ids.dtype}, not whole numbers", file.path)
     if bin_dtype is not None and ids.dtype != bin_dtype:
         what = f"its header says {ids.dtype}, bin_dtype={bin_dtype}"
         raise SourceError(what, file.path, "Leave out bin_dtype=")
     if ids.ndim not in (1, 2):
-        what = f"it has shape {ids.shape}"
+        what = f"the file has shape {ids.shape}"
         raise SourceError(what, file.path, "Ids are 1-D, or 2-D with one document a row")
     return IdsFile(file, ids)
 
@@ -136,7 +136,7 @@ def _open_flat(file: SourceFile, dtype: str | None) -> IdsFile:
         raise SourceError(what, file.path, "Copy it there, or pass bin_dtype= for the plain ids")
     item = np.dtype(dtype or DEFAULT_DTYPE).newbyteorder("<")
     if file.size % item.itemsize:
-        what = f"it has {file.size} bytes, which is no multiple of {item.itemsize} ({item.name})"
+        what = f"the file has {file.size} bytes, which is no multiple of {item.itemsize} ({item.name})"
         raise SourceError(what, file.path, "Is it complete? Pass bin_dtype= for another type")
     if item.itemsize > 1:
         _check_no_text(file.path)
@@ -158,7 +158,7 @@ def _check_no_text(path: Path) -> None:
         and all(c.isprintable() or c.isspace() for c in text)
     ):
         hint = "Call it .txt or .jsonl, or pass bin_dtype='uint8' for bytes as ids"
-        raise SourceError("it is text, not plain ids", path, hint)
+        raise SourceError("the file is text, not plain ids", path, hint)
 
 
 def _check_width(ids: Any, path: Path) -> None:
@@ -180,11 +180,11 @@ def _open_llmc(file: SourceFile) -> IdsFile:
     known, dtype = _LLMC[magic]
     item = np.dtype(dtype)
     if version != known:
-        what = f"it begins as ids of llm.c ({magic}), of version {version}"
+        what = f"the file begins as ids of llm.c ({magic}), of version {version}"
         raise SourceError(what, file.path, f"Version {known} is read")
     needed = _LLMC_BYTES + length * item.itemsize
     if length < 0 or file.size != needed:
-        what = f"it has {file.size} bytes, its header (llm.c, {length} ids of {item.itemsize}) takes {needed}"
+        what = f"the file has {file.size} bytes, its header (llm.c, {length} ids of {item.itemsize}) takes {needed}"
         raise SourceError(what, file.path, "Is it complete?")
     return IdsFile(file, _map(file.path, item, length, _LLMC_BYTES))
 
@@ -199,7 +199,7 @@ def _open_ds(file: SourceFile) -> IdsFile:
     length = int(ends[-1]) if len(ends) else 0
     itemsize = file.size // max(1, length)
     if itemsize * length != file.size or itemsize not in (0, 2, 4) or (np.diff(ends) < 0).any():
-        what = f"it lists {length} ids, {file.name} has {file.size} bytes"
+        what = f"the file lists {length} ids, {file.name} has {file.size} bytes"
         raise SourceError(what, index, "Are they a pair?")
     return IdsFile(file, _map(file.path, np.dtype(f"<u{itemsize or 2}"), length), ends)
 
@@ -210,7 +210,7 @@ def _map(path: Path, dtype: Any, length: int, offset: int = 0) -> npt.NDArray[An
     try:
         return np.memmap(path, dtype, "r", offset, shape=(length,))
     except (OSError, ValueError) as error:
-        raise SourceError(f"it cannot be mapped ({error})", path) from error
+        raise SourceError(f"the file cannot be mapped ({error})", path) from error
 
 
 def _open_pair(file: SourceFile, index: Path) -> IdsFile:
@@ -218,7 +218,7 @@ def _open_pair(file: SourceFile, index: Path) -> IdsFile:
     if pointers[0:1].any() or (np.diff(pointers) != lengths[:-1] * dtype.itemsize).any():
         raise SourceError("its sequences do not follow each other in the .bin file", index)
     if int(lengths.sum()) * dtype.itemsize != file.size:
-        what = f"it lists {int(lengths.sum())} ids of {dtype.itemsize} bytes"
+        what = f"the file lists {int(lengths.sum())} ids of {dtype.itemsize} bytes"
         raise SourceError(f"{what}, {file.name} has {file.size} bytes", index, "Are they a pair?")
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])[bounds[1:]]
     return IdsFile(file, _map(file.path, dtype, file.size // dtype.itemsize), ends)
@@ -228,17 +228,17 @@ def _read_index(path: Path) -> tuple[Any, Any, Any, Any]:
     """Return the type of the ids, the sequences' lengths and offsets, and the documents' bounds."""
     data = read_file(path, str(path))
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
-        raise SourceError("it does not begin as an index of Megatron-LM (MMIDIDX)", path)
+        raise SourceError("the file does not begin as an index of Megatron-LM (MMIDIDX)", path)
     _, version, code, num_sequences, num_bounds = _HEADER.unpack_from(data)
     if version != 1 or code not in _DTYPES:
-        what = f"it has version {version} and type {code}"
+        what = f"the file has version {version} and type {code}"
         raise SourceError(what, path, f"Version 1 is read, and types {sorted(_DTYPES)}")
     needed = _HEADER.size + 12 * num_sequences + 8 * num_bounds
     if len(data) == _FAIRSEQ_BYTES + 12 * num_sequences:
-        what = "it is an index of fairseq, which begins alike and lists no documents"
+        what = "the file is an index of fairseq, which begins alike and lists no documents"
         raise SourceError(what, path, "Save the ids with numpy.save")
     if len(data) not in (needed, needed + num_sequences):
-        what = f"it has {len(data)} bytes, its header ({num_sequences} sequences) takes {needed}"
+        what = f"the file has {len(data)} bytes, its header ({num_sequences} sequences) takes {needed}"
         raise SourceError(what, path, "Is it complete?")
     lengths = np.frombuffer(data, "<i4", num_sequences, _HEADER.size).astype(np.int64)
     at = _HEADER.size + 4 * num_sequences

@@ -248,7 +248,7 @@ def _text_recipe(
     is_one = options.documents == "file" and [f.kind for f in files] == ["text"]
     if options.val_share and is_one:
         hint = "documents='line', or documents= with a separator, makes several of it"
-        what = "it is one document, which cannot be divided into train and val"
+        what = "the file is one document, which cannot be divided into train and val"
         raise SourceError(what, files[0].name, hint)
     content = _content_of(files, options)
     is_bytes = options.train_bpe is None and options.tokenizer in (None, "bytes")

@@ -129,7 +129,7 @@ class TextPart:
                 file.seek(self.start)
                 blob = file.read(self.stop - self.start + _MAX_CHAR_BYTES - 1)
         if len(blob) < self.stop - self.start:
-            raise SourceError("it became shorter while it was read", self.file.name)
+            raise SourceError("the file became shorter while it was read", self.file.name)
         return blob
 
     def _first_bad(self, blob: bytes) -> int | None:
