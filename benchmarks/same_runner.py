@@ -23,6 +23,7 @@ import torch
 import loaders
 import packdata.cli
 from loaders import augment
+from loaders.data.view import open_view
 
 CROPS = {
     "none": [],
@@ -64,23 +65,50 @@ _HASH = re.compile(r"(?<=shard-\d{5})-[0-9a-f]{32}")  # in the names of shards, 
 def files(folder: Path) -> dict[str, str]:
     """Return a hash of each file below a folder; of a manifest, without what wrote it, and names of shards plain."""
     found = {}
+    with_heads = {path.parent for path in folder.rglob("manifest.json") if holds_jpegs(path)}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             data = path.read_bytes()
+            if path.parent in with_heads and path.suffix in (".lmdb", ".parquet"):
+                continue  # its rows are compared: shards of before keep no heads of JPEG files
             if path.name == "manifest.json":
                 manifest = json.loads(data)
-                for name in ("packer", "plan_xxh3_128"):
-                    manifest.get("provenance", {}).pop(name, None)
-                manifest.get("provenance", {}).get("options", {}).pop(
-                    "on", None
-                )  # of copy, before
+                # What wrote it, an option of copy before, and the fingerprints of sources with JPEG files.
+                names = {"packer", "plan_xxh3_128", "on", "fingerprint"}
+                manifest["provenance"] = without(manifest.get("provenance", {}), names)
                 manifest.pop("checksum", None)  # of all of it
                 for shard in manifest.get("shards", ()):
                     shard.pop("checksums_xxh3_64", None)  # which the old version has not
+                if path.parent in with_heads:
+                    manifest["fingerprint"] = digest(rows_of(path.parent))
+                    for shard in manifest["shards"]:
+                        for name in ("size_bytes", "xxh3_128", "places", "checksums"):
+                            del shard[name]
                 data = _HASH.sub("", json.dumps(manifest, sort_keys=True)).encode()
             name = _HASH.sub("", str(path.relative_to(folder)))
             found[name] = hashlib.blake2b(data, digest_size=8).hexdigest()
     return found
+
+
+def without(value: Any, names: set[str]) -> Any:
+    """Return JSON without some members, wherever they are."""
+    if isinstance(value, dict):
+        return {name: without(each, names) for name, each in value.items() if name not in names}
+    return [without(each, names) for each in value] if isinstance(value, list) else value
+
+
+def holds_jpegs(path: Path) -> bool:
+    """Return True for the manifest of a dataset whose shards keep heads of JPEG files."""
+    fields = json.loads(path.read_bytes())["schema"]["fields"].values()
+    return any(field["kind"] == "image" and field["codec"] == "jpeg" for field in fields)
+
+
+def rows_of(folder: Path) -> dict[str, list[bytes]]:
+    """Return all records of a dataset, by field."""
+    view = open_view(folder)
+    everyone = np.arange(len(view))
+    names = sorted(view.schema.fields)
+    return {name: [bytes(row) for row in view.records(name, everyone)] for name in names}
 
 
 def pack(program: dict[str, Any]) -> Any:

@@ -211,7 +211,7 @@ class BatchJob:
 
 
 def _key_in_time(view: View, index: int) -> str | None:
-    """Return the key of a sample, unless its file does not answer: a stalled disk must not stall the report of it."""
+    """Return the key of a sample, or None after a timeout, so that reports of errors never wait for a stalled disk."""
     found: list[str | None] = []
     thread = threading.Thread(
         target=lambda: found.append(view.key(index)), name="loaders-key", daemon=True

@@ -1,4 +1,4 @@
-"""What ops know of a sample, to crop around it: points of labels, and boxes. All fields of a sample get the same."""
+"""What ops know about a sample, to crop around: points of labels, and boxes; the same for all fields of a sample."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _needs_boxes(op: Any) -> bool:
 def known_of(
     request: Request, ops: Sequence[Any], view: int, first: int, last: int
 ) -> Known | None:
-    """Return what ops are told of a range of samples; None where none needs anything."""
+    """Return what ops know about a range of samples; None if no op needs anything."""
     needs_boxes = any(map(_needs_boxes, ops))
     if not needs_boxes and not any(getattr(op, "foreground", None) for op in ops):
         return None

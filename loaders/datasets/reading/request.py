@@ -48,8 +48,8 @@ class Request:
     indices: Any
     rows: Rows = _NO_ROWS  # the same in the store, where a view has other numbers
     epoch: int = 0  # the epoch, for augmentation
-    # Of each sample a number that tells repeats of an index within the epoch apart, or None for none; not a count,
-    # and not ascending with position.
+    # Occurrence of each sample, which distinguishes repeats of an index within an epoch; neither a count nor
+    # ascending. None: no index repeats.
     draws: npt.NDArray[np.int64] | None = None
     seed: int = 0  # for augmentation
     num_workers: int = 1  # how many threads share the work
@@ -273,8 +273,8 @@ class ReadPlan:
     def sample_error(self, index: int, what: str | LoadersError) -> SampleError:
         """Return the error of a sample that cannot be served, with its place and key."""
         path, row = self._samples.place(index)
-        told = what.beside(path, row) if isinstance(what, ShardError) else str(what)
-        error = SampleError(told, index, path, row, self._samples.key(index))
+        cause = what.beside(path, row) if isinstance(what, ShardError) else str(what)
+        error = SampleError(cause, index, path, row, self._samples.key(index))
         error.__cause__ = what if isinstance(what, LoadersError) else None
         return error
 

@@ -243,19 +243,21 @@ def sample_of(batch: Any, i: int) -> Any:
 def item(values: Any, i: int) -> Any:
     """Return the value of one sample, from the values of a batch."""
     if isinstance(values, Padded):
-        return apart(values.values[i].narrow(values.form.axis or 0, 0, int(values.lengths[i])))
+        return with_own_storage(
+            values.values[i].narrow(values.form.axis or 0, 0, int(values.lengths[i]))
+        )
     if isinstance(values, Ragged):
         i = i if i >= 0 else i + len(values.offsets) - 1
         first, last = values.offsets[i : i + 2].tolist()
         if isinstance(values.values, list):  # pictures of different sizes
             return values.values[first:last]
-        return apart(values.values.narrow(values.form.axis or 0, first, last - first))
+        return with_own_storage(values.values.narrow(values.form.axis or 0, first, last - first))
     value = values[i]
-    return apart(value) if isinstance(value, torch.Tensor) else value
+    return with_own_storage(value) if isinstance(value, torch.Tensor) else value
 
 
-def apart(view: torch.Tensor) -> torch.Tensor:
-    """Return a part of a batch in host memory with a storage of its own: torch saves and resizes whole ones."""
+def with_own_storage(view: torch.Tensor) -> torch.Tensor:
+    """Return a part of a host batch with a storage of its own: torch saves and resizes whole storages."""
     if not view.is_cpu or view.dtype is torch.bfloat16:
         return view
     return torch.from_numpy(view.numpy())

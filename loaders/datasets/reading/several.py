@@ -12,7 +12,7 @@ import torch
 from loaders.buffers import Memory
 from loaders.codecs.several import split_files
 from loaders.datasets.reading.request import Request
-from loaders.datasets.reading.samples import LIST, Form, apart, in_form
+from loaders.datasets.reading.samples import LIST, Form, in_form, with_own_storage
 from loaders.errors import CodecError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ImagesReader:
         for value, pictures in zip(values, views, strict=True):
             for row, start, end in zip(range(first, last), ends, ends[1:], strict=False):
                 part = pictures[start:end]
-                value[row] = apart(part) if isinstance(part, torch.Tensor) else part
+                value[row] = with_own_storage(part) if isinstance(part, torch.Tensor) else part
 
     def _decoded(self, files: list[UInt8Array], request: Request) -> list[Any]:
         """Return all pictures of each view."""
