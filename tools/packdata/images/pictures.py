@@ -41,7 +41,7 @@ from packdata.images.jpegs import decode_strictly
 from packdata.images.profiles import converted, find_profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from packdata.images.fit import Size
     from packdata.images.scratch import Scratch
@@ -55,20 +55,14 @@ _PIL_FORMATS = (
 PIL.Image.init()  # imports its plugins: not on the thread that opens a picture first
 # Pillow's plugins raise anything on damage, and DecompressionBombError, which is an Exception and nothing else.
 _PIL_ERRORS = Exception
-# By how a TIFF starts (BigTIFF below): byte order, where the first directory's offset stands, the
-# types of offsets and of the number of entries, the length of an entry.
-_TIFFS = {
-    b"II*\0": ("<", 4, "I", "H", 12),
-    b"MM\0*": (">", 4, "I", "H", 12),
-    b"II+\0": ("<", 8, "Q", "Q", 20),
-    b"MM\0+": (">", 8, "Q", "Q", 20),
-}
+_TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_TIFF_COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # bands by photometric interpretation
 # By how a file starts: what to say where Pillow finds no picture behind it.
 _STARTS = {
     b"GIF87a": "the gif is cut or damaged",
     b"GIF89a": "the gif is cut or damaged",
     b"\0\0\0\x0cjP  ": "the jpeg2000 is cut or damaged",
-    **dict.fromkeys(_TIFFS, "the tiff is cut or damaged, or of a kind that is not known"),
+    **dict.fromkeys(_TIFF_STARTS, "the tiff is cut or damaged, or of a kind that is not known"),
 }
 _PLUGIN_STARTS = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")  # of JPEG XL
 ODD_JPEG = "odd jpeg"
@@ -225,31 +219,27 @@ def _decode_other(data: bytes, max_pixels: int) -> tuple[Array, str, list[str]]:
         notes.append("cmyk")
     if _has_more(image):
         notes.append("animated")
-    bits = getattr(image, "tag_v2", {}).get(258) or ()
-    if data[:4] in _TIFFS and image.mode.startswith("RGB") and 16 in bits:
-        pixels = _decode_cv2(_without_orientation(data), "tiff")
+    tags = getattr(image, "tag_v2", {})
+    if data[:4] in _TIFF_STARTS:
+        _check_bands(tags)
+    if data[:4] in _TIFF_STARTS and image.mode.startswith("RGB") and 16 in (tags.get(258) or ()):
+        # Some versions of OpenCV turn it unasked; the tag is gone from what Pillow has turned.
+        if open_pil(data, max_pixels).getexif().get(_ORIENTATION_TAG, 1) != 1:
+            raise CodecError("a 16-bit tiff with an Exif orientation: save the file upright")
+        pixels = _decode_cv2(data, "tiff")
         if image.mode != "RGBA":  # OpenCV takes any fourth channel for alpha
             pixels = pixels[:, :, :3]
-        exif = open_pil(data, max_pixels).getexif()  # image is turned already
-        pixels, notes = _turn(pixels, exif.get(_ORIENTATION_TAG, 1), notes)
     return pixels, name, notes or [f"odd {name}"]
 
 
-def _without_orientation(data: bytes) -> bytes:
-    """Return a TIFF whose pixels OpenCV leaves as they lie: some of its versions turn them unasked."""
-    order, at, offset, count, length = _TIFFS[bytes(data[:4])]
-    changed = bytearray(data)
-    upright = struct.pack(f"{order}HH{offset}H", _ORIENTATION_TAG, 3, 1, 1).ljust(length, b"\0")
-    try:
-        (start,) = struct.unpack_from(f"{order}{offset}", data, at)
-        (num,) = struct.unpack_from(f"{order}{count}", data, start)
-        first = start + struct.calcsize(f"{order}{count}")
-        for entry in range(first, first + num * length, length):
-            if struct.unpack_from(f"{order}H", data, entry) == (_ORIENTATION_TAG,):
-                changed[entry : entry + length] = upright
-    except struct.error as error:
-        raise CodecError(f"the tiff is cut or damaged ({error})") from error
-    return bytes(changed)
+def _check_bands(tags: Mapping[int, Any]) -> None:
+    """Raise CodecError for a TIFF with bands beside its colours that are no alpha: they would be dropped or blended."""
+    num, colors = tags.get(277, 1), _TIFF_COLORS.get(tags.get(262, 1))
+    extra = tags.get(338) or ()
+    is_alpha = num - (colors or num) == 1 and tuple(extra) in ((1,), (2,))
+    if colors is not None and num > colors and not is_alpha:
+        hint = "save the bands with numpy.save, and pack them with 'packdata arrays'"
+        raise CodecError(f"a tiff with {num} bands, of which {num - colors} are no colour: {hint}")
 
 
 def _has_more(image: PIL.Image.Image) -> bool:
