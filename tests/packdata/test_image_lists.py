@@ -18,6 +18,7 @@ from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Image, Images, Label
 from packdata import pack_images
 from packdata.images.plan import plan_images
+from packdata.sources.opening import open_source
 from tests.packdata.test_sources import write_tar
 
 
@@ -276,3 +277,37 @@ def test_splits_of_one_form_are_packed_apart(tmp_path: Path) -> None:
     train, val = (ShardDataset(tmp_path / "out" / name) for name in ("train", "val"))
     assert len(train) == 4
     assert [tuple(picture.shape) for picture in val[0].images] == [(3, 12, 16)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "values"),
+    [
+        (["+5", "1 "], "int", [5, 1]),
+        (["NA", "1"], "int", [None, 1]),
+        (["inf", "1"], "float", [float("inf"), 1.0]),
+        (["true", "False"], "int", [1, 0]),
+        (["007", "8"], "text", ["007", "8"]),
+        (["1234567890123456789", "8"], "text", ["1234567890123456789", "8"]),
+        (["NA", "x"], "text", ["NA", "x"]),
+        (["2020-01-05", "2021-02-06"], "text", ["2020-01-05", "2021-02-06"]),
+    ],
+)
+def test_cells_are_what_they_are_in_tables(
+    tmp_path: Path, cells: list[str], kind: str, values: list[object]
+) -> None:
+    rows = "".join(f'{i}.jpg,"{cell}"\n' for i, cell in enumerate(cells))
+    (tmp_path / "l.csv").write_text(f"path,value\n{rows}")
+
+    source = open_source(tmp_path / "l.csv")
+
+    assert source.labels["value"].kind == kind
+    assert [item.labels["value"] for item in source.items()] == values
+
+
+def test_boxes_in_four_columns_are_refused_with_the_way_to_pack_them(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("path,xmin,ymin,xmax,ymax\n1.jpg,1,2,3,4\n")
+
+    with pytest.raises(SourceError) as caught:
+        open_source(tmp_path / "l.csv")
+
+    assert "masks.md" in caught.value.hint

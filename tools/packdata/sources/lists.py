@@ -2,7 +2,8 @@
 
 Paths are relative to the list's folder. A cell that is empty, a name that a JSON line lacks, and
 ``nan`` for a label or a number are missing values: nothing for text, NaN for numbers, an error for
-labels when the row is packed. Blanks around paths, keys and labels in a table do not count.
+labels when the row is packed. Blanks around paths, keys and labels in a table do not count. What the cells of a
+table are is told by ``packdata.types``, as for ``packdata tables``.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import json
 import os
 import re
 from array import array
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from loaders.data.formats import hash_file
 from loaders.errors import SourceError
@@ -41,6 +45,7 @@ from packdata.sources.base import (
 from packdata.sources.listed import ListedURL, objects_beside, stat_of
 from packdata.sources.names import Names, appended, sent
 from packdata.sources.objects import RemoteFile
+from packdata.types import NO_VALUES, typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,10 +55,12 @@ if TYPE_CHECKING:
 
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
 LIST_SUFFIXES = TABLE_SUFFIXES | {".jsonl", ".ndjson"}
-_INT = re.compile(r"[+-]?[0-9]+")
-_NAME = re.compile(r"[+-]?(0[0-9]|[0-9]{19})")
-_NO_NUMBER = re.compile(r"([+-]?nan)?", re.IGNORECASE)
-_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_MISSING = frozenset(("", *NO_VALUES))
+_SIDES = frozenset({"xmin", "ymin", "xmax", "ymax"})
+ROWS_OF_BOXES = (
+    "Group the rows by picture, with a list of boxes each: docs/masks.md has ten lines for it"
+)
+_NAN = re.compile(r"[+-]?nan", re.IGNORECASE)  # of a label, a missing one
 
 
 class _Rows:
@@ -131,6 +138,9 @@ class ListSource(Source):
         self._image = _find_column(columns, image_column, path, kind)
         self._mask = _find_mask(columns, mask_column, path)
         plain = [name for name in columns if name not in (self._image, self._mask, "key")]
+        if kind is PICTURES and {name.lower() for name in plain} >= _SIDES:
+            what = "columns xmin, ymin, xmax and ymax, which no crop would move"
+            raise SourceError(what, path, ROWS_OF_BOXES)
         self._fields = field_names(plain, path, label_column, columns)
         if path.suffix.lower() in TABLE_SUFFIXES:
             for name in columns:
@@ -150,7 +160,7 @@ class ListSource(Source):
         self._has_keys = "key" in columns
         has_names = not self._has_keys and not self.has_several
         self._shared = shared_keys(self._files) if has_names else frozenset()
-        check_unique(self._given_keys, path, OWN_KEYS)
+        check_unique(self._given_keys, path, f"{OWN_KEYS}. A row a box: {ROWS_OF_BOXES}")
         self.identity = self._identity()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -364,9 +374,8 @@ def _read_csv(path: Path) -> _Rows:
 
 
 def _check_columns(columns: list[str], path: Path) -> list[str]:
-    twice = sorted({name for name in columns if columns.count(name) > 1})
-    if twice:
-        raise SourceError(f"the header has {twice} more than once", f"{path}, line 1")
+    if duplicates := sorted(name for name, num in Counter(columns).items() if num > 1):
+        raise SourceError(f"duplicate columns {duplicates}", f"{path}, line 1")
     return columns
 
 
@@ -376,31 +385,24 @@ def _stripped(cell: str) -> str | None:
 
 
 def _label(cell: str) -> str | None:
-    return None if _NO_NUMBER.fullmatch(name := cell.strip()) else name
+    name = cell.strip()
+    return None if not name or _NAN.fullmatch(name) else name
 
 
-def _whole(cell: str) -> int | None:
-    return None if _NO_NUMBER.fullmatch(number := cell.strip()) else int(number)
+def _cell_of(cells: Sequence[str], field: str) -> _Reads:
+    """Return how the cells of a column are read, by the rules of ``packdata.types`` for the whole column."""
+    kind = typed(pa.array(cells, pa.string())).type
+    if pa.types.is_boolean(kind):
+        return _reading(lambda text: int(text.lower() == "true"))
+    if pa.types.is_integer(kind):
+        return _reading(int)
+    if pa.types.is_floating(kind):
+        return _reading(float)
+    return _label if field == "label" else str
 
 
-def _real(cell: str) -> float | None:
-    return None if _NO_NUMBER.fullmatch(number := cell.strip()) else float(number)
-
-
-def _cell_of(cells: Iterable[str], field: str) -> _Reads:
-    """Return how the cells of a column are read: as numbers where all are; ``007`` and 19 digits and more stay text."""
-    as_text = _label if field == "label" else str
-    reads: _Reads = _whole
-    is_known = False
-    for cell in map(str.strip, cells):
-        if _NO_NUMBER.fullmatch(cell):
-            continue
-        if not _FLOAT.fullmatch(cell) or _NAME.match(cell):
-            return as_text
-        is_known = True
-        if not _INT.fullmatch(cell):
-            reads = _real
-    return reads if is_known else as_text
+def _reading(number: Callable[[str], Any]) -> _Reads:
+    return lambda cell: None if (text := cell.strip()) in _MISSING else number(text)
 
 
 def _read_jsonl(path: Path) -> _Rows:
