@@ -169,6 +169,7 @@ PARTS = {  # in test_parts.py
 }
 BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-size"), ("preview", "--columns"),
            ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
+           ("images", "--box-labels"), ("images", "--flip-pairs"),
            ("images", "--annotations"),
            ("images", "--mask-suffix"), ("arrays", "--mask-suffix"), ("images", "--palette"),
            ("images", "--label-map"), ("images", "--icc"), ("images", "--segments"), ("preview", "--augment"),

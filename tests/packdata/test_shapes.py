@@ -104,6 +104,57 @@ class TestColumns:
         assert told["category"] == [1, 2]
 
     @pytest.mark.parametrize(
+        ("given", "options", "classes", "expected"),
+        [
+            ([2, 0], {}, None, [2, 0]),
+            (["dog", "cat"], {}, ("cat", "dog"), [1, 0]),
+            (["dog", "cat"], {"classes": ["dog", "cow", "cat"]}, ("dog", "cow", "cat"), [0, 2]),
+        ],
+    )
+    @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+    def test_classes_of_boxes_are_numbers_that_follow_them(
+        self, tmp_path: Path, suffix: str, given: Any, options: Any, classes: Any, expected: Any
+    ) -> None:
+        pictures(tmp_path, "a.png", "b.png")
+        objects = {"bbox": CORNERS, "category": given}
+        rows = [{"path": "a.png", "objects": objects}, {"path": "b.png", "objects": objects}]
+        source = listed(tmp_path, rows, suffix)
+
+        pack_images(
+            source,
+            tmp_path / "out",
+            boxes="objects.bbox",
+            box_labels="objects.category",
+            **options,
+        )
+
+        dataset = ShardDataset(tmp_path / "out", fields=["image", "objects_bbox", "box_labels"])
+        assert dataset[0].box_labels.tolist() == expected
+        assert dataset.schema.fields["box_labels"].classes == classes  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("labels", [[1], [1, 2, 3], [0.5, 1], [[1], [2]]])
+    def test_classes_that_are_not_one_a_box_are_refused(self, tmp_path: Path, labels: Any) -> None:
+        pictures(tmp_path, "a.png")
+        source = listed(tmp_path, [{"path": "a.png", "box": CORNERS, "kind": labels}], "jsonl")
+
+        with pytest.raises(SourceError) as caught:
+            pack_images(source, tmp_path / "out", boxes="box", box_labels="kind")
+
+        assert "line 1" in str(caught.value.path)
+
+    def test_pairs_of_points_are_declared_or_missed(self, tmp_path: Path) -> None:
+        pictures(tmp_path, "a.png")
+        source = listed(tmp_path, [{"path": "a.png", "joints": [[[1, 2], [3, 4]]]}], "jsonl")
+
+        assert run(source, tmp_path / "out", "--keypoints", "joints", "--flip-pairs", "0-1") == 0
+        assert run(source, tmp_path / "no", "--keypoints", "joints", "--flip-pairs", "0,1") == 2
+        alone = plan_images(source, keypoints="joints").notes()
+
+        field = ShardDataset(tmp_path / "out").schema.fields["joints"]
+        assert field.flip_pairs == ((0, 1),)  # type: ignore[attr-defined]
+        assert any("flip_pairs" in note for note in alone)
+
+    @pytest.mark.parametrize(
         ("points", "shape"),
         [
             ([[[1, 2], [3, 4]]], (1, 2, 2)),
@@ -487,6 +538,55 @@ class TestAnnotations:
             plan_images(tmp_path / "in", annotations=tmp_path / "labels")
         with pytest.raises(SourceError, check=At("instances.json")):
             plan_images(tmp_path / "in", annotations=coco(tmp_path, ["1.png"], categories=twice))
+
+    def test_splits_number_classes_of_boxes_alike_where_they_are_named(
+        self, tmp_path: Path
+    ) -> None:
+        for split, name in (("train", "dog"), ("val", "cat")):
+            pictures(tmp_path / "in" / split, "1.png")
+            (tmp_path / "xml" / split).mkdir(parents=True)
+            box = "".join(
+                f"<{n}>{v}</{n}>"
+                for n, v in zip(("xmin", "ymin", "xmax", "ymax"), CORNERS[0], strict=True)
+            )
+            thing = f"<object><name>{name}</name><bndbox>{box}</bndbox></object>"
+            text = f"<annotation>{thing}</annotation>"
+            (tmp_path / "xml" / split / "1.xml").write_text(text)
+        xml = {"annotations": tmp_path / "xml"}
+
+        pack_images(tmp_path / "in", tmp_path / "out", classes=["cat", "cow", "dog"], **xml)
+        pack_images(tmp_path / "in/train", tmp_path / "own", classes=tmp_path / "out/val", **xml)
+
+        for folder, number in (("out/train", 2), ("out/val", 0), ("own", 2)):
+            dataset = ShardDataset(tmp_path / folder)
+            assert dataset[0].box_labels.tolist() == [number]
+            field = dataset.schema.fields["box_labels"]
+            assert field.classes == ("cat", "cow", "dog")  # type: ignore[attr-defined]
+        with pytest.raises(SourceError):
+            plan_images(tmp_path / "in", classes=["cat"], **xml)
+
+    def test_annotations_without_a_box_are_counted_and_ids_are_unique(
+        self, tmp_path: Path
+    ) -> None:
+        pictures(tmp_path / "in", "1.png")
+        one = {"id": 1, "image_id": 0, "category_id": 3, "bbox": [1, 2, 3, 4]}
+        none = [{**one, "bbox": []}, {**one, "bbox": None}]
+        images = [{"id": 0, "file_name": name} for name in ("1.png", "2.png")]
+
+        file = coco(tmp_path, ["1.png"], annotations=[one, *none])
+        plan = plan_images(tmp_path / "in", annotations=file)
+
+        assert any("without a box, skipped: 2" in note for note in plan.notes())
+        with pytest.raises(SourceError, check=At("instances.json")):
+            plan_images(tmp_path / "in", annotations=coco(tmp_path, ["1.png"], images=images))
+
+    def test_keypoints_of_yolo_are_refused_without_a_yaml(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "1.png")
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels/1.txt").write_text("0 .5 .5 .2 .2 .4 .4 1 .5 .5 2\n")
+
+        with pytest.raises(SourceError):
+            pack_images(tmp_path / "in", tmp_path / "out", annotations=tmp_path / "labels")
 
     def test_annotations_of_no_picture_are_counted(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")

@@ -71,8 +71,12 @@ _SOURCE = """\
 --boxes COLUMN[:FORMAT]
   column of boxes, or member of a struct (objects.bbox); FORMAT is xyxy (pixels, default), xywh,
   cxcywh, or yolo (fractions of the picture); may be repeated
+--box-labels COLUMN
+  column with a class for each box, numbers or names (objects.category); becomes the field box_labels
 --keypoints COLUMN
   column of keypoints, (x, y) or (x, y, visibility), in pixels; may be repeated
+--flip-pairs PAIRS
+  points of --keypoints that a horizontal flip exchanges, counted from 0: 1-2,3-4
 --annotations FILE|FOLDER
   COCO JSON, or a folder of YOLO labels or VOC XML; gives the fields boxes, box_labels and whatever else
   it holds
@@ -86,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
     names = (
         *("fit", "codec", "quality", "gray", "keep_depth", "subsampling", "compression"),
         *("max_picture_mb", "icc", "segments", "palette", "label_map"),
-        *("boxes", "keypoints", "annotations", "image_column", "format", *SOURCE_OPTIONS),
+        *("boxes", "box_labels", "keypoints", "flip_pairs", "annotations"),
+        *("image_column", "format"),
+        *SOURCE_OPTIONS,
     )
     options = {name: getattr(args, name) for name in names}
     return run_packing(args, partial(plan_images, args.src, sizes=tuple(args.sizes), **options))

@@ -118,7 +118,7 @@ def label_fields(
     named = dict.fromkeys(name for name, column in columns if column.kind == "class")
     lists = {name: _shared_classes([c for n, c in columns if n == name]) for name in named}
     if classes is not None:
-        lists[LABEL] = _read_classes(classes)
+        lists[LABEL] = read_classes(classes)
         _check_fixed(sources, lists[LABEL], classes)
     gaps = {name for name, column in columns if column.num_missing}
     return {
@@ -168,11 +168,16 @@ def _check_fixed(sources: Mapping[str, Source], fixed: tuple[str, ...], given: o
         raise SourceError("its labels are not classes", next(iter(sources.values())).name)
 
 
-def _read_classes(classes: Sequence[str] | Path | str) -> tuple[str, ...]:
+def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tuple[str, ...]:
+    """Return the names of classes: those given, of a file with one a line, or of a field of a packed dataset.
+
+    Raises:
+        SourceError: They cannot be read, or one stands there twice.
+    """
     if not isinstance(classes, str | Path):
         names, place = tuple(classes), "classes"
     elif _is_dataset(path := place_of(classes)):
-        return _classes_of_dataset(path)
+        return _classes_of_dataset(path, field)
     else:
         names, place = tuple(_lines(path)), str(path)
     duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
@@ -188,12 +193,11 @@ def _is_dataset(path: Path) -> bool:
     return is_folder(path, "classes= takes a file or dataset that you may read")
 
 
-def _classes_of_dataset(folder: Path) -> tuple[str, ...]:
-    field = read_manifest(folder).schema.fields.get(LABEL)
-    if not isinstance(field, Label) or field.classes is None:
-        raise SourceError(
-            "its labels have no class names", folder, "Give a file with one name a line"
-        )
+def _classes_of_dataset(folder: Path, name: str) -> tuple[str, ...]:
+    field = read_manifest(folder).schema.fields.get(name)
+    if not isinstance(field, Label | Array) or field.classes is None:
+        hint = "Give a file with one name a line"
+        raise SourceError(f"{name} has no class names", folder, hint)
     return field.classes
 
 

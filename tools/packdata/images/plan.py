@@ -14,7 +14,6 @@ from packdata.files.recipe import FilesPlan
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.fit import SizeOption
 from packdata.images.marks import Marks
-from packdata.images.profiles import CONVERTED
 from packdata.images.recipe import (
     ANIMATED,
     DIVIDED,
@@ -25,6 +24,7 @@ from packdata.images.recipe import (
     ImageOptions,
     ImagesRecipe,
     image_recipes,
+    with_box_classes,
 )
 from packdata.images.shapes import ShapeOptions
 from packdata.packing.settings import PackSettings, check_options, take
@@ -96,6 +96,7 @@ def plan_images(
     check_options(options, *kinds, own=own, but="column")
     shapes = take(ShapeOptions, options)
     source = take(SourceOptions, options, column=image_column)
+    source, shapes = with_box_classes(source, shapes)
     if fit != "shorter" and not sizes:
         raise SchemaError(f"fit {fit!r} says how pictures come to a size: pass sizes=, too")
     listed = (
@@ -133,21 +134,20 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
     if profiles := counts.pop(HAS_PROFILE, 0):
         what = "with a colour profile: pixel values are kept as they are; icc='srgb' converts those that are not sRGB"
         notes.append(f"{counted(profiles, 'picture')} {what}")
-    if not counts["kept"] and (num := counts[CONVERTED]):
-        notes.append(f"{counted(num, 'picture')} {CONVERTED}")
     if divided := counts.pop(DIVIDED, 0):
         notes.append(f"{counted(divided, 'JPEG')} divided into segments, with no pixel changed")
     if mended := counts.pop(MENDED, 0):
         notes.append(
             f"{counted(mended, 'JPEG')} mended, with no pixel changed (no end marker, padding)"
         )
-    if not counts["kept"]:
-        return notes
-    encoded = counts["re-encoded"]
-    causes = [f"{n:,} {c}" for c, n in counts.items() if c not in ("kept", "re-encoded")]
-    listed = f" ({', '.join(causes)})" if causes else ""
-    kept = f"{counted(counts['kept'], 'file')} kept verbatim"
-    return [f"{kept}, {encoded:,} encoded anew{listed}" if encoded else kept, *notes]
+    num_kept, num_encoded = counts.pop("kept", 0), counts.pop("re-encoded", 0)
+    causes = f" ({', '.join(f'{n:,} {cause}' for cause, n in counts.items())})" if counts else ""
+    encoded = (
+        f"{num_encoded:,} encoded anew{causes}" if num_encoded and (num_kept or causes) else ""
+    )
+    kept = f"{counted(num_kept, 'file')} kept verbatim" if num_kept else ""
+    found = ", ".join(filter(None, (kept, encoded)))
+    return [found, *notes] if found else notes
 
 
 def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:
@@ -178,8 +178,8 @@ def pack_images(
             ``max_picture_mb``, ``icc`` and ``segments`` (``packdata.images.recipe.ImageOptions``);
             ``palette`` and ``label_map`` (``packdata.images.marks.Marks``); ``masks``, ``mask_suffix``,
             ``classes``, ``image_column``, ``mask_column`` and ``label_column``
-            (``packdata.files.splits.SourceOptions``); ``boxes``, ``keypoints`` and ``annotations``
-            (``packdata.images.shapes.ShapeOptions``);
+            (``packdata.files.splits.SourceOptions``); ``boxes``, ``box_labels``, ``keypoints``, ``flip_pairs`` and
+            ``annotations`` (``packdata.images.shapes.ShapeOptions``);
             ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
             (``packdata.packing.settings.PackSettings``). To a URL the pictures of folders and lists are packed in a
             random order, unless ``shuffle`` is None.

@@ -10,7 +10,7 @@ sample each becomes one of the field ``images``.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,9 @@ from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
 from loaders.system.opencv import use_no_ipp
 from packdata.describe import numbered
+from packdata.files.labels import read_classes
 from packdata.files.recipe import FilesRecipe
-from packdata.files.splits import open_splits
+from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.alike import encode_alike, encode_jpeg_planes
 from packdata.images.headers import PNG_START, read_header
 from packdata.images.jpegtran import (
@@ -47,13 +48,14 @@ from packdata.images.profiles import CONVERTED
 from packdata.images.scratch import Scratch
 from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
 from packdata.recipe import Tally, Target
+from packdata.sources.base import BOX_LABELS
 from packdata.sources.objects import fetched_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from packdata.files.splits import SourceOptions, Split
+    from packdata.files.splits import Split
     from packdata.images.fit import Size, SizeOption
     from packdata.sources.base import Item, Pixels
 
@@ -175,12 +177,23 @@ def image_recipes(
         SchemaError: The options contradict each other, or do not fit the source.
     """
     options = options or ImageOptions()
-    shapes = shapes or ShapeOptions()
+    source, shapes = with_box_classes(source or SourceOptions(), shapes or ShapeOptions())
     splits = open_splits(
         src, source, extend=shapes.extend, has_annotations=shapes.annotations is not None
     )
     check_same_classes({split.name: split.source for split in splits})
     return [(split.name, ImagesRecipe(split, options)) for split in splits]
+
+
+def with_box_classes(
+    source: SourceOptions, shapes: ShapeOptions
+) -> tuple[SourceOptions, ShapeOptions]:
+    """Return options whose classes are those of boxes, where boxes have some; SourceError if they cannot be read."""
+    if source.classes is None or (shapes.annotations is None and shapes.box_labels is None):
+        return source, shapes
+    return replace(source, classes=None), replace(
+        shapes, box_classes=read_classes(source.classes, BOX_LABELS)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loaders.augment.pixels import move_boxes, move_keypoints
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.remote.url import place_of
-from loaders.schema import Boxes, Keypoints
+from loaders.schema import Array, Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.readers import parse_json
 from packdata.sources.annotations import annotated, open_annotations
@@ -35,11 +36,22 @@ class ShapeOptions:
     boxes: Sequence[str] = ()
     keypoints: Sequence[str] = ()  # columns of keypoints
     annotations: Path | str | None = None  # a file or folder of COCO JSON, VOC XML or YOLO labels
+    box_labels: str | None = None  # the column with a class for each box: numbers or names
+    # Points of ``keypoints`` that a flip exchanges: pairs of numbers from 0 on, or texts such as ``1-2,3-4``.
+    flip_pairs: Sequence[tuple[int, int]] | str | None = None
+    box_classes: tuple[str, ...] | None = (
+        None  # names by number; ``classes`` of the source where there are boxes
+    )
 
     def __post_init__(self) -> None:
         for name in ("boxes", "keypoints"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        object.__setattr__(self, "flip_pairs", _pairs(self.flip_pairs or ()))
+        if self.box_labels is not None and not self.boxes:
+            raise SchemaError("box_labels are of boxes in a column: give boxes, too")
+        if self.flip_pairs and not self.keypoints:
+            raise SchemaError("flip_pairs are of keypoints in a column: give keypoints, too")
         for text in self.boxes:
             _, _, form = text.rpartition(":")
             if ":" in text and form not in BOX_FORMATS:
@@ -58,10 +70,14 @@ class ShapeOptions:
         """
         if self.annotations is not None:
             found = open_annotations(self.annotations, split or source.name)
+            if self.box_classes is not None:
+                found.renumber(self.box_classes)
             source = annotated(source, found)
         declared: list[tuple[str, str, Field]]
         declared = [(*_split_format(text), Boxes()) for text in self.boxes]
-        declared += [(text, _KEYPOINTS, Keypoints()) for text in self.keypoints]
+        pairs = _pairs(self.flip_pairs or ())
+        points = Keypoints(flip_pairs=pairs)
+        declared += [(text, _KEYPOINTS, points) for text in self.keypoints]
         if not declared:
             return source
         labels, members = dict(source.labels), {}
@@ -70,10 +86,69 @@ class ShapeOptions:
             labels[name] = Column("json", form=form, field=field)
             if path:
                 members[name] = path
-        identity = {"boxes": list(self.boxes), _KEYPOINTS: list(self.keypoints)}
-        return ExtendedSource(
-            source, labels, identity, lambda item: _with_members(item, members), source.notes
+        identity = {
+            "boxes": list(self.boxes),
+            _KEYPOINTS: list(self.keypoints),
+            "flip_pairs": list(pairs),
+        }
+        notes = [*source.notes]
+        if self.keypoints and not self.flip_pairs:
+            notes.append(
+                "keypoints without flip_pairs: a horizontal flip exchanges no left and right ones"
+            )
+        extended = ExtendedSource(
+            source, labels, identity, lambda item: _with_members(item, members), notes
         )
+        return extended if self.box_labels is None else self._with_box_labels(extended)
+
+    def _with_box_labels(self, source: Source) -> Source:
+        """Add the classes of boxes as numbers; SourceError if they are neither numbers nor names."""
+        name, path = _find(str(self.box_labels), source)
+        boxes, _ = _find(_split_format(self.boxes[0])[0], source)
+
+        def values_of(item: Item) -> list[Any]:
+            value = _member(item.labels.get(path[0] if path else name), path[1:], item)
+            if isinstance(value, str):
+                value = parse_json(value)
+            return [*(value or ())]
+
+        classes = self.box_classes or source.labels[path[0] if path else name].classes or None
+        if classes is None:
+            every = (each for item in source.items() for each in values_of(item))
+            classes = tuple(sorted({each for each in every if isinstance(each, str)})) or None
+        numbers = {word: number for number, word in enumerate(classes or ())}
+
+        def extend(item: Item) -> Item:
+            given = values_of(item)
+            found = [numbers.get(each) if isinstance(each, str) else each for each in given]
+            if any(not isinstance(each, int) for each in found):
+                raise SourceError(f"box_labels are {given[:3]}, not classes", item.where)
+            num = len(_rows_of(item.labels.get(boxes)))
+            if len(found) != num:
+                raise SourceError(f"{len(found)} box_labels for {num} boxes", item.where)
+            return replace(item, labels={**item.labels, BOX_LABELS: found})
+
+        field = Array(dtype="int64", dims=(None,), classes=classes)
+        labels = {n: c for n, c in source.labels.items() if n != name}
+        labels |= {BOX_LABELS: Column("json", field=field)}
+        identity = {BOX_LABELS: self.box_labels, "classes": classes and list(classes)}
+        return ExtendedSource(source, labels, identity, extend, source.notes)
+
+
+def _rows_of(value: Any) -> Any:
+    """Return the boxes of a cell: four numbers alone are one."""
+    value = parse_json(value) if isinstance(value, str) and value.strip() else value or ()
+    return [value] if len(value) == 4 and not isinstance(value[0], list | tuple) else value
+
+
+def _pairs(given: Sequence[tuple[int, int]] | str) -> tuple[tuple[int, int], ...]:
+    """Return pairs of points; of a text such as ``1-2,3-4`` those in it."""
+    if not isinstance(given, str):
+        return tuple((int(one), int(other)) for one, other in given)
+    if not re.fullmatch(r"\d+-\d+(,\d+-\d+)*", given):
+        raise SchemaError(f"flip_pairs are pairs of points such as 1-2,3-4, got {given!r}")
+    pairs = (pair.split("-") for pair in given.split(","))
+    return tuple((int(one), int(other)) for one, other in pairs)
 
 
 def _split_format(text: str) -> tuple[str, str]:
@@ -128,7 +203,9 @@ def check_same_classes(sources: Mapping[str, Source]) -> None:
     }
     if len({str(field and field.to_json()) for field in fields.values()}) > 1:
         what = f"the classes of boxes are not the same in {', '.join(fields)}"
-        raise SourceError(what, next(iter(sources.values())).name, "Pack each split by itself")
+        raise SourceError(
+            what, next(iter(sources.values())).name, "Give the same list to all, by --classes"
+        )
 
 
 def _check_drawn_on(item: Item, size: Size) -> None:

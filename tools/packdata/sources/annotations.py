@@ -7,7 +7,6 @@ kit, section 4; docs.ultralytics.com, "Dataset formats".
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from contextlib import closing
@@ -51,14 +50,9 @@ _NUMBERS = (None,)
 _NO_LABELS = frozenset(
     {"classes.txt", "obj.names", "train.txt", "val.txt", "test.txt", "readme.txt"}
 )
+_WORD = re.compile(r"left|right|[a-z]+|[0-9]+")  # of names such as left_eye, L_Eye, lefteye
+_OTHER_SIDE = {"left": "right", "l": "r"}
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
-# Of YAML: a comment, or a quoted word, in which none begins; a name, perhaps numbered, in brackets; on a line.
-_COMMENT = re.compile(r"""(?P<quoted>(?<!\w)'(?:[^'\n]|'')*'|"[^"\n]*")|(?<!\S)#[^\n]*""")
-_IN_BRACKETS = re.compile(
-    r"""\s*(?:(?P<number>\d+)\s*:\s)?\s*(?P<word>'(?:[^']|'')*'|"[^"]*"|[^,]*?)\s*(?:,|$)"""
-)
-_ON_A_LINE = re.compile(r"\s*(?:-|(?P<number>\d+)\s*:)(?P<word>.*)")
-
 Values = dict[str, Any]  # of a picture, by field
 
 
@@ -87,6 +81,23 @@ class Annotations:
         }
         self.columns = own | self.columns
         self.empty = {name: [] for name in self.columns}
+
+    def renumber(self, classes: Sequence[str]) -> None:
+        """Number the classes as ``classes`` has them, and name those without names; SourceError if that fails."""
+        places = {name: i for i, name in enumerate(classes)}
+        if missing := [name for name in self.classes if name not in places]:
+            raise SourceError(f"classes of boxes that are not given: {few(missing)}", self.kind)
+        new = [places[name] for name in self.classes] or [*range(len(classes))]
+        # One picture may have two names here.
+        of_pictures = {id(v): v for v in self.by_name.values() if isinstance(v, dict)}
+        for values in of_pictures.values():
+            if values[BOX_LABELS] and max(values[BOX_LABELS]) >= len(new):
+                what = f"class {max(values[BOX_LABELS])} of a box, with {len(new)} classes given"
+                raise SourceError(what, self.kind)
+            values[BOX_LABELS] = [new[number] for number in values[BOX_LABELS]]
+        self.classes = tuple(classes)
+        numbers = Array(dtype="int64", dims=_NUMBERS, classes=self.classes)
+        self.columns[BOX_LABELS] = Column("json", field=numbers)
 
     def name_of(self, item: Item) -> str | None:
         """Return what a picture is called here, None if it is not: of names that fit its path, the longest counts."""
@@ -209,11 +220,13 @@ def _reading(files: Sequence[Path]) -> Iterator[tuple[Path, Callable[[], bytes]]
 def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
     files = _of_split(files, split)
     named = [file for file in files if file.name.startswith("instances")]
+    others = [file.name for file in files if file not in named]
     images: dict[Any, Values] = {}
     by_name: dict[str, Values | SourceError] = {}
     sizes: dict[str, tuple[int, int]] = {}
     categories: dict[Any, Mapping[str, Any]] = {}
     boxes: list[tuple[Mapping[str, Any], Path]] = []
+    num_without = 0
     for file in named or files:
         data = _json_of(file)
         for image in data["images"]:
@@ -221,15 +234,19 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
             if name in by_name:
                 what = f"{name} is in it, and in another file of these annotations, or twice"
                 raise SourceError(what, file, "Give the one file that is of these pictures")
+            if (file, image["id"]) in images:
+                what = f"duplicate image id {image['id']}, of {name} and another image"
+                raise SourceError(what, file, "Give each image an id of its own")
             images[file, image["id"]] = by_name[name] = {}
             if size := _size_of(image.get("height"), image.get("width")):
                 sizes[name] = size
         categories |= {each["id"]: each for each in data.get("categories", ())}
-        boxes += [(each, file) for each in data["annotations"] if "bbox" in each]
+        boxes += [(each, file) for each in data["annotations"] if each.get("bbox")]
+        num_without += sum(not each.get("bbox") for each in data["annotations"])
     if not boxes:
-        raise SourceError("its annotations have no boxes (bbox)", path)
+        raise SourceError("the annotations have no boxes (bbox)", path)
     numbers = {id: i for i, id in enumerate(sorted(categories))}
-    columns = _coco_columns([each for each, _ in boxes], categories.values())
+    columns = _coco_columns([each for each, _ in boxes], categories.values(), path)
     for values in images.values():
         values |= {name: [] for name in (BOXES, BOX_LABELS, *columns)}
     for each, file in boxes:
@@ -248,8 +265,11 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
             f"it has more than one category called {twice[0]!r}", path, "Rename them"
         )
     still = [name for name in ("segmentation", "area") if name in columns]
-    note = f"crops and flips do not change: {' and '.join(still)} of boxes"
-    notes = (note,) if still else ()
+    notes = (
+        *[f"crops and flips do not change: {' and '.join(still)} of boxes"] * bool(still),
+        *[f"annotations without a box, skipped: {num_without:,}"] * bool(num_without),
+        *[f"files beside instances, skipped: {few(others)}"] * bool(named and others),
+    )
     return Annotations("COCO", "xywh", names, columns, by_name, notes, sizes=sizes)
 
 
@@ -270,12 +290,15 @@ _COCO_MISSING = dict[str, Any](iscrowd=0, area=0.0, segmentation=None, keypoints
 
 
 def _coco_columns(
-    boxes: Iterable[Mapping[str, Any]], categories: Iterable[Mapping[str, Any]]
+    boxes: Iterable[Mapping[str, Any]], categories: Iterable[Mapping[str, Any]], path: Path
 ) -> dict[str, Column]:
     there = {name for each in boxes for name in _COCO_MISSING if name in each}
-    points = [each["keypoints"] for each in categories if each.get("keypoints")]
-    names = [str(name) for name in points[0]] if points else []
+    points = [[*map(str, each["keypoints"])] for each in categories if each.get("keypoints")]
+    names = points[0] if points else []
     num = len(names) if points and all(len(each) == len(names) for each in points) else None
+    if len({_mirrored(each) for each in points}) > 1:
+        what = "categories have keypoints whose left and right ones are not at the same places"
+        raise SourceError(what, path, "Pack each category by itself")
     known = {
         "iscrowd": Column("json", field=Array(dtype="int64", dims=_NUMBERS)),
         "area": Column("json", field=Array(dtype="float32", dims=_NUMBERS)),
@@ -286,12 +309,21 @@ def _coco_columns(
 
 
 def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Return the points whose names differ in left and right alone."""
-    return tuple(
-        (i, names.index(other))
-        for i, name in enumerate(names)
-        if "left" in name and (other := name.replace("left", "right")) in names
-    )
+    """Return the points whose names differ in left and right alone.
+
+    Example:
+        >>> _mirrored(["nose", "L_Eye", "R_Eye"]), _mirrored(["left ankle", "right ankle", "lip"])
+        (((1, 2),), ((0, 1),))
+    """
+    words = [_WORD.findall(name.lower()) for name in names]
+    places = {tuple(each): i for i, each in enumerate(words)}
+    mirrored = (tuple(_OTHER_SIDE.get(word, word) for word in each) for each in words)
+    pairs = ((i, places.get(other, i)) for i, other in enumerate(mirrored))
+    return tuple(pair for pair in pairs if pair[0] != pair[1] and _is_left(words[pair[0]]))
+
+
+def _is_left(words: Sequence[str]) -> bool:
+    return "left" in words or "l" in words
 
 
 def _fill_keypoints(images: Iterable[Values], columns: Mapping[str, Column]) -> None:
@@ -405,6 +437,8 @@ def _yolo_values(data: bytes) -> Values:
             continue
         numbers = [float(word) for word in words[1:]]
         is_polygon = len(numbers) >= _POINTS_OF_POLYGON and len(numbers) % 2 == 0
+        if is_polygon and len(numbers) % 3 == 1 and {*numbers[6::3]} <= {0.0, 1.0, 2.0}:
+            raise ValueError(f"line {line} has keypoints: convert it to COCO's person_keypoints")
         if not words[0].isdecimal() or (len(numbers) != 4 and not is_polygon):
             raise ValueError(f"line {line} is not 'class x y width height', nor a polygon")
         values[BOX_LABELS].append(int(words[0]))
@@ -441,34 +475,21 @@ def _check_no_pose(text: str, file: Path) -> None:
 
 
 def _yaml_names(text: str, file: Path) -> tuple[str, ...]:
-    """Read the key ``names`` of YOLO's YAML: names or numbered names, in brackets or a line for each.
-
-    Raises:
-        SourceError: Names are numbered otherwise than from 0 on.
-    """
-    text = _COMMENT.sub(lambda found: found["quoted"] or "", text)
-    key = re.search(r"^names:[ \t]*", text, re.MULTILINE)
-    value = text[key.end() :] if key else ""
-    found: list[re.Match[str] | None] = []
-    if inside := re.match(r"[\[{](.*?)[\]}]", value, re.DOTALL):
-        found += _IN_BRACKETS.finditer(inside[1])
-    else:
-        lines = (line for line in value.splitlines()[1:] if line.strip())
-        found += itertools.takewhile(bool, map(_ON_A_LINE.fullmatch, lines))
-    words = [(each["number"], each["word"].strip()) for each in found if each]
-    words = [(number, _unquoted(word)) for number, word in words if word]
-    numbers = [int(number) for number, _ in words if number is not None]
-    if numbers and sorted(numbers) != list(range(len(words))):
-        what = f"its names are not numbered from 0 to {len(words) - 1}: {few(list(map(str, numbers)), 8)}"
+    """Return the names of classes in YOLO's YAML, () if there are none; SourceError if they are not numbered from 0."""
+    try:
+        import yaml
+    except ImportError as error:
+        hint = "'pip install pyyaml', or write the names to classes.txt, one a line, and move this file away"
+        raise SourceError("class names in YAML need PyYAML", file, hint) from error
+    try:
+        names = yaml.safe_load(text)["names"]
+    except (yaml.YAMLError, KeyError, TypeError):
+        return ()
+    numbered = names if isinstance(names, dict) else dict(enumerate(names or ()))
+    if sorted(numbered, key=str) != sorted(range(len(numbered)), key=str):
+        what = f"class names are not numbered from 0 to {len(numbered) - 1}: {few([*map(str, numbered)], 8)}"
         raise SourceError(what, file, "Number them from 0 on, without gaps")
-    by_number = dict(zip(numbers or range(len(words)), (word for _, word in words), strict=True))
-    return tuple(by_number[number] for number in range(len(words)))
-
-
-def _unquoted(word: str) -> str:
-    if len(word) < 2 or word[0] != word[-1] or word[0] not in "'\"":
-        return word
-    return word[1:-1].replace("''", "'") if word[0] == "'" else word[1:-1]
+    return tuple(str(numbered[number]) for number in range(len(numbered)))
 
 
 _READERS = {".json": _read_coco, ".xml": _read_voc, ".txt": _read_yolo}
