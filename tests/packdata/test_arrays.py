@@ -380,9 +380,9 @@ def test_masks_of_arrays_of_varying_shape_vary_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mask", "options", "message"),
     [
-        (np.zeros((3, 4, 6), "uint8"), {}, r"its mask has the shape (3, 4, 6)"),
-        (np.zeros((2, 3, 4, 5), "uint8"), {}, r"its mask has the shape (2, 3, 4, 5)"),
-        (np.zeros((3, 4, 5)), {}, "its mask holds float64, not whole numbers"),
+        (np.zeros((3, 4, 6), "uint8"), {}, r"a mask of shape (3, 4, 6)"),
+        (np.zeros((2, 3, 4, 5), "uint8"), {}, r"a mask of shape (2, 3, 4, 5)"),
+        (np.zeros((3, 4, 5)), {}, "a mask of float64, not of whole numbers"),
         (
             np.full((3, 4, 5), 300),
             {"mask_dtype": "uint8"},
@@ -460,8 +460,8 @@ BAD = {
     "nothing": (b"", "it is not a .npy file (EOF"),
     "wrong magic": (b"NUMPY\x93" + npy_bytes(GOOD)[6:], "the magic string is not correct"),
     "version 9": (b"\x93NUMPY\x09\x00" + npy_bytes(GOOD)[8:], "it is not a .npy file"),
-    "one number": (npy_bytes(np.float32(1)), "it is a single number, not an array"),
-    "empty": (npy_bytes(np.zeros((3, 0, 4), "f4")), "it is empty: its shape is (3, 0, 4)"),
+    "one number": (npy_bytes(np.float32(1)), "a single number, not an array"),
+    "empty": (npy_bytes(np.zeros((3, 0, 4), "f4")), "an empty array of shape (3, 0, 4)"),
     "complex": (npy_bytes(GOOD.astype("c8")), "complex64, not numbers. Save real and imaginary"),
     "text": (npy_bytes(np.array(["a"])), "not numbers"),
     "a table": (npy_bytes(np.zeros(2, "i4,f4")), "not numbers"),
@@ -520,7 +520,7 @@ def test_an_npz_of_nothing_or_under_a_password_is_refused(tmp_path: Path) -> Non
 def test_arrays_of_other_axes_than_the_first_are_refused(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {"a": numbers((3, 4)), "b": numbers((3, 4, 5))})
 
-    assert "b.npy: it has 3 axes (3, 4, 5), the first array 2" in assert_refused(
+    assert "b.npy: 3 axes (3, 4, 5), the first array has 2" in assert_refused(
         src, tmp_path / "dst"
     )
 

@@ -552,7 +552,7 @@ class TestAnnotations:
             thing = f"<object><name>{name}</name><bndbox>{box}</bndbox></object>"
             text = f"<annotation>{thing}</annotation>"
             (tmp_path / "xml" / split / "1.xml").write_text(text)
-        xml = {"annotations": tmp_path / "xml"}
+        xml: dict[str, Any] = {"annotations": tmp_path / "xml"}
 
         pack_images(tmp_path / "in", tmp_path / "out", classes=["cat", "cow", "dog"], **xml)
         pack_images(tmp_path / "in/train", tmp_path / "own", classes=tmp_path / "out/val", **xml)

@@ -26,10 +26,9 @@ from packdata.cli import main
 from packdata.images.marks import Marks
 from packdata.images.plan import pack_images, plan_images
 from packdata.packing.firstpass import FirstPass
-from packdata.parts.lists import keep_list, kept_lists
 from packdata.parts.local import finish
 from packdata.plan import pack_plan
-from packdata.sources.listed import ListedURL, Tree, files_matching, given, list_sources
+from packdata.sources.listed import ListedURL, Tree, list_sources
 from packdata.sources.objects import fetched_ahead
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from tests.remote.conftest import Store
@@ -120,10 +119,10 @@ def test_what_is_listed_again_takes_no_room_again(store: Store) -> None:
 
     assert tracemalloc.get_traced_memory()[0] < 1100 * 70
     tracemalloc.stop()
-    assert len(files_matching("s3://raw/many")) == 1100
+    assert len(ListedURL("s3://raw/many").scan()[0]) == 1100
     (folder / "b.png").touch()
     list_sources(["s3://raw/many"])
-    assert len(files_matching("s3://raw/many")) == 1101
+    assert len(ListedURL("s3://raw/many").scan()[0]) == 1101
 
 
 @pytest.mark.slow
@@ -364,29 +363,6 @@ def test_parts_read_the_list_of_one_object(store: Store) -> None:
     argv = ["tokens", "s3://raw/a.txt", "s3://out/one", "--part", "0/1", "--tokenizer", "bytes"]
     assert main([*argv, *store.options]) == 0
     assert finish("s3://out/one").samples == 1
-
-
-def test_parts_read_the_list_of_a_pattern(store: Store, tmp_path: Path) -> None:
-    for name in ("x.csv", "[x].csv", "one/x.csv", "one/y.txt", "two/in/z.csv"):
-        path = store.root / "lists" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("path\n")
-    for i, (pattern, named) in enumerate(
-        {
-            "**/x.csv": ["one/x.csv", "x.csv"],
-            "*/x.csv": ["one/x.csv"],
-            "two/*/z.csv": ["two/in/z.csv"],
-            "*.csv": ["[x].csv", "x.csv"],
-            "[x].csv": ["[x].csv"],
-        }.items()
-    ):
-        source, kept = f"s3://lists/{pattern}", tmp_path / str(i)
-        assert keep_list(source, kept)[0] == len(named)
-
-        with given(kept_lists([source], kept)):
-            found = [source] if named == [pattern] else [*map(str, files_matching(source))]
-            assert all(ListedURL(each).is_file() for each in found)
-        assert sorted(found) == [f"s3://lists/{name}" for name in named]
 
 
 def test_an_object_that_has_grown_is_no_longer_what_was_listed_without_e_tags_too(

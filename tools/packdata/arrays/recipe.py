@@ -163,17 +163,21 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
             SourceError: The array, its mask or its label is missing, damaged, too large, of
                 another shape than it should be, or has numbers that do not fit.
         """
-        shape = self._array_header(item).shape
-        if len(shape) != self.axes.num:
-            what = f"it has {len(shape)} axes {shape}, the first array {self.axes.num}"
-            raise SourceError(what, item.where, "Pack arrays of each kind by themselves")
         records = {label.name: label.encode(item) for label in self.labels}
         records["key"] = self._key_codec.encode(item.key)
-        # First: an array without one had no say in the shape of the field.
+
+        def check(header: ArrayHeader) -> None:
+            self._check_array(header, item.where)
+            if len(header.shape) != self.axes.num:
+                what = (
+                    f"{len(header.shape)} axes {header.shape}, the first array has {self.axes.num}"
+                )
+                raise SourceError(what, item.where, "Pack arrays of each kind by themselves")
+
+        array = read_array(_path_of(item), item.where, self.options.array, check)
         if self._has_masks:
-            mask = self._read_mask(item, self.axes.spatial_shape(shape))
+            mask = self._read_mask(item, self.axes.spatial_shape(array.shape))
             records[MASK] = self._encode(MASK, mask, item.where)
-        array = read_array(_path_of(item), item.where, self.options.array)
         records[ARRAY] = self._encode(ARRAY, self.axes.arrange(array), item.where)
         return [records]
 
@@ -215,7 +219,14 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
     def _headers(self, item: Item) -> tuple[ArrayHeader, ArrayHeader | None] | SourceError:
         """Return the header of an item's array, and of its mask if there are masks; or why there is none."""
         try:
-            return self._array_header(item), self._mask_header(item) if self._has_masks else None
+            header = read_header(_path_of(item), item.where, self.options.array)
+            self._check_array(header, item.where)
+            if not self._has_masks:
+                return header, None
+            path, where = self._mask_of(item)
+            mask = read_header(path, where, self.options.mask_array)
+            _check_mask(mask, where)
+            return header, mask
         except SourceError as error:
             return error
 
@@ -247,16 +258,14 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         given = self.masks is not None or self.options.mask_array is not None
         return given or self.source.has_masks
 
-    def _array_header(self, item: Item) -> ArrayHeader:
-        """Read the header of an item's array; SourceError if it cannot be a sample's."""
-        header = read_header(_path_of(item), item.where, self.options.array)
+    def _check_array(self, header: ArrayHeader, where: str) -> None:
+        """Raise SourceError for an array that cannot be a sample's."""
         if not header.shape:
             hint = "Single numbers are columns of a list, or of 'packdata tables'"
-            raise SourceError("it is a single number, not an array", item.where, hint)
+            raise SourceError("a single number, not an array", where, hint)
         if 0 in header.shape:
-            raise SourceError(f"it is empty: its shape is {header.shape}", item.where)
-        self._check_nbytes(header, item.where)
-        return header
+            raise SourceError(f"an empty array of shape {header.shape}", where)
+        self._check_nbytes(header, where)
 
     def _check_nbytes(self, header: ArrayHeader, where: str) -> None:
         dtype = header.dtype if self.options.dtype is None else np.dtype(self.options.dtype)
@@ -268,30 +277,17 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         fits_lmdb = nbytes <= MAX_RECORD_NBYTES
         raise SourceError(what, where, "Pack it with format='lmdb'" if fits_lmdb else _CUT)
 
-    def _mask_header(self, item: Item) -> ArrayHeader:
-        """Read the header of an item's mask; SourceError if there is none or it holds no integers."""
-        path, where = self._mask_of(item)
-        if path == item.file and not zipfile.is_zipfile(
-            path if isinstance(path, str) else path.open()
-        ):
-            hint = (
-                "mask_array= names the mask of an .npz; masks= is for masks in files of their own"
-            )
-            raise SourceError("it is one array, with no mask beside it", where, hint)
-        header = read_header(path, where, self.options.mask_array)
-        if header.dtype.kind not in "uib":
-            hint = "Save it as integers: mask.astype('uint8'), say"
-            raise SourceError(f"its mask holds {header.dtype}, not whole numbers", where, hint)
-        return header
-
     def _read_mask(self, item: Item, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Read the mask of an item whose spatial axes have these lengths; SourceError."""
-        found = self._mask_header(item).shape
         path, where = self._mask_of(item)
-        if found not in (shape, (1, *shape), (*shape, 1)):
-            what = f"its mask has the shape {found}, the array (without channels) {shape}"
-            raise SourceError(what, where)
-        return read_array(path, where, self.options.mask_array).reshape(shape)
+
+        def check(header: ArrayHeader) -> None:
+            _check_mask(header, where)
+            if header.shape not in (shape, (1, *shape), (*shape, 1)):
+                what = f"a mask of shape {header.shape}, the array (without channels) has {shape}"
+                raise SourceError(what, where)
+
+        return read_array(path, where, self.options.mask_array, check).reshape(shape)
 
     def _mask_of(self, item: Item) -> tuple[str | RemoteFile, str]:
         """Return the file of an item's mask, and what to call it."""
@@ -303,8 +299,18 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         elif self.options.mask_array is None or self.source.has_masks:
             raise SourceError("it has no mask, others have", item.where)
         else:
-            return _path_of(item), item.where
+            path = _path_of(item)
+            if not zipfile.is_zipfile(path if isinstance(path, str) else path.open()):
+                hint = "--mask-array names the mask of an .npz; --masks is for masks in files of their own"
+                raise SourceError("a single array, with no mask beside it", item.where, hint)
+            return path, item.where
         return path, item.place_of_mask(name)
+
+
+def _check_mask(header: ArrayHeader, where: str) -> None:
+    if header.dtype.kind not in "uib":
+        hint = "Save it as integers: mask.astype('uint8'), say"
+        raise SourceError(f"a mask of {header.dtype}, not of whole numbers", where, hint)
 
 
 def _range(array: npt.NDArray[Any]) -> str:

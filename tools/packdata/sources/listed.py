@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from loaders.remote.origin import Origin
 
-_OF_PATTERN = "../"  # before names of objects in lists of what a pattern means
-
 
 class _Folder:
     """What lies in a folder, by name."""
@@ -196,9 +194,6 @@ class ListedURL(URL):
         text = above = str(self)
         while (tree := _trees.get(above)) is None and "/" in above:
             above = above.rpartition("/")[0]
-        if tree is None:  # it may be one of those that a pattern means
-            patterns = (tree for root, tree in tuple(_trees.items()) if has_magic(root))
-            tree = next((each for each in patterns if each.find(_name_in(each, text))), None)
         if tree is None:
             tree = _beside.get(text, _beside.get(str(self.parent)))
         return tree, "" if tree is None else _name_in(tree, text)
@@ -408,45 +403,16 @@ def list_origin(origin: Origin) -> Tree:
         above = origin_of(str(origin.url.parent))
         if (one := above.look(origin.url.name)) is not None:
             return Tree(above, [one])
-    if has_magic(str(origin.url)) and (matching := _list_pattern(origin.url)).is_folder(""):
-        return matching
-    raise SourceError("there is no such object, and none below it", origin.url, "Check the URL")
-
-
-def _list_pattern(pattern: URL) -> Tree:
-    """List what a pattern means: in its folder, or else below the last folder that no pattern names."""
-    above = _above_pattern(pattern)
-    names = pattern.parts[len(above.parts) :]
-    origin = origin_of(str(above))
-    is_flat = len(names) == 1 and names != ("**",)
-    some = [origin.in_folder()[0]] if is_flat else origin.below()
-    entries = chain.from_iterable(some)
-    return Tree(origin, (each for each in entries if _matches(each.name.split("/"), names)))
-
-
-def _above_pattern(pattern: URL) -> URL:
-    return next(above for above in pattern.parents if not has_magic(str(above)))
-
-
-def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Tell whether the names of a path match, each as ``glob`` has it; ``**`` is folders at any depth."""
-    if not patterns or not names:
-        return not patterns and not names
-    first, shown = patterns[0], not names[0].startswith(".")
-    if first == "**":
-        return _matches(names, patterns[1:]) or (
-            shown and (len(names) == 1 == len(patterns) or _matches(names[1:], patterns))
-        )
-    is_one = fnmatchcase(names[0], first) and (shown or first.startswith("."))
-    return is_one and _matches(names[1:], patterns[1:])
+    hint = "Check the URL"
+    if has_magic(str(origin.url)):
+        hint = "At a URL there are no patterns: give a folder, single objects, or a list of them"
+    raise SourceError("there is no such object, and none below it", origin.url, hint)
 
 
 def files_matching(pattern: Path | str) -> list[Path]:
-    """Return the files that a pattern means, in no order; of URLs the objects, when it was listed."""
-    place = place_of_source(pattern)
-    if isinstance(place, ListedURL):
-        tree = _trees.get(str(place))
-        return [] if tree is None else [ListedURL(f"{tree.origin.url}/{e.name}") for e in tree]
+    """Return the files that a pattern means, in no order; there are no patterns at URLs."""
+    if isinstance(place_of_source(pattern), ListedURL):
+        return []
     found = map(Path, glob(str(pattern), recursive=True))
     return [path for path in found if not path.is_dir()]
 
@@ -485,8 +451,6 @@ def kept_entries(origin: Origin, tree: Tree) -> Iterator[Entry]:
         yield from tree
     elif (one := one_object(origin, tree)) is not None:  # which has no name below itself
         yield one._replace(name="")
-    else:
-        yield from (entry._replace(name=_OF_PATTERN + entry.name) for entry in tree)
 
 
 def _given_tree(url: URL, entries: Iterable[Entry]) -> Tree:
@@ -496,9 +460,6 @@ def _given_tree(url: URL, entries: Iterable[Entry]) -> Tree:
     name = first[0].name if first else "."
     if not name:  # the URL is of one object
         return Tree(origin_of(str(url.parent)), [first[0]._replace(name=url.name)])
-    if name.startswith(_OF_PATTERN):
-        above = origin_of(str(_above_pattern(url)))
-        return Tree(above, (e._replace(name=e.name.removeprefix(_OF_PATTERN)) for e in entries))
     return Tree(origin_of(url), entries)
 
 

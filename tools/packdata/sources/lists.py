@@ -393,16 +393,20 @@ def _cell_of(cells: Sequence[str], field: str) -> _Reads:
     """Return how the cells of a column are read, by the rules of ``packdata.types`` for the whole column."""
     kind = typed(pa.array(cells, pa.string())).type
     if pa.types.is_boolean(kind):
-        return _reading(lambda text: int(text.lower() == "true"))
+        return partial(_value, _flag)
     if pa.types.is_integer(kind):
-        return _reading(int)
+        return partial(_value, int)
     if pa.types.is_floating(kind):
-        return _reading(float)
+        return partial(_value, float)
     return _label if field == "label" else str
 
 
-def _reading(number: Callable[[str], Any]) -> _Reads:
-    return lambda cell: None if (text := cell.strip()) in _MISSING else number(text)
+def _value(read: Callable[[str], Any], cell: str) -> Any:
+    return None if (text := cell.strip()) in _MISSING else read(text)
+
+
+def _flag(text: str) -> int:
+    return int(text.lower() == "true")
 
 
 def _read_jsonl(path: Path) -> _Rows:

@@ -23,7 +23,7 @@ from packdata.sources.base import open_file
 from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from packdata.sources.objects import RemoteFile
 
@@ -58,10 +58,27 @@ def read_header(path: str | RemoteFile, where: str, name: str | None = None) -> 
         return _read_header(file, size, where)
 
 
-def read_array(path: str | RemoteFile, where: str, name: str | None = None) -> npt.NDArray[Any]:
-    """Read an array as it is stored: any byte order, any order of axes in memory. SourceError as ``read_header``."""
+def read_array(
+    path: str | RemoteFile,
+    where: str,
+    name: str | None = None,
+    check: Callable[[ArrayHeader], None] | None = None,
+) -> npt.NDArray[Any]:
+    """Read an array as it is stored: any byte order, any order of axes in memory.
+
+    Args:
+        path: The file.
+        where: Its place for messages.
+        name: Of the array in an ``.npz`` that holds several.
+        check: Called with the header, before any number is read.
+
+    Raises:
+        SourceError: As ``read_header``, or what ``check`` raises.
+    """
     with _opened(path, where, name) as (file, size):
         header = _read_header(file, size, where)
+        if check is not None:
+            check(header)
         count = math.prod(header.shape)
         if isinstance(path, str) and not isinstance(file, zipfile.ZipExtFile):
             flat: npt.NDArray[Any] = np.fromfile(file, header.dtype, count)
