@@ -565,6 +565,7 @@ class TestLabels:
         assert recipe.targets[0].schema.fields["label"] == Label(classes=("zebra", "ant"))
         assert [int(s["label"]) for s in samples(recipe)] == [0, 1, -1]
         assert [int(s["label"]) for s in samples(other)] == [2, 0, -1]
+        assert recipe.tally.take()["without a label"] == 1
 
 
 def both(root: Path) -> str:

@@ -195,7 +195,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
     if gaps := _gaps(splits):
         notes.append(f"missing numbers, stored as NaN: {few(gaps)}")
     notes += [note for split in splits for note in joined_splits(split.source.paths)]
-    notes += _numbered(splits)
+    notes += [*_numbered(splits), *_joined_labels(splits)]
     notes += dict.fromkeys(note for split in splits for note in split.source.notes)
     notes += _unused_masks(splits)
     if unlabelled:
@@ -244,6 +244,20 @@ def _numbered(splits: Sequence[Split]) -> Iterator[str]:
         f"classes are called by numbers, but numbered as names are sorted: {name!r} is class "
         f"{classes.index(name)} (as in torchvision); classes= with a file, a name a line, fixes an order"
     )
+
+
+def _joined_labels(splits: Sequence[Split]) -> Iterator[str]:
+    """Say that classes seem to be combinations of few labels, such as ``A|B``."""
+    classes = _classes_of(splits)
+    for mark in "|", ";", ",", " ":
+        parts = {part for name in classes for part in name.split(mark)}
+        if any(mark in name for name in classes) and len(parts) < len(classes):
+            joined = next(name for name in classes if mark in name)
+            yield (
+                f"{len(classes)} classes such as {joined!r} combine {len(parts)} labels: packdata.pack takes lists "
+                "of them, with a field MultiLabel"
+            )
+            return
 
 
 def _gaps(splits: Sequence[Split]) -> list[str]:

@@ -21,6 +21,7 @@ from packdata.images.recipe import (
     MENDED,
     SMALLER,
     TURNED_BELOW,
+    UNLABELLED,
     ImageOptions,
     ImagesRecipe,
     image_recipes,
@@ -127,6 +128,8 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
             "rotated as Exif says: masks, boxes and keypoints are read as of the upright picture"
         )
         notes.append(f"{counted(turned, 'picture')} {what}")
+    if unlabelled := counts.pop(UNLABELLED, 0):
+        notes.append(f"{counted(unlabelled, 'picture')} with label -1, which is no class")
     if animated := counts.pop(ANIMATED, 0):
         notes.append(
             f"{counted(animated, 'picture')} of several frames or pages: only the first is packed"

@@ -27,7 +27,7 @@ from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
 from loaders.system.opencv import use_no_ipp
 from packdata.describe import numbered
-from packdata.files.labels import read_classes
+from packdata.files.labels import LABEL, read_classes
 from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.alike import encode_alike, encode_jpeg_planes
@@ -66,6 +66,7 @@ HAS_PROFILE = "colour profiles"
 ANIMATED = "animated"
 TURNED_BELOW = "turned below a mask, boxes or keypoints"
 SMALLER = "smaller than "
+UNLABELLED = "without a label"  # -1 in Hugging Face's columns
 _NUM_PEEKED = 16
 
 
@@ -315,6 +316,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         except CodecError as error:
             raise SourceError(str(error), item.where) from error
         self._count(picture, is_kept, has_mask=mask is not None)
+        label = item.labels.get(LABEL)
+        self.tally.add(UNLABELLED, int(isinstance(label, int) and label == -1))
         return samples
 
     def _encode_several(self, item: Item, files: list[bytes]) -> list[dict[str, bytes]]:

@@ -48,6 +48,7 @@ from packdata.sources.base import (
 from packdata.sources.folders import no_files
 from packdata.sources.refused import check_name, check_regular
 from packdata.sources.row_file import RowFile, table_of
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -110,6 +111,8 @@ class TarSource(Source):
         self._arrays = {role: _field_of(role) for role in sorted(roles) if _is_array(role)}
         self._label_key = self._find_label_key(label_column)
         self.labels = dict(self._columns())
+        if LABEL not in self.labels:
+            self.notes = [*self.notes, *_folders_note(self._samples)]
         places = [str(path) for path in self.paths]
         check_unique(lambda: ((s.key, places[s.tar]) for s in self._samples), self.paths[0])
 
@@ -369,6 +372,16 @@ def _notes(pictures: Sequence[str]) -> list[str]:
         return []
     names = ", ".join(role.removeprefix(_PART) for role in pictures)
     return [f"the images of a sample are, in this order: {names}"]
+
+
+def _folders_note(samples: Sequence[TarSample]) -> list[str]:
+    """Say that folders inside are no classes, where there are several."""
+    folders = sorted({sample.key.rpartition("/")[0] for sample in samples} - {""})
+    if len(folders) < 2:
+        return []
+    return [
+        f"no label: folders in the tars ({few(folders)}) are not read as classes; unpack them, or add .cls"
+    ]
 
 
 def _add(sample: TarSample, role: str, member: tarfile.TarInfo, path: Path) -> None:
