@@ -311,3 +311,22 @@ def test_boxes_in_four_columns_are_refused_with_the_way_to_pack_them(tmp_path: P
         open_source(tmp_path / "l.csv")
 
     assert "masks.md" in caught.value.hint
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2"])
+@pytest.mark.parametrize("name", ["l.csv", "l.jsonl"])
+def test_compressed_lists_are_read_and_cut_ones_refused(
+    tmp_path: Path, name: str, suffix: str
+) -> None:
+    rows = [{"path": f"{i}.jpg", "label": i} for i in range(3)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    text = text if name == "l.jsonl" else "path,label\n0.jpg,0\n1.jpg,1\n2.jpg,2\n"
+    source, how = tmp_path / f"{name}{suffix}", {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+    with pa.CompressedOutputStream(str(source), how[suffix]) as file:
+        file.write(text.encode())
+
+    assert [item.labels["label"] for item in open_source(source).items()] == [0, 1, 2]
+
+    source.write_bytes(source.read_bytes()[:-9])
+    with pytest.raises(SourceError):
+        open_source(source)

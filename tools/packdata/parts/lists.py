@@ -17,7 +17,7 @@ from packdata.packing.store import store_of
 from packdata.packing.target import PARTS_NAME
 from packdata.packing.upload import as_file
 from packdata.parts.local import holds_datasets
-from packdata.sources.base import suffix_of
+from packdata.rows import suffix_inside
 from packdata.sources.listed import kept_entries, list_origin, one_object
 from packdata.sources.lists import LIST_SUFFIXES
 
@@ -56,7 +56,7 @@ def keep_list(source: Path | str, dst: Path | str, *, overwrite: bool = False) -
 
 
 def _is_list(url: URL) -> bool:
-    return suffix_of(url.name) in LIST_SUFFIXES
+    return suffix_inside(url.name) in LIST_SUFFIXES
 
 
 def _keep(place: Path, name: str, entries: Iterable[Entry]) -> None:

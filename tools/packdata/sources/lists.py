@@ -22,6 +22,7 @@ import pyarrow as pa
 from loaders.data.formats import hash_file
 from loaders.errors import SourceError
 from packdata.readers import each_csv_row, encoding_hint, json_object
+from packdata.rows import compression_of, suffix_inside
 from packdata.sources.base import (
     OWN_KEYS,
     PICTURES,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
 LIST_SUFFIXES = TABLE_SUFFIXES | {".jsonl", ".ndjson"}
 _MISSING = frozenset(("", *NO_VALUES))
+_MAX_CELL = (1 << 31) - 1  # bytes, where a list is compressed
 _SIDES = frozenset({"xmin", "ymin", "xmax", "ymax"})
 ROWS_OF_BOXES = (
     "Group the rows by picture, with a list of boxes each: docs/masks.md has ten lines for it"
@@ -142,7 +144,7 @@ class ListSource(Source):
             what = "columns xmin, ymin, xmax and ymax, which no crop would move"
             raise SourceError(what, path, ROWS_OF_BOXES)
         self._fields = field_names(plain, path, label_column, columns)
-        if path.suffix.lower() in TABLE_SUFFIXES:
+        if suffix_inside(path.name) in TABLE_SUFFIXES:
             for name in columns:
                 rows.read_as(name, _stripped)
             for name in plain:
@@ -322,7 +324,7 @@ def _stat(path: str) -> os.stat_result | None:
 
 def _read_rows(path: Path) -> _Rows:
     """Read a list line by line: beside the rows there is no room for all of its text."""
-    is_table = path.suffix.lower() in TABLE_SUFFIXES
+    is_table = suffix_inside(path.name) in TABLE_SUFFIXES
     try:
         rows = _read_csv(path) if is_table else _read_jsonl(path)
     except UnicodeDecodeError:
@@ -338,8 +340,14 @@ def _read_rows(path: Path) -> _Rows:
 
 
 def _lines_of(path: Path, newline: str) -> Iterator[str]:
-    with io.TextIOWrapper(open_file(path, str(path)), "utf-8-sig", newline=newline) as lines:
-        yield from lines
+    file: Any = open_file(path, str(path))
+    if compression := compression_of(path.name):
+        file = pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)
+    try:
+        with io.TextIOWrapper(file, "utf-8-sig", newline=newline) as lines:
+            yield from lines
+    except (OSError, pa.ArrowException) as error:
+        raise SourceError(f"the list cannot be read ({error})", path, "Is it complete?") from error
 
 
 def _read_csv(path: Path) -> _Rows:
@@ -363,7 +371,7 @@ def _read_csv(path: Path) -> _Rows:
 
     each_csv_row(
         _lines_of(path, ""),
-        path.stat().st_size,
+        path.stat().st_size if compression_of(path.name) is None else _MAX_CELL,
         take,
         path,
         delimiter=delimiter,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
+from packdata.rows import suffix_inside
 from packdata.sources.arrow import saved_splits
 from packdata.sources.base import (
     PICTURE_SUFFIXES,
@@ -91,7 +92,7 @@ def open_source(
     if archive == "idx":
         _check_columns_unused(path, columns)
         return IdxSource(first)
-    if suffix_of(first.name) in LIST_SUFFIXES:
+    if suffix_inside(first.name) in LIST_SUFFIXES:
         return ListSource(first, PICTURES, **columns)
     raise _unknown(first)
 
@@ -106,7 +107,7 @@ def _open_files(
         return FolderSource(path, kind, without)
     if not path.exists():
         raise nothing_at(path)
-    if suffix_of(path.name) in LIST_SUFFIXES:
+    if suffix_inside(path.name) in LIST_SUFFIXES:
         return ListSource(path, kind, **columns)
     if suffix_of(path.name) in kind.suffixes:
         hint = "Give the folder that holds it, with a file for each sample; packdata.pack takes the rows of one array"
