@@ -310,7 +310,9 @@ def test_a_single_file_and_a_packed_dataset_are_refused_with_a_hint(tmp_path: Pa
     pack_arrays(src, tmp_path / "dst")
 
     assert "Give the folder that holds it" in assert_refused(src / "a.npy", tmp_path / "other")
-    assert "a packed dataset already" in assert_refused(tmp_path / "dst", tmp_path / "other")
+    assert "a packed dataset cannot be a source" in assert_refused(
+        tmp_path / "dst", tmp_path / "other"
+    )
 
 
 # -- .npz -----------------------------------------------------------------------------------------

@@ -50,9 +50,7 @@ def to_boxes(value: Any, form: str, size: Size) -> Floats:
 def _check_pixels(numbers: npt.NDArray[Any], what: str, hint: str) -> None:
     """Raise CodecError for shares of the picture, as they lie within its first pixel."""
     if numbers.size and (np.abs(numbers) <= 1).all() and (numbers % 1).any():
-        raise CodecError(
-            f"{what} lie between 0 and 1, as shares of the picture do, and are {hint}"
-        )
+        raise CodecError(f"{what} look normalized (0 to 1), and are {hint}")
 
 
 def _check_boxes(boxes: npt.NDArray[np.float64], form: str, size: Size) -> None:

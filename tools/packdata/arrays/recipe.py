@@ -299,11 +299,14 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         elif self.options.mask_array is None or self.source.has_masks:
             raise SourceError("it has no mask, others have", item.where)
         else:
-            path = _path_of(item)
-            if not zipfile.is_zipfile(path if isinstance(path, str) else path.open()):
-                hint = "--mask-array names the mask of an .npz; --masks is for masks in files of their own"
-                raise SourceError("a single array, with no mask beside it", item.where, hint)
-            return path, item.where
+            path, name = _path_of(item), None
+        if path == item.file and not zipfile.is_zipfile(
+            path if isinstance(path, str) else path.open()
+        ):
+            hint = (
+                "mask_array= names the mask of an .npz; masks= is for masks in files of their own"
+            )
+            raise SourceError("a single array, with no mask beside it", item.where, hint)
         return path, item.place_of_mask(name)
 
 

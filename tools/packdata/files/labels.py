@@ -74,7 +74,7 @@ class LabelField:
             hint = "Fill it in, or leave the sample out of the source"
         elif self.column.kind == "int":
             hint = f"NaN cannot stand for it: float64 may round others of the column. {hint}"
-        raise SourceError(f"its {self.name} is missing", where, hint)
+        raise SourceError(f"the {self.name} is missing", where, hint)
 
     def _number(self, value: Any, where: str) -> int:
         if isinstance(value, int) and self.column.kind == "class":

@@ -165,7 +165,7 @@ def _find(text: str, source: Source) -> tuple[str, list[str]]:
     for name in (column, identifier_of(column)):
         if path and name in source.labels:
             return identifier_of(text.replace(".", "_")), [name, *path]
-    what = f"it has no column {text!r} for boxes or keypoints, but {list(source.labels)}"
+    what = f"no column {text!r} for boxes or keypoints among {list(source.labels)}"
     raise SourceError(what, source.name)
 
 
@@ -204,7 +204,7 @@ def check_same_classes(sources: Mapping[str, Source]) -> None:
     if len({str(field and field.to_json()) for field in fields.values()}) > 1:
         what = f"the classes of boxes are not the same in {', '.join(fields)}"
         raise SourceError(
-            what, next(iter(sources.values())).name, "Give the same list to all, by --classes"
+            what, next(iter(sources.values())).name, "Give the same list to all, by classes="
         )
 
 

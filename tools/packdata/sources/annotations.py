@@ -161,9 +161,9 @@ def open_annotations(path: Path | str, split: str = "") -> Annotations:
     if ".txt" in kinds and len(kinds) > 1:
         kinds.discard(".txt")  # notes, beside JSON or XML
     if len(kinds) != 1:
-        what = f"it holds annotations of several kinds ({', '.join(sorted(kinds))})"
+        what = f"annotations of several kinds ({', '.join(sorted(kinds))})"
         hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
-        raise SourceError(what if kinds else "it holds no annotations", path, hint)
+        raise SourceError(what if kinds else "no annotations", path, hint)
     (kind,) = kinds
     chosen = [file for file in files if suffix_of(file.name) == kind]
     try:
@@ -261,9 +261,7 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
     _fill_keypoints(images.values(), columns)
     names = tuple(str(categories[id].get("name", id)) for id in numbers)
     if twice := [name for name, num in Counter(names).items() if num > 1]:
-        raise SourceError(
-            f"it has more than one category called {twice[0]!r}", path, "Rename them"
-        )
+        raise SourceError(f"duplicate category {twice[0]!r}", path, "Rename them")
     still = [name for name in ("segmentation", "area") if name in columns]
     notes = (
         *[f"crops and flips do not change: {' and '.join(still)} of boxes"] * bool(still),
@@ -340,9 +338,9 @@ def _json_of(file: Path) -> Any:
     try:
         data = parse_json(read_file(file, str(file)))
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"it is not JSON ({error})", file) from error
+        raise SourceError(f"not JSON ({error})", file) from error
     if not isinstance(data, dict) or not {"images", "annotations"} <= data.keys():
-        raise SourceError("it is no COCO file: it has no images and annotations", file)
+        raise SourceError("not a COCO file: no 'images' or 'annotations'", file)
     return data
 
 

@@ -446,12 +446,12 @@ def _find_column(columns: Sequence[str], wanted: str | None, path: Path, kind: F
     names = kind.columns if wanted is None else (wanted,)
     found = first_named(columns, names) if wanted is None else wanted
     if found is None or found not in columns:
-        what = f"it has no column {' or '.join(names[:4])}, but {list(columns)}"
+        what = f"no column {' or '.join(names[:4])} among {list(columns)}"
         raise SourceError(what, path, f"Name the column of paths with {kind.option}")
     return found
 
 
 def _find_mask(columns: Sequence[str], wanted: str | None, path: Path) -> str | None:
     if wanted is not None and wanted not in columns:
-        raise SourceError(f"it has no column {wanted!r}, but {list(columns)}", path)
+        raise SourceError(f"no column {wanted!r} among {list(columns)}", path)
     return wanted or ("mask" if "mask" in columns else None)

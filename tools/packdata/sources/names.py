@@ -1,4 +1,4 @@
-"""Many names in little memory, and which of them stand twice: a source may have tens of millions of items."""
+"""Compact lists of strings, and their duplicates: a source may have tens of millions of items."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _open_files(
         return ListSource(path, kind, **columns)
     if suffix_of(path.name) in kind.suffixes:
         hint = "Give the folder that holds it, with a file for each sample; packdata.pack takes the rows of one array"
-        raise SourceError("it is one file of a source", path, hint)
+        raise SourceError("a single file is not a source", path, hint)
     if foreign_hint(path.name):
         raise _unknown(path)
     hint = f"Sources are a folder of {kind.names} ({', '.join(sorted(kind.suffixes))}) or of one"
@@ -297,7 +297,7 @@ def _check_one_kind(path: Path, files: Sequence[Path]) -> None:
 def _check_columns_unused(path: Path, columns: Mapping[str, str | None]) -> None:
     for column in columns.values():
         if column is not None:
-            raise SourceError(f"it has no columns, so none is called {column!r}", path)
+            raise SourceError(f"no columns, so none is called {column!r}", path)
 
 
 def _unknown(path: Path) -> SourceError:

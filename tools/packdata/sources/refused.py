@@ -46,7 +46,7 @@ def check_folder(folder: Path) -> None:
     """Raise SourceError for a dataset that is packed already, or a folder of a table as in ``check_no_log``."""
     if (folder / MANIFEST_NAME).exists():
         hint = "'packdata copy', 'split', 'merge' and 'extend' work on packed datasets"
-        raise SourceError("it is a packed dataset already", folder, hint)
+        raise SourceError("a packed dataset cannot be a source", folder, hint)
     check_no_log(folder)
     # Above it, too: it may be a partition. Files are named one by one, or by a pattern.
     is_inside = folder.is_dir() and not isinstance(folder, URL)

@@ -46,4 +46,4 @@ def table_of(rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None, where:
     try:
         return pa.Table.from_pylist([*rows], schema)
     except (pa.ArrowException, OverflowError) as error:
-        raise SourceError(f"its values are not alike ({error})", where) from error
+        raise SourceError(f"values do not match the column types ({error})", where) from error

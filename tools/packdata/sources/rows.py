@@ -75,7 +75,7 @@ class RowsSource(Source):
         self._mask = _find_mask(schema, mask_column, self.paths[0])
         self._lengths = [sum(file.groups) for file in self._files]
         if not sum(self._lengths):
-            raise SourceError("it has no rows", self.paths[0])
+            raise SourceError("no rows", self.paths[0])
         self.has_masks = self._mask is not None
         self._stems = dict(zip(self.paths, _stems(self.paths), strict=True))
         self._has_keys = "key" in schema.names and _is_key(schema.field("key").type)
@@ -302,7 +302,7 @@ def _column(kind: pa.DataType) -> Column:
 def _find_image(schema: pa.Schema, wanted: str | None, path: Path, *, several: bool = True) -> str:
     if wanted is not None:
         if wanted not in schema.names:
-            raise SourceError(f"it has no column {wanted!r}, but {schema.names}", path)
+            raise SourceError(f"no column {wanted!r} among {schema.names}", path)
         kind = schema.field(wanted).type
         if not _is_picture(kind) and not (several and _are_pictures(kind)):
             what = f"column {wanted!r} holds {kind}"

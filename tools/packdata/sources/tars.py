@@ -232,7 +232,7 @@ class TarRows(RowFile):
         samples = _scan_tar(path, 0, Counter())
         self._samples = [s for s in samples if "txt" in s.members or "json" in s.members]
         if not self._samples:
-            raise SourceError("it holds neither .txt nor .json", path)
+            raise SourceError("no .txt and no .json", path)
         self._starts = list(self._cut())
         ends = [*self._starts[1:], len(self._samples)]
         self.groups = [end - start for start, end in zip(self._starts, ends, strict=True)]
@@ -307,7 +307,7 @@ def _scan_tar(path: Path, number: int, ignored: Counter[str]) -> list[TarSample]
                 _add(samples.setdefault(key, TarSample(number, key)), role, member, path)
             _check_end(file, tar.offset, path)
     except (tarfile.TarError, *_READ_ERRORS) as error:
-        what = f"it is not a whole tar file ({error})"
+        what = f"not a whole tar file ({error})"
         raise SourceError(what, path, "Copy or make it again") from error
     return list(samples.values())
 
@@ -400,10 +400,10 @@ def _check_end(file: IO[bytes], offset: int, path: Path) -> None:
     file.seek(offset)
     rest = file.read(32 * _BLOCK)
     if len(rest) < _BLOCK:
-        what = "it lacks the blocks of zeros that end a tar file: it was probably cut"
+        what = "the blocks of zeros that end a tar file are missing: it was probably cut"
         raise SourceError(what, path, "Copy or make it again")
     if any(rest):
-        what = f"there is more behind the end mark, at byte {offset}"
+        what = f"trailing data after the end of the archive (byte {offset})"
         raise SourceError(what, path, "Tar files that were joined must be unpacked and made anew")
 
 
