@@ -171,7 +171,7 @@ def test_an_index_that_pandas_wrote_is_told_until_somebody_names_it(
         table.to_csv(source)
     else:
         table.to_parquet(source)
-    told = f"perhaps an index, as pandas writes it (--drop leaves it out): {name}"
+    told = f"perhaps an index, as pandas writes it (drop= leaves it out): {name}"
 
     assert plan_tables([source]).notes() == [told]
     assert plan_tables([source], drop=(name,)).notes() == []
