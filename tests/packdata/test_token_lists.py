@@ -400,7 +400,7 @@ def test_another_list_of_as_many_numbers_is_an_error_that_names_what_to_drop(
     with pytest.raises(SourceError, check=At(f"a.{kind}")) as caught:
         pack(source, tmp_path / "p")
 
-    assert "--drop prompt_mask" in caught.value.hint
+    assert "drop=['prompt_mask']" in caught.value.hint
     assert documents(pack(source, tmp_path / "p", drop=("prompt_mask",))) == [[5, 6, 7], [8, 9]]
 
 

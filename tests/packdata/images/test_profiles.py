@@ -88,4 +88,4 @@ def test_packing_counts_profiles_and_says_what_became_of_them(icc: Any, tmp_path
     pixels = {sample.key: sample.image[:, 5, 5].tolist() for sample in dataset}
     (wide,) = (value for key, value in pixels.items() if "wide" in key)
     np.testing.assert_allclose(wide, (30, 200, 90) if icc else COLOUR, atol=4)
-    assert any(("sRGB" if icc else "--icc") in note for note in summary.notes)
+    assert any(("sRGB" if icc else "icc=") in note for note in summary.notes)
