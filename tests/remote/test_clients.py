@@ -17,7 +17,9 @@ from loaders.errors import RemoteError
 from tests.remote import servers
 from tests.remote.conftest import fetcher_of, is_alive, storage
 from tests.remote.test_cache import NUM_SHARDS, held
+from tests.remote.test_cache import _many_proxy as _many_proxy
 from tests.remote.test_cache import many as many
+from tests.remote.test_cache import many_proxy as many_proxy
 from tests.remote.test_remote import S3
 from tests.waiting import wait_until
 
@@ -55,12 +57,12 @@ def test_a_client_that_was_killed_has_gone_though_its_forked_child_lives_on(
 
 
 def test_a_silent_store_is_an_error_for_all_that_wait_as_long_after_its_last_byte_as_is_said(
-    proxy: servers.Proxy, cache: Path
+    many_proxy: servers.Proxy, cache: Path
 ) -> None:
     """Whatever they wait for: here more parts than there are connections."""
-    options = storage(proxy.endpoint, retry_timeout=5, timeout=1.5)
-    remote = ShardDataset(S3, cache=cache, storage=options)
-    proxy.set(faults=[{"kind": "hang", "match": ".lmdb"}])
+    options = storage(many_proxy.endpoint, retry_timeout=5, timeout=1.5)
+    remote = ShardDataset("s3://bucket/many", cache=cache, storage=options)
+    many_proxy.set(faults=[{"kind": "hang", "match": ".lmdb"}])
     began = time.monotonic()
 
     def seconds(number: int) -> float:
@@ -68,8 +70,8 @@ def test_a_silent_store_is_an_error_for_all_that_wait_as_long_after_its_last_byt
             remote.store.shards[number].fetch()  # type: ignore[union-attr]
         return time.monotonic() - began
 
-    with ThreadPoolExecutor(10) as pool:
-        found = [*pool.map(seconds, range(10))]
+    with ThreadPoolExecutor(24) as pool:
+        found = [*pool.map(seconds, range(24))]
 
     assert 5 <= min(found) <= max(found) < 7.5
 
