@@ -39,7 +39,7 @@ def test_the_loader_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     copies.device = torch.device("cuda:0")
     monkeypatch.setattr("loaders.loading.loader.accelerator_for", lambda device: copies)
     monkeypatch.setattr("loaders.loading.loader.pins", lambda device: False)
-    monkeypatch.setattr("loaders.loading.delivery._pinned", lambda tensor: tensor)
+    monkeypatch.setattr("loaders.loading.delivery.pinned", lambda tensor: tensor)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")

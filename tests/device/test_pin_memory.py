@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset
-from loaders.device.nested import map_tensors
 
 NUM, BATCH = 64, 4
 WAYS = [
@@ -34,11 +33,8 @@ def test_what_a_late_copy_reads_is_still_there(
         blocks.append(tensor.clone())
         return blocks[-1]
 
-    def pinned(batch: Any) -> Any:
-        return map_tensors(batch, copied)
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("torch.utils.data._utils.pin_memory.pin_memory", pinned)
+    monkeypatch.setattr("loaders.backends.maker.pinned", copied)
     images = torch.arange(NUM, dtype=torch.uint8)[:, None, None, None].repeat(1, 3, side, side)
     dataset = RAMDataset.from_arrays(image=images, label=torch.arange(NUM))
     loader = DataLoader(dataset, BATCH, shuffle=True, pin_memory=True, **way)

@@ -291,7 +291,7 @@ def test_a_loader_copies_ahead_and_serves_the_same(
 ) -> None:
     copies = ManualCopies()
     monkeypatch.setattr("loaders.loading.loader.accelerator_for", lambda device: copies)
-    monkeypatch.setattr("loaders.loading.delivery._pinned", lambda tensor: tensor)
+    monkeypatch.setattr("loaders.loading.delivery.pinned", lambda tensor: tensor)
     settings: dict[str, Any] = {
         "batch_size": 7,
         "shuffle": True,
@@ -321,7 +321,7 @@ def test_leaving_a_loop_halfway_leaves_no_thread_and_no_copy(
 ) -> None:
     copies = ManualCopies()
     monkeypatch.setattr("loaders.loading.loader.accelerator_for", lambda device: copies)
-    monkeypatch.setattr("loaders.loading.delivery._pinned", lambda tensor: tensor)
+    monkeypatch.setattr("loaders.loading.delivery.pinned", lambda tensor: tensor)
     before = threading.active_count()
     loader = DataLoader(pixels(), batch_size=4, device="cpu", num_workers=2)
 
