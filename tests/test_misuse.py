@@ -404,8 +404,8 @@ LOADING: list[Case] = [
         "augment_on must be 'auto', 'host'",
     ),
     (lambda g: DataLoader(g.ram, seed="x"), TypeError, "seed must be a whole number, got 'x'"),
-    (lambda g: DataLoader(g.ram, rank=0), LoadersError, "world_size=None .*give both"),
-    (lambda g: DataLoader(g.ram, world_size=2), LoadersError, "rank=None .*give both"),
+    (lambda g: DataLoader(g.ram, rank=0), LoadersError, "world_size=None .*pass both"),
+    (lambda g: DataLoader(g.ram, world_size=2), LoadersError, "rank=None .*pass both"),
     (
         lambda g: DataLoader(g.ram, rank="0", world_size=2),
         TypeError,

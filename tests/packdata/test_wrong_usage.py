@@ -69,11 +69,11 @@ USAGE = [
 
 DATA = [
     ("tokens empty {dst}", "empty: it is empty. Known are .txt"),
-    ("tokens latin.txt {dst}", "latin.txt, line 1: it is not UTF-8"),
+    ("tokens latin.txt {dst}", "latin.txt, line 1: the file is not UTF-8"),
     ("tokens stream {dst}", "stream: a packed dataset cannot be a source"),
     ("tables table {dst}", "table: a packed dataset cannot be a source. 'packdata copy'"),
     ("tables t.csv {dst} --numeric kind", "t.csv, line 2: column 'kind' holds no number ('p')"),
-    ("tables t.csv {dst} --target price", "t.csv: it has no column 'price'. It has x, y, zip, kind"),
+    ("tables t.csv {dst} --target price", "t.csv: the table has no column 'price'. It has x, y, zip, kind"),
     ("arrays scans {dst} --mask-array marks", "a single array, with no mask beside it. mask_array= names"),
     ("arrays scans {dst} --masks scans", "a single array, with no mask beside it. mask_array= names"),
     ("images photos {dst} --classes nowhere", "cannot be read from it (No such file or directory)."),
