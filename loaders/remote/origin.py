@@ -102,12 +102,12 @@ class Origin:
             if self._client is None:
                 from loaders.remote.client import Client, check_extra  # needs Linux
 
+                check_extra(self.url)
                 try:
                     self._inside = self.cache.open()
                 except CacheError as error:
                     self._client = self._read_only(error)
                     return self._client
-                check_extra(self.url)
                 client = Client(self._inside, self._hello)
                 client.ask({"op": "alive"})
                 self._client = client
