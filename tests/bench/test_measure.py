@@ -227,12 +227,10 @@ def test_settings_print_as_they_are_typed() -> None:
     assert "prefetch_factor" not in Config(0, 8, prefetch=3).arguments()
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_processes_of_an_iterator_that_is_still_held_are_ended(is_ours: bool) -> None:
+def test_processes_of_an_iterator_that_is_still_held_are_ended() -> None:
     """Or they would be beside the next one that is measured."""
     config, before = Config(1, 8, "process"), set(family())
-    theirs: Any = torch.utils.data.DataLoader(Instant(), 8, num_workers=1)
-    batches = iter(make_loader(Instant(), config) if is_ours else theirs)
+    batches = iter(make_loader(Instant(), config))
     next(batches)
     during = set(family())
 
