@@ -111,18 +111,6 @@ class RowFile(ABC):
             SourceError: The part cannot be read.
         """
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
-        """Read the file from its beginning to its end.
-
-        Raises:
-            SourceError: It cannot be read, or a row cannot.
-        """
-        for part in self.parts():
-            for rows in self.read(part, columns):
-                for line, why in rows.bad[:1]:
-                    raise SourceError(why, f"{self.path}, {self.unit} {line}")
-                yield rows
-
 
 def compression_of(name: str) -> str | None:
     """Return how a file of such a name is compressed, as Arrow calls it; None if it is not."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
-
-from loaders.errors import SourceError
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    import pyarrow as pa
+
 BATCH_ROWS = 32  # of pictures, say
-COMPLETE = "Is it complete?"  # the remedy for damage
 
 
 class RowFile(ABC):
@@ -29,21 +26,9 @@ class RowFile(ABC):
         """Return about how many bytes some columns of a group take."""
 
     @abstractmethod
-    def _table(self, group: int) -> pa.Table:
-        """Return a group; SourceError if it cannot be read."""
-
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Return some columns of a group; SourceError if they cannot be read."""
-        return self._table(group).select([*columns])
 
     def batches(self, group: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a group, few at a time; SourceError where they cannot be read."""
-        yield from self._table(group).to_batches(BATCH_ROWS)
-
-
-def table_of(rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None, where: str) -> pa.Table:
-    """Return rows as a table; SourceError, which names ``where``, if values are not of the types of their columns."""
-    try:
-        return pa.Table.from_pylist([*rows], schema)
-    except (pa.ArrowException, OverflowError) as error:
-        raise SourceError(f"values do not match the column types ({error})", where) from error
+        yield from self.read(group, self.schema.names).to_batches(BATCH_ROWS)

@@ -19,7 +19,7 @@ from packdata.sources.arrow import (
 from packdata.sources.base import STREAMING_HINT, suffix_of
 from packdata.sources.listed import ListedURL
 from packdata.sources.refused import check_name
-from packdata.sources.row_file import BATCH_ROWS, COMPLETE, RowFile
+from packdata.sources.row_file import BATCH_ROWS, RowFile
 from packdata.sources.tars import TAR_SUFFIXES, TarRows
 
 if TYPE_CHECKING:
@@ -62,9 +62,6 @@ class ParquetRows(RowFile):
         mine = [c for c in chunks if c.path_in_schema.split(".")[0] in columns]
         return sum(c.total_uncompressed_size for c in mine)
 
-    def _table(self, group: int) -> pa.Table:
-        return self.read(group, self.schema.names)
-
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         try:
             with open_parquet(self.path, self._metadata) as file:
@@ -100,9 +97,6 @@ class ArrowRows(RowFile):
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
         return int(self.rows.select([*columns]).nbytes)
 
-    def _table(self, group: int) -> pa.Table:
-        return self.read(group, self.schema.names)
-
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         return self._validated(self.rows.select([*columns]))
 
@@ -114,7 +108,8 @@ class ArrowRows(RowFile):
         try:
             rows.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise SourceError(f"the file is damaged ({error})", self.path, COMPLETE) from error
+            what = f"the file is damaged ({error})"
+            raise SourceError(what, self.path, "Is it complete?") from error
         return rows
 
 

@@ -25,6 +25,7 @@ from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
+import pyarrow as pa
 
 from loaders.checks import shown
 from loaders.errors import SourceError
@@ -47,14 +48,12 @@ from packdata.sources.base import (
 )
 from packdata.sources.folders import no_files
 from packdata.sources.refused import check_name, check_regular
-from packdata.sources.row_file import RowFile, table_of
+from packdata.sources.row_file import RowFile
 from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-    import pyarrow as pa
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _MASKS = frozenset({"seg.png", "mask.png"})
@@ -255,9 +254,16 @@ class TarRows(RowFile):
     def _table(self, group: int) -> pa.Table:
         start = self._starts[group]
         with _open_tar(self.path) as file:
-            rows = (self._row(file, number) for number in range(start, start + self.groups[group]))
+            rows = [self._row(file, number) for number in range(start, start + self.groups[group])]
+        try:
+            return pa.Table.from_pylist(rows, self.schema)
+        except (pa.ArrowException, OverflowError) as error:
+            what = f"values do not match the column types ({error})"
             where = f"{self.path}, samples from {self._samples[start].key} on"
-            return table_of(rows, self.schema, where)
+            raise SourceError(what, where) from error
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        return self._table(group).select([*columns])
 
     def _row(self, file: Any, number: int) -> dict[str, Any]:
         sample = self._samples[number]
