@@ -12,8 +12,6 @@ import pytest
 
 import loaders
 import packdata
-from loaders.augment import presets
-from packdata.commands import look
 
 ROOT = Path(__file__).parents[1]
 
@@ -62,10 +60,6 @@ def test_importing_a_part_does_not_load_what_it_does_not_need(
     assert [found & absent for found, (_, absent) in zip(loaded, steps, strict=True)] == [
         set() for _ in steps
     ]
-
-
-def test_what_commands_name_in_their_help_without_an_import_is_what_there_is() -> None:
-    assert look.PRESETS == presets.NAMES
 
 
 def test_packing_imports_no_torch(tmp_path: Path) -> None:

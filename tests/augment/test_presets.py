@@ -1,4 +1,4 @@
-"""Recipes: what they make, on the host and on a sheet."""
+"""Recipes: what they make."""
 
 import io
 from pathlib import Path
@@ -14,8 +14,6 @@ from loaders.augment import presets
 from loaders.augment.planning import plan
 from loaders.codecs.picture import encode_jpeg
 from loaders.schema import Boxes, Image, Mask
-from packdata.cli import main
-from packdata.inspect.preview import Shown
 
 PHOTOS = sorted(Path(__file__).parents[1].joinpath("data/photos").glob("*/*.jpg"))
 
@@ -86,42 +84,6 @@ def test_random_resize_draws_each_length_equally() -> None:
     assert lengths.tolist() == [20, 21, 22, 23, 24, 25]
     assert ((counts - 1000) ** 2 / 1000).sum() < 26  # 99.99 % at 5 degrees of freedom
     assert (planned.sizes[:, 1] == planned.sizes[:, 0] * 60 // 40).all()
-
-
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["imagenet_eval", pytest.param("dino", marks=SLOW), pytest.param("detection", marks=SLOW)],
-)
-def test_a_sheet_shows_what_a_recipe_makes(name: str, folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "sheet.png"
-
-    assert main(["preview", str(folder), "--augment", name, "--out", str(out), "--num", "2"]) == 0
-
-    with Pillow.open(out) as sheet:
-        num_pictures = {"dino": 11, "imagenet_eval": 2, "detection": 9}[name]
-        assert sheet.width >= num_pictures * 208
-        assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000
-
-
-def test_a_sheet_shows_the_boxes_and_masks_of_a_dataset(folder: Path) -> None:
-    turned = [augment.RandomRotation(30, expand=True), augment.ElasticTransform()]
-    for ops in (presets.detection(100), turned):
-        dataset: Any = ShardDataset(folder, augment=ops)
-        for i in range(4):
-            shown = Shown.of(dataset.view, i, "image").augmented(ops, i, 0, 0)
-            assert shown.image.shape == (*dataset[i].image.shape[1:], 3)
-            np.testing.assert_array_equal(shown.boxes[0], dataset[i].boxes)
-            np.testing.assert_array_equal(shown.masks[0], dataset[i].mask)
-
-
-def test_a_sheet_of_no_recipe_is_refused(folder: Path) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["preview", str(folder), "--augment", "resnet"])
-
-    assert stop.value.code == 2
 
 
 PARTS: dict[str, list[Any]] = {

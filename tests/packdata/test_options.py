@@ -172,7 +172,7 @@ BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-s
            ("images", "--box-labels"), ("images", "--flip-pairs"),
            ("images", "--annotations"),
            ("images", "--mask-suffix"), ("arrays", "--mask-suffix"), ("images", "--palette"),
-           ("images", "--label-map"), ("images", "--icc"), ("images", "--segments"), ("preview", "--augment"),
+           ("images", "--label-map"), ("images", "--icc"), ("images", "--segments"),
            ("cache", "--clear"), ("tokens", "--drop"),
            *((name, option) for name in ("arrays", "copy", "diff", "extend", "fetch", "finish", "images", "info",
                                          "merge", "plan", "preview", "stats", "tables", "tokens", "verify")

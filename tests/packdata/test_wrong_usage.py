@@ -41,6 +41,7 @@ USAGE = [
     ("images photos {dst} --fit contian", "invalid choice: 'contian' (choose from"),
     ("arrays scans {dst} --dtype complex64", "dtype 'complex64' cannot be stored here"),
     ("preview packed --text --out x.png", "--out is of a sheet, and --text draws none"),
+    ("preview packed --augment simclr", "--augment was removed: draw samples of ShardDataset(..., augment="),
     ("preview packed --text --columns 2", "--columns is of a sheet, and --text draws none"),
     ("copy packed {dst} --where 'label =='", "the condition 'label ==' cannot be read"),
     ("copy packed {dst} --where \"label = 'cat'\"", "'==' to compare"),

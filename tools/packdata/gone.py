@@ -15,6 +15,9 @@ COMMANDS = {
 _JOIN = "use packdata.write(view, dst, add={field: values})"
 OPTIONS = {
     "copy": dict.fromkeys(("--add", "--update", "--on", "--as", "--missing"), _JOIN),
+    "preview": {
+        "--augment": "draw samples of ShardDataset(..., augment=presets.simclr()) yourself"
+    },
     "images": {"--lossless-rotate": "rotate the files first with 'jpegtran -rotate'"},
     "cache": {
         "--verify": "a cached shard is verified when it is read; 'packdata cache --clear' deletes all"

@@ -28,16 +28,6 @@ if TYPE_CHECKING:
 
 _DATASET = "DATASET\n  folder or URL of the dataset\n"
 _MAX_CLASSES = 20
-# loaders.augment.presets.NAMES, which every command would take a tenth of a second to import.
-PRESETS = (
-    "imagenet_train",
-    "imagenet_eval",
-    "simclr",
-    "dino",
-    "deit",
-    "segmentation",
-    "detection",
-)
 
 
 # -- info ------------------------------------------------------------------------------------------
@@ -102,7 +92,7 @@ def _preview(args: argparse.Namespace) -> int:
     from loaders.data.view import open_view
     from packdata.inspect import preview
 
-    sheet = [name for name in ("out", "columns", "augment") if getattr(args, name) is not None]
+    sheet = [name for name in ("out", "columns") if getattr(args, name) is not None]
     if sheet and args.text:
         args.parser.error(f"--{sheet[0]} is of a sheet, and --text draws none")
     view = open_view(args.dataset)
@@ -115,12 +105,8 @@ def _preview(args: argparse.Namespace) -> int:
             show(preview.as_text(view, i))
         return 0
     out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
-    if args.augment is None:
-        tiles = [preview.tile_of(view, i) for i in indices]
-    else:
-        tiles = preview.augmented(view, indices, args.augment)
-    columns = args.columns or (1 if args.augment else None)
-    preview.save_sheet(preview.sheet_of(tiles, columns), out)
+    tiles = [preview.tile_of(view, i) for i in indices]
+    preview.save_sheet(preview.sheet_of(tiles, args.columns), out)
     show(f"{printable(str(out))}: {len(indices)} of {counted(len(view), 'sample')}")
     for tile in tiles:  # as on the sheet, whose font lacks letters and room
         show(f"  {printable(tile.caption)}")
@@ -140,8 +126,6 @@ PREVIEW = Command(
   samples per row (default: makes the sheet a little wider than high)
 --seed N
   another seed shows other samples (default: 0)
---augment PRESET
-  what a recipe makes of each, side by side: {", ".join(PRESETS)}
 --text
   print the samples, draw nothing
 """
@@ -153,7 +137,6 @@ PREVIEW = Command(
         "out": {"type": _png},
         "num": {"default": 24},
         "seed": {"type": int, "default": 0},
-        "augment": {"choices": PRESETS},
     },
     has_remote=True,
 )

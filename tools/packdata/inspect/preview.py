@@ -15,16 +15,8 @@ import numpy.typing as npt
 from PIL import Image as Pictures
 from PIL import ImageDraw, ImageFont
 
-from loaders import augment
-from loaders.augment import presets
-from loaders.augment.edits import edit
-from loaders.augment.geometry import Known
-from loaders.augment.pixels import move_boxes
-from loaders.augment.planning import fill_mask_of, fill_of, plan
-from loaders.augment.views import has_draws
-from loaders.augment.warps import carry_out
 from loaders.data.view import KEY_FIELD
-from loaders.errors import LoadersError, PackError, SchemaError, ShardError
+from loaders.errors import LoadersError, PackError, ShardError
 from loaders.rng import hash64, key64, uniform
 from loaders.schema import (
     Array,
@@ -54,7 +46,6 @@ _PURPOSE = 0x9E7
 _EXACT_DRAW = 1 << 20
 _TILE = 208  # pixels: side of the square that a picture is fitted into
 _MAX_IMAGES = 4  # of several a sample
-_MOST_DRAWS = 8  # side by side
 _GAP = 8
 _TITLE = 18  # pixels: height of a caption
 _PAPER, _INK, _RED = "#ffffff", "#1b1f24", "#b3261e"
@@ -106,72 +97,6 @@ def contact_sheet(
         ShardError: What it would show is damaged, or missing.
     """
     return sheet_of([tile_of(view, i) for i in indices], columns)
-
-
-def augmented(view: View, indices: Sequence[int], preset: str) -> list[Tile]:
-    """Return what one of ``loaders.augment.presets`` makes of samples: a row each, the picture as it is first.
-
-    Raises:
-        SchemaError: There is no image, or none of uint8 and 1 or 3 channels.
-    """
-    images = [n for n, kind in view.schema.fields.items() if isinstance(kind, Image)]
-    kind = view.schema.fields[images[0]] if images else None
-    if not isinstance(kind, Image) or kind.dtype != "uint8" or kind.channels not in (1, 3):
-        raise SchemaError(f"{view.path} has no images of uint8 and 1 or 3 channels to augment")
-    ops = getattr(presets, preset)()
-    views = [each for op in ops if isinstance(op, augment.Views) for _, each in op] or [ops]
-    epochs = range(max(_MOST_DRAWS // len(views), 1) if has_draws(ops) else 1)
-    tiles = []
-    for i in indices:
-        sample = Shown.of(view, i, images[0])
-        drawn = [
-            sample.augmented(each, i, epoch, number)
-            for epoch in epochs
-            for number, each in enumerate(views)
-        ]
-        pictures = [_fitted(*each) for each in (sample, *drawn)]
-        tiles.append(Tile(pictures, f"sample {i}"))
-    return tiles
-
-
-class Shown(NamedTuple):
-    """A picture, and the masks and boxes that are drawn over it."""
-
-    image: npt.NDArray[Any]
-    masks: list[npt.NDArray[Any]]
-    boxes: list[npt.NDArray[Any]]
-
-    @staticmethod
-    def of(view: View, i: int, image: str) -> Shown:
-        """Return what a sample has."""
-        fields = view.schema.fields
-        names = [name for name, kind in fields.items() if isinstance(kind, Mask | Boxes)]
-        values = view.sample(i, [image, *names])
-        size = values[image].shape[:2]
-        masks = [v for n, v in values.items() if isinstance(fields[n], Mask) and v.shape == size]
-        boxes = [v for n, v in values.items() if isinstance(fields[n], Boxes)]
-        return Shown(values[image], masks, boxes)
-
-    def augmented(self, ops: Sequence[Any], index: int, epoch: int, number: int) -> Shown:
-        """Return what ops make of it, as a dataset does of seed 0; of masks nothing where they cannot follow."""
-        sizes, indices = np.array([self.image.shape[:2]]), np.array([index])
-        known = Known([None] * len(ops), self.boxes[:1]) if self.boxes else None
-        planned = plan(ops, sizes, seed=0, epoch=epoch, indices=indices, view=number, known=known)
-        move, how = planned.move(0), planned.resampling
-        done = carry_out(self.image, move, how, fill_of(ops))
-        if planned.edits is not None:
-            edit(done, planned.edits.kinds[0].tolist(), planned.edits.values[0].tolist())
-        if any(getattr(op, "edits_places", False) for op in ops):
-            return Shown(done, [], [])
-        around = fill_mask_of(ops)
-        masks = [carry_out(m, move, how, around, nearest=True) for m in self.masks]
-        boxes = [move_boxes(each, *move) for each in self.boxes]
-        if planned.kept is not None:
-            boxes[0] *= planned.kept[0][:, None]
-        for op in ops:
-            if isinstance(op, augment.SanitizeBoundingBoxes):
-                boxes = [boxes[0][op.keeps(boxes[0])], *boxes[1:]]
-        return Shown(done, masks, boxes)
 
 
 def sheet_of(tiles: Sequence[Tile], columns: int | None = None) -> Pictures.Image:
