@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from packdata.types import Codes
 
+DELIMITED = (".csv", ".tsv")
+JSON_LINES = (".jsonl", ".ndjson")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}  # by suffix
 PART_BYTES = 4 << 20  # of text: large enough for few calls, small enough for many workers
 MAX_ROW_BYTES = 64 << 20

@@ -22,7 +22,7 @@ import pyarrow as pa
 from loaders.data.formats import hash_file
 from loaders.errors import SourceError
 from packdata.readers import each_csv_row, encoding_hint, json_object
-from packdata.rows import compression_of, suffix_inside
+from packdata.rows import DELIMITED, JSON_LINES, compression_of, suffix_inside
 from packdata.sources.base import (
     OWN_KEYS,
     PICTURES,
@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 
     _Reads = Callable[[str], Any]
 
-TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
-LIST_SUFFIXES = TABLE_SUFFIXES | {".jsonl", ".ndjson"}
+LIST_SUFFIXES = (*DELIMITED, *JSON_LINES)
 _MISSING = frozenset(("", *NO_VALUES))
 _MAX_CELL = (1 << 31) - 1  # bytes, where a list is compressed
 _SIDES = frozenset({"xmin", "ymin", "xmax", "ymax"})
@@ -144,7 +143,7 @@ class ListSource(Source):
             what = "columns xmin, ymin, xmax and ymax, which no crop would move"
             raise SourceError(what, path, ROWS_OF_BOXES)
         self._fields = field_names(plain, path, label_column, columns)
-        if suffix_inside(path.name) in TABLE_SUFFIXES:
+        if suffix_inside(path.name) in DELIMITED:
             for name in columns:
                 rows.read_as(name, _stripped)
             for name in plain:
@@ -324,7 +323,7 @@ def _stat(path: str) -> os.stat_result | None:
 
 def _read_rows(path: Path) -> _Rows:
     """Read a list line by line: beside the rows there is no room for all of its text."""
-    is_table = suffix_inside(path.name) in TABLE_SUFFIXES
+    is_table = suffix_inside(path.name) in DELIMITED
     try:
         rows = _read_csv(path) if is_table else _read_jsonl(path)
     except UnicodeDecodeError:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from loaders.errors import SchemaError, SourceError
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
-from packdata.rows import ANY_KIND, COMPRESSIONS, RowFile, suffix_inside
+from packdata.rows import ANY_KIND, COMPRESSIONS, DELIMITED, JSON_LINES, RowFile, suffix_inside
 from packdata.sources.base import foreign_hint, is_hidden, suffix_of
 from packdata.sources.listed import (
     files_matching,
@@ -37,16 +37,13 @@ if TYPE_CHECKING:
     from packdata.types import Kind
 
 _NO_KEY = "__HIVE_DEFAULT_PARTITION__"
-_DELIMITED = (".csv", ".tsv", ".txt")
+_CELLS = (*DELIMITED, ".txt")
 _KINDS: dict[str, Callable[[Path], RowFile]] = {
-    ".jsonl": JsonRows,
-    ".ndjson": JsonRows,
+    **dict.fromkeys(JSON_LINES, JsonRows),
     ".parquet": parquet_table,
-    ".arrow": arrow_table,
-    ".feather": arrow_table,
-    ".ipc": arrow_table,
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), arrow_table),
 }
-_SUFFIXES = (".csv", ".tsv", *_KINDS)
+_SUFFIXES = (*DELIMITED, *_KINDS)
 FOLDER = "folder"  # where the suffixes of files are counted
 
 
@@ -113,7 +110,7 @@ class LazyTableFile(RowFile):
     @property
     def columns(self) -> tuple[str, ...] | None:  # type: ignore[override]
         """Those of the file, and the keys."""
-        if _KINDS.get(suffix_inside(self.path.name)) is JsonRows:
+        if suffix_inside(self.path.name) in JSON_LINES:
             return None
         own = self.opened.columns or ()
         return tuple(dict.fromkeys((*own, *self._keys))) if self._keys else own
@@ -180,7 +177,7 @@ def open_tables(
     opened_in_order(paths)
     options = CsvOptions() if options is None else options
     given = [name for name, value in options.to_json().items() if name != "delimiter"]
-    if given and not any(suffix_inside(path.name) in _DELIMITED for path in paths):
+    if given and not any(suffix_inside(path.name) in _CELLS for path in paths):
         raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
     return [LazyTableFile(path, options, missing) for path in paths]
 
@@ -297,15 +294,15 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
 def _open(path: Path, options: CsvOptions, missing: Sequence[str]) -> RowFile:
     check_regular(path, path)
     suffix, is_packed = suffix_inside(path.name), suffix_of(path.name) in COMPRESSIONS
-    is_text = suffix in _DELIMITED or _KINDS.get(suffix) is JsonRows
-    if (suffix not in _DELIMITED and suffix not in _KINDS) or (is_packed and not is_text):
+    is_text = suffix in _CELLS or suffix in JSON_LINES
+    if (suffix not in _CELLS and suffix not in _KINDS) or (is_packed and not is_text):
         what = f"files of kind {suffix_of(path.name) or 'without suffix'} are not tables that can be packed"
         hint = foreign_hint(path.name) or f"It takes {', '.join(_SUFFIXES)}"
         if suffix_of(path.name) in (".xz", ".zip", *COMPRESSIONS):
             hint = f"Decompress the file; {', '.join(COMPRESSIONS)} are read behind CSV and JSON lines"
         raise SourceError(what, path, hint)
     try:
-        return CsvRows(path, options, missing) if suffix in _DELIMITED else _KINDS[suffix](path)
+        return CsvRows(path, options, missing) if suffix in _CELLS else _KINDS[suffix](path)
     except OSError as error:
         what = f"the file cannot be read ({error.strerror or error})"
         raise SourceError(what, path) from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from loaders.errors import SourceError
+from packdata.rows import DELIMITED, JSON_LINES
 from packdata.sources.base import foreign_hint, is_hidden, open_file
 from packdata.sources.folders import LINK_ABOVE, files_below
 from packdata.sources.listed import (
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 _KINDS = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
-    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
-    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys(JSON_LINES, "jsonl"),
+    **dict.fromkeys(DELIMITED, "csv"),
     ".npy": "npy",
     **dict.fromkeys((".bin", ".idx"), "bin"),
     ".ds": "ds",
