@@ -20,7 +20,7 @@ from packdata import pack_arrays
 from packdata.arrays.plan import plan_arrays
 from packdata.arrays.recipe import ArraysRecipe, Axes, array_recipes
 from packdata.cli import main
-from packdata.inspect.preview import contact_sheet, middle_slice
+from packdata.inspect.preview import middle_slice, sheet_of, tile_of
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
 from packdata.packing.engine import pack_recipe
@@ -746,7 +746,7 @@ def test_any_array_with_two_axes_can_be_looked_at(tmp_path: Path) -> None:
         src = save(tmp_path / name, {"a": array})
         pack_arrays(src, tmp_path / f"{name}-packed")
         reader = PackedReader(tmp_path / f"{name}-packed")
-        assert contact_sheet(reader, [0]).width > 100
+        assert sheet_of([tile_of(reader, 0)]).width > 100
 
     colours = numbers((3, 5, 6, 7), "uint8")
     assert np.array_equal(middle_slice(colours, 3), colours[:, 2].transpose(1, 2, 0))

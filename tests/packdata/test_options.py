@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image as Pictures
 
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.schema import Label
@@ -132,7 +131,7 @@ SHOWING: list[tuple[str, str, str, int, str]] = [
     ("verify", "flipped", "--quick", 0, "flipped: 4 samples in 1 shard"),
     ("verify", "undecodable", "--decode", 1, "undecodable: 1 fault"),
     ("preview", "packed --num 1", "--out sheet.png", 0, "sheet.png: 1 of 8 samples"),
-    ("preview", "packed --columns 2", "--num 3", 0, "packed.png: 3 of 8 samples"),
+    ("preview", "packed", "--num 3", 0, "packed.png: 3 of 8 samples"),
     ("preview", "packed", "--text", 0, "sample 0\n"),
     ("preview", "packed --text --num 1", "--seed 5", 0, "sample 4\n"),
     ("stats", "packed", "--limit 2", 0, "8 samples, 2 decoded"),
@@ -167,7 +166,7 @@ PARTS = {  # in test_parts.py
     *(("finish", option) for option in ("--json", "--overwrite", "--delete-old")),
     *(("plan", option) for option in ("--json", "--overwrite")),
 }
-BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-size"), ("preview", "--columns"),
+BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-size"),
            ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
            ("images", "--box-labels"), ("images", "--flip-pairs"),
            ("images", "--annotations"),
@@ -379,19 +378,6 @@ def test_shards_are_links_unless_that_is_not_wanted(tmp_path: Path, command: str
         for name in ("links", "copies")
     ]
     assert linked == [True, False]
-
-
-def test_the_columns_of_a_sheet(tmp_path: Path) -> None:
-    sizes = []
-    for columns in (1, 4):
-        sheet = tmp_path / f"{columns}.png"
-        assert run("preview", f"packed --out {sheet} --columns {columns}") == 0
-        with Pictures.open(sheet) as picture:
-            sizes.append(picture.size)
-
-    narrow, wide = sizes
-    assert narrow[0] < wide[0]
-    assert narrow[1] > wide[1]
 
 
 # ------------------------------------------------------------------------------ mistakes in Python

@@ -16,7 +16,8 @@ _JOIN = "use packdata.write(view, dst, add={field: values})"
 OPTIONS = {
     "copy": dict.fromkeys(("--add", "--update", "--on", "--as", "--missing"), _JOIN),
     "preview": {
-        "--augment": "draw samples of ShardDataset(..., augment=presets.simclr()) yourself"
+        "--augment": "draw samples of ShardDataset(..., augment=presets.simclr()) yourself",
+        "--columns": "the sheet is a little wider than high; --num sets its samples",
     },
     "images": {"--lossless-rotate": "rotate the files first with 'jpegtran -rotate'"},
     "cache": {

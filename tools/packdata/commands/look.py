@@ -92,13 +92,12 @@ def _preview(args: argparse.Namespace) -> int:
     from loaders.data.view import open_view
     from packdata.inspect import preview
 
-    sheet = [name for name in ("out", "columns") if getattr(args, name) is not None]
-    if sheet and args.text:
-        args.parser.error(f"--{sheet[0]} is of a sheet, and --text draws none")
+    if args.out and args.text:
+        args.parser.error("--out is of a sheet, and --text draws none")
     view = open_view(args.dataset)
     indices = preview.choose(len(view.first_at_url()), args.num, args.seed)
-    if sheet and not preview.has_pictures(view):
-        what = f"--{sheet[0]} is for a sheet of pictures, and {args.dataset} has none"
+    if args.out and not preview.has_pictures(view):
+        what = f"--out is for a sheet of pictures, and {args.dataset} has none"
         raise SchemaError(f"{what}: without it, samples are printed")
     if args.text or not preview.has_pictures(view):
         for i in indices:
@@ -106,7 +105,7 @@ def _preview(args: argparse.Namespace) -> int:
         return 0
     out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
     tiles = [preview.tile_of(view, i) for i in indices]
-    preview.save_sheet(preview.sheet_of(tiles, args.columns), out)
+    preview.save_sheet(preview.sheet_of(tiles), out)
     show(f"{printable(str(out))}: {len(indices)} of {counted(len(view), 'sample')}")
     for tile in tiles:  # as on the sheet, whose font lacks letters and room
         show(f"  {printable(tile.caption)}")
@@ -122,8 +121,6 @@ PREVIEW = Command(
   file to write (default: the dataset's name, .png, in this folder)
 --num N
   samples to show (default: 24)
---columns N
-  samples per row (default: makes the sheet a little wider than high)
 --seed N
   another seed shows other samples (default: 0)
 --text

@@ -48,7 +48,7 @@ _TILE = 208  # pixels: side of the square that a picture is fitted into
 _MAX_IMAGES = 4  # of several a sample
 _GAP = 8
 _TITLE = 18  # pixels: height of a caption
-_PAPER, _INK, _RED = "#ffffff", "#1b1f24", "#b3261e"
+_PAPER, _INK = "#ffffff", "#1b1f24"
 # Colours that most eyes tell apart; the order is not the source's.
 # Source: P. Green-Armytage, "A colour alphabet and the limits of colour coding", 2010.
 _COLOURS = (
@@ -63,7 +63,6 @@ class Tile(NamedTuple):
 
     pictures: list[Pictures.Image]
     caption: str
-    is_broken: bool = False
 
 
 def choose(num_samples: int, num: int, seed: int = 0) -> list[int]:
@@ -88,21 +87,10 @@ def has_pictures(view: View) -> bool:
     return any(isinstance(kind, Image | Images | Mask) or is_plane(kind) for kind in kinds)
 
 
-def contact_sheet(
-    view: View, indices: Sequence[int], *, columns: int | None = None
-) -> Pictures.Image:
-    """Draw some samples as an RGB picture, ``columns`` side by side; by default it is a little wider than high.
-
-    Raises:
-        ShardError: What it would show is damaged, or missing.
-    """
-    return sheet_of([tile_of(view, i) for i in indices], columns)
-
-
-def sheet_of(tiles: Sequence[Tile], columns: int | None = None) -> Pictures.Image:
-    """Draw tiles in a grid."""
+def sheet_of(tiles: Sequence[Tile]) -> Pictures.Image:
+    """Draw tiles as an RGB picture, in a grid that is a little wider than high."""
     side_by_side = max((len(tile.pictures) for tile in tiles), default=1) or 1
-    columns = columns or math.ceil(math.sqrt(1.5 * len(tiles) / side_by_side))
+    columns = math.ceil(math.sqrt(1.5 * len(tiles) / side_by_side))
     columns = max(1, min(columns, len(tiles)))
     width, height = side_by_side * (_TILE + _GAP), _TILE + _TITLE + _GAP
     rows = math.ceil(len(tiles) / columns)
@@ -112,8 +100,6 @@ def sheet_of(tiles: Sequence[Tile], columns: int | None = None) -> Pictures.Imag
         x, y = _GAP + n % columns * width, _GAP + n // columns * height
         for number, picture in enumerate(tile.pictures):
             sheet.paste(picture, (x + number * (_TILE + _GAP), y))
-        if tile.is_broken:
-            draw.rectangle((x, y, x + _TILE - 1, y + _TILE - 1), outline=_RED, width=2)
         caption = tile.caption
         while font.getlength(caption) > width - _GAP:
             caption = caption[:-2] + "…"
@@ -136,7 +122,7 @@ def tile_of(view: View, i: int) -> Tile:
     parts = [_short(fields[n], values[n]) for n in shown]
     parts.insert(0, f"sample {i}" if key is None else str(key))
     caption = ", ".join([error] * bool(error) + parts)[:400]
-    return Tile(_pictures(fields, values), caption, bool(error))
+    return Tile(_pictures(fields, values), caption)
 
 
 def _is_named(kind: Field, fields: Mapping[str, Field]) -> bool:
