@@ -128,13 +128,6 @@ def test_labels_compare_with_numbers_and_names(view: View) -> None:
         assert matching(view, where).tolist() == expected.tolist(), where
 
 
-def test_numbers_beyond_64_bits_compare(view: View) -> None:
-    large = f"1{'0' * 400}"
-
-    for where in (f"x < {large}", f"y > -{large}", "x < 18446744073709551616"):
-        assert kept(view, where) == list(range(len(view)))
-
-
 def test_nan_equals_nothing(tmp_path: Path) -> None:
     rows = [{"a": 1.0}, {"a": float("nan")}]
     view = open_view(pack(tmp_path / "a", {"a": Array("float64")}, rows))
@@ -186,6 +179,8 @@ NO_CONDITIONS = [
     "",
     "label = 'cat'",
     "(x < 1) == (y < 1)",
+    "x < 18446744073709551616",
+    f"y > -1{'0' * 400}",
 ]
 MISFITS = [
     "pair == 3",

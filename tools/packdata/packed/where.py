@@ -119,9 +119,12 @@ def _check_test(node: ast.expr, expression: str) -> None:
 
 def _check_operand(node: ast.expr, expression: str) -> None:
     match node:
+        case ast.Constant(value=int() as number) if number >= 2**64:
+            raise SchemaError(f"the condition {expression!r} has a number beyond 64 bits")
         case ast.Name() | ast.Constant(value=bool() | int() | float() | str()):
             return
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) as operand):
+            _check_operand(operand, expression)
             return
     if not isinstance(node, _SEVERAL):
         what = f"the condition may not contain {ast.unparse(node)!r}"
@@ -235,9 +238,9 @@ class _Condition:
             case ast.Constant(value=str() as text):
                 return _Operand(said, "text", text)
             case ast.Constant(value=int() | float() as number):
-                return _Operand(said, "number", _bounded(number))
+                return _Operand(said, "number", number)
             case ast.UnaryOp(operand=ast.Constant(value=int() | float() as number)):
-                return _Operand(said, "number", _bounded(-number))
+                return _Operand(said, "number", -number)
         raise self._misfit(f"{said} stands where one value does")
 
     def _column(self, name: str) -> _Operand:
@@ -295,13 +298,3 @@ def _as_objects(texts: list[str]) -> npt.NDArray[Any]:
     found = np.empty(len(texts), object)
     found[:] = texts
     return found
-
-
-def _bounded(number: float) -> float:
-    """Return a number that numpy compares with any column: whole ones of more than 64 bits as floats."""
-    if isinstance(number, float) or -(2**63) <= number < 2**64:
-        return number
-    try:
-        return float(number)
-    except OverflowError:
-        return float("inf") if number > 0 else float("-inf")
