@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
@@ -83,17 +84,8 @@ class FolderStore:
         with explained(target, again=GO_ON):
             self._make_room(target)
             if only is not None and not only:
-                try:
-                    os.link(path, target)
-                except FileExistsError:
-                    return False
-                except OSError:  # of another file system, or one without links
-                    if target.exists():
-                        return False
-                else:
-                    sync_folder(target.parent)
-                    return True
-            elif only is not None and self.read(name)[1] != _NOTHING | dict(only):
+                return _put_first(target, path.read_bytes())
+            if only is not None and self.read(name)[1] != _NOTHING | dict(only):
                 return False
             publish_bytes(target, path.read_bytes())
         return True
@@ -160,6 +152,25 @@ class FolderStore:
     def end_uploads(self, names: Sequence[str] | None = None) -> int:
         """Return 0: nothing is begun that is not there."""
         return 0
+
+
+def _put_first(target: Path, data: bytes) -> bool:
+    """Write a file where there is none, whole and durably; False if another one was faster."""
+    beside = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        publish_bytes(beside, data)
+        try:
+            os.link(beside, target)
+        except FileExistsError:
+            return False
+        except OSError:  # of a file system without links
+            if target.exists():
+                return False
+            os.replace(beside, target)
+        sync_folder(target.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+    return True
 
 
 def _copy(source: Path, target: Path, digest: str) -> None:
