@@ -312,14 +312,19 @@ class DataLoader(OrderedLoader[BatchT]):
             name=type(self.dataset).__name__,
         )
         self._delivery = weakref.ref(delivery)
-        if self._ahead:
-            delivery.on_close = partial(_close_all, self._ahead)
-            weakref.finalize(delivery, _close_all, self._ahead)
+        self._end_ahead_with(delivery)
         register(delivery)
         return delivery
 
+    def _end_ahead_with(self, delivery: Delivery[Any] | None) -> None:
+        """Stop telling fetchers what comes where an iteration ends, however it ends."""
+        if self._ahead and delivery is not None:
+            delivery.on_close = partial(_close_all, self._ahead)
+            weakref.finalize(delivery, _close_all, self._ahead)
+
     def _again(self) -> tuple[Pass | None, Any]:
         current = self._begin()
+        self._end_ahead_with(self._delivery())
         return current, self._start(current)
 
     def _start(self, current: Pass | None) -> Any:

@@ -3,6 +3,7 @@
 import os
 import queue
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,23 @@ def test_samples_one_after_the_other_are_fetched_ahead(tokens: Path, cache: Path
     next(samples)
 
     wait_until(lambda: num_here(cache) == NUM_SHARDS)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_who_tells_the_fetcher_ends_with_the_iteration(
+    tokens: Path, cache: Path, moves: bool
+) -> None:
+    """Also where an epoch was set after it began: its first batch begins another order."""
+    loader = DataLoader(TokenWindows(remote(tokens, cache), 100), 8, shuffle=True, num_workers=1)
+    batches = iter(loader)
+    if moves:
+        loader.set_epoch(1)
+    next(batches)
+    assert any(thread.name == "loaders-ahead" for thread in threading.enumerate())
+
+    batches.close()
+
+    wait_until(lambda: all(t.name != "loaders-ahead" for t in threading.enumerate()), 20)
 
 
 def test_files_that_a_device_decodes_are_fetched_ahead(tmp_path: Path, cache: Path) -> None:
