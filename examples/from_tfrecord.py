@@ -33,7 +33,8 @@ def sample(features: dict[str, Any]) -> dict[str, Any]:
 
 def samples(pattern: str) -> Iterator[dict[str, Any]]:
     for path in sorted(glob(pattern)):
-        yield from map(sample, tfrecord_loader(path, None))
+        examples: Any = tfrecord_loader(path, None)
+        yield from map(sample, examples)
 
 
 def main() -> None:

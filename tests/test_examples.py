@@ -291,7 +291,7 @@ def test_frameworks(framework: str, request: pytest.FixtureRequest) -> None:
 def test_datasets_of_other_libraries_are_packed_and_jpegs_kept(
     script: str, library: str, source: str, tmp_path: Path
 ) -> None:
-    """Streaming pins an older NumPy than ours: its test runs where somebody has installed it."""
+    """Streaming pins an older NumPy than ours, LitData asks for torchvision: where somebody has installed them."""
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     foreign = ROOT / "tests/data/foreign"
