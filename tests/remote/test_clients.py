@@ -34,6 +34,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_client_that_was_killed_has_gone_though_its_forked_child_lives_on(
     server: str, cache: Path
 ) -> None:
