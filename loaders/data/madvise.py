@@ -42,8 +42,8 @@ def ask_for(spans: Sequence[Span]) -> None:
 def wait_for(spans: Sequence[Span]) -> int | None:
     """Wait until some spans are in memory, by having the kernel copy them to a buffer that is thrown away.
 
-    That is one call for many, without the interpreter's lock: with a call for each, a thread that is busy in Python
-    would give it back after the switch interval each time, 5 ms a record.
+    One call waits for many spans without the GIL. With a call for each span, a thread that is busy in Python would keep
+    the GIL for a switch interval after each call, 5 ms a record.
 
     Returns:
         The number of the first one that cannot be read: touching it would end the process. None if all can, and where

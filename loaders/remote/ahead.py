@@ -1,8 +1,8 @@
 """Sends the fetcher the order of reading and the reader's position, so that it fetches and evicts in that order.
 
 1. A thread sends the shards that will be read, in order, when the reader comes to another stretch of them, and at least
-   once a second; no batch waits for it. It starts after the reader's worker processes: what a thread holds while they
-   are forked nobody releases in them.
+   once a second; no batch waits for it. It starts after the reader's worker processes: a lock that a
+   thread holds during a fork is never released in the child.
 2. It ends with its reader. When the connection closes, the fetcher drops the order.
 3. If the fetcher dies, the order is sent to the next one, also while the reader stands still. Without an answer, files
    are fetched on demand.

@@ -82,7 +82,7 @@ class MemoryFile:
 
 
 def is_at(place: Place) -> bool:
-    """Tell whether a process has a memory file of ours open there."""
+    """Whether this process descriptor is still an open memory file with that inode."""
     pid, fd, inode = place
     path = f"/proc/{pid}/fd/{fd}"
     try:
