@@ -301,7 +301,7 @@ class Fetcher:
                 return {"limit": self._map_limit()}
             case "stats":
                 return {"stats": self._stats(source, client)}
-        raise RemoteError(f"it does not know {message['op']!r}", source.url, "Update loaders")
+        raise RemoteError(f"unknown request {message['op']!r}", source.url, "Update loaders")
 
     @contextlib.contextmanager
     def _waiting(self, client: Connected) -> Iterator[None]:
@@ -515,8 +515,8 @@ class Fetcher:
         """Give a file room, if there is some."""
         size, budget = download.file.size, self.budget
         if size > budget:
-            what = f"it may hold {budget:,} bytes, and a shard has {size:,}"
-            hint = f"Give cache= more than {size:,} bytes, and free its disk"
+            what = f"the cache may hold {budget:,} bytes, and a shard has {size:,}"
+            hint = f"Set cache= to more than {size:,} bytes, and free its disk"
             download.fail(CacheError(what, self._inside.parent, hint))
             return False
         if not self._stored.reserve(size, budget, self._orders.distances, beyond):
