@@ -1,6 +1,7 @@
 """Boxes and keypoints from the command line: declared columns, and annotations beside folders of pictures."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +424,21 @@ class TestAnnotations:
         (tmp_path / "labels/1.txt").write_text("1 0.5 0.5 0.1 0.1\n")
         (tmp_path / "data.yaml").write_text("names: {0: cat, 2: dog}\n")
 
+        with pytest.raises(SourceError, check=At("data.yaml")):
+            plan_images(tmp_path / "in", annotations=tmp_path / "labels")
+
+    def test_only_yaml_with_names_needs_pyyaml(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pictures(tmp_path / "in", "1.png")
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels/1.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+        (tmp_path / "compose.yml").write_text("services: {}\n")
+        monkeypatch.setitem(sys.modules, "yaml", None)
+
+        pack_images(tmp_path / "in", tmp_path / "out", annotations=tmp_path / "labels")
+
+        (tmp_path / "data.yaml").write_text("names: [cat]\n")
         with pytest.raises(SourceError, check=At("data.yaml")):
             plan_images(tmp_path / "in", annotations=tmp_path / "labels")
 

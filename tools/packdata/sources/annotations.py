@@ -474,6 +474,8 @@ def _check_no_pose(text: str, file: Path) -> None:
 
 def _yaml_names(text: str, file: Path) -> tuple[str, ...]:
     """Return the names of classes in YOLO's YAML, () if there are none; SourceError if they are not numbered from 0."""
+    if "names" not in text:  # the YAML of some other tool
+        return ()
     try:
         import yaml
     except ImportError as error:
