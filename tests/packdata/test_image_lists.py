@@ -1,4 +1,4 @@
-"""Sources of any number of pictures a sample: WebDataset's tars, Hugging Face's Parquet, JSON lines of paths."""
+"""Sources of any number of pictures a sample: Hugging Face's Parquet, JSON lines of paths."""
 
 import io
 import json
@@ -37,67 +37,27 @@ def stored(dataset: ShardDataset) -> dict[str, list[bytes]]:
     return dict(zip(dataset.view.keys(), files, strict=True))
 
 
-NUMBERED = {
-    "000.0.jpg": jpeg(0),
-    "000.1.jpg": jpeg(1),
-    "000.cls": b"1",
-    "001.10.jpg": jpeg(4),
-    "001.2.jpg": jpeg(3),
-    "001.0.jpg": jpeg(2),
-    "001.cls": b"0",
-    "002.cls": b"2",
-    "003.0.png": jpeg(5),  # the bytes decide
-    "003.cls": b"1",
-}
+def write_list(path: Path, rows: dict[str, list[bytes]], **values: Any) -> Path:
+    """Write JSON lines with the files that each row lists, and more values in each."""
+    lines = []
+    for key, files in rows.items():
+        names = [f"{key}-{number}.jpg" for number in range(len(files))]
+        for name, data in zip(names, files, strict=True):
+            path.with_name(name).write_bytes(data)
+        lines.append(json.dumps({"key": key, "images": names, **values}))
+    path.write_text("\n".join(lines))
+    return path
 
 
-@pytest.mark.parametrize(("name", "mode"), [("a.tar", "w"), ("a.tar.gz", "w:gz")])
-def test_numbered_pictures_of_a_tar_are_any_number_in_the_order_of_their_numbers(
-    tmp_path: Path, name: str, mode: str
+@pytest.mark.parametrize("names", [("a.0.jpg", "a.1.jpg"), ("a.left.jpg", "a.right.jpg")])
+def test_several_pictures_of_a_sample_of_a_tar_are_refused(
+    tmp_path: Path, names: tuple[str, str]
 ) -> None:
-    pack_images(write_tar(tmp_path / name, NUMBERED, mode), tmp_path / "out")
-
-    dataset = ShardDataset(tmp_path / "out", fields=["images", "label", "original_sizes"])
-    assert dataset.schema.fields["images"] == Images()
-    assert stored(dataset) == {
-        "000": [jpeg(0), jpeg(1)],
-        "001": [jpeg(2), jpeg(3), jpeg(4)],
-        "002": [],
-        "003": [jpeg(5)],
-    }
-    assert [int(sample.label) for sample in dataset] == [1, 0, 2, 1]
-    assert dataset[1].original_sizes.tolist() == [[12, 16]] * 3
-
-
-def test_numbers_may_stand_behind_a_name(tmp_path: Path) -> None:
-    members = {f"a.frame{n}.jpg": jpeg(n) for n in (10, 9, 1)}
-    pack_images(write_tar(tmp_path / "a.tar", members), tmp_path / "out")
-
-    assert stored(ShardDataset(tmp_path / "out")) == {"a": [jpeg(1), jpeg(9), jpeg(10)]}
-
-
-def test_named_pictures_of_a_tar_are_in_one_order_and_none_is_missing(tmp_path: Path) -> None:
-    members = {
-        "a.right.jpg": jpeg(1),
-        "a.left.jpg": jpeg(0),
-        "b.left.jpg": jpeg(2),
-        "c.left.jpg": jpeg(3),
-        "c.right.jpg": jpeg(4),
-    }
-    tar = write_tar(tmp_path / "a.tar", members)
-    plan = plan_images(tar)
-
-    summary = pack_images(tar, tmp_path / "out", on_error="skip")
-
-    assert any("left, right" in note for note in plan.notes())
-    assert stored(ShardDataset(tmp_path / "out")) == {
-        "a": [jpeg(0), jpeg(1)],
-        "c": [jpeg(3), jpeg(4)],
-    }
-    assert len(summary.rejected) == 1
+    tar = write_tar(tmp_path / "a.tar", dict.fromkeys(names, jpeg(0)))
     with pytest.raises(SourceError) as caught:
-        pack_images(tar, tmp_path / "strict")
-    assert "right" in str(caught.value)
+        plan_images(tar)
+    assert caught.value.path == tar
+    assert "packdata.pack" in caught.value.hint
 
 
 def test_one_name_for_all_is_the_image(tmp_path: Path) -> None:
@@ -116,7 +76,7 @@ def test_pictures_beside_the_image_are_passed_over_as_ever(tmp_path: Path) -> No
     pack_images(tar, tmp_path / "out")
 
     assert "images" not in ShardDataset(tmp_path / "out").schema.fields
-    assert any(".thumb.jpg" in note for note in plan.notes())
+    assert any(".thumb" in note for note in plan.notes())
 
 
 STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -225,12 +185,12 @@ def test_a_file_that_changed_is_seen_when_packing_is_continued(tmp_path: Path) -
 def test_pictures_are_sized_and_counted_each(tmp_path: Path) -> None:
     rotated = Pil.Exif()
     rotated[0x0112] = 6
-    members = {"a.0.jpg": jpeg(0, 40, 60), "a.1.jpg": jpeg(1, 40, 60, exif=rotated)}
-    tar = write_tar(tmp_path / "a.tar", members)
+    rows = {"a": [jpeg(0, 40, 60), jpeg(1, 40, 60, exif=rotated)]}
+    several = write_list(tmp_path / "list.jsonl", rows)
 
-    summary = pack_images(tar, tmp_path / "out", sizes=[20, "8x10"], fit="cover")
+    summary = pack_images(several, tmp_path / "out", sizes=[20, "8x10"], fit="cover")
     small = ShardDataset(tmp_path / "out" / "8x10")
-    pack_images(tar, tmp_path / "kept")
+    pack_images(several, tmp_path / "kept")
 
     assert small.schema.fields["images"] == Images(size=(8, 10))
     assert small[0].images.shape == (2, 3, 8, 10)
@@ -244,39 +204,28 @@ def test_pictures_are_sized_and_counted_each(tmp_path: Path) -> None:
 
 
 def test_what_belongs_to_one_picture_is_refused(tmp_path: Path) -> None:
-    tar = write_tar(tmp_path / "a.tar", {**NUMBERED, "000.json": b'{"boxes": []}'})
+    several = write_list(tmp_path / "list.jsonl", {"000": [jpeg(0), jpeg(1)]}, boxes=[])
     (tmp_path / "masks").mkdir()
     Pil.new("L", (16, 12)).save(tmp_path / "masks" / "000.png")
 
     for options in (
         {"masks": tmp_path / "masks"},
-        {"boxes": ["json.boxes"]},
+        {"boxes": ["boxes"]},
         {"codec": "raw", "sizes": [8], "fit": "cover"},
     ):
         with pytest.raises(SchemaError):
-            plan_images(tar, **options)
+            plan_images(several, **options)
 
 
 def test_a_damaged_one_is_rejected_by_its_number(tmp_path: Path) -> None:
-    members = {"a.0.jpg": jpeg(0), "a.1.jpg": jpeg(1)[:-40], "b.0.jpg": jpeg(2)}
-    tar = write_tar(tmp_path / "a.tar", members)
+    rows = {"a": [jpeg(0), jpeg(1)[:-40]], "b": [jpeg(2)]}
+    several = write_list(tmp_path / "list.jsonl", rows)
 
     with pytest.raises(SourceError) as caught:
-        pack_images(tar, tmp_path / "out")
+        pack_images(several, tmp_path / "out")
     assert "picture 1" in str(caught.value)
-    pack_images(tar, tmp_path / "skipped", on_error="skip")
+    pack_images(several, tmp_path / "skipped", on_error="skip")
     assert [*stored(ShardDataset(tmp_path / "skipped"))] == ["b"]
-
-
-def test_splits_of_one_form_are_packed_apart(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    write_tar(tmp_path / "in" / "train-0.tar", NUMBERED)
-    write_tar(tmp_path / "in" / "val-0.tar", {"x.0.jpg": jpeg(1), "x.cls": b"1"})
-    pack_images(tmp_path / "in", tmp_path / "out")
-
-    train, val = (ShardDataset(tmp_path / "out" / name) for name in ("train", "val"))
-    assert len(train) == 4
-    assert [tuple(picture.shape) for picture in val[0].images] == [(3, 12, 16)]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.refused import check_folder, check_regular, nothing_at
 from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind
 from packdata.sources.rows import RowsSource
-from packdata.sources.tars import TarSource
+from packdata.sources.tars import TAR_SUFFIXES, TarSource
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -258,14 +258,19 @@ def _archives(inside: _Inside) -> list[Path]:
 
 def _archive_kind(name: str) -> str:
     is_idx = name.lower().endswith(IDX_SUFFIXES) and IDX_IMAGES.fullmatch(name)
-    return row_kind(name) or ("idx" if is_idx else "")
+    is_tar = name.lower().endswith(TAR_SUFFIXES)
+    return "tar" if is_tar else row_kind(name) or ("idx" if is_idx else "")
 
 
 def are_of_one_archive(paths: Sequence[Path | str]) -> bool:
     """Tell whether files are tars, or files of rows of one kind, all of them."""
     places = [*map(place_of_source, paths)]
     kinds = {_archive_kind(place.name) for place in places if place.is_file()}
-    return len(kinds) == 1 and kinds <= ROW_KINDS and all(place.is_file() for place in places)
+    return (
+        len(kinds) == 1
+        and kinds <= {"tar", *ROW_KINDS}
+        and all(place.is_file() for place in places)
+    )
 
 
 def _files_at(path: Path) -> list[Path] | None:

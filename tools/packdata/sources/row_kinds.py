@@ -1,4 +1,4 @@
-"""Parquet, Arrow and tars as files of rows, for ``packdata images`` and ``tokens``."""
+"""Parquet and Arrow as files of rows, for ``packdata images`` and ``tokens``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from packdata.sources.base import STREAMING_HINT, suffix_of
 from packdata.sources.listed import ListedURL
 from packdata.sources.refused import check_name
 from packdata.sources.row_file import BATCH_ROWS, RowFile
-from packdata.sources.tars import TAR_SUFFIXES, TarRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -116,7 +115,6 @@ class ArrowRows(RowFile):
 _KINDS: dict[str, Callable[[Path], RowFile]] = {
     "parquet": ParquetRows,
     "arrow": ArrowRows,
-    "tar": TarRows,
 }
 ROW_KINDS = frozenset(_KINDS)
 _INDEX = "index.json"  # of LitData and of MosaicML Streaming
@@ -126,12 +124,9 @@ def row_kind(name: str) -> str | None:
     """Return which kind of file of rows has such a name; None if it is none.
 
     Example:
-        >>> row_kind("train-00000.parquet"), row_kind("a.tar.gz"), row_kind("a.csv")
-        ('parquet', 'tar', None)
+        >>> row_kind("train-00000.parquet"), row_kind("a.csv")
+        ('parquet', None)
     """
-    name = name.lower()
-    if name.endswith(TAR_SUFFIXES):
-        return "tar"
     suffix = suffix_of(name)[1:]
     return suffix if suffix in ROW_KINDS else None
 

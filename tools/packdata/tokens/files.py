@@ -45,6 +45,7 @@ _SAVE = "Save the ids with numpy.save"
 _NOT_READ = {
     ".npz": "Save the array of ids by itself, with numpy.save",
     **dict.fromkeys((".zip", ".bz2", ".xz"), "Unpack it first"),
+    **dict.fromkeys((".tar", ".tgz"), "Write its documents to JSON lines, one a line"),
     **dict.fromkeys((".pt", ".pkl", ".safetensors", ".h5", ".hdf5"), _SAVE),
 }
 _CHUNK = 1 << 16
