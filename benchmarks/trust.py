@@ -25,7 +25,6 @@ from spine import OPS, ROOT, WORKERS, Case, Data, Run, Told, conditions, in_pyth
 
 import loaders
 from loaders import DataLoader, RAMDataset, ShardDataset
-from loaders.bench import machine
 from loaders.bench.machine import family, memory
 from loaders.bench.measure import Config, end, time_loader
 from loaders.bench.sweep import make_loader, round_size
@@ -170,7 +169,9 @@ def check_cases(data: Data) -> Iterator[Case]:
         ) -> float:  # fmt: skip
             if is_cold:
                 gc.collect()  # what is mapped cannot be dropped
-                machine.drop_pages(path.glob("shard-*"))
+                for file in path.glob("shard-*"):
+                    with file.open() as opened:
+                        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             dataset = ShardDataset(path, check=check, **settings)
             loader = DataLoader(dataset, batch, shuffle=True, num_workers=WORKERS)
             for _ in range(after):

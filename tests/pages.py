@@ -1,6 +1,7 @@
-"""What of a file lies in the page cache."""
+"""What of a file lies in the page cache, and taking files out of it."""
 
 import mmap
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,3 +26,12 @@ def resident_share(files: Iterable[Path]) -> float | None:
             del view  # or the map could not be closed
     pages = np.concatenate(states)
     return float((pages & 1).mean()) if len(pages) else 0.0
+
+
+def drop_pages(files: Iterable[Path]) -> None:
+    """Ask the kernel to forget files that are on disk; what a process has mapped and touched stays."""
+    for file in files:
+        fd = os.open(file, os.O_RDONLY)
+        os.fdatasync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)

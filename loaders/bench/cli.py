@@ -14,7 +14,7 @@ import torch
 from loaders.bench import doctor, planner, report
 from loaders.bench.measure import Config, as_arguments
 from loaders.bench.stages import Analysis, analyse
-from loaders.bench.sweep import Sweep, dropped, grid, run_sweep
+from loaders.bench.sweep import Sweep, grid, run_sweep
 from loaders.bench.targets import CROP, MeasuredDataset, holds, is_map_style, load, load_object
 from loaders.commandline import Commands, number_from, run, show, wrapped
 from loaders.datasets.base import BatchDataset
@@ -113,8 +113,6 @@ def _check_before(args: argparse.Namespace) -> None:
             as_device(args.device)
         except ValueError as error:
             raise LoadersError(f"--device: {error}") from error
-    if getattr(args, "plot", None):
-        report.check_plot(args.plot)
 
 
 # -- sweep and recommend ---------------------------------------------------------------------------
@@ -131,9 +129,6 @@ def _add_sweep(commands: Commands) -> None:
     names = f"backends to try: {', '.join(_BACKENDS)}"
     add("--backend", choices=_BACKENDS, nargs="+", metavar="NAME", help=names)
     add("--prefetch", type=_positive, nargs="+", metavar="N", help="prefetch factors to try")
-    what = "drop the files from the page cache before each run"
-    add("--cold", action="store_true", help=what)
-    add("--plot", type=Path, metavar="FILE", help="write a chart (png, svg, pdf)")
     what = "only measure; do not say what limits the run"
     add("--no-verdict", action="store_true", help=what)
     parser.set_defaults(run=run_sweep_command)
@@ -161,9 +156,6 @@ def run_sweep_command(args: argparse.Namespace) -> int:
         print(report.as_json(_sweep_json(sweep, found)), flush=True)
     elif found is not None:
         _show(f"\n{_verdict_text(sweep.best.config, *found)}")
-    if args.plot:
-        report.plot(sweep, args.plot, subtitle=f"{report.cpu_name()}, {usable_cores()} cores")
-        _say(f"picture: {args.plot}")
     return int(not sweep.sound or (found is None and not args.no_verdict))
 
 
@@ -217,7 +209,6 @@ def _sweep(target: MeasuredDataset, configs: list[Config], args: argparse.Namesp
         configs,
         seconds=_SWEEP_SHARE * args.seconds,
         repeats=args.repeats,
-        cold=getattr(args, "cold", False),
     )
     if all(not result.runs for result in sweep.results):
         raise LoadersError(f"nothing could be measured: {sweep.results[0].error}")
@@ -275,10 +266,6 @@ def _judge(target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace) -> _
     best = sweep.best.config
     _say("running each stage alone")
 
-    def reopened() -> Any:
-        sweep.notes += [note for note in dropped(target) if note not in sweep.notes]
-        return target.dataset
-
     most = max(result.config.num_workers for result in sweep.results)
     found = analyse(
         target.dataset,
@@ -287,7 +274,6 @@ def _judge(target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace) -> _
         seconds=_STAGES_SHARE * args.seconds,
         device=_device(args),
         step=load_object(args.step) if args.step else None,
-        reopen_cold=reopened if sweep.cache == "cold" else None,
         may_add_workers=is_map_style(target.dataset)
         and most < min(usable_cores(), cpu_quota() or math.inf),
     )
@@ -329,7 +315,6 @@ def _verdict_text(config: Config, verdict: Verdict, found: Analysis) -> str:
 def _sweep_json(sweep: Sweep, found: _Found | None) -> dict[str, Any]:
     value: dict[str, Any] = {
         "dataset": sweep.target,
-        "page_cache": sweep.cache,
         "notes": sweep.notes,
         "tokens_per_sample": sweep.tokens,
         "conditions": report.conditions(),
@@ -476,27 +461,17 @@ def _plan_epochs(args: argparse.Namespace) -> int:
 def _add_doctor(commands: Commands) -> None:
     what = "say what on this machine costs speed or will break"
     parser = commands.add_parser("doctor", help=what)
-    here = "a folder on the disk to examine (default: here)"
-    add, what = parser.add_argument, f"{here}, or the URL of a dataset: its store is"
-    add("path", nargs="?", default=".", help=what)
-    add("--json", action="store_true", help="print JSON")
-    what = "for a URL: put an object there, too, and delete it"
-    add("--write", action="store_true", help=what)
-    add_remote(parser)
+    what = "a folder on the disk to examine (default: here)"
+    parser.add_argument("path", nargs="?", default=".", help=what)
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_doctor)
 
 
 def run_doctor(args: argparse.Namespace) -> int:
-    """Print what was found about the machine, or a store."""
-    if is_url(args.path):
-        from loaders.bench.store import StoreProbe
-
-        set_remote(args)
-        findings = StoreProbe(args.path, write=args.write).findings()
-    elif not Path(args.path).exists():
+    """Print what was found about the machine."""
+    if not Path(args.path).exists():
         raise LoadersError(f"there is no {args.path!r} to look at")
-    else:
-        findings = doctor.diagnose(Path(args.path))
+    findings = doctor.diagnose(Path(args.path))
     if args.json:
         found = {"conditions": report.conditions(), "findings": [asdict(f) for f in findings]}
         print(report.as_json(found))

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from loaders.backends.maker import num_in_flight
-from loaders.bench.machine import bytes_read, family, memory
+from loaders.bench.machine import family, memory
 from loaders.bench.targets import Endless, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.device.nested import tensors_of
@@ -59,7 +59,6 @@ class TimedPass:
     latencies_s: list[float]  # how long each later batch was waited for
     num_samples: int  # samples that the rate is of
     pss_bytes: int = 0  # memory of all processes at the end of the run, see ``Memory``
-    read_bytes: int = 0  # what the storage had to read, where the system counts that
     has_start: bool = False  # there were too few batches to leave the first round out of the rate
     stall_share: float = 0.0  # share of the time that was waited for batches
     gil_share: float = 0.0  # share of the steps' time that was waited for the GIL
@@ -108,7 +107,6 @@ class Result:
             "batch_wait_p50_s": self.latency_s(0.5),
             "batch_wait_p99_s": self.latency_s(0.99),
             "peak_pss_bytes": self.most("pss_bytes"),
-            "read_bytes": self.most("read_bytes"),
             "num_samples": sum(run.num_samples for run in self.runs),
         }
 
@@ -164,7 +162,6 @@ def time_loader(
         ValueError: The loader gave no batch.
     """
     gc.collect()  # an older loader's memory and threads are not this one's
-    read = bytes_read(family())
     waits, done, first = list[float](), [clock()], round_size + ahead
     batches = begin(loader)
     for batch in batches:  # not by enumerate(), which keeps one until the next is there
@@ -187,7 +184,6 @@ def time_loader(
         latencies_s=waits[1:],
         num_samples=(last - first) * batch_size,
         pss_bytes=memory(pids).pss_bytes,
-        read_bytes=max(0, bytes_read(pids) - read),
         has_start=num <= 0,
         stall_share=sum(waits[first:last]) / took_s,
     )

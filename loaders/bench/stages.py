@@ -165,14 +165,6 @@ def host_stages(dataset: Any, config: Config, *, seconds: float) -> dict[str, Co
     return {"read": read, "decode": whole.minus(read)}
 
 
-def cold_cost(dataset: Any, config: Config, warm: dict[str, Cost], *, seconds: float) -> Cost:
-    """Make batches of files that have left the page cache; return what that costs beyond the same in memory."""
-    cost = time_alone(batch_maker(dataset, config), seconds=seconds, min_calls=2, warm_up=False)
-    for stage in warm.values():
-        cost = cost.minus(stage)
-    return cost
-
-
 def _record_reader(dataset: PackedDataset, batch_size: int) -> Callable[[], int]:
     """Return what copies the stored bytes of a random batch, without looking at them."""
     rng = np.random.default_rng(1)
@@ -301,7 +293,7 @@ def synchronize(device: torch.device | None) -> None:
 # -- all of it -------------------------------------------------------------------------------------
 
 _PATIENCE_S = 4.0  # for workers to start, and for prefetched batches
-_READS = ("read, cold", "read", "fetch")  # other stages wait for no bytes
+_READS = ("read", "fetch")  # other stages wait for no bytes
 
 
 @dataclass(slots=True)
@@ -323,8 +315,6 @@ def analyse(
     seconds: float = 8.0,  # for all stages together, about
     device: torch.device | None = None,  # where batches go; None leaves the copy out
     step: Callable[[Any], Any] | None = None,  # the user's training step on a batch
-    # Takes the files out of the page cache, and returns the dataset, opened anew.
-    reopen_cold: Callable[[], Any] | None = None,
     may_add_workers: bool = False,  # see ``Facts``
 ) -> Analysis:
     """Run every stage alone."""
@@ -335,9 +325,6 @@ def analyse(
     served = loader._served  # without the work that is left to the device
     with one_thread() if config.num_workers else nullcontext():
         stages = host_stages(served, config, seconds=2 * share)
-        if reopen_cold is not None:
-            cold = cold_cost(reopen_cold(), config, stages, seconds=share)
-            stages = {"read, cold": cold, **stages}
         gil_s = gil_s_per_sample(batch_maker(served, config), seconds=share)
     batch = next(batches_of(served, config))
     cpu_s = {name: cost.cpu_s for name, cost in stages.items()}

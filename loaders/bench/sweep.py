@@ -4,55 +4,38 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from tqdm import tqdm
 
-from loaders.bench import machine
 from loaders.bench.measure import (
     Config,
     Result,
     TimedPass,
     as_arguments,
-    begin,
-    end,
     interleave,
     make_loader,
     round_size,
     time_loader,
 )  # fmt: skip
 from loaders.bench.stages import batch_maker, one_thread, time_alone
-from loaders.bench.targets import MeasuredDataset, is_map_style
+from loaders.bench.targets import TargetError, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.tokens.windows import TokenWindows
-from loaders.device.nested import map_tensors
-from loaders.sampling.order import Shuffled
 from loaders.system.limits import usable_cores
 from loaders.verdict import Change
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from loaders.bench.targets import MeasuredDataset
+
 _BATCH_S = 0.2  # a batch of the default size takes about so long on one worker
 _LOOK_S = 0.1  # at a few samples, again and again
 _MIN_RUN_S = 0.15
 _FEW_SAMPLES, _SHORT_EPOCH_S = 1000, 1.0
-_REPEATED = (
-    "workers 0 and 1 of this stream begin with the same samples: each gives the whole stream, and several only "
-    "repeat it. Divide it in __iter__, by torch.utils.data.get_worker_info"
-)
-_MAY_BE_REPEATED = (
-    "each of several workers serves the whole stream, unless its __iter__ divides it "
-    "by torch.utils.data.get_worker_info"
-)
-_NOT_READ = (
-    "cold: no run was seen to read from storage: files stayed in the page cache (in use elsewhere, or in memory), "
-    "or the system does not count what is read"
-)
-_HAS_START = "a pass has so few batches that the start of the workers counts, too"
 
 
 @dataclass(slots=True)
@@ -61,12 +44,8 @@ class Sweep:
 
     target: str  # the name of what was measured
     results: list[Result]  # one per configuration
-    # ``"warm"``, or ``"cold"`` where the files were dropped from the page cache before each run.
-    cache: str = "warm"
     notes: list[str] = field(default_factory=list)  # what a reader of the figures should know
     tokens: int = 0  # tokens of a sample; 0 where it has none
-    # Each worker gives the whole stream, so that samples come as often as there are workers.
-    is_repeated: bool = False
 
     @property
     def sound(self) -> list[Result]:
@@ -77,11 +56,9 @@ class Sweep:
     def best(self) -> Result:
         """The configuration to choose: of those within 3 % of the fastest, the one with the fewest workers.
 
-        One that failed in some run is chosen where there is no other, and so are workers that repeat each other.
+        One that failed in some run is chosen where there is no other.
         """
         choice = self.sound or self.results
-        if self.is_repeated:
-            choice = [result for result in choice if result.config.num_workers <= 1] or choice
         rate = max(result.rate for result in choice)
         close = [result for result in choice if result.rate >= 0.97 * rate]
         return min(close, key=lambda result: (result.config.num_workers, result.most("pss_bytes")))
@@ -138,8 +115,16 @@ def grid(
     backends: Sequence[str] | None = None,
     prefetch: Sequence[int] | None = None,
 ) -> list[Config]:
-    """Return every combination of settings; those not given get what suits the dataset and the machine."""
-    workers = worker_counts(usable_cores()) if workers is None else workers
+    """Return every combination of settings; those not given get what suits the dataset and the machine.
+
+    Raises:
+        TargetError: A stream is to be measured with several workers, each of which may give all of it.
+    """
+    is_stream = not is_map_style(target.dataset)
+    if workers is None:
+        workers = [0, 1] if is_stream else worker_counts(usable_cores())
+    if is_stream and max(workers) > 1:
+        raise TargetError("a stream is measured with at most one worker: use --workers 0 1")
     batch_sizes = batch_sizes or [default_batch_size(target.dataset)]
     chosen: Sequence[int | None] = prefetch or (None,)
     found = itertools.product(
@@ -156,80 +141,26 @@ def run_sweep(
     *,
     seconds: float,  # for all runs together, about
     repeats: int,  # runs of each configuration
-    cold: bool = False,
 ) -> Sweep:
     """Measure configurations in turns, after one unmeasured look at each kind of loader."""
-    # The dataset is not held here: pages that are mapped cannot be dropped from the page cache.
     tokens = target.dataset.length if isinstance(target.dataset, TokenWindows) else 0
-    sweep = Sweep(target.name, [], "cold" if cold else "warm", tokens=tokens)
+    sweep = Sweep(target.name, [], tokens=tokens)
     run_s = max(_MIN_RUN_S, seconds / len(configs) / repeats)
-    if not is_map_style(target.dataset) and any(config.num_workers > 1 for config in configs):
-        sweep.is_repeated = repeats_itself(target.dataset)
-        sweep.notes.append(_REPEATED if sweep.is_repeated else _MAY_BE_REPEATED)
-
-    def measure(config: Config) -> TimedPass:
-        if cold:
-            sweep.notes += [note for note in dropped(target) if note not in sweep.notes]
-        return time_target(target, config, seconds=run_s, once=cold)
-
-    if not cold:  # fault in code, slots and, for a small dataset, the files
-        for config in {config.backend: config for config in configs}.values():
-            with suppress(Exception):  # which the run that counts will have, too, in its own line
-                time_target(target, config, seconds=run_s)
+    for config in {config.backend: config for config in configs}.values():
+        # Fault in code, slots and, of a small dataset, the files.
+        with suppress(Exception):  # which the run that counts will have, too, in its own line
+            time_target(target, config, seconds=run_s)
     total = len(configs) * repeats
     with tqdm(total=total, desc="measuring", unit="run", disable=None, leave=False) as bar:
-        runs = [(config, partial(measure, config)) for config in configs]
+        runs = [
+            (config, partial(time_target, target, config, seconds=run_s)) for config in configs
+        ]
         sweep.results = interleave(runs, repeats=repeats, told=bar.update)
-    timed = [run for result in sweep.results for run in result.runs]
-    is_read = any(run.read_bytes for run in timed)
-    if cold and not is_read and not any(note.startswith("cold") for note in sweep.notes):
-        sweep.notes.append(_NOT_READ)
-    if any(run.has_start for run in timed):
-        sweep.notes.append(_HAS_START)
     return sweep
 
 
-def time_target(
-    target: MeasuredDataset,
-    config: Config,
-    *,
-    seconds: float,
-    once: bool = False,
-) -> TimedPass:
-    """Measure one configuration for some time; ``once``: no longer than one pass, as files are read once when cold."""
-    dataset, more = target.dataset, {}
-    if once and is_map_style(dataset):
-        more = {"sampler": Shuffled(len(dataset))}
-        config = replace(config, batch_size=min(config.batch_size, len(dataset)))
-    loader = make_loader(dataset, config, **more)
-    together = round_size(dataset, config)
+def time_target(target: MeasuredDataset, config: Config, *, seconds: float) -> TimedPass:
+    """Measure one configuration for some time."""
+    loader = make_loader(target.dataset, config)
+    together = round_size(target.dataset, config)
     return time_loader(loader, config.batch_size, seconds=seconds, round_size=together)
-
-
-def dropped(target: MeasuredDataset) -> list[str]:
-    """Take the files out of the page cache, and forget who has them mapped; return what keeps a run from being cold."""
-    target.reopen()
-    if not target.files:
-        return ["cold: it is not known which files the dataset reads, so none was dropped"]
-    if not machine.drop_pages(target.files):
-        return ["cold: this system cannot drop files from the page cache"]
-    return []
-
-
-def repeats_itself(stream: Any) -> bool:
-    """Tell whether two workers begin with the same sample; False where that cannot be told.
-
-    It cannot of samples that are all alike, and of those in an order that each worker draws for itself.
-    """
-    with suppress(Exception):  # which the runs will have, too, in their own lines
-        batches = begin(make_loader(stream, Config(2, 1, "process", 1)))
-        try:
-            first, of_other, second = (map_tensors(next(batches), _as_bytes) for _ in range(3))
-        finally:
-            end(batches)
-        return bool(first == of_other and first != second)
-    return False
-
-
-def _as_bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().view(torch.uint8).numpy().tobytes()  # numpy knows no bfloat16

@@ -57,7 +57,7 @@ class MeasuredDataset:
     """A dataset to measure."""
 
     name: str  # as it was given
-    open: Callable[[], Any]  # makes the dataset, mapping its files anew
+    open: Callable[[], Any]  # makes the dataset
     # The files that hold its bytes; empty where that is not known.
     files: list[Path] = field(default_factory=list)
     size: int = 0  # height and width that images are cropped to, or 0
@@ -68,10 +68,6 @@ class MeasuredDataset:
     def dataset(self) -> Any:
         """The dataset, made when it is first needed; views of torch's as a loader serves them."""
         return unwrap(self.open())
-
-    def reopen(self) -> None:
-        """Forget the dataset and its maps: pages that are mapped cannot be dropped from the page cache."""
-        self.__dict__.pop("dataset", None)
 
     @property
     def backend(self) -> str:

@@ -35,7 +35,7 @@ from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
 from loaders.remote.cached import CacheFolder, publish, sweep
 from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.folder import default_size, manifest_folder, shard_path, small_file
-from loaders.remote.objects import listing, probe, read_objects, read_ranges
+from loaders.remote.objects import listing, read_objects, read_ranges
 from loaders.remote.orders import Orders
 from loaders.remote.source import ServedURL, describe_wait
 from loaders.remote.transfer import Download, not_written
@@ -269,8 +269,6 @@ class Fetcher:
                 return await listing(source, message)
             case "objects":
                 return await read_objects(source, message["wanted"])
-            case "probe":
-                return await probe(source, message["name"])
             case "put":
                 try:
                     return await put(source, message)

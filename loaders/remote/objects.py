@@ -153,25 +153,3 @@ async def read_objects(
     faults = {i: each for i, each in enumerate(found) if isinstance(each, str)}
     data = b"".join(each for each in found if not isinstance(each, str))
     return {"faults": faults, "nbytes": len(data), "data": data}
-
-
-async def probe(source: ServedURL, name: str) -> dict[str, Any]:
-    """Return what a store answers to a request for a range, and to one under an e-tag that the object does not have.
-
-    Raises:
-        RemoteError: It cannot be looked at.
-    """
-
-    async def answer(etag: str | None) -> str:
-        try:
-            await source.objects.get(name, 0, 1, etag)
-        except StoreFault as fault:
-            return f"{fault.kind}: {source.public(fault.text)}"
-        return ""
-
-    try:
-        mark = await source.again(lambda: source.objects.look(name))
-    except StoreFault as fault:
-        raise source.refused("looked at", name, fault) from None
-    other = "" if mark.etag is None else await answer('"of-no-object"')
-    return {"range": await answer(None), "has_etag": mark.etag is not None, "other_etag": other}

@@ -196,14 +196,6 @@ class Origin:
         message = {"op": "put", "name": name, "path": str(path.absolute())}
         return int(self._wait_for(message | {"size": size_bytes, "hash": digest})["sent"])
 
-    def probe(self, name: str) -> dict[str, Any]:
-        """Return how the store answers for an object: ``range`` and ``other_etag`` are texts of errors, or empty.
-
-        Raises:
-            RemoteError: The object cannot be looked at.
-        """
-        return self.client.ask({"op": "probe", "name": name})
-
     def delete(self, *names: str) -> None:
         """Delete objects; those that are not there are no error."""
         if names:

@@ -81,7 +81,7 @@ def test_json_has_every_figure_and_repeat_and_the_verdict(
     done = capsys.readouterr()
     found = json.loads(done.out)
     assert set(found) == {
-        "dataset", "page_cache", "notes", "conditions", "results", "chosen",
+        "dataset", "notes", "conditions", "results", "chosen",
         "verdict", "stages", "facts", "step_samples_per_s", "tokens_per_sample",
     }  # fmt: skip
     assert [result["num_workers"] for result in found["results"]] == [0, 1]
@@ -96,7 +96,6 @@ def test_json_has_every_figure_and_repeat_and_the_verdict(
         if r["num_workers"] == found["chosen"]["num_workers"]
     )
     assert "cores_usable" in found["conditions"]
-    assert found["page_cache"] == "warm"
     assert "into memory" not in done.err
 
 
@@ -115,20 +114,6 @@ def test_what_is_given_is_all_that_is_measured(
     assert found["chosen"] == config
     assert [{k: result[k] for k in config} for result in found["results"]] == [config]
     assert len(found["results"][0]["samples_per_s_repeats"]) == 2
-
-
-@pytest.mark.slow
-def test_cold_and_a_picture(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Cold reading is a stage of its own; the picture says what was measured and where."""
-    pytest.importorskip("matplotlib")
-    options = ["--workers", "0", "--size", "32", "--cold", "--json"]
-
-    assert main([str(packed), *QUICK, *options, "--plot", str(packed / "sweep.svg")]) == 0
-
-    found = json.loads(capsys.readouterr().out)
-    assert found["page_cache"] == "cold"
-    assert next(iter(found["stages"])) == "read, cold"
-    assert (packed / "sweep.svg").read_text().count("</svg>") == 1
 
 
 @pytest.mark.slow
@@ -165,8 +150,6 @@ def test_a_training_step_is_run_on_real_batches(
         (["--step", "train"], "not of the form module:name"),
         (["--step", "tests.bench.constructed:__doc__"], "a str, not a function"),
         (["--step", "tests.bench.constructed:no_step"], "has no 'no_step'"),
-        (["--plot", "no/such/sweep.png"], "there is no folder 'no/such'"),
-        (["--plot", "sweep.gif"], "must end in .png, .svg, .pdf"),
         (["--device", "gpu"], "device must be one that torch knows"),
         (["--seconds", "-1"], "a number from 0.01, got '-1'"),
         (["--seconds", "inf"], "a number from 0.01, got 'inf'"),
@@ -186,8 +169,6 @@ def test_what_would_fail_in_the_end_fails_before_anything_is_measured(
     words: str,
 ) -> None:
     monkeypatch.setattr("loaders.bench.cli.run_sweep", None)
-    if option[0] == "--plot":
-        pytest.importorskip("matplotlib")
 
     try:
         code: Any = main([str(packed), *option])
@@ -588,4 +569,4 @@ def test_most_of_the_time_goes_to_the_sweep_and_by_default_all_of_it_is_less_tha
     main([command, str(packed), "--seconds", "12", "--repeats", "5"])
 
     assert seen[0]["seconds"] < 30
-    assert seen[1] == {"seconds": pytest.approx(7.8), "repeats": 5, "cold": False}
+    assert seen[1] == {"seconds": pytest.approx(7.8), "repeats": 5}

@@ -90,21 +90,6 @@ def test_a_factory_that_raises_is_shown(
     assert said.splitlines()[-1] == "loaders.bench: RuntimeError: boom"
 
 
-def test_a_picture_that_cannot_be_written_costs_no_figures(
-    tmp_path: Path, swept: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    (tmp_path / "a.png").mkdir()
-    options = ["--no-verdict", "--json", "--plot", str(tmp_path / "a.png")]
-
-    assert main(["tests.bench.constructed:instant", *FEW, *options]) == 1
-
-    out, said = capsys.readouterr()
-    assert json.loads(out)["results"][0]["samples_per_s"] > 0
-    assert said.splitlines()[-1].startswith("loaders.bench: IsADirectoryError: ")
-    assert "Traceback" not in said
-
-
 @pytest.mark.parametrize("command", ["sweep", "recommend", "plan"])
 def test_a_shard_that_is_missing_is_an_error_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
@@ -161,17 +146,6 @@ def test_a_stream_with_a_length_is_a_stream(
     if command == "recommend":
         loader = eval(found["line"], {"DataLoader": DataLoader, "dataset": LongStream()})
         assert next(iter(loader)).tolist() == list(range(16))
-
-
-@pytest.mark.slow
-def test_what_workers_make_of_a_stream_is_said_beside_the_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["recommend", f"{HERE}:Undecided", "--batch-size", "64", *QUICK]) == 0
-
-    out, said = capsys.readouterr()
-    assert out.startswith("DataLoader(dataset, batch_size=64, num_workers=")
-    assert "note: workers 0 and 1 of this stream begin with the same samples" in said
 
 
 @pytest.mark.parametrize(

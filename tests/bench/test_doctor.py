@@ -7,10 +7,10 @@ import cv2
 import pytest
 import torch
 
-from loaders.bench import doctor, machine
+from loaders.bench import doctor
 from loaders.bench.doctor import Finding, Surroundings, examine
 from loaders.text import describe_size
-from tests.pages import resident_share
+from tests.pages import drop_pages, resident_share
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -262,7 +262,7 @@ def test_reads_past_the_page_cache_leave_files_where_they_were(tmp_path: Path) -
     files = [tmp_path / f"{i}" for i in range(3)]
     for file in files:
         file.write_bytes(bytes(9 << 20))
-    machine.drop_pages(files)
+    drop_pages(files)
     if resident_share(files) != 0 or not hasattr(os, "O_DIRECT"):
         pytest.skip("files do not leave the page cache here")
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from loaders.bench import measure
 from loaders.bench.machine import family, memory
 from loaders.bench.measure import (
     Config,
@@ -161,8 +160,8 @@ def test_a_summary_has_the_figures_of_all_runs_in_their_units() -> None:
     waits = [i / 100 for i in range(99, -1, -1)]
     runs = [
         TimedPass(10.0, 0.3, waits[:50], 5, pss_bytes=5),
-        TimedPass(90.0, 0.1, waits[50:], 7, pss_bytes=9, read_bytes=3),
-        TimedPass(11.0, 0.2, [], 6, pss_bytes=7, read_bytes=2),
+        TimedPass(90.0, 0.1, waits[50:], 7, pss_bytes=9),
+        TimedPass(11.0, 0.2, [], 6, pss_bytes=7),
     ]
 
     result = Result(Config(2, 4), runs)
@@ -173,14 +172,7 @@ def test_a_summary_has_the_figures_of_all_runs_in_their_units() -> None:
     assert summary["samples_per_s_repeats"] == [10, 90, 11]
     assert summary["first_batch_s"] == 0.2
     assert (summary["batch_wait_p50_s"], summary["batch_wait_p99_s"]) == (0.50, 0.99)
-    assert (summary["peak_pss_bytes"], summary["read_bytes"], summary["num_samples"]) == (9, 3, 18)
-
-
-def test_bytes_read_are_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    totals = iter([100, 130])
-    monkeypatch.setattr(measure, "bytes_read", lambda pids: next(totals))
-
-    assert time_loader([torch.zeros(10, 4)] * 3, 10, seconds=1e9).read_bytes == 30
+    assert (summary["peak_pss_bytes"], summary["num_samples"]) == (9, 18)
 
 
 def test_a_configuration_that_fails_does_not_end_the_others() -> None:

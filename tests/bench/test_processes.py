@@ -8,7 +8,6 @@ import pytest
 from loaders.bench import machine
 from loaders.bench.machine import (
     MemoryUse,
-    bytes_read,
     family,
     memory,
 )
@@ -49,17 +48,6 @@ def test_files_that_are_missing_or_odd_count_nothing(
 
     assert family(7) == [7]
     assert memory([7, 8]) == MemoryUse(8 << 10, 5 << 10)
-    assert bytes_read([7]) == 0
-
-
-def test_bytes_that_were_read_are_those_of_storage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "PROC", tmp_path)
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7/io").write_text("rchar: 5\nread_bytes: 4096\n")
-
-    assert bytes_read([7]) == 4096
 
 
 def test_children_of_children_belong_to_the_family(

@@ -16,7 +16,7 @@ import torch
 from loaders import RAMDataset, ShardDataset
 from loaders.bench import stages
 from loaders.bench.measure import Config
-from loaders.bench.stages import Cost, cold_cost, device_cost, host_stages, one_thread
+from loaders.bench.stages import Cost, device_cost, host_stages, one_thread
 from loaders.bench.targets import TargetError, ops_for
 from loaders.datasets.base import BatchDataset
 from tests.bench.constructed import Counts, Instant, Stream, contended_core, small_rows
@@ -84,15 +84,6 @@ def test_batches_are_made_as_the_loader_makes_them() -> None:
     assert all(1000 <= int(sample) < 1064 for sample in samples)
     assert stages.batch_maker(small_rows, ONE)() > 4
     assert stages.batch_maker(Instant(), replace(ONE, backend="process"))() == 4
-
-
-def test_reading_cold_is_what_comes_on_top_of_the_same_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(stages, "time_alone", lambda work, **_: Cost(10.0, 4.0, 7.0))
-    warm = {"read": Cost(1.0, 1.0, 0.0), "decode": Cost(2.0, 2.0, 0.0)}
-
-    assert cold_cost(Instant(), ONE, warm, seconds=1) == Cost(7.0, 1.0, 7.0)
 
 
 def test_a_sample_costs_its_share_of_a_batch_and_waits_where_it_neither_runs_nor_queues() -> None:

@@ -1,8 +1,5 @@
-import errno
-import os
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,6 @@ import pytest
 import torch
 
 from loaders import RAMDataset, ShardDataset, TokenWindows
-from loaders.bench import machine
 from loaders.bench import sweep as sweep_module
 from loaders.bench.measure import (
     Config,
@@ -30,11 +26,9 @@ from loaders.bench.sweep import (
 from loaders.bench.targets import Endless, ImageFiles, TargetError, holds, load
 from loaders.sampling.order import Order
 from loaders.schema import Array
-from loaders.system.mounts import mount_of
 from packdata.tokens.plan import pack_tokens
 from tests.bench.constructed import Instant, Sleeps, Stream, a_sweep, small_rows
 from tests.packdata.packing import pack_samples
-from tests.pages import resident_share
 
 
 def pack_tokens_of(folder: Path, num: int) -> Path:
@@ -55,9 +49,6 @@ def test_a_packed_folder_is_served_by_threads(tmp_path: Path) -> None:
     assert [file.name for file in target.files] == ["shard-00000.lmdb", "shard-00001.lmdb"]
     assert target.stored_bytes > 0
     assert target.size == 224
-    first = target.dataset
-    target.reopen()
-    assert target.dataset is not first  # whose maps are gone
 
 
 def test_images_of_one_size_are_served_whole(tmp_path: Path) -> None:
@@ -310,112 +301,3 @@ def test_every_backend_serves_endlessly(tmp_path: Path, backend: str) -> None:
     batches = iter(loader)
     assert [len(next(batches).label) for _ in range(8)] == [2] * 8
     batches.close()
-
-
-@pytest.mark.parametrize("read", [1 << 20, 0])
-def test_a_cold_run_begins_with_files_that_were_dropped_and_a_dataset_opened_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: int
-) -> None:
-    target = load(str(pack_samples(tmp_path / "d", 8)))
-    events: list[str] = []
-    drop, timed, reopen = machine.drop_pages, time_loader, target.reopen
-
-    def spy_drop(files: list[Path]) -> bool:
-        assert list(files) == list(target.files)
-        events.append("drop")
-        return drop(files)
-
-    def spy_timed(*args: Any, **options: Any) -> Any:
-        events.append("run")
-        return replace(timed(*args, **options), read_bytes=read)
-
-    def spy_reopen() -> None:
-        events.append("reopen")
-        reopen()
-
-    monkeypatch.setattr(machine, "drop_pages", spy_drop)
-    monkeypatch.setattr(sweep_module, "time_loader", spy_timed)
-    monkeypatch.setattr(target, "reopen", spy_reopen)
-    sweep = run_sweep(target, [Config(0, 4)], seconds=0.1, repeats=2, cold=True)
-
-    assert events == ["reopen", "drop", "run"] * len(sweep.results[0].runs)
-    assert any("stayed in the page cache" in note for note in sweep.notes) is not bool(read)
-
-
-def test_a_system_that_cannot_drop_files_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "drop_pages", lambda files: False)
-    target = load(str(pack_samples(tmp_path / "d", 8)))
-
-    assert run_sweep(target, [Config(0, 4)], seconds=0.1, repeats=2, cold=True).notes == [
-        "cold: this system cannot drop files from the page cache"
-    ]
-
-
-def test_a_sweep_that_cannot_drop_files_says_so() -> None:
-    target = load("tests.bench.constructed:instant")
-
-    sweep = run_sweep(target, [Config(0, 8, "thread")], seconds=0.1, repeats=2, cold=True)
-
-    assert sweep.notes == [
-        "cold: it is not known which files the dataset reads, so none was dropped"
-    ]
-
-
-def test_files_leave_the_page_cache_and_come_back(tmp_path: Path) -> None:
-    file = tmp_path / "f"
-    file.write_bytes(bytes(1 << 20))
-    before = resident_share([file])
-    if before is None:
-        pytest.skip("no mincore here")
-
-    assert machine.drop_pages([file])
-    after = resident_share([file])
-
-    assert before == 1.0
-    mount = mount_of(tmp_path)
-    if mount is not None and mount.kind != "tmpfs":  # which lives in the page cache
-        assert after == 0.0
-        (tmp_path / "g").write_bytes(bytes(3 << 20))
-        assert resident_share([file, tmp_path / "g"]) == 0.75
-    file.read_bytes()
-    assert resident_share([file]) == 1.0
-    assert resident_share([]) == 0.0
-
-
-def test_files_are_dropped_also_where_nothing_can_be_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of squashfs or erofs, whose fdatasync is an error."""
-    file = tmp_path / "f"
-    file.write_bytes(bytes(1 << 20))
-    is_dropped = machine.drop_pages([file]) and resident_share([file]) == 0.0
-    file.read_bytes()
-
-    def fdatasync(fd: int) -> None:
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(os, "fdatasync", fdatasync)
-
-    assert machine.drop_pages([file])
-    assert not is_dropped or resident_share([file]) == 0.0
-
-
-def test_of_files_that_cannot_be_dropped_the_others_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files, asked, fadvise = [tmp_path / "a", tmp_path / "b"], [], os.posix_fadvise
-    for file in files:
-        file.write_bytes(b"x")
-
-    def refuse_once(fd: int, *args: int) -> None:
-        asked.append(fd)
-        if len(asked) == 1:
-            raise OSError(errno.ENOSYS, "Function not implemented")
-        fadvise(fd, *args)
-
-    monkeypatch.setattr(os, "posix_fadvise", refuse_once)
-
-    assert not machine.drop_pages(files)
-    assert len(asked) == 2

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
-from loaders.bench import machine
 from loaders.buffers import Memory
 from loaders.data import formats, madvise, prefetch
 from loaders.data.madvise import READ_BYTES, ask_for
@@ -22,6 +21,7 @@ from loaders.errors import LoadersError, SampleError, ShardError
 from loaders.schema import Array, Field, Image, Label, Text
 from loaders.system.libc import libc
 from tests.packdata.packing import pack
+from tests.pages import drop_pages
 from tests.refusals import At
 from tests.waiting import wait_until
 
@@ -69,8 +69,10 @@ def dropped(dataset: ShardDataset, *indices: int) -> list[np.ndarray[Any, Any]]:
     Their files are opened before: that reads some of them, and the kernel reads on.
     """
     records = unread(dataset, *indices)
-    can_drop = libc() is not None and machine.drop_pages(files(dataset.path))
-    if not can_drop or any(map(in_memory, records)):
+    if libc() is None or not hasattr(os, "posix_fadvise"):
+        pytest.skip("files cannot be taken out of the page cache here")
+    drop_pages(files(dataset.path))
+    if any(map(in_memory, records)):
         pytest.skip("files cannot be taken out of the page cache here")
     return records
 

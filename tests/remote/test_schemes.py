@@ -14,7 +14,6 @@ import pytest
 
 import packdata
 from loaders import DataLoader, ShardDataset
-from loaders.bench.store import StoreProbe
 from loaders.errors import PackError, RemoteError
 from loaders.remote import origin
 from loaders.remote.credentials import WAYS, from_environment
@@ -94,25 +93,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path,
         monkeypatch.setenv("HF_ENDPOINT", proxy.endpoint)
         monkeypatch.setenv("HF_TOKEN", "hf_swordfish")
         yield tmp_path / "hub" / "datasets" / "me" / "packed", proxy
-
-
-def test_the_doctor_compares_its_clock_with_the_hub_and_says_where_it_cannot(
-    packed: Path, hub: tuple[Path, servers.Proxy], shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(packed / "bucket/packed", hub[0])
-    origin.set_defaults(shared)
-    try:
-        probes = [StoreProbe("hf://datasets/me/packed"), StoreProbe(f"file://{hub[0]}")]
-    finally:
-        origin.set_defaults()
-
-    levels = [probe.clock().level for probe in probes]
-    hub[1].set(clock_s=-1000)
-    levels.append(probes[0].clock().level)
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{servers.free_port()}")
-    levels.append(probes[0].clock().level)
-
-    assert levels == ["ok", "unknown", "risk", "unknown"]
 
 
 def test_a_dataset_of_the_hub_is_read_each_byte_once_and_anew_when_it_was_replaced(

@@ -10,7 +10,6 @@ import pytest
 from loaders import ShardDataset
 from loaders.bench.cli import main
 from loaders.bench.planner import epochs
-from loaders.bench.store import StoreProbe
 from loaders.bench.targets import TargetError, load
 from loaders.remote import origin
 from tests.remote import servers
@@ -23,61 +22,6 @@ def defaults(proxy: servers.Proxy, shared: Path) -> Iterator[None]:
     origin.set_defaults(shared, storage(proxy.endpoint))
     yield
     origin.set_defaults()
-
-
-def findings(write: bool = False) -> dict[str, Any]:
-    return {each.name: each for each in StoreProbe(S3, write=write).findings()}
-
-
-def test_a_store_that_honours_all_is_well_and_nothing_is_left_there(
-    packed: Path, proxy: servers.Proxy, defaults: None
-) -> None:
-    before = sorted(path.name for path in (packed / "bucket/packed").iterdir())
-
-    found = findings(write=True)
-
-    assert {name: each.level for name, each in found.items()} == {
-        "latency": "ok",
-        "one connection": "ok",
-        "16 connections": "ok",
-        "clock": "ok",
-        "ranges": "ok",
-        "if-match": "ok",
-        "conditional puts": "ok",
-    }
-    assert sorted(path.name for path in (packed / "bucket/packed").iterdir()) == before
-    puts = [each for each in proxy.requests() if each["method"] == "PUT"]
-    assert len(puts) == 2
-
-
-def test_nothing_is_written_unless_that_is_asked_for(proxy: servers.Proxy, defaults: None) -> None:
-    assert findings()["conditional puts"].level == "unknown"
-
-    assert {each["method"] for each in proxy.requests()} <= {"GET", "HEAD"}
-
-
-def test_what_a_store_lacks_is_said(proxy: servers.Proxy, defaults: None) -> None:
-    proxy.set(latency_s=0.21, clock_s=-1000)
-    probe = StoreProbe(S3)
-
-    assert probe.latency().level == "cost"
-    assert probe.clock().level == "risk"
-    proxy.set(faults=[{"kind": "200", "match": "lmdb"}])
-    assert probe.ranges().level == "risk"
-
-
-def test_a_store_that_ignores_conditions_is_told_of(
-    server: str, signed: str, shared: Path
-) -> None:
-    """Without the proxy: the server compares no e-tag; and nanio no condition of a put."""
-    origin.set_defaults(shared, storage(server))
-    try:
-        assert findings()["if-match"].level == "cost"
-        options = {"endpoint": signed, "retry_timeout": 3, **servers.SECRET}
-        origin.set_defaults(shared, options)
-        assert StoreProbe(S3, write=True).conditional_puts().level == "risk"
-    finally:
-        origin.set_defaults()
 
 
 def test_an_epoch_is_planned_for_nodes_and_a_cache(packed: Path, defaults: None) -> None:
@@ -111,18 +55,6 @@ def test_a_plan_of_a_url_downloads_no_shard_and_shows_no_secret(
     assert not proxy.requests(".lmdb")
     assert main(["plan", S3.replace("://", "://somebody:swordfish@"), *options]) == 0
     assert "swordfish" not in capsys.readouterr().out
-    origin.set_defaults()
-
-
-def test_the_doctor_looks_at_a_url(
-    proxy: servers.Proxy, shared: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["doctor", S3, "--cache", str(shared), "--storage", "skip_signature=true", "--json"]
-
-    assert main([*words, "--storage", f"endpoint={proxy.endpoint}"]) == 0
-
-    names = [each["name"] for each in json.loads(capsys.readouterr().out)["findings"]]
-    assert names[:3] == ["latency", "one connection", "16 connections"]
     origin.set_defaults()
 
 
