@@ -17,7 +17,7 @@ import numpy.typing as npt
 from loaders.system.libc import libc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 # No more is read of one question: the usual read-ahead (``force_page_cache_readahead`` in mm/readahead.c).
 READ_BYTES = 128 << 10
@@ -28,7 +28,7 @@ _WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
 Span = tuple[int, int]  # an address, and how many bytes
 
 
-def ask_for(spans: Sequence[Span]) -> None:
+def ask_for(spans: Iterable[Span]) -> None:
     """Have the kernel read some spans of memory, without waiting for them."""
     if _libc is None:
         return
@@ -39,30 +39,30 @@ def ask_for(spans: Sequence[Span]) -> None:
             _libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(size), _WILLNEED)
 
 
-def wait_for(spans: Sequence[Span]) -> int | None:
-    """Wait until some spans are in memory, by having the kernel copy them to a buffer that is thrown away.
+def wait_for(records: Sequence[npt.NDArray[Any]]) -> int | None:
+    """Wait until some records are in memory, by having the kernel copy them to a buffer that is thrown away.
 
-    One call waits for many spans without the GIL. With a call for each span, a thread that is busy in Python would keep
+    One call waits for many records without the GIL. With a call for each, a thread that is busy in Python would keep
     the GIL for a switch interval after each call, 5 ms a record.
 
     Returns:
         The number of the first one that cannot be read: touching it would end the process. None if all can, and where
         the system does not tell.
     """
-    if not spans or not hasattr(_libc, "process_vm_readv"):
+    if not records or not hasattr(_libc, "process_vm_readv"):
         return None
-    starts, sizes = np.array(spans, np.int64).T
+    starts, sizes = np.array([span_of(record) for record in records], np.int64).T
     counts = -(-sizes // _COPY_BYTES)
-    owners = np.repeat(np.arange(len(spans)), counts)
+    owners = np.repeat(np.arange(len(records)), counts)
     before = (np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]) * _COPY_BYTES
     pieces = np.stack(
         [starts[owners] + before, np.minimum(sizes[owners] - before, _COPY_BYTES)], 1
     )
     buffer, targets = np.empty(_COPY_BYTES, np.uint8), pieces.copy()
-    targets[:, 0] = _address(buffer)
+    targets[:, 0] = span_of(buffer)[0]
     for first in range(0, len(pieces), _MAX_PLACES):
         some, there = pieces[first : first + _MAX_PLACES], targets[first : first + _MAX_PLACES]
-        args = (os.getpid(), _address(there), len(there), _address(some), len(some), 0)
+        args = os.getpid(), span_of(there)[0], len(there), span_of(some)[0], len(some), 0
         copied = _libc.process_vm_readv(*map(ctypes.c_long, args))
         if copied < 0 and ctypes.get_errno() != errno.EFAULT:
             return None
@@ -72,8 +72,9 @@ def wait_for(spans: Sequence[Span]) -> int | None:
     return None
 
 
-def _address(array: npt.NDArray[Any]) -> int:
-    return int(array.ctypes.data)
+def span_of(array: npt.NDArray[Any]) -> Span:
+    """Return the address of an array, and its size in bytes."""
+    return array.__array_interface__["data"][0], array.nbytes
 
 
 _libc: Any = None if _WILLNEED is None else libc()

@@ -13,12 +13,12 @@ all that have one checksum together.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loaders.data.columns import Column, FixedColumn
-from loaders.data.madvise import READ_BYTES, Span, ask_for, wait_for
+from loaders.data.columns import Column, FixedColumn, rows_between
+from loaders.data.madvise import READ_BYTES, Span, ask_for, span_of, wait_for
 from loaders.data.seen import Seen
 from loaders.data.shards import FileShard
 from loaders.errors import ShardError
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy.typing as npt
-
+    from loaders.data.columns import UInt8Array
     from loaders.data.finder import Rows
-    from loaders.data.shards import OpenShard, Shard
+    from loaders.data.shards import Shard
+    from loaders.data.store import Store
     from loaders.data.verify import Unknown
 
 _MIN_ROW_BYTES = 4 << 10  # smaller ones share pages, and the kernel reads ahead
@@ -39,87 +39,31 @@ _MEMORY_SHARE = 0.5  # of a machine's memory: what the page cache can be trusted
 _UNKNOWN, _SMALL, _LARGE = -1, 0, 1  # records of a shard
 
 
-class _Map(NamedTuple):
-    """Where the records of one shard lie."""
-
-    column: Column  # the records
-    address: int  # of the first byte of what they lie in
-
-    @classmethod
-    def of(cls, column: Column) -> _Map:
-        """Look where a column's records lie."""
-        data = column.data if isinstance(column, FixedColumn) else column.buffer
-        return cls(column, int(data.ctypes.data))
-
-    def span(self, row: int) -> Span:
-        """Return the address of a record, and its size."""
-        if isinstance(self.column, FixedColumn):
-            nbytes = self.column.data.shape[1]
-            return self.address + row * nbytes, nbytes
-        return self.address + int(self.column.starts[row]), int(self.column.lengths[row])
-
-    def blocks(self, row: int) -> Span:
-        """Return the whole blocks of a read that a record lies in, as far as the map goes."""
-        start, nbytes = self.span(row)
-        data = self.column.data if isinstance(self.column, FixedColumn) else self.column.buffer
-        first = (start - self.address) // READ_BYTES * READ_BYTES
-        end = -(-(start + nbytes - self.address) // READ_BYTES) * READ_BYTES
-        return self.address + first, min(end, data.nbytes) - first
-
-    def spans(self, rows: range) -> list[Span]:
-        """Return where neighbours lie: all of them as one if they are close together, or each."""
-        if isinstance(self.column, FixedColumn):
-            nbytes = self.column.data.shape[1]
-            return [(self.address + rows.start * nbytes, len(rows) * nbytes)]
-        starts = self.column.starts[rows.start : rows.stop]
-        lengths = self.column.lengths[rows.start : rows.stop]
-        first, end = int(starts.min()), int((starts + lengths).max())
-        if end - first <= 4 * int(lengths.sum()):  # a file says where they are
-            return [(self.address + first, end - first)]
-        return list(zip((starts + self.address).tolist(), lengths.tolist(), strict=True))
-
-
-class Shards(Protocol):
-    """A store, as far as it is asked here."""
-
-    shards: tuple[Shard, ...]
-    starts: npt.NDArray[np.int64]
-
-    def __len__(self) -> int: ...
-
-    def shard(self, number: int) -> OpenShard:
-        """Return a shard, which is opened when it is first touched."""
-
-
 class Pages:
     """What is known of the pages of one field's records in a store.
 
-    Thread-safe: two threads may ask for the same, and get it.
+    Thread-safe: two threads may request the same record, and get it.
     """
 
-    def __init__(self, store: Shards, field: str) -> None:
+    def __init__(self, store: Store, field: str) -> None:
         self._store, self._field = store, field
-        self._maps: dict[int, _Map] = {}
         self._sizes = np.array([_guess(shard) for shard in store.shards], np.int8)
         self._may_be_large = bool(self._sizes.any())  # and not here yet
         self._keeps = fits_memory(store.shards)
-        self._asked, self._arrived = Seen(len(store)), Seen(len(store))
+        self._arrived = Seen(len(store))
 
     def needs_prefetch(self, rows: Rows) -> bool:
-        """True if some of these records were not prefetched yet, or may not have been; opens no file."""
+        """True if some of these records are not in memory yet, or may not be; opens no file."""
         if not self._may_be_large:
             return False
-        new = self._asked.new(rows.indices) if self._keeps else True
+        new = self._arrived.new(rows.indices) if self._keeps else True
         return new is not None and bool((new & (self._sizes.take(rows.shards) != _SMALL)).any())
 
     def prefetch(self, rows: Rows) -> None:
         """Have storage read some records, without waiting for them."""
-        new = self._new(rows, self._asked)
-        if new is None:
-            return
-        maps = [(self._map(shard), row) for shard, row in self._places(new)]
-        ask_for([each.blocks(row) if self._keeps else each.span(row) for each, row in maps])
-        self._asked.note(new.indices)
+        if new := self._new(rows):
+            spans = [span_of(record) for record in self._records(self._places(new))]
+            ask_for([_blocks(*span) for span in spans] if self._keeps else spans)
 
     def wait(self, rows: Rows, unknown: Unknown | None = None) -> None:
         """Wait until some records are in memory, and all that will be verified with them.
@@ -127,8 +71,8 @@ class Pages:
         Raises:
             ShardError: One of them cannot be read.
         """
-        if new := self._new(rows, self._arrived):
-            self._wait_for(self._places(new))
+        if new := self._new(rows):
+            self.wait_for(new)
             self._arrived.note(new.indices)
             if self._keeps and self._arrived.are_all():
                 self._may_be_large = False
@@ -137,37 +81,34 @@ class Pages:
 
     def stay_here(self, rows: Rows) -> bool:
         """Tell whether some records are in memory, which is trusted to keep them, or are not waited for at all."""
-        return self._new(rows, self._arrived) is None
+        return self._new(rows) is None
 
-    def wait_for_small(self, rows: Rows) -> None:
+    def wait_for(self, rows: Rows) -> None:
         """Wait for some records, whatever their size; ShardError if one of them cannot be read."""
         self._wait_for(self._places(rows))
 
     def _wait_for(self, places: list[tuple[int, int]]) -> None:
-        bad = wait_for([self._map(shard).span(row) for shard, row in places])
+        bad = wait_for(self._records(places))
         if bad is not None:
-            raise self._error(*places[bad])
+            shard, row = places[bad]
+            raise unreadable(self._store.shards[shard].path, row, self._field)
 
     def _wait_for_neighbours(self, unknown: Unknown) -> None:
         blocks = zip(unknown.shards, unknown.local, unknown.sizes, strict=True)
-        ranges = [
-            (shard, range(block * size, min((block + 1) * size, self._num_rows(shard))))
-            for shard, block, size in blocks
-            if size > 1
-        ]
-        spans = [span for shard, rows in ranges for span in self._map(shard).spans(rows)]
-        if wait_for(spans) is not None:  # in one of them, or between them
-            self._wait_for([(shard, row) for shard, rows in ranges for row in rows])
+        records: list[UInt8Array] = []
+        places: list[tuple[int, int]] = []
+        for shard, block, size in blocks:
+            if size > 1:
+                column = self._column(shard)
+                rows = range(block * size, min((block + 1) * size, len(column)))
+                records += _neighbours(column, rows.start, rows.stop)
+                places += [(shard, row) for row in rows]
+        if wait_for(records) is not None:  # in one of them, or between them
+            self._wait_for(places)
 
-    def _num_rows(self, shard: int) -> int:
-        return self._store.shards[shard].num_samples
-
-    def _error(self, shard: int, row: int) -> ShardError:
-        return unreadable(self._store.shards[shard].path, row, self._field)
-
-    def _new(self, rows: Rows, known: Seen) -> Rows | None:
-        """Return which of some records are large, in files, and not known or not kept; None if none is."""
-        is_new = known.new(rows.indices) if self._keeps else np.ones(len(rows), bool)
+    def _new(self, rows: Rows) -> Rows | None:
+        """Return which of some records are large, in files, and not here or not kept; None if none is."""
+        is_new = self._arrived.new(rows.indices) if self._keeps else np.ones(len(rows), bool)
         if not self._may_be_large or is_new is None:
             return None
         sizes = self._sizes.take(rows.shards)
@@ -179,7 +120,7 @@ class Pages:
 
     def _look(self, shards: list[int]) -> None:
         for number in shards:
-            column = self._store.shard(number).columns[self._field]
+            column = self._column(number)
             is_large = column.nbytes >= _MIN_ROW_BYTES * len(column)
             self._sizes[number] = _LARGE if is_large else _SMALL
         self._may_be_large = bool(self._sizes.any())
@@ -189,12 +130,29 @@ class Pages:
         numbers = rows.indices - self._store.starts.take(rows.shards)
         return list(zip(rows.shards.tolist(), numbers.tolist(), strict=True))
 
-    def _map(self, number: int) -> _Map:
-        found = self._maps.get(number)
-        if found is None:
-            column = self._store.shard(number).columns[self._field]
-            found = self._maps.setdefault(number, _Map.of(column))
-        return found
+    def _records(self, places: list[tuple[int, int]]) -> list[UInt8Array]:
+        columns = {shard: self._column(shard) for shard in {shard for shard, _ in places}}
+        return [columns[shard].row(row) for shard, row in places]
+
+    def _column(self, shard: int) -> Column:
+        return self._store.shard(shard).columns[self._field]
+
+
+def _blocks(start: int, nbytes: int) -> Span:
+    """Return the whole blocks of a read that a record lies in; the kernel leaves out what is not mapped."""
+    first = start // READ_BYTES * READ_BYTES
+    return first, -(-(start + nbytes - first) // READ_BYTES) * READ_BYTES
+
+
+def _neighbours(column: Column, first: int, end: int) -> list[UInt8Array]:
+    """Return the bytes of neighbours: all of them as one if they are close together, or each."""
+    part = rows_between(column, first, end)
+    if isinstance(part, FixedColumn):
+        return [part.data]
+    low, high = int(part.starts.min()), int((part.starts + part.lengths).max())
+    if high - low <= 4 * part.nbytes:  # a file says where they are
+        return [part.buffer[low:high]]
+    return [part.row(i) for i in range(len(part))]
 
 
 def _guess(shard: Shard) -> int:

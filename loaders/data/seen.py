@@ -32,10 +32,6 @@ class Seen:
         known = self._bits.take(numbers)
         return None if known.all() else ~known
 
-    def are_between(self, first: int, end: int) -> bool:
-        """Tell whether all items from the first number on, and below the other, were seen."""
-        return bool(self._bits[first:end].all())
-
     def add(self, num: int, *, is_seen: bool = False) -> int:
         """Make room for more items; return the number of the first one."""
         with self._lock.plain:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from loaders.data.formats import hash_file, open_checksums, open_columns
-from loaders.data.formats.checksums import hash_block
 from loaders.data.manifest import MANIFEST_NAME, read_manifest, read_remote, without_collections
 from loaders.errors import (
     ChecksumError,
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
     from loaders.schema import Schema
 
 Check = Literal["first", "always", "never"]
-Indices = npt.NDArray[np.int64]
+_RESTORE = "Run 'packdata verify', and restore the shard"
 _MAX_EVICTIONS = 8  # of a shard, between being fetched and being mapped
 
 
@@ -45,16 +41,6 @@ class OpenShard:
     path: Path  # the file
     columns: Mapping[str, Column]  # its columns, by field
     checksums: Mapping[str, Checksums]  # their checksums, where they are to be verified
-    # The blocks, by field, that differed when all of them were compared.
-    damage: Mapping[str, Indices] = field(default_factory=dict)
-
-    def check_rows(self, rows: Indices) -> None:
-        """Raise ChecksumError if a field of one of some rows is known to be damaged, also if it is not read."""
-        for name, damaged in self.damage.items():
-            blocks = rows // self.checksums[name].rows_per_block
-            bad = np.isin(blocks, damaged)
-            if bad.any():
-                raise self.error(name, int(blocks[bad.argmax()]))
 
     def error(self, name: str, block: int) -> ChecksumError:
         """Return the error that a block of a field differs from its checksum."""
@@ -63,9 +49,8 @@ class OpenShard:
         last = min(first + size, len(self.columns[name])) - 1
         what = "its checksum does not match"
         what += "" if last == first else f" (one of rows {first} to {last})"
-        remedy = "Run 'packdata verify', and restore the shard"
         row = first if last == first else None
-        return ChecksumError(what, self.path, row, name, remedy)
+        return ChecksumError(what, self.path, row, name, _RESTORE)
 
 
 class FileShard(NamedTuple):
@@ -114,7 +99,9 @@ class FileShard(NamedTuple):
         columns = open_columns(file, self.info)
         checksums = {} if check == "never" else open_checksums(file, self.info)
         if check == "always" and hash_file(file) != self.info.xxh3_128:
-            return OpenShard(self.path, columns, checksums, self._damage(columns, checksums))
+            raise ChecksumError(
+                "its xxh3-128 is not that of the manifest", self.path, hint=_RESTORE
+            )
         return OpenShard(self.path, columns, checksums)
 
     def fetch(self) -> Path:
@@ -165,22 +152,6 @@ class FileShard(NamedTuple):
             if manifest is None:
                 what = "the manifest of the dataset was removed or damaged since it was opened"
             raise StaleDatasetError(what, self.path, hint="Open the dataset again")
-
-    def _damage(
-        self, columns: Mapping[str, Column], checksums: Mapping[str, Checksums]
-    ) -> dict[str, Indices]:
-        """Return where a file is damaged that is not the one of the manifest.
-
-        It is an error of these rows alone: the others can be served. Where all are whole, the file is refused. It has
-        its checksums in it: in two shards that were swapped nothing is wrong.
-        """
-        damage = {name: _damaged(columns[name], sums) for name, sums in checksums.items()}
-        damage = {name: blocks for name, blocks in damage.items() if len(blocks)}
-        if damage:
-            return damage
-        what = "its xxh3-128 is not that of the manifest, though its records are whole: was it swapped?"
-        hint = "Run 'packdata verify', and restore the shard"
-        raise ShardError(what, self.path, hint=hint)
 
 
 class Version(NamedTuple):
@@ -234,14 +205,6 @@ def open_manifest(
     schema = manifest.schema
     shards = [FileShard(folder, each, schema, version) for each in manifest.shards]
     return manifest, shards, folder
-
-
-def _damaged(column: Column, sums: Checksums) -> Indices:
-    size, wanted = sums.rows_per_block, sums.hashes.tolist()
-    bad = [
-        block for block, digest in enumerate(wanted) if hash_block(column, block, size) != digest
-    ]
-    return np.array(bad, np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,6 @@ class Store:
         """Close all shards; what still reads them keeps them."""
         self._num_open = self._mapped_bytes = 0
         self._open: list[OpenShard | None] = [None] * len(self.shards)
-        self._damaged: list[int] = []  # of the shards that are open
         self._verifiers: dict[str, Verifier] = {}
         self._gathers: dict[str, Gather] = {}
         self._pages: dict[str, Pages] = {}
@@ -160,8 +159,6 @@ class Store:
                     self._close()
                     self._mapped_bytes = mapped
                 shard = same or self.shards[number].open(self.check)
-                if shard.damage:
-                    self._damaged.append(number)
                 self._num_open += 1
                 self._open[number] = shard  # last: who sees it takes the rest for granted
             return shard
@@ -235,17 +232,12 @@ class Store:
 
         Error messages use it for the key of a sample whose other fields may be damaged.
         """
-        self._pages_of(field).wait_for_small(rows)
-        return self._records(field, rows)[0]
+        self._pages_of(field).wait_for(rows)
+        return self.records(field, rows)[0]
 
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
         """Return the record of each sample as a view, in memory and verified."""
-        records = self._records(field, rows)
-        self.check_damage(rows)
-        return records
-
-    def _records(self, field: str, rows: Rows) -> list[UInt8Array]:
-        self._verify(field, rows)
+        self.verify(field, rows)
         numbers = (rows.indices - self.starts[rows.shards]).tolist()
         shards = rows.shards.tolist()
         columns = {shard: self.shard(shard).columns[field] for shard in set(shards)}
@@ -273,9 +265,8 @@ class Store:
         """
         if not len(rows):
             return
-        self._verify(field, rows)
+        self.verify(field, rows)
         self.gather_of(field, out.shape[1])(rows.indices, rows.shards, out)
-        self.check_damage(rows)
 
     def find(self, field: str, rows: Rows, nbytes: int) -> Found | None:
         """Return where records of one size lie, if nothing but copying is left to do: no waiting, and no check."""
@@ -296,7 +287,7 @@ class Store:
 
     def _is_verified(self, field: str, rows: Rows) -> bool:
         verifier = self._verifier(field)
-        return not self._damaged and (verifier is None or verifier.unknown(rows) is None)
+        return verifier is None or verifier.unknown(rows) is None
 
     def gather_of(self, field: str, nbytes: int) -> Gather:
         """Return what finds records of so many bytes, of shards as they are open now; ``verify`` them first."""
@@ -325,21 +316,8 @@ class Store:
 
         Raises:
             ShardError: One of them cannot be read.
-            ChecksumError: One of them is damaged, or with ``check="always"`` another field of their samples.
+            ChecksumError: One of them is damaged.
         """
-        self._verify(field, rows)
-        self.check_damage(rows)
-
-    def check_damage(self, rows: Rows) -> None:
-        """Raise ChecksumError if a field of some samples is damaged in shards that were compared as they were opened.
-
-        For a field that is not read, this is the only check.
-        """
-        for number in self._damaged:
-            here = rows.indices[rows.shards == number]
-            self.shard(number).check_rows(here - self.starts[number])
-
-    def _verify(self, field: str, rows: Rows) -> None:
         verifier = self._verifier(field)
         unknown = None if verifier is None else verifier.unknown(rows)
         self._pages_of(field).wait(rows, unknown)

@@ -57,9 +57,8 @@ class ShardDataset(PackedDataset[SampleT]):
             transform brought to equal shapes are one tensor, if no form is given.
             ``"list"`` also for pictures that a ``transform`` gives different sizes.
         check: When records are compared with their checksums: ``"first"``, the default, when they
-            are read for the first time; ``"always"`` (then also each file with the manifest, when
-            it is opened; a sample of which anything stored is damaged is not served, even if it is in a
-            field that is not asked for); ``"never"``.
+            are read for the first time; ``"always"``: at every read, and each file with the manifest
+            when it is opened; ``"never"``.
         on_error: ``"raise"``, the default, or ``"replace"`` a sample that cannot be read by another, chosen by
             the seed, counted and logged. An error of ``transform`` is raised in any case.
         scale: 1, the default; 1/2, 1/4 or 1/8 serves ``dct`` images smaller (sides rounded up), and reads no more

@@ -340,12 +340,11 @@ def test_damage_behind_the_prefix_is_not_touched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scale", [1, 1 / 2, 1 / 8])
-@pytest.mark.parametrize("check", ["first", "always"])
-def test_damage_is_named(tmp_path: Path, scale: float, check: Any) -> None:
+def test_damage_is_named(tmp_path: Path, scale: float) -> None:
     """In the header, whatever the scale; whole and in halves."""
     folder = pack_images(tmp_path / "a", "dct", "lmdb")
     damage(folder, 2, at=0)
-    dataset = ShardDataset(folder, scale=scale, check=check)
+    dataset = ShardDataset(folder, scale=scale)
 
     with pytest.raises(SampleError, check=At("a/shard-00000.lmdb", row=2, index=2, key="2")):
         dataset[2]

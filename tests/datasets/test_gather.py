@@ -191,18 +191,6 @@ def test_rows_are_found_when_nothing_but_copying_is_left(
     assert store.find("a", store.rows(np.array([3, 1])), LARGE) is None  # one of them is new
 
 
-def test_rows_of_a_damaged_shard_are_never_found(packed: Path) -> None:
-    """Each part looks which of its samples are the damaged ones."""
-    store = ShardDataset(packed, check="first").store
-    rows = store.rows(np.arange(4))
-    store.gather("b", rows, np.zeros((4, SMALL), np.uint8))
-    assert store.find("b", rows, SMALL)
-
-    store._damaged.append(0)
-
-    assert store.find("b", rows, SMALL) is None
-
-
 def test_parts_of_a_batch_that_is_only_copied_are_found_once(
     packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,6 @@ class PrefixRecords:
         for i in new:
             if store.check != "never":
                 self._codec.check(found[i], self._side)
-        store.check_damage(rows)
         if new and store.check != "always":
             self._known.note(rows.indices)
         return found
@@ -133,9 +132,7 @@ class PrefixRecords:
             codec.head_nbytes,
             lambda record: codec.prefix_nbytes(record, side),
         ):
-            sizes = [min(len(record), nbytes(record)) for record in records]
-            starts = [record.__array_interface__["data"][0] for record in records]
-            bad = wait_for(list(zip(starts, sizes, strict=True)))
+            bad = wait_for([record[: nbytes(record)] for record in records])
             if bad is not None:
                 shard, index = int(rows.shards[bad]), int(rows.indices[bad])
                 row = index - int(self._store.starts[shard])
