@@ -216,12 +216,12 @@ def test_quickstart_runs_on_a_folder(folder: Path, source: str) -> None:
 
 def test_every_subcommand_is_on_a_page() -> None:
     """What the command can do is what the pages show."""
-    from packdata.cli import build_parser
+    from packdata.cli import COMMANDS
 
-    commands = build_parser().parsers
-
-    assert commands
-    assert not {name for name in commands if f"packdata {name}" not in "".join(TEXTS.values())}
+    assert COMMANDS.commands
+    assert not {
+        name for name in COMMANDS.commands if f"packdata {name}" not in "".join(TEXTS.values())
+    }
 
 
 def test_named_tests_exist() -> None:

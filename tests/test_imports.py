@@ -43,7 +43,7 @@ IMPORTING = [  # one after another in each interpreter, with what none of it loa
             {"pyarrow", "lmdb", "loaders.augment", "loaders.data.view", "packdata.packed"},
         ),
         (
-            "import packdata.commands; packdata.cli.build_parser()",
+            "import packdata.commands; packdata.cli.COMMANDS.format_help()",
             {"torch", "pyarrow", "matplotlib"},
         ),
     ],

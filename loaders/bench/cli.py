@@ -16,7 +16,7 @@ from loaders.bench.measure import Config, as_arguments
 from loaders.bench.stages import Analysis, analyse
 from loaders.bench.sweep import Sweep, grid, run_sweep
 from loaders.bench.targets import CROP, MeasuredDataset, holds, is_map_style, load, load_object
-from loaders.commandline import Commands, number_from, run, show, wrapped
+from loaders.commandline import Command, Commands, number_from, run, show
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from loaders.commandline import Parser
+
 _BACKENDS = ("thread", "subprocess", "process")
 _ORDERS = {"lanes": "lanes", "block": "block", "full": True, "no": False}
 _MAX_PIXELS = 65_535  # a JPEG's side, at most
@@ -43,7 +45,7 @@ _Found = tuple[Verdict, Analysis]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0 for done, 1 for what cannot be measured (argparse exits 2)."""
-    args = build_parser().parse_args(sys.argv[1:] if argv is None else argv)
+    args = COMMANDS.parse_args(sys.argv[1:] if argv is None else argv)
     try:
         return run(args)
     except KeyboardInterrupt:
@@ -52,15 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # on the command line nothing else catches it
         _say_error(error)
         return 1
-
-
-def build_parser() -> Commands:
-    """Return the parsers of all commands."""
-    groups = {"measure": ("sweep", "recommend"), "look": ("plan", "doctor")}
-    commands = Commands("python -m loaders.bench", str(__doc__), groups, default="sweep")
-    for add_command in (_add_sweep, _add_recommend, _add_plan, _add_doctor):
-        add_command(commands)
-    return commands
 
 
 _count, _positive, _pixels = number_from(0), number_from(1), number_from(0, _MAX_PIXELS)
@@ -118,9 +111,7 @@ def _check_before(args: argparse.Namespace) -> None:
 # -- sweep and recommend ---------------------------------------------------------------------------
 
 
-def _add_sweep(commands: Commands) -> None:
-    what = "measure settings; say what limits the run and what to change"
-    parser = commands.add_parser("sweep", help=what)
+def _add_sweep(parser: Parser) -> None:
     _add_dataset(parser)
     _add_limits(parser)
     add = parser.add_argument
@@ -131,7 +122,6 @@ def _add_sweep(commands: Commands) -> None:
     add("--prefetch", type=_positive, nargs="+", metavar="N", help="prefetch factors to try")
     what = "only measure; do not say what limits the run"
     add("--no-verdict", action="store_true", help=what)
-    parser.set_defaults(run=run_sweep_command)
 
 
 def run_sweep_command(args: argparse.Namespace) -> int:
@@ -159,14 +149,11 @@ def run_sweep_command(args: argparse.Namespace) -> int:
     return int(not sweep.sound or (found is None and not args.no_verdict))
 
 
-def _add_recommend(commands: Commands) -> None:
-    what = "print the DataLoader line to use, and remember it for num_workers='auto'"
-    parser = commands.add_parser("recommend", help=what)
+def _add_recommend(parser: Parser) -> None:
     _add_dataset(parser)
     _add_limits(parser)
     what = "remember the number of workers even if the machine is busy"
     parser.add_argument("--keep", action="store_true", help=what)
-    parser.set_defaults(run=run_recommend)
 
 
 def run_recommend(args: argparse.Namespace) -> int:
@@ -192,11 +179,11 @@ def run_recommend(args: argparse.Namespace) -> int:
         value = _sweep_json(sweep, found) | {"line": line, "kept_in": str(kept or "")}
         print(report.as_json(value))
     else:
-        show(line)  # to be copied: never wrapped
+        show(line)
         low, high = map(number, best.spread)
         tokens = f", {number(best.rate * sweep.tokens)} tokens/s" if sweep.tokens else ""
         _say(f"{number(best.rate)} samples/s ({low} to {high}){tokens}")
-        _say("" if found is None else wrapped(str(found[0])))
+        _say("" if found is None else str(found[0]))
     for note in notes:
         _say(f"note: {note}")
     _say(said if kept else f'not kept for num_workers="auto": {said}')
@@ -345,8 +332,8 @@ def _describe(target: MeasuredDataset) -> str:
 
 
 def _show(text: str) -> None:
-    """Print lines to standard output, as wide as the terminal."""
-    show(wrapped(printable(text, keep="\n")))
+    """Print lines to standard output, at once."""
+    show(text)
     sys.stdout.flush()
 
 
@@ -365,9 +352,7 @@ def _say_error(error: Exception, what: str = "") -> None:
 # -- plan and doctor -------------------------------------------------------------------------------
 
 
-def _add_plan(commands: Commands) -> None:
-    what = "say how much memory a configuration will need"
-    parser = commands.add_parser("plan", help=what)
+def _add_plan(parser: Parser) -> None:
     _add_dataset(parser)
     add, what = parser.add_argument, "samples per batch and rank (default: 256)"
     add("--batch-size", type=_positive, default=256, metavar="N", help=what)
@@ -383,7 +368,6 @@ def _add_plan(commands: Commands) -> None:
     what = "copy batches to a device through pinned memory"
     add("--pinned", action="store_true", help=what)
     _add_epoch(parser)
-    parser.set_defaults(run=run_plan, error=parser.error)
 
 
 def _add_epoch(parser: argparse.ArgumentParser) -> None:
@@ -402,7 +386,7 @@ def run_plan(args: argparse.Namespace) -> int:
     if is_url(args.dataset):
         return _plan_epochs(args)
     if args.shared and args.ram == "no":
-        args.error("--shared goes with --ram: it is of the dataset in memory")
+        args.parser.error("--shared goes with --ram: it is of the dataset in memory")
     target = _load(args)
     dataset = target.dataset
     share = max(1, usable_cores() // args.ranks)  # as num_workers="auto" has it under torchrun
@@ -458,13 +442,10 @@ def _plan_epochs(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_doctor(commands: Commands) -> None:
-    what = "say what on this machine costs speed or will break"
-    parser = commands.add_parser("doctor", help=what)
+def _add_doctor(parser: Parser) -> None:
     what = "a folder on the disk to examine (default: here)"
     parser.add_argument("path", nargs="?", default=".", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run_doctor)
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -479,3 +460,35 @@ def run_doctor(args: argparse.Namespace) -> int:
     for finding in findings:
         _show(str(finding))
     return 0
+
+
+_SWEEP = Command(
+    name="sweep",
+    summary="measure settings; say what limits the run and what to change",
+    add=_add_sweep,
+    run=run_sweep_command,
+)
+_RECOMMEND = Command(
+    name="recommend",
+    summary="print the DataLoader line to use, kept for num_workers='auto'",
+    add=_add_recommend,
+    run=run_recommend,
+)
+_PLAN = Command(
+    name="plan",
+    summary="say how much memory a configuration will need",
+    add=_add_plan,
+    run=run_plan,
+)
+_DOCTOR = Command(
+    name="doctor",
+    summary="say what on this machine costs speed or will break",
+    add=_add_doctor,
+    run=run_doctor,
+)
+COMMANDS = Commands(
+    "python -m loaders.bench",
+    str(__doc__),
+    {"measure": (_SWEEP, _RECOMMEND), "look": (_PLAN, _DOCTOR)},
+    default="sweep",
+)

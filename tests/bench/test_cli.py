@@ -62,8 +62,7 @@ def test_the_word_sweep_may_be_left_out(packed: Path, capsys: pytest.CaptureFixt
     done = capsys.readouterr()
     assert "* chosen: " in done.out
     assert "\nverdict: " in done.out
-    assert done.out.splitlines()[-1].startswith(("Do: ", "    "))
-    assert max(map(len, done.out.splitlines())) <= 80
+    assert done.out.splitlines()[-1].startswith("Do: ")
     _, _, stages = done.out.partition("stage  ")
     assert [line.split()[0] for line in stages.splitlines()[1:3]] == ["read", "decode"]
     assert "\nlimits with num_workers=" in done.out
@@ -250,7 +249,6 @@ def test_what_is_recommended_is_kept_on_a_quiet_machine_only(
 
     line, said = capsys.readouterr()
     assert line.startswith("DataLoader(dataset, batch_size=")
-    assert max(len(each) for each in said.partition("\nDo:")[0].splitlines()) <= 100  # folded
     assert cache_folder().exists() is is_kept
     assert ('num_workers="auto" now takes' in said) is is_kept
     assert ('not kept for num_workers="auto": the machine is busy' in said) is not is_kept

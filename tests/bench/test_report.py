@@ -13,7 +13,6 @@ from loaders.bench.report import (
     table,
 )
 from loaders.bench.sweep import Sweep
-from loaders.commandline import wrapped
 from loaders.errors import LoadersError
 from loaders.text import in_seconds, number
 
@@ -66,21 +65,6 @@ def test_a_table_fits_80_columns_whatever_differs() -> None:
     lines = table(Sweep("d", [Result(config, runs) for config in configs])).splitlines()
 
     assert max(map(len, lines)) <= 80
-
-
-@pytest.mark.parametrize(("columns", "most"), [("80", 80), ("200", 100), ("40", 40)])
-def test_running_text_is_as_wide_as_the_terminal_and_no_wider_than_can_be_read(
-    monkeypatch: pytest.MonkeyPatch, columns: str, most: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-
-    lines = wrapped("word " * 100 + "\n  " + "more " * 100 + "\nnext").splitlines()
-
-    assert most - 5 <= max(map(len, lines)) <= most
-    assert lines[1].startswith("    word")
-    first = next(i for i, line in enumerate(lines) if line.startswith("  more"))
-    assert lines[first + 1].startswith("      more")  # further in than the line that it belongs to
-    assert lines[-1] == "next"
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,13 @@ from loaders.schema import (
     Label,
     Text,
 )
-from packdata.cli import build_parser, main
+from packdata.cli import COMMANDS, main
 from packdata.commands import GROUPS
-from packdata.commands.common import parse_size
 from packdata.inspect.compare import diff
 from packdata.inspect.preview import choose, sheet_of, tile_of
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
+from packdata.options import parse_size
 from packdata.packed import combine
 from packdata.packed.content import ViewContent
 from packdata.packed.edit import CopyOptions, copy_dataset
@@ -68,7 +68,7 @@ SMALL = ["label", "key", "score", "width"]
 
 def run(*argv: object) -> int:
     """Run a command as the command line does; errors of ours come through."""
-    args = build_parser(str(argv[0])).parse_args([str(arg) for arg in argv])
+    args = COMMANDS.parse_args([str(arg) for arg in argv])
     return int(args.run(args))
 
 

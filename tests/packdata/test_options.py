@@ -21,7 +21,7 @@ from loaders.schema import Label
 from loaders.system.limits import usable_cores
 from packdata import pack
 from packdata.arrays.plan import pack_arrays
-from packdata.cli import build_parser, main
+from packdata.cli import COMMANDS, main
 from packdata.images.plan import pack_images
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
@@ -182,8 +182,8 @@ def options() -> set[tuple[str, str]]:
     """Return every command with every option it has."""
     return {
         (name, action.option_strings[0])
-        for name, parser in build_parser().parsers.items()
-        for action in parser._actions
+        for name in COMMANDS.commands
+        for action in COMMANDS.parser(name)._actions
         if action.option_strings and action.dest != "help"
     }
 
@@ -416,7 +416,7 @@ def test_names_of_defaults_are_a_list(tmp_path: Path) -> None:
     [
         (pack_images, {"size": 256}, "'sizes'"),
         (pack_images, {"column": "a"}, "image_column"),
-        (pack_images, {"zzz": 1}, "format, sizes, fit"),
+        (pack_images, {"zzz": 1}, "sizes, fit"),
         (pack_images, {"sizes": 1.5}, "sizes"),
         (pack_arrays, {"worker": 2}, "'workers'"),
         (pack_arrays, {"dtype": np.float32}, "'float32'"),

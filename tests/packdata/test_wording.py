@@ -1,5 +1,6 @@
 """Messages name arguments, and the command line their options; what newcomers meet on the way to batches."""
 
+import argparse
 import inspect
 import io
 from pathlib import Path
@@ -36,8 +37,7 @@ from tests.packdata.test_tokens import documents, write
 def test_the_command_line_adds_the_options_of_arguments_that_a_message_names(
     text: str, named: str
 ) -> None:
-    options = {"row_tokens": "--row-tokens", "overwrite": "--overwrite"}
-    options |= {"shard_bytes": "--shard-size"}
+    options = argparse.Namespace(row_tokens=2, overwrite=False, shard_bytes=1)
 
     expected = f"{text} (option: {named})" if named else text
     assert with_options(text, options) == expected

@@ -17,14 +17,15 @@ import pyarrow as pa
 import pyarrow.csv
 
 from loaders.checks import as_list
+from loaders.commandline import number_from
 from loaders.errors import SchemaError, SourceError
+from packdata.options import opt, unescaped
 from packdata.readers import UTF8_HINT, csv_rows
 from packdata.rows import ANY_KIND, HEAD_BYTES, Rows, TextRows, suffix_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
 
     from packdata.rows import Part, Text
     from packdata.types import Kind
@@ -40,19 +41,19 @@ _QUOTE = ord('"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvOptions:
-    """How CSV files are read.
+    """How CSV files are read."""
 
-    Attributes:
-        delimiter: Between cells, one character; None for a comma, or a tab in ``.tsv``.
-        header: Whether the first row names the columns.
-        names: Names for the columns of files without such a row.
-        skip_rows: Lines to pass over at the beginning of each file.
-    """
-
-    delimiter: str | None = None
-    header: bool = True
-    names: tuple[str, ...] = ()
-    skip_rows: int = 0
+    delimiter: str | None = opt(
+        None,
+        r"cell separator: one character, or \t (default: comma; tab in .tsv)",
+        "C",
+        type=unescaped,
+    )
+    header: bool = opt(True, "the first row holds values, not names", name="no-header")
+    names: tuple[str, ...] = opt(
+        (), "column names, for files without a header (to replace a header, add --skip-rows 1)"
+    )
+    skip_rows: int = opt(0, "lines to skip at the start of a file", "N", type=number_from(0))
 
     def __post_init__(self) -> None:
         as_list("names", self.names, "names, such as ['age', 'income']")
@@ -67,17 +68,6 @@ class CsvOptions:
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
             raise SchemaError(f"names gives {', '.join(map(repr, twice))} to several columns")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON types, the delimiter always, others where they are not the default."""
-        given: dict[str, Any] = {"delimiter": self.delimiter}
-        if not self.header:
-            given["header"] = False
-        if self.names:
-            given["names"] = list(self.names)
-        if self.skip_rows:
-            given["skip_rows"] = self.skip_rows
-        return given
 
 
 class CsvRows(TextRows):

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = {
+    "help": "use 'packdata COMMAND --help'",
     "append": "use 'packdata extend SRC... DST': the target comes last",
     "repair": "copy the damaged shards from a backup, or pack again; 'packdata verify' names them",
 }

@@ -305,4 +305,4 @@ def check_fits(nbytes: int, progress: bool, what: str = "") -> None:
 def meter(total: int, show: bool, what: str = "loading into RAM", unit: str = "bytes") -> Meter:
     """Return what shows how far loading is, on a terminal, if it takes a second."""
     hidden = None if show else io.StringIO()
-    return Meter(what, unit, total, stream=hidden, lines=False, delay_s=1.0)
+    return Meter(what, unit, total, stream=hidden, logs=False, delay_s=1.0)

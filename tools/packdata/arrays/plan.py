@@ -101,11 +101,8 @@ def pack_arrays(
             ``.tsv`` or ``.jsonl`` list of such files; or a folder of splits.
         dst: A folder that is new or empty.
         format: ``"lmdb"`` or ``"parquet"``; by default LMDB for arrays of 1 MiB and more.
-        options: ``dtype``, ``mask_dtype``, ``channels``, ``array`` and ``mask_array``
-            (``packdata.arrays.recipe.ArrayOptions``); ``masks``, ``mask_suffix``, ``classes``, ``array_column``,
-            ``mask_column`` and ``label_column`` (``packdata.files.splits.SourceOptions``);
-            ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
-            (``packdata.packing.settings.PackSettings``).
+        options: Those of ``ArrayOptions`` (``packdata.arrays.recipe``), ``SourceOptions`` (``packdata.files.splits``;
+            their ``column`` is ``array_column`` here) and ``PackSettings`` (``packdata.packing.settings``).
 
     Raises:
         SourceError: The source, or an array in it, cannot be packed.

@@ -23,6 +23,7 @@ from loaders.schema import MAX_RECORD_NBYTES, Array, Text
 from loaders.text import describe_size
 from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import open_splits
+from packdata.options import changed, opt
 from packdata.recipe import Target
 from packdata.sources.base import ARRAYS
 from packdata.sources.npy import read_array, read_header
@@ -96,12 +97,24 @@ class Axes:
 class ArrayOptions:
     """What becomes of each array."""
 
-    dtype: str | None = None  # to store, or None for that of the files
-    mask_dtype: str | None = None  # the same for masks
-    channels: Channels | None = None  # where the files have their channels; see ``Axes``
-    array: str | None = None  # the name of the array in an ``.npz`` that holds several
-    # The name of the mask in an ``.npz``; without masks of their own, in the array's.
-    mask_array: str | None = None
+    dtype: str | None = opt(
+        None,
+        "type to store: bool, int8 to uint64, float16 to float64; values must fit (default: that of the files)",
+        "DTYPE",
+    )
+    mask_dtype: str | None = opt(
+        None, "the same for masks: int8 to uint64 (default: that of the files)", "DTYPE"
+    )
+    channels: Channels | None = opt(
+        None,
+        "channel axis of the files; none: add an axis of length 1 in front (default: first for 4 axes, none for 3; "
+        "arrays of 1 or 2 axes stay as they are)",
+        choices=get_args(Channels),
+    )
+    array: str | None = opt(None, "name of the array in an .npz that holds several", "NAME")
+    mask_array: str | None = opt(
+        None, "name of the mask in an .npz, the array's own or one of --masks", "NAME"
+    )
 
     def __post_init__(self) -> None:
         for dtype in (self.dtype, self.mask_dtype):
@@ -112,10 +125,6 @@ class ArrayOptions:
         if self.mask_dtype is not None and np.dtype(self.mask_dtype).kind not in "ui":
             raise SchemaError(f"masks are whole numbers, not {self.mask_dtype}")
         Axes(2, self.channels)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON types."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def array_recipes(
@@ -154,7 +163,7 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         self._codecs = {name: codec_for(field) for name, field in self._fields.items()}
         self._key_codec = codec_for(Text())
         schema = self._schema(self._fields, {"key": Text()})
-        self._set_targets([Target("", schema)], options.to_json())
+        self._set_targets([Target("", schema)], changed(options))
 
     def encode(self, item: Item) -> list[dict[str, bytes]]:
         """Return the records of an item.

@@ -5,53 +5,48 @@ from __future__ import annotations
 import os
 import shlex
 from contextlib import nullcontext
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loaders.commandline import show
+from loaders.commandline import Command, show
 from loaders.data.manifest import read_manifest
 from loaders.errors import ManifestError
 from loaders.progress import Meter
+from loaders.remote.options import add_remote
 from loaders.remote.url import is_url
-from loaders.schema import PICTURE_CODECS
 from packdata.commands.common import (
-    JSON,
-    PATH,
-    SIZES,
-    SOURCE,
-    Command,
+    add_dataset,
+    add_json,
+    add_number,
+    add_shards,
+    add_switch,
     made,
-    parse_names,
-    parse_size,
     show_json,
     show_made,
     show_notes,
     usage_errors,
 )
 from packdata.describe import counted
-from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
+from packdata.options import add_options, parse_path, parse_size, parse_source
+from packdata.packing.shards import DEFAULT_SHARD_BYTES
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from loaders.commandline import Parser
     from loaders.data.manifest import Manifest
     from packdata.packed.edit import CopyOptions
 
     Note = Callable[[str], object]
 
-_WRITING = f"""\
---format {{{",".join(FORMATS)}}}
-  file format of the shards (default: that of the source)
---shard-size SIZE
-  size of a shard; {SIZES} (default: 64MB)
---overwrite
-  replace a dataset at the target
-{JSON}"""
-_SHARD_SIZE: dict[str, dict[str, Any]] = {
-    "shard-size": {"dest": "shard_bytes", "default": DEFAULT_SHARD_BYTES}
-}
+
+def _add_writing(parser: Parser) -> None:
+    add_shards(parser, "that of the source")
+    add_switch(parser, "--overwrite", "replace a dataset at the target")
+    add_json(parser)
 
 
 # -- copy ------------------------------------------------------------------------------------------
@@ -60,9 +55,8 @@ _SHARD_SIZE: dict[str, dict[str, Any]] = {
 def _copy(args: argparse.Namespace) -> int:
     from packdata.packed.edit import CopyOptions
 
-    names = ("where", "fields", "codec", "quality", "subsampling", "compression")
     with usage_errors(args, schema=True):
-        options = CopyOptions(**{name: getattr(args, name) for name in names})
+        options = CopyOptions(**{f.name: getattr(args, f.name) for f in fields(CopyOptions)})
     notes: list[str] = []
     with usage_errors(args, schema=False):
         write = _send if is_url(args.dst) else _write_copy
@@ -103,52 +97,28 @@ def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note)
     return _write_copy(args, url, options, note)
 
 
+def _add_copy(parser: Parser) -> None:
+    from packdata.packed.edit import CopyOptions
+
+    add_dataset(parser, name="src")
+    add_dataset(parser, "folder of the copy, or its URL in a store", "dst")
+    add_options(parser, CopyOptions)
+    add_number(parser, "--workers", "threads (default: all usable cores)")
+    _add_writing(parser)
+    add_remote(parser)
+
+
 COPY = Command(
     name="copy",
     summary="copy a dataset with other samples, fields or codecs",
-    takes={
-        "": f"""
-SRC
-  folder or URL of the dataset
-DST
-  folder of the copy, or its URL in a store
---where EXPR
-  keep the samples that meet a condition (default: all)
---fields A,B
-  fields to keep, in this order (default: all)
---codec {{{",".join(PICTURE_CODECS)}}}
-  encode pictures with this codec (default: leave them as they are)
---quality Q
-  with --codec jpeg, webp or dct: 1 to 100, also of pictures that have this codec
-  (default: these stay as they are, others get 90)
---subsampling {{420,444}}
-  with --codec dct: of the chroma (default: as it is, else 420)
---compression {{lz4,zstd}}
-  with --codec dct: fast or small (default: as it is, else lz4)
---workers N
-  threads (default: all usable cores)
-{_WRITING}"""
-    },
+    add=_add_copy,
     run=_copy,
     details="""\
-Records that need no change are copied byte for byte.
-
-A condition is made of comparisons, and, or, not, in, literals, and names of fields that hold
-one value. Labels compare with numbers and class names; 'x' in key finds part of a text. In a
-packed table, name columns: carat > 1 and cut == 'Ideal'; cut == '' finds missing categories.
-Numbers are those of the source, even where --standardize changed what is stored.
-
-To a URL, the shards are sent first, each under a name with its hash, then the manifest. If it
-is stopped, the same command continues. Shards that need no change are sent as they are.
---overwrite replaces the manifest there and deletes no shard: others may still be reading it.""",
+Records that need no change are copied byte for byte. A condition is made of comparisons, and, or,
+not, in, literals, and names of fields that hold one value. Labels compare with numbers and class
+names; 'x' in key finds part of a text. In a packed table, name columns: carat > 1 and cut == 'Ideal'.
+To a URL, --overwrite replaces the manifest and deletes no shard: others may still be reading it.""",
     example="packdata copy packed/all packed/cats --where 'label == \"cat\"' --fields image,key",
-    how={
-        "src": SOURCE,
-        "dst": SOURCE,
-        "fields": {"type": parse_names},
-        **_SHARD_SIZE,
-    },
-    has_remote=True,
 )
 
 
@@ -190,37 +160,28 @@ def _split(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_split(parser: Parser) -> None:
+    add = parser.add_argument
+    add("src", metavar="SRC", type=parse_path, help="folder of the dataset")
+    add("dst", metavar="DST", type=parse_path, help="folder of the parts' folders")
+    what = "each part's share of the samples (for tokens, of different documents): above 0, together at most 1"
+    add("--parts", nargs="+", required=True, metavar="NAME=FRACTION", help=what)
+    what = "divide each class (or whole number, or value of a table's column) in these shares"
+    add("--stratify", metavar="FIELD", help=what)
+    what = "key-hash: a key stays in its part when samples are added (default: shuffle, exact)"
+    add("--by", choices=("shuffle", "key-hash"), default="shuffle", help=what)
+    what = "another seed gives another division (default: 0)"
+    add("--seed", type=int, default=0, metavar="N", help=what)
+    _add_writing(parser)
+
+
 SPLIT = Command(
     name="split",
     summary="divide a dataset into parts, such as train and val",
-    takes={
-        "": f"""
-SRC
-  folder of the dataset
-DST
-  folder of the parts' folders
---parts NAME=FRACTION
-  each part's share of the samples (for tokens, of different documents: equal ones come to one
-  part): above 0, together at most 1; the rest is in no part
---stratify FIELD
-  divide each class (or whole number, or value of a table's column) in these shares
---by {{shuffle,key-hash}}
-  key-hash: a key stays in its part when samples are added (default: shuffle, exact)
---seed N
-  another seed gives another division (default: 0)
-{_WRITING}"""
-    },
+    add=_add_split,
     run=_split,
     details="Each part is a dataset DST/NAME with the same fields and classes; records stay as they are.",
     example="packdata split packed/all packed --parts train=0.9 val=0.1 --stratify label",
-    how={
-        "src": PATH,
-        "dst": PATH,
-        "parts": {"nargs": "+", "required": True},
-        "by": {"default": "shuffle"},
-        "seed": {"type": int, "default": 0},
-        **_SHARD_SIZE,
-    },
 )
 
 
@@ -256,47 +217,43 @@ def _join(how: str, names: Sequence[str], args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_sources(parser: Parser, src: str, dst: str) -> None:
+    parser.add_argument("src", nargs="+", metavar="SRC", type=parse_source, help=src)
+    add_dataset(parser, dst, "dst")
+    add_switch(parser, "--no-link", "copy and verify the shards, even where links work")
+    add_json(parser)
+    add_remote(parser)
+
+
+def _add_merge(parser: Parser) -> None:
+    _add_sources(parser, "datasets, in order; they stay as they are", "folder of the new dataset")
+    add_switch(parser, "--overwrite", "replace a dataset that merge has made in DST")
+    what = "rewrite shards to this size, to join many small ones (default: keep them)"
+    parser.add_argument(
+        "--shard-size", dest="shard_bytes", type=parse_size, metavar="SIZE", help=what
+    )
+
+
+def _add_extend(parser: Parser) -> None:
+    _add_sources(parser, "datasets to add; they stay as they are", "dataset that grows")
+
+
 _LINKS = """\
 Shards become hard links where the file system has them: nothing is copied or verified. Damage to
-a shard then damages both datasets. --no-link copies the shards, and verifies what
-it copies. To a URL, shards that are not there are sent, and the manifest last; no shard is
-deleted there."""
-_NO_LINK = f"--no-link\n  copy and verify the shards, even where links work\n{JSON}"
+a shard then damages both datasets. At a URL no shard is deleted."""
 MERGE = Command(
     name="merge",
     summary="make one dataset of several with the same fields and classes",
-    takes={
-        "": f"""
-SRC...
-  datasets, in order; they stay as they are
-DST
-  folder of the new dataset
-{_NO_LINK}--overwrite
-  replace a dataset that merge has made in DST
---shard-size SIZE
-  rewrite shards to this size, to join many small ones; {SIZES} (default: keep them)
-"""
-    },
+    add=_add_merge,
     run=partial(_join, "merge", ("overwrite", "shard_bytes")),
     details=_LINKS,
     example="packdata merge packed/train packed/val packed/all",
-    how={"src": SOURCE, "dst": SOURCE, "shard-size": {"dest": "shard_bytes", "type": parse_size}},
-    has_remote=True,
 )
 EXTEND = Command(
     name="extend",
     summary="add the shards of other datasets with the same fields to a dataset",
-    takes={
-        "": f"""
-SRC...
-  datasets to add; they stay as they are
-DST
-  dataset that grows
-{_NO_LINK}"""
-    },
+    add=_add_extend,
     run=partial(_join, "extend", ()),
     details=_LINKS,
     example="packdata extend packed/new-photos packed/train",
-    how={"src": SOURCE, "dst": SOURCE},
-    has_remote=True,
 )

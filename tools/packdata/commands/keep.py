@@ -5,18 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from loaders.commandline import show
+from loaders.commandline import Command, show
 from loaders.data.manifest import read_manifest
 from loaders.errors import ManifestError
 from loaders.progress import Meter
+from loaders.remote.options import add_remote
 from loaders.text import describe_size, printable
-from packdata.commands.common import JSON, SOURCE, Command, datasets_at, show_json
+from packdata.commands.common import (
+    add_dataset,
+    add_json,
+    add_number,
+    add_switch,
+    datasets_at,
+    show_json,
+)
 from packdata.describe import counted
 
 if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
+    from loaders.commandline import Parser
     from packdata.inspect.verify import Report
 
 
@@ -63,26 +72,20 @@ def _show_report(report: Report) -> None:
         show(f"{printable(str(report.path))}: {samples} in {shards}, {size}: OK")
 
 
+def _add_verify(parser: Parser) -> None:
+    add_dataset(parser, "folder or URL of the dataset, or a folder of several")
+    add_switch(parser, "--quick", "check only sizes and hashes of the files")
+    add_switch(parser, "--decode", "also decode every record; not with --quick")
+    add_number(parser, "--workers", "shards at once (default: all usable cores)")
+    add_json(parser)
+    add_remote(parser)
+
+
 VERIFY = Command(
     name="verify",
     summary="check every byte of a packed dataset",
-    takes={
-        "": f"""
-DATASET
-  folder or URL of the dataset, or a folder of several
---quick
-  check only sizes and hashes of the files
---decode
-  also decode every record; not with --quick
---workers N
-  shards at once (default: all usable cores)
-{JSON}"""
-    },
+    add=_add_verify,
     run=_verify,
-    details="""\
-Every fault is listed with file, field, rows and keys; the exit status is then 1. Each shard
-is read once from disk, for the hash of the file and the checksums of its rows.""",
+    details="Every fault is listed with file, field, rows and keys; the exit status is then 1.",
     example="packdata verify packed/train",
-    how={"dataset": SOURCE},
-    has_remote=True,
 )

@@ -6,15 +6,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaders.commandline import folded, show, wrapped
+from loaders.commandline import Command, show
 from loaders.errors import SchemaError
 from loaders.progress import Meter
+from loaders.remote.options import add_remote
 from loaders.schema import field_from_json
 from loaders.text import describe_size, printable
 from packdata.commands.common import (
-    JSON,
-    SOURCE,
-    Command,
+    add_dataset,
+    add_json,
+    add_number,
+    add_switch,
     datasets_at,
     show_json,
 )
@@ -23,10 +25,10 @@ from packdata.describe import counted, describe_field
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from loaders.commandline import Parser
     from packdata.inspect.compare import Difference
     from packdata.inspect.stats import Stats
 
-_DATASET = "DATASET\n  folder or URL of the dataset\n"
 _MAX_CLASSES = 20
 
 
@@ -59,22 +61,24 @@ def _show_info(about: dict[str, Any]) -> None:
         default = " (served)" if name in about["defaults"] else ""
         head = "fields" if n == 0 else ""
         field = printable(describe_field(field_from_json(described)))
-        show(folded(f"  {head:<12} {name:<{width}}  {field}{default}"))
+        show(f"  {head:<12} {name:<{width}}  {field}{default}")
     origin = describe_origin(about["provenance"]) or "(not recorded)"
-    show(folded(f"  made from    {origin}"))
+    show(f"  made from    {origin}")
+
+
+def _add_info(parser: Parser) -> None:
+    add_dataset(parser, "folder or URL of the dataset, or a folder of several")
+    add_json(parser)
+    add_remote(parser)
 
 
 INFO = Command(
     name="info",
     summary="show fields, samples, shards and origin of a packed dataset",
-    takes={"": f"DATASET\n  folder or URL of the dataset, or a folder of several\n{JSON}"},
+    add=_add_info,
     run=_info,
-    details="""\
-Fields marked 'served' are in a batch unless you ask for others. Of the origin, only options
-other than the defaults are shown; --json has all of it.""",
+    details="Fields marked 'served' are in a batch unless you ask for others.",
     example="packdata info packed/train",
-    how={"dataset": SOURCE},
-    has_remote=True,
 )
 
 
@@ -112,30 +116,23 @@ def _preview(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_preview(parser: Parser) -> None:
+    add_dataset(parser)
+    what = "file to write (default: the dataset's name, .png, in this folder)"
+    parser.add_argument("--out", type=_png, metavar="SHEET.png", help=what)
+    add_number(parser, "--num", "samples to show (default: 24)", 24)
+    what = "another seed shows other samples (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=what)
+    add_switch(parser, "--text", "print the samples, draw nothing")
+    add_remote(parser)
+
+
 PREVIEW = Command(
     name="preview",
-    summary="draw some samples with their captions, or print them if they have no pictures",
-    takes={
-        "": f"""
-{_DATASET}--out SHEET.png
-  file to write (default: the dataset's name, .png, in this folder)
---num N
-  samples to show (default: 24)
---seed N
-  another seed shows other samples (default: 0)
---text
-  print the samples, draw nothing
-"""
-    },
+    summary="draw some samples, or print those without pictures",
+    add=_add_preview,
     run=_preview,
     example="packdata preview packed/train --out sheet.png --num 24",
-    how={
-        "dataset": SOURCE,
-        "out": {"type": _png},
-        "num": {"default": 24},
-        "seed": {"type": int, "default": 0},
-    },
-    has_remote=True,
 )
 
 
@@ -160,7 +157,7 @@ def _stats(args: argparse.Namespace) -> int:
 def _show_stats(found: Stats) -> None:
     some = "" if found.num_decoded == found.num_samples else f", {found.num_decoded:,} decoded"
     show(f"{counted(found.num_samples, 'sample')}{some}")
-    show(wrapped(f"bytes per sample: {_row(found.bytes_per_sample)}"))
+    show(f"bytes per sample: {_row(found.bytes_per_sample)}")
     for name, about in found.fields.items():
         rest = {k: value for k, value in about.items() if k not in ("kind", "standardized")}
         if rest:
@@ -171,9 +168,9 @@ def _show_stats(found: Stats) -> None:
                 _show_counts(key.replace("_", " "), value)
             elif key == "columns":
                 for column, numbers in value.items():
-                    show(wrapped(f"  {printable(column)}: {_row(numbers)}"))
+                    show(f"  {printable(column)}: {_row(numbers)}")
             else:
-                show(wrapped(f"  {key.replace('_', ' ')}: {_row(value)}"))
+                show(f"  {key.replace('_', ' ')}: {_row(value)}")
 
 
 def _row(value: Any) -> str:
@@ -199,23 +196,22 @@ def _show_counts(what: str, counts: Mapping[str, int]) -> None:
         show(f"    and {len(counts) - _MAX_CLASSES} more, from {low:,} to {high:,} each")
 
 
+def _add_stats(parser: Parser) -> None:
+    add_dataset(parser)
+    what = "decode only N samples, evenly spread (default: all); at a URL, of the first two shards"
+    add_number(parser, "--limit", what)
+    add_number(parser, "--workers", "threads (default: all usable cores)")
+    add_json(parser)
+    add_remote(parser)
+
+
 STATS = Command(
     name="stats",
     summary="compute mean and std of the pixels, sizes, and counts of the classes",
-    takes={
-        "": f"""
-{_DATASET}--limit N
-  decode only N samples, evenly spread (default: all); classes, tables, single numbers and
-  sizes in bytes always cover all samples. At a URL, all is of the first two shards
---workers N
-  threads (default: all usable cores)
-{JSON}"""
-    },
+    add=_add_stats,
     run=_stats,
     details="With --json the result is what Normalize.from_stats reads: mean and std in pixel units.",
     example="packdata stats packed/train --json > stats.json",
-    how={"dataset": SOURCE},
-    has_remote=True,
 )
 
 
@@ -254,24 +250,21 @@ def _show_difference(found: Difference) -> None:
     show(f"{counted(found.num_same, 'sample')} {verb} the same{where} (matched by {matched})")
 
 
+def _add_diff(parser: Parser) -> None:
+    add_dataset(parser, "folder or URL of a dataset", "a")
+    add_dataset(parser, "folder or URL of the other", "b")
+    add_number(parser, "--limit", "samples to name for each kind of difference (default: 10)", 10)
+    add_json(parser)
+    add_remote(parser)
+
+
 DIFF = Command(
     name="diff",
-    summary="list the differences of two datasets: fields, samples by key, order, records",
-    takes={
-        "": f"""
-A
-  folder or URL of a dataset
-B
-  folder or URL of the other
---limit N
-  samples to name for each kind of difference (default: 10)
-{JSON}"""
-    },
+    summary="list the differences of two datasets",
+    add=_add_diff,
     run=_diff,
     details="""\
-The exit status is 1 if they differ. Datasets of one fingerprint are equal: 'packdata verify' reads their bytes.
-Else records are compared as stored, and checked against their checksums.""",
+The exit status is 1 if they differ. Records are compared as stored, and checked against their
+checksums.""",
     example="packdata diff packed/v1 packed/v2",
-    how={"a": SOURCE, "b": SOURCE, "limit": {"default": 10}},
-    has_remote=True,
 )

@@ -7,153 +7,143 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loaders.commandline import show
+from loaders.commandline import Command, show
 from loaders.errors import SourceError
 from loaders.progress import Meter
+from loaders.remote.options import add_remote
 from loaders.remote.url import is_url
 from loaders.text import describe_size
 from packdata.commands.common import (
-    JSON,
-    SIZES,
-    TARGET,
-    Command,
+    add_json,
+    add_number,
+    add_shards,
+    add_switch,
     show_json,
     show_notes,
     usage_errors,
     with_options,
 )
 from packdata.describe import counted
-from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS, check_shard_options
+from packdata.options import add_options, parse_target
+from packdata.packing.shards import DEFAULT_SHARD_BYTES, check_shard_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from loaders.commandline import Parser
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
 AT_URLS = True  # as --shuffle: the usual seed where the target is a URL
 _DRAWN = "in an order drawn at random, as shards in a store are best read; --shuffle none keeps that of the source"
-AGAIN = """
-After a kill, a full disk or Ctrl-C, run the same command again to continue. The result does not
-depend on --workers."""
+_AGAIN = """
+
+After a kill, a full disk or Ctrl-C, run the same command again to continue."""
 
 
 def packing_command(
     name: str,
     summary: str,
+    make_plan: Callable[[argparse.Namespace, dict[str, Any]], SourcePlan],
     *,
-    src: str,  # what SRC is
-    takes: Mapping[str, str],
-    item: str,  # what may be bad: ``file``, ``row``, ...
-    format: str = "",  # the default; "" where it depends on what is packed
-    usual: str = "",  # then says on what
-    shuffles: str,  # what --shuffle brings into another order
-    order: str = "source order",  # without it
+    src: str,
+    options: Callable[[], Mapping[str, type]],
+    names: Mapping[str, str] = MappingProxyType({}),
+    item: str = "file",
+    unit: str,
+    usual: str,
+    format: str | None = None,
+    shuffles: str,
+    shuffle: int | bool | None = None,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
-    has_first_pass: bool = False,  # something may have to be learned of all of the source first
-    how: Mapping[str, Mapping[str, Any]],
-    **about: Any,
+    has_plan: bool = False,
+    details: str,
+    example: str,
 ) -> Command:
-    """Return a command that packs SRC... to DST."""
-    places = {"": f"SRC...\n  {src}\nDST\n  folder or URL to pack into: new or empty"}
-    shared = _packing_options(item, usual or format, shard_bytes, shuffles, order, has_first_pass)
-    own: Mapping[str, Mapping[str, Any]] = {
-        "src": TARGET,
-        "dst": TARGET,
-        "format": {"default": format or None},
-        "shard-size": {"dest": "shard_bytes", "default": shard_bytes},
-        "on-error": {"default": "fail"},
-        "part": {"type": _parse_part},
-        "shuffle": {"type": parse_shuffle},
-        "plan": TARGET,
-    }
-    return Command(
-        name=name,
-        summary=summary,
-        takes=places | {**takes, "packing": shared},
-        how={**own, **how},
-        defaults={"item": item},
-        has_remote=True,
-        **about,
+    """Return a command that packs SRC... to DST.
+
+    Args:
+        name: Of the command.
+        summary: What it does, in a line.
+        make_plan: Returns the plan of parsed arguments and of the options that dataclasses declare.
+        src: What SRC is.
+        options: Returns these dataclasses by the title of their group, once they are needed.
+        names: Other names of their fields.
+        item: What may be bad: ``file``, ``row``, ...
+        unit: What is counted while it packs.
+        usual: The format, if none is given.
+        format: The same, where it does not depend on what is packed.
+        shuffles: What ``--shuffle`` brings into another order.
+        shuffle: Its default.
+        shard_bytes: The default of ``--shard-size``.
+        has_plan: All of the source may have to be read before any of it is packed.
+        details: What the source is, and what becomes of it.
+        example: How it may be called, in lines.
+    """
+
+    def add(parser: Parser) -> None:
+        parser.add_argument("src", nargs="+", metavar="SRC", type=parse_target, help=src)
+        add_target(parser, "folder or URL to pack into: new or empty")
+        declared: list[str] = []
+        for title, kind in options().items():
+            declared += add_options(parser.add_argument_group(title), kind, **names)
+        group = parser.add_argument_group("packing")
+        add_shards(group, usual, shard_bytes, format)
+        _add_packing(group, item, shuffles, shuffle)
+        if has_plan:
+            what = "with --part: output of this command with --dry-run --json, so that only one reads all of the source"
+            group.add_argument("--plan", metavar="FILE", type=parse_target, help=what)
+        add_remote(parser)
+        parser.set_defaults(item=item, declared=declared)
+
+    def run(args: argparse.Namespace) -> int:
+        values = {name: getattr(args, name) for name in args.declared}
+        given = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return _run_packing(args, lambda: make_plan(args, given), unit)
+
+    about = f"{details}{_AGAIN}"
+    return Command(name=name, summary=summary, add=add, run=run, details=about, example=example)
+
+
+def add_target(parser: Parser, help: str) -> None:
+    """Add DST."""
+    parser.add_argument("dst", metavar="DST", type=parse_target, help=help)
+
+
+def _add_packing(group: Any, item: str, shuffles: str, shuffle: int | bool | None) -> None:
+    """Add the options of every packing."""
+    add_number(group, "--workers", "threads (default: all usable cores)")
+    skip = "skip it, list it in rejected.jsonl, and exit with status 3"
+    what = f"at a {item} that cannot be packed: stop (default), or {skip}"
+    group.add_argument("--on-error", choices=("fail", "skip"), default="fail", help=what)
+    order = "source order" + ("; to a URL a random one" if shuffle else "")
+    what = f"pack {shuffles} in a random order drawn from this seed (default: {order})"
+    group.add_argument(
+        "--shuffle", type=_parse_shuffle, default=shuffle, metavar="SEED|none", help=what
     )
+    what = (
+        "pack only part I of N (I counts from 0), on any machine; 'packdata finish DST' joins them"
+    )
+    group.add_argument("--part", type=_parse_part, metavar="I/N", help=what)
+    what = "pack parts as Ray tasks, on all nodes, and join them; DST is a URL or a folder that they share"
+    group.add_argument("--engine", choices=("ray",), help=what)
+    what = "with --engine ray: a running Ray: auto, HOST:PORT or ray://... (default: start one)"
+    group.add_argument("--address", metavar="ADDRESS", help=what)
+    what = "with --engine ray: number of parts (default: one per 10,000 files, or per 128 pieces of text or tables)"
+    add_number(group, "--parts", what)
+    add_switch(group, "--overwrite", "replace a dataset or unfinished packing in DST")
+    add_switch(group, "--dry-run", "print what would be packed, and stop")
+    add_json(group)
 
 
-def _packing_options(
-    item: str, usual: str, shard_bytes: int, shuffles: str, order: str, has_first_pass: bool
-) -> str:
-    names = "; a file name that is not UTF-8 always stops the command" if item == "file" else ""
-    return f"""
---format {{{",".join(FORMATS)}}}
-  file format of the shards (default: {usual})
---shard-size SIZE
-  size of a shard; {SIZES} (default: {shard_bytes >> 20}MB)
---workers N
-  threads (default: all usable cores)
---on-error {{fail,skip}}
-  at a {item} that cannot be packed: stop (default), or leave it out, list it in rejected.jsonl, and exit with
-  status 3{names}
---shuffle SEED|none
-  pack {shuffles} in a random order drawn from this seed (default: {order})
---part I/N
-  pack only part I of N (I counts from 0), on any machine; 'packdata finish DST' joins the parts
---engine {{ray}}
-  pack parts as Ray tasks, on all of its nodes, and join them; DST is a URL or a folder that they share
---address ADDRESS
-  with --engine ray: a running Ray: auto, HOST:PORT or ray://... (default: start one here)
---parts N
-  with --engine ray: number of parts (default: one per 10,000 files, or per 128 pieces of text or tables)
-{_PLAN if has_first_pass else ""}--overwrite
-  replace a dataset or unfinished packing in DST
---dry-run
-  print what would be packed, and stop
---json
-  print the summary, or the plan, as JSON
-"""
-
-
-_PLAN = """\
---plan FILE
-  with --part: output of the same command with --dry-run --json, so that what is learned from the whole source (column
-  types, statistics, a tokenizer, the largest id) is learned once; without it, each part reads all of the source first
-"""
-
-
-def source_options(kind: str, files: str) -> str:
-    """Return the options of commands whose items are files: of ``image`` or ``array``, called ``files``."""
-    return f"""
---masks FOLDER
-  folder with a mask for each {files}, under the same relative name, with any suffix
---mask-suffix SUFFIX|OLD=NEW
-  how mask names differ from {files} names: _mask is added, _leftImg8bit=_gtFine_labelIds replaces;
-  without --masks, masks lie beside their {files}s
---classes FILE|DATASET
-  class names, in the order of their numbers: a file with one per line, or a packed dataset
---{kind}-column NAME
-  column of {files}s or paths (default: guessed)
---mask-column NAME
-  column of masks (default: 'mask', if there is one)
---label-column NAME
-  column of labels, none missing (default: the first of label, class and target); missing numbers in
-  other columns are stored as NaN
-"""
-
-
-def parse_shuffle(text: str) -> int | None:
-    """Read a seed, or that there is none."""
+def _parse_shuffle(text: str) -> int | None:
     try:
         return None if text == "none" else int(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"takes a whole number or none, got {text!r}") from error
-
-
-SOURCE_OPTIONS = ("masks", "mask_suffix", "classes", "mask_column", "label_column")
-OF_SOURCE: dict[str, dict[str, Any]] = {
-    "masks": TARGET,
-    "classes": TARGET,
-    "mask-suffix": {"default": ""},
-}
 
 
 def _parse_part(text: str) -> str:
@@ -165,9 +155,7 @@ def _parse_part(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def run_packing(
-    args: argparse.Namespace, make_plan: Callable[[], SourcePlan], *, unit: str = "images"
-) -> int:
+def _run_packing(args: argparse.Namespace, make_plan: Callable[[], SourcePlan], unit: str) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
     from packdata.packing.outside import check_outside
     from packdata.parts.lists import kept_lists
@@ -242,7 +230,7 @@ def show_result(args: argparse.Namespace, result: SourcePlan | Summary) -> int:
     if args.json:
         show_json(result.to_json())
     else:
-        show("\n".join(with_options(line, args.options) for line in str(result).splitlines()))
+        show("\n".join(with_options(line, args) for line in str(result).splitlines()))
     return 0
 
 
@@ -277,48 +265,41 @@ def _finish(args: argparse.Namespace) -> int:
     return show_result(args, summary) or (3 if summary.rejected else 0)
 
 
+def _add_plan(parser: Parser) -> None:
+    parser.add_argument("src", nargs="+", metavar="SRC", type=parse_target, help="URL of a source")
+    add_target(parser, "folder or URL that parts will be packed into")
+    add_switch(parser, "--overwrite", "replace a list in DST; parts packed by it are refused")
+    add_json(parser)
+    add_remote(parser)
+
+
+def _add_finish(parser: Parser) -> None:
+    add_target(parser, "where the parts were packed")
+    add_switch(parser, "--overwrite", "replace a dataset in DST")
+    add_switch(
+        parser,
+        "--delete-old",
+        "at a URL, delete shards of earlier datasets; nobody may read or pack there meanwhile",
+    )
+    add_json(parser)
+    add_remote(parser)
+
+
 PLAN = Command(
     name="plan",
     summary="list sources at URLs once, for packing in parts",
-    takes={
-        "": f"""
-SRC...
-  URL of a source
-DST
-  folder or URL that parts will be packed into
---overwrite
-  replace a list in DST; parts packed by it are refused
-{JSON}"""
-    },
+    add=_add_plan,
     run=_plan,
-    details="""\
-Parts of a packing whose SRC is a URL read the list of its objects beside DST, where this command keeps it until
-'packdata finish': a thousand parts need not list the store each, and all see the same.""",
+    details="Parts of a packing whose SRC is a URL read this list, so that all see the same.",
     example="packdata plan s3://raw/photos s3://bucket/packed",
-    how={"src": TARGET, "dst": TARGET},
-    has_remote=True,
 )
 FINISH = Command(
     name="finish",
     summary="join the parts that were packed with --part",
-    takes={
-        "": f"""
-DST
-  where the parts were packed
---overwrite
-  replace a dataset in DST
---delete-old
-  at a URL, delete shards beside the dataset that it does not have, and end all unfinished uploads;
-  no reader may use an earlier dataset, and no packing may run, meanwhile
-{JSON}"""
-    },
+    add=_add_finish,
     run=_finish,
     details="""\
-The parts are those that --part has packed into DST, on one machine or on many. Nothing is read of
-what they hold: their shards are linked, in their order. Parts of other sources, options or versions
-are refused, and those that are missing are named. Killed, the same command finishes. At a URL,
-unfinished uploads of shards that are now complete are ended.""",
+Parts of other sources, options or versions are refused, and those that are missing are named.
+Killed, the same command finishes.""",
     example="packdata finish packed",
-    how={"dst": TARGET},
-    has_remote=True,
 )

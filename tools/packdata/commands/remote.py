@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loaders.commandline import show
+from loaders.commandline import Command, show
 from loaders.data.manifest import read_manifest
 from loaders.progress import Meter
+from loaders.remote.options import add_remote
 from loaders.text import describe_size, printable
-from packdata.commands.common import JSON, PATH, SOURCE, Command, show_json
+from packdata.commands.common import add_dataset, add_json, add_switch, show_json
 from packdata.describe import counted
+from packdata.options import parse_path
 
 if TYPE_CHECKING:
     import argparse
+
+    from loaders.commandline import Parser
 
 
 def _fetch(args: argparse.Namespace) -> int:
@@ -30,15 +34,21 @@ def _fetch(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_fetch(parser: Parser) -> None:
+    add_dataset(parser, "of the dataset", "url")
+    parser.add_argument(
+        "folder", nargs="?", metavar="FOLDER", type=parse_path, help="copy it there, too"
+    )
+    add_remote(parser)
+
+
 FETCH = Command(
     name="fetch",
     summary="download a dataset from a URL to the cache, or to a folder",
-    takes={"": "URL\n  of the dataset\nFOLDER?\n  copy it there, too"},
+    add=_add_fetch,
     run=_fetch,
     details="Shards already in the cache are not downloaded again; all are verified.",
     example="packdata fetch s3://bucket/packed/train",
-    how={"url": SOURCE, "folder": PATH},
-    has_remote=True,
 )
 
 
@@ -62,19 +72,17 @@ def _cache(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_cache(parser: Parser) -> None:
+    what = "folder of the cache (default: $LOADERS_CACHE, else that of this user)"
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help=what)
+    add_switch(parser, "--clear", "delete all shards")
+    add_json(parser)
+
+
 CACHE = Command(
     name="cache",
     summary="show what is in the download cache",
-    takes={
-        "": f"""
-FOLDER?
-  folder of the cache
---clear
-  delete all shards
-{JSON}"""
-    },
+    add=_add_cache,
     run=_cache,
-    details="Without FOLDER: the cache at $LOADERS_CACHE, or this user's default one.",
     example="packdata cache",
-    how={"folder": {"type": str}},
 )

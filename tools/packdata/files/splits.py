@@ -13,6 +13,7 @@ from loaders.remote.url import place_of
 from loaders.schema import Array, Label
 from packdata.describe import counted, passed_over
 from packdata.files.labels import LABEL, LabelField, label_fields
+from packdata.options import opt, parse_target
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, is_folder
 from packdata.sources.composed import join_splits
 from packdata.sources.folders import FolderSource, MaskFolder, split_suffix
@@ -35,18 +36,34 @@ if TYPE_CHECKING:
 class SourceOptions:
     """What is said of a source beside its path."""
 
-    # A folder with one mask for each picture or array, of the same relative name, with any suffix; below it a folder
-    # for each split, if there are splits.
-    masks: Path | str | None = None
-    # How names of masks differ from those of pictures: ``_mask``, or ``_leftImg8bit=_gtFine_labelIds``; without
-    # ``masks``, they lie beside their pictures.
-    mask_suffix: str = ""
-    # What fixes the class numbers: names, a file with one a line, or a packed dataset.
-    classes: Sequence[str] | Path | str | None = None
-    column: str | None = None  # the column of paths or pictures, where the source has columns
-    mask_column: str | None = None
-    # The column there that becomes the field ``label``, where no value may be missing.
-    label_column: str | None = None
+    masks: Path | str | None = opt(
+        None,
+        "folder with a mask for each file, under the same relative name, with any suffix",
+        "FOLDER",
+        type=parse_target,
+    )
+    mask_suffix: str = opt(
+        "",
+        "how mask names differ: _mask is added, _leftImg8bit=_gtFine_labelIds replaces; without --masks, masks lie "
+        "beside their files",
+        "SUFFIX|OLD=NEW",
+    )
+    classes: Sequence[str] | Path | str | None = opt(
+        None,
+        "class names, in the order of their numbers: a file with one per line, or a packed dataset",
+        "FILE|DATASET",
+        type=parse_target,
+    )
+    column: str | None = opt(None, "column of files or their paths (default: guessed)", "NAME")
+    mask_column: str | None = opt(
+        None, "column of masks (default: 'mask', if there is one)", "NAME"
+    )
+    label_column: str | None = opt(
+        None,
+        "column of labels, none missing (default: the first of label, class and target); missing numbers in other "
+        "columns are stored as NaN",
+        "NAME",
+    )
 
     def absolute(self) -> SourceOptions:
         """Return the same for whatever folder is the working folder."""

@@ -6,14 +6,10 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loaders.checks import as_list
-from loaders.errors import SchemaError
 from loaders.schema import Image
 from packdata.describe import counted
 from packdata.files.recipe import FilesPlan
 from packdata.files.splits import SourceOptions, open_splits
-from packdata.images.fit import SizeOption
-from packdata.images.marks import Marks
 from packdata.images.recipe import (
     ANIMATED,
     DIVIDED,
@@ -36,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from packdata.images.fit import Size
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
 
@@ -69,7 +64,7 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
 
     def _padding_notes(self) -> Iterator[str]:
         """Say that 0 may be a class."""
-        fits = {resize.fit for recipe in self.recipes for resize in recipe.options.sizes}
+        fits = {resize.fit for recipe in self.recipes for resize in recipe.options.resizes}
         fields = [t.schema.fields for recipe in self.recipes for t in recipe.targets]
         if "contain" in fits and any("mask" in each for each in fields):
             yield "masks are 0 where pictures are padded, as where class 0 is"
@@ -79,11 +74,7 @@ def plan_images(
     src: Path | str | Sequence[Path | str],
     *,
     format: Format | None = None,
-    sizes: Sequence[int | str | Size] | int | str = (),
-    fit: str = "shorter",
     image_column: str | None = None,
-    palette: Path | str | None = None,
-    label_map: Path | str | None = None,
     **options: Any,
 ) -> ImagesPlan:
     """List a source and say what would become of it; the arguments are those of ``pack_images``.
@@ -92,20 +83,12 @@ def plan_images(
         SourceError: The source cannot be listed or recognized.
         SchemaError: The options contradict each other, or do not fit the source.
     """
-    own = ("format", "sizes", "fit", "image_column", "palette", "label_map")
     kinds = (ImageOptions, SourceOptions, ShapeOptions, PackSettings)
-    check_options(options, *kinds, own=own, but="column")
+    check_options(options, *kinds, own=("format", "image_column"), but="column")
     shapes = take(ShapeOptions, options)
     source = take(SourceOptions, options, column=image_column)
     source, shapes = with_box_classes(source, shapes)
-    if fit != "shorter" and not sizes:
-        raise SchemaError(f"fit {fit!r} says how pictures come to a size: pass sizes=, too")
-    listed = (
-        [sizes] if isinstance(sizes, int | str) else as_list("sizes", sizes, "sizes in pixels")
-    )
-    made = tuple(SizeOption.parse(size, fit) for size in listed)
-    image_options = ImageOptions(sizes=made, marks=Marks.of(palette, label_map), **options)
-    splits = image_recipes(src, image_options, source, shapes)
+    splits = image_recipes(src, ImageOptions(**options), source, shapes)
     list_again = partial(
         open_splits,
         options=source.absolute(),
@@ -175,16 +158,9 @@ def pack_images(
             dataset, in their order, with one list of classes.
         dst: A folder that is new or empty.
         format: ``"lmdb"`` or ``"parquet"``; by default Parquet for raw pixels, LMDB for files.
-        options: ``sizes`` (``256``, or ``"224x320"`` as height x width; a list makes a dataset of
-            each) and ``fit``, how pictures come to a size (``packdata.images.fit.SizeOption``); ``codec``,
-            ``quality``, ``gray``, ``keep_depth``, ``subsampling``, ``compression``,
-            ``max_picture_mb``, ``icc`` and ``segments`` (``packdata.images.recipe.ImageOptions``);
-            ``palette`` and ``label_map`` (``packdata.images.marks.Marks``); ``masks``, ``mask_suffix``,
-            ``classes``, ``image_column``, ``mask_column`` and ``label_column``
-            (``packdata.files.splits.SourceOptions``); ``boxes``, ``box_labels``, ``keypoints``, ``flip_pairs`` and
-            ``annotations`` (``packdata.images.shapes.ShapeOptions``);
-            ``shard_bytes``, ``workers``, ``on_error``, ``overwrite`` and ``progress``
-            (``packdata.packing.settings.PackSettings``). To a URL the pictures of folders and lists are packed in a
+        options: Those of ``ImageOptions`` (``packdata.images.recipe``), ``SourceOptions`` (``packdata.files.splits``;
+            their ``column`` is ``image_column`` here), ``ShapeOptions`` (``packdata.images.shapes``) and
+            ``PackSettings`` (``packdata.packing.settings``). To a URL the pictures of folders and lists are packed in a
             random order, unless ``shuffle`` is None.
 
     Raises:

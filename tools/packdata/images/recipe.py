@@ -13,16 +13,17 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.checks import whole_number
+from loaders.checks import as_list, whole_number
 from loaders.codecs import Codec, codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.codecs.several import join_files
+from loaders.commandline import number_from
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
 from loaders.system.opencv import use_no_ipp
@@ -31,6 +32,7 @@ from packdata.files.labels import LABEL, read_classes
 from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.alike import encode_alike, encode_jpeg_planes
+from packdata.images.fit import Fit, SizeOption
 from packdata.images.headers import PNG_START, read_header
 from packdata.images.jpegtran import (
     check_jpegtran,
@@ -47,6 +49,7 @@ from packdata.images.pictures import (
 from packdata.images.profiles import CONVERTED
 from packdata.images.scratch import Scratch
 from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
+from packdata.options import changed, check_choices, opt, parse_target
 from packdata.recipe import Tally, Target
 from packdata.sources.base import BOX_LABELS
 from packdata.sources.objects import fetched_ahead
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from packdata.files.splits import Split
-    from packdata.images.fit import Size, SizeOption
+    from packdata.images.fit import Size
     from packdata.sources.base import Item, Pixels
 
 _MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), and of libjpeg
@@ -72,26 +75,82 @@ _NUM_PEEKED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """What becomes of each picture."""
+    """What becomes of each picture; ``resizes`` and ``marks`` are made of the others."""
 
-    # The sizes to make of each picture; none to leave it as large as it is.
-    sizes: tuple[SizeOption, ...] = ()
-    # One of ``loaders.schema.PICTURE_CODECS``; None keeps files where it can.
-    codec: str | None = None
-    quality: int = DEFAULT_QUALITY  # 1 to 100, for JPEG, WebP and ``dct``
-    gray: bool = False  # store one channel
-    keep_depth: bool = False  # store 16 bits
-    subsampling: str | None = None  # of ``dct``: ``"420"`` (by default) or ``"444"``
-    compression: str | None = None  # of ``dct``: ``"lz4"`` (by default) or ``"zstd"``
-    marks: Marks | None = None  # what values of masks mean
-    # MiB that a picture may take, decoded to what is stored, whatever its format.
-    max_picture_mb: int = MAX_PICTURE_MB
-    icc: str | None = None  # ``"srgb"`` converts what has a colour profile; None keeps the numbers
-    # Divide JPEGs that are kept into segments by ``jpegtran``, so that a crop decodes its part alone.
-    segments: bool = False
+    sizes: Sequence[int | str | Size] | int | str = opt(
+        (),
+        "size in pixels: of the shorter side, or HxW with --fit; repeated, each size becomes a dataset DST/SIZE, "
+        "all from one decoding (default: that of the files)",
+        "N|HxW",
+        name="size",
+        action="append",
+    )
+    fit: Fit = opt(
+        "shorter",
+        "with --size: scale the shorter side down to N, never up (shorter, the default); scale and crop (cover); scale "
+        "and pad with 0, masks too (contain); ignore the aspect ratio (stretch)",
+        choices=get_args(Fit),
+    )
+    codec: str | None = opt(
+        None,
+        "encode all pictures with this codec (default: keep files; with --size: jpeg, or png for 16 bits)",
+        choices=PICTURE_CODECS,
+    )
+    quality: int = opt(
+        DEFAULT_QUALITY,
+        f"quality of jpeg, webp or dct, 1 to 100 (default: {DEFAULT_QUALITY})",
+        "Q",
+        type=number_from(1, 100),
+    )
+    subsampling: str | None = opt(
+        None, "chroma subsampling of dct (default: 420)", choices=("420", "444")
+    )
+    compression: str | None = opt(
+        None, "of dct: lz4 is fast, zstd is small (default: lz4)", choices=("lz4", "zstd")
+    )
+    segments: bool = opt(
+        False,
+        "divide JPEGs into segments with jpegtran, without changing a pixel: a crop decodes only those it touches",
+    )
+    icc: str | None = opt(
+        None,
+        "convert pictures with a colour profile to sRGB (default: keep pixel values)",
+        choices=("srgb",),
+    )
+    max_picture_mb: int = opt(
+        MAX_PICTURE_MB,
+        f"largest picture to accept, in MiB when decoded; each worker holds one (default: {MAX_PICTURE_MB:,})",
+        "N",
+        type=number_from(1),
+    )
+    gray: bool = opt(False, "store one channel (default: three, RGB)")
+    keep_depth: bool = opt(False, "keep 16 bits per channel (default: 8)")
+    palette: Path | str | None = opt(
+        None,
+        "file with the colours of masks, one per line, in the order of the classes: R G B or #RRGGBB",
+        "FILE",
+        type=parse_target,
+    )
+    label_map: Path | str | None = opt(
+        None,
+        "file that renumbers the classes of masks: two numbers per line, old and new",
+        "FILE",
+        type=parse_target,
+    )
+    resizes: tuple[SizeOption, ...] = field(init=False, default=())
+    marks: Marks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
+        check_choices(self)
+        if self.fit != "shorter" and not self.sizes:
+            what = f"fit {self.fit!r} says how pictures come to a size"
+            raise SchemaError(f"{what}: pass sizes=, too")
+        sizes = [self.sizes] if isinstance(self.sizes, int | str) else self.sizes
+        as_list("sizes", sizes, "sizes in pixels")
+        resizes = tuple(SizeOption.parse(size, self.fit) for size in sizes)
+        object.__setattr__(self, "resizes", resizes)
+        object.__setattr__(self, "marks", Marks.of(self.palette, self.label_map))
         if self.segments and self.codec is not None:
             what = (
                 f"segments divide files that are kept, and codec {self.codec!r} encodes all anew"
@@ -99,11 +158,6 @@ class ImageOptions:
             raise SchemaError(what)
         if self.segments:
             check_jpegtran()
-        if self.icc not in (None, "srgb"):
-            raise SchemaError(f"icc must be 'srgb' or None, got {self.icc!r}")
-        if self.codec not in (None, *PICTURE_CODECS):
-            known = ", ".join(PICTURE_CODECS)
-            raise SchemaError(f"codec must be one of {known}, got {self.codec!r}")
         if not 1 <= self.quality <= 100:
             raise SchemaError(f"quality must be in [1, 100], got {self.quality}")
         has_quality = self.sizes if self.codec is None else self.codec in ("jpeg", "webp", "dct")
@@ -117,7 +171,7 @@ class ImageOptions:
         if self.gray and self.codec == "yuv420":
             raise SchemaError("codec 'yuv420' stores color: of gray pictures take 'raw' or 'dct'")
         self.image(self.channels, None, self.codec or "jpeg")  # says what does not go together
-        names = [resize.name for resize in self.sizes]
+        names = [resize.name for resize in self.resizes]
         if len(set(names)) < len(names):
             raise SchemaError(f"each size can be asked for once, got {', '.join(names)}")
 
@@ -145,24 +199,17 @@ class ImageOptions:
         return Image(channels=channels, size=size, dtype=self.dtype, codec=codec, **dct)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON types; those of few packings only where they are given."""
-        is_usual = self.max_picture_mb == MAX_PICTURE_MB
-        more = {
-            "subsampling": self.subsampling,
-            "compression": self.compression,
-            "max_picture_mb": None if is_usual else self.max_picture_mb,
-            "segments": self.segments or None,
-            "jpegtran": jpegtran_version() if self.segments else None,
-            "icc": self.icc,
-            "marks": self.marks and self.marks.to_json(),
-        }
-        names = ("codec", "quality", "gray", "keep_depth")
-        return {
-            "sizes": [resize.name for resize in self.sizes],
-            "fit": self.sizes[0].fit if self.sizes else None,
-            **{name: getattr(self, name) for name in names},
-            **{name: value for name, value in more.items() if value is not None},
-        }
+        """Return the options that are not the default, as JSON types."""
+        found = changed(self)
+        found.pop("resizes", None)
+        if self.resizes:
+            found["sizes"] = [resize.name for resize in self.resizes]
+        if self.segments:
+            found["jpegtran"] = jpegtran_version()
+        if self.marks is not None:  # what the files hold, wherever they lie
+            found = {n: value for n, value in found.items() if n not in ("palette", "label_map")}
+            found["marks"] = self.marks.to_json()
+        return found
 
 
 def image_recipes(
@@ -413,7 +460,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             if record is not None:
                 return record
         pixels = output.fitted(picture, self._scratch)
-        if options.codec is None and not options.sizes and isinstance(codec, PictureCodec):
+        if options.codec is None and not options.resizes and isinstance(codec, PictureCodec):
             codec = codec if options.keep_depth else self._codecs["png"]
         _check_sides(codec, pixels)
         if isinstance(codec, PictureCodec):
@@ -469,7 +516,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         is_drawn_on = has_mask or any(label.column.form for label in self.labels)
         if "rotated" in picture.changes and is_drawn_on:
             self.tally.add(TURNED_BELOW)
-        for resize in self.options.sizes:
+        for resize in self.options.resizes:
             if resize.fixed is None and min(picture.size) < resize.height:
                 self.tally.add(f"{SMALLER}{resize.name}")
 
@@ -478,7 +525,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         codec = options.codec or self._default_codec()
         mask_dtype = self._mask_dtype()
         outputs = []
-        for resize in options.sizes or (None,):
+        for resize in options.resizes or (None,):
             size = resize.fixed if resize is not None else None
             if pixels is not None:
                 size = size or (pixels if resize is None else resize.scaled(pixels))
@@ -500,7 +547,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             return "raw"
         if self.options.keep_depth:
             return "png"
-        return (None if self.options.sizes else self._peek_format()) or "jpeg"
+        return (None if self.options.resizes else self._peek_format()) or "jpeg"
 
     def _peek_format(self) -> str | None:
         """Return what most of the first pictures are; None if none of them can be read."""

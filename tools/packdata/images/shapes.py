@@ -11,6 +11,7 @@ from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.remote.url import place_of
 from loaders.schema import Array, Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
+from packdata.options import opt, parse_target
 from packdata.readers import parse_json
 from packdata.sources.annotations import annotated, open_annotations
 from packdata.sources.base import BOX_LABELS, Column, Item, Source, identifier_of
@@ -31,14 +32,31 @@ _KEYPOINTS = "keypoints"
 class ShapeOptions:
     """What lies in the pictures."""
 
-    # Columns of boxes, each ``COLUMN`` or ``COLUMN:FORMAT`` with one of ``xyxy`` (the default), ``xywh``, ``cxcywh``
-    # and ``yolo``; ``objects.bbox`` is the member of a struct.
-    boxes: Sequence[str] = ()
-    keypoints: Sequence[str] = ()  # columns of keypoints
-    annotations: Path | str | None = None  # a file or folder of COCO JSON, VOC XML or YOLO labels
-    box_labels: str | None = None  # the column with a class for each box: numbers or names
-    # Points of ``keypoints`` that a flip exchanges: pairs of numbers from 0 on, or texts such as ``1-2,3-4``.
-    flip_pairs: Sequence[tuple[int, int]] | str | None = None
+    boxes: Sequence[str] = opt(
+        (),
+        "column of boxes, or member of a struct (objects.bbox); FORMAT is xyxy (pixels, default), xywh, cxcywh, or "
+        "yolo (fractions of the picture); may be repeated",
+        "COLUMN[:FORMAT]",
+        action="append",
+    )
+    box_labels: str | None = opt(
+        None, "column with a class for each box, numbers or names (objects.category)", "COLUMN"
+    )
+    keypoints: Sequence[str] = opt(
+        (),
+        "column of keypoints, (x, y) or (x, y, visibility), in pixels; may be repeated",
+        "COLUMN",
+        action="append",
+    )
+    flip_pairs: Sequence[tuple[int, int]] | str | None = opt(
+        None, "points that a horizontal flip exchanges, counted from 0: 1-2,3-4", "PAIRS"
+    )
+    annotations: Path | str | None = opt(
+        None,
+        "COCO JSON, or a folder of YOLO labels or VOC XML: boxes, box_labels and other fields",
+        "FILE|FOLDER",
+        type=parse_target,
+    )
     box_classes: tuple[str, ...] | None = (
         None  # names by number; ``classes`` of the source where there are boxes
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from loaders.commandline import number_from
 from loaders.data.view import open_view
 from loaders.errors import SchemaError, SourceError
+from loaders.schema import PICTURE_CODECS
 from packdata.describe import counted
+from packdata.options import changed, opt, parse_names
 from packdata.packed.content import ViewContent, check_no_stream, written_fields
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
@@ -34,15 +36,32 @@ if TYPE_CHECKING:
 class CopyOptions:
     """What ``copy_dataset`` changes."""
 
-    # Condition on the samples to keep, as ``packdata.packed.where.matching`` takes it.
-    where: str | None = None
-    fields: Sequence[str] | None = None  # fields to keep, in this order; all by default
-    codec: str | None = None
-    # Quality for ``jpeg``, ``webp`` and ``dct``; if given, pictures that have the codec already are encoded anew
-    # too.
-    quality: int | None = None
-    subsampling: str | None = None  # of ``dct``: ``"420"`` (by default) or ``"444"``
-    compression: str | None = None  # of ``dct``: ``"lz4"`` (by default) or ``"zstd"``
+    where: str | None = opt(None, "keep the samples that meet a condition (default: all)", "EXPR")
+    fields: Sequence[str] | None = opt(
+        None, "fields to keep, in this order (default: all)", "A,B", type=parse_names
+    )
+    codec: str | None = opt(
+        None,
+        "encode pictures with this codec (default: leave them as they are)",
+        choices=PICTURE_CODECS,
+    )
+    quality: int | None = opt(
+        None,
+        "with --codec jpeg, webp or dct: 1 to 100, also of pictures that have this codec (default: these stay as they "
+        "are, others get 90)",
+        "Q",
+        type=number_from(1, 100),
+    )
+    subsampling: str | None = opt(
+        None,
+        "with --codec dct: of the chroma (default: as it is, else 420)",
+        choices=("420", "444"),
+    )
+    compression: str | None = opt(
+        None,
+        "with --codec dct: fast or small (default: as it is, else lz4)",
+        choices=("lz4", "zstd"),
+    )
 
     def __post_init__(self) -> None:
         self.recoding()  # checks what it is made of
@@ -56,12 +75,6 @@ class CopyOptions:
     def recoding(self) -> RecodeOptions:
         """Return how pictures are to be stored."""
         return RecodeOptions(self.codec, self.quality, self.subsampling, self.compression)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what was asked for, for the provenance."""
-        options = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        options["fields"] = self.fields and list(self.fields)
-        return {name: value for name, value in options.items() if value}
 
 
 def copy_dataset(
@@ -100,9 +113,10 @@ def copy_dataset(
             what = f"none of {counted(len(view), 'sample')} meets the condition {options.where!r}"
             raise SourceError(what, view.path)
         chosen = view.select(keep)
-    provenance = {"command": "copy", "source": origin_of(view), "options": options.to_json()}
+    asked = changed(options)
+    provenance = {"command": "copy", "source": origin_of(view), "options": asked}
     format = format or format_of(view)
     written = WriteOptions(format, shard_bytes, overwrite, tick=tick, note=note)
-    command = plan_of("copy", [view], **options.to_json(), format=format, shard_bytes=shard_bytes)
+    command = plan_of("copy", [view], **asked, format=format, shard_bytes=shard_bytes)
     dataset = Written(ViewContent(chosen, schema, recoders, workers=workers), provenance)
     return write_datasets(dst, command, {"": dataset}, written)[""]

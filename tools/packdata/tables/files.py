@@ -15,6 +15,7 @@ import pyarrow as pa
 from loaders.errors import SchemaError, SourceError
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
+from packdata.options import changed
 from packdata.rows import ANY_KIND, COMPRESSIONS, DELIMITED, JSON_LINES, RowFile, suffix_inside
 from packdata.sources.base import foreign_hint, is_hidden, suffix_of
 from packdata.sources.listed import (
@@ -176,7 +177,7 @@ def open_tables(
     """
     opened_in_order(paths)
     options = CsvOptions() if options is None else options
-    given = [name for name, value in options.to_json().items() if name != "delimiter"]
+    given = changed(options)
     if given and not any(suffix_inside(path.name) in _CELLS for path in paths):
         raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
     return [LazyTableFile(path, options, missing) for path in paths]

@@ -3,48 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from loaders.checks import as_list
 from loaders.errors import SchemaError
+from packdata.options import check_choices, opt
 from packdata.tables.values import DATE_FORMS
 
-MISSING = ("nan", "mean", "error")
 _LISTS = ("target", "features", "drop", "categorical", "numeric")
-DTYPES = ("float16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """Which columns become what.
+    """Which columns become what."""
 
-    Attributes:
-        target: Columns to predict, each a field of its own: texts, and numbers that are ``categorical``, as classes,
-            sorted; other numbers as they are.
-        features: The columns to learn from; none for all but ``target`` and ``drop``.
-        drop: Columns to leave out.
-        categorical: Columns whose values are categories, also where they are numbers.
-        numeric: Columns whose values are numbers; text in them is bad input.
-        dates: ``days``: dates become days since 1970; ``parts``: year, month, day, weekday and hour; None refuses them.
-            Dates with a time zone are taken in UTC.
-        missing: Missing numbers become ``nan``, the ``mean`` of their column, or are an ``error``.
-        missing_mask: Store where numbers were missing, as the field ``missing``.
-        dtype: Of the features: float16, float32 or float64.
-        standardize: Store ``(value - mean) / std``.
-        missing_values: Texts that stand for no value, in any column, as an empty cell does.
-    """
-
-    target: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    categorical: tuple[str, ...] = ()
-    numeric: tuple[str, ...] = ()
-    dates: str | None = None
-    missing: str = "error"
-    missing_mask: bool = False
-    dtype: str = "float32"
-    standardize: bool = False
-    missing_values: tuple[str, ...] = ()
+    target: tuple[str, ...] = opt(
+        (), "columns to predict: text becomes classes, sorted; numbers stay as they are"
+    )
+    features: tuple[str, ...] = opt((), "columns to learn from (default: all others)")
+    drop: tuple[str, ...] = opt((), "columns to leave out (default: none)")
+    categorical: tuple[str, ...] = opt((), "columns of categories that look like numbers or dates")
+    numeric: tuple[str, ...] = opt((), "columns of numbers: text in them is an error")
+    dates: str | None = opt(
+        None,
+        "store dates as days since 1970, or as year, month, day, weekday and hour, in UTC (default: an error)",
+        choices=DATE_FORMS,
+    )
+    missing: str = opt(
+        "error",
+        "store missing numbers as NaN or as the mean of their column, or stop at them (default)",
+        choices=("nan", "mean", "error"),
+    )
+    missing_mask: bool = opt(
+        False, "also store which numbers were missing, as the field 'missing'"
+    )
+    dtype: str = opt(
+        "float32",
+        "type of the features (default: float32)",
+        choices=("float16", "float32", "float64"),
+    )
+    standardize: bool = opt(
+        False,
+        "store the features as (value - mean) / std of all rows; for test data see --like",
+    )
+    missing_values: tuple[str, ...] = opt(
+        (), r"texts that mean a missing value, such as '?,None,\N' (the empty cell always does)"
+    )
 
     def __post_init__(self) -> None:
         for name in _LISTS:
@@ -52,14 +55,7 @@ class TableOptions:
                 object.__setattr__(self, name, (one_name,))
             as_list(name, getattr(self, name), "names, such as ['age', 'income']")
         as_list("missing_values", self.missing_values, "texts, such as ['?', 'None']")
-        for name, value, choices in (
-            ("dates", self.dates, (None, *DATE_FORMS)),
-            ("missing", self.missing, MISSING),
-            ("dtype", self.dtype, DTYPES),
-        ):
-            if value not in choices:
-                known = ", ".join(filter(None, choices))
-                raise SchemaError(f"{name} must be one of {known}, got {value!r}")
+        check_choices(self)
         for one, other in (
             ("target", "features"),
             ("target", "drop"),
@@ -92,10 +88,3 @@ class TableOptions:
         """The same, and what a date to predict becomes."""
         days = ("days",) if self.dates and self.target else ()
         return tuple(dict.fromkeys((*self.parts_of_dates, *days)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON types."""
-        rest = ("dates", "missing", "missing_mask", "dtype", "standardize")
-        plain = {name: getattr(self, name) for name in rest}
-        words = {"missing_values": list(self.missing_values)} if self.missing_values else {}
-        return {name: list(getattr(self, name)) for name in _LISTS} | plain | words

@@ -16,6 +16,7 @@ from loaders.errors import SchemaError, SourceError
 from loaders.schema import Categories, Features, Label, Schema
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import counted, passed_over
+from packdata.options import changed
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.settings import (
@@ -229,7 +230,7 @@ def _opened(
 
 
 def _told(options: TableOptions, csv: CsvOptions) -> dict[str, Any]:
-    return {OPTIONS: options.to_json(), **csv.to_json()}
+    return {OPTIONS: changed(options), **changed(csv)}
 
 
 _ROWS, _WHAT = "rows", "types, categories and statistics"  # in the plan, and in words
@@ -342,8 +343,7 @@ def _name_notes(
 
 
 def _check_like(options: TableOptions) -> None:
-    plain = TableOptions(drop=options.drop, missing_values=options.missing_values)
-    given = [name for name, value in options.to_json().items() if value != plain.to_json()[name]]
+    given = [name for name in changed(options) if name not in ("drop", "missing_values")]
     if given:
         verb = "follows" if len(given) == 1 else "follow"
         raise SchemaError(f"{', '.join(given)} {verb} from the dataset of like=")

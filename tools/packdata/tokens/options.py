@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Literal
 
 from loaders.checks import as_list
+from loaders.commandline import number_from
+from packdata.options import check_choices, opt, parse_target, unescaped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,58 +18,103 @@ Eod = int | Literal["auto", "none"]
 DEFAULT_ROW_TOKENS = 8192
 _MAX_ROW_TOKENS = 1 << 24
 _COLUMNS = ("text_column", "ids_column", "messages_column")
-_BIN_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
+
+
+def _id(text: str) -> int | str:
+    if text not in ("auto", "none") and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"takes an id, 'auto' or 'none', got {text!r}")
+    return int(text) if text.isdecimal() else text
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOptions:
     """What becomes of text or ids.
 
-    Attributes:
-        documents: What is a document of a text file: ``file``, ``line``, or the text between them.
-        text_column: The column of Parquet and Arrow, or key of JSON lines, that holds text; None for
-            ``text``.
-        ids_column: The one that holds lists of ids; None for ``input_ids``, where that is there and
-            nothing says that text is meant. Beside it ``labels``, ``attention_mask`` (0: padding), ``completion_mask``,
-            ``assistant_masks`` and ``loss_mask`` (0: no target) and ``seq_lengths`` (of packed documents) are used;
-            any other list of as many numbers is an error.
-        messages_column: The one that holds conversations, with ``chat_template``; None for
-            ``messages``.
-        drop: Columns beside the ids that are not used.
-        chat_template: A Jinja file or a ``tokenizer_config.json``, which makes text of conversations.
-        chat_date: What a template gets that asks for the time, as ``2024-07-26``; None for today.
-        tokenizer: ``bytes``, or the path of a ``tokenizer.json``; of ids: what they stand for.
-        train_bpe: Make a byte-level BPE of so many ids from the corpus instead.
-        eod: The id to put behind each document, of bytes at most 256; ``auto``: the tokenizer's
-            own, if it has one; none for conversations and ids. Of lists of ids and conversations:
-            put where it is not there. Of files of ids: what is behind each document already.
-        bos: The same before each document; not of files of ids.
-        vocab_size: Of ids, where no tokenizer tells.
-        bin_dtype: Type of ids without a header, in ``.bin`` files (None: uint16) and ``.npy``.
-        row_tokens: Tokens of a stored row.
-        val_share: Share of the documents that go to ``DST/val``, the others to ``DST/train``.
-        seed: For that division.
-
     Raises:
         ValueError: An option is out of range, or contradicts another.
     """
 
-    documents: str = "file"
-    text_column: str | None = None
-    ids_column: str | None = None
-    messages_column: str | None = None
-    drop: tuple[str, ...] = ()
-    chat_template: Path | str | None = None
-    chat_date: str | None = None
-    tokenizer: Path | str | None = None
-    train_bpe: int | None = None
-    eod: Eod = "auto"
-    bos: Eod = "none"
-    vocab_size: int | None = None
-    bin_dtype: str | None = None
-    row_tokens: int = DEFAULT_ROW_TOKENS
-    val_share: float = 0.0
-    seed: int = 0
+    documents: str = opt(
+        "file",
+        r"what a document is in a text file (default: the whole file); '\n\n' is a blank line, also where lines end in "
+        r"\r\n. Separators, line breaks too, are dropped: see --eod",
+        "file|line|SEPARATOR",
+        type=unescaped,
+    )
+    text_column: str | None = opt(
+        None, "key of JSON lines, column of Parquet or Arrow (default: text)", "NAME"
+    )
+    ids_column: str | None = opt(
+        None,
+        "column of lists of ids, one document each (default: input_ids, if there is one). Used beside it: labels, "
+        "attention_mask (0: padding), completion_mask, assistant_masks, loss_mask (0: no target), seq_lengths",
+        "NAME",
+    )
+    drop: tuple[str, ...] = opt(
+        (), "columns beside the ids that are not used: other lists of as many numbers are an error"
+    )
+    chat_template: Path | str | None = opt(
+        None,
+        "Jinja file or tokenizer_config.json that turns conversations (lists of messages with role and content) into "
+        "text. What the assistant says is the target",
+        "FILE",
+        type=parse_target,
+    )
+    messages_column: str | None = opt(None, "column of conversations (default: messages)", "NAME")
+    chat_date: str | None = opt(
+        None, "for templates that write the date (default: today)", "YYYY-MM-DD"
+    )
+    tokenizer: Path | str | None = opt(
+        None,
+        "bytes (default), or a tokenizer.json, which is kept with the dataset; of ids: what made them",
+        "bytes|FILE",
+        type=parse_target,
+    )
+    train_bpe: int | None = opt(
+        None,
+        "train a byte-level BPE of N ids, at least 257, on the corpus (256 MB of it, evenly spread)",
+        "N",
+        type=int,
+    )
+    eod: Eod = opt(
+        "auto",
+        "id to append to each document (default: for text the tokenizer's own, if it has one; else none); to lists of "
+        "ids and conversations where it is missing. Files of ids: the id that ends a document there",
+        "ID|auto|none",
+        type=_id,
+    )
+    bos: Eod = opt(
+        "none",
+        "id to put before each document (auto: the tokenizer's own; default: none)",
+        "ID|auto|none",
+        type=_id,
+    )
+    vocab_size: int | None = opt(
+        None,
+        "for ids: all are below it (default: the tokenizer's, else all that their type can hold)",
+        "N",
+        type=number_from(1),
+    )
+    bin_dtype: str | None = opt(
+        None,
+        "type of ids in files without a header: a flat .bin (default: uint16), or a .npy such as OLMo's",
+        choices=("uint8", "uint16", "uint32", "int32", "int64"),
+    )
+    row_tokens: int = opt(
+        DEFAULT_ROW_TOKENS,
+        f"tokens per stored row, 2 to {_MAX_ROW_TOKENS} (default: {DEFAULT_ROW_TOKENS})",
+        "N",
+        type=number_from(1),
+    )
+    val_share: float = opt(
+        0.0,
+        "share of the documents, below 1, that goes to DST/val, the rest to DST/train; equal ones stay together",
+        "SHARE",
+        type=float,
+    )
+    seed: int = opt(
+        0, "with --val-share: another seed gives another division (default: 0)", "N", type=int
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.val_share < 1:
@@ -76,8 +124,7 @@ class TokenOptions:
                 f"row_tokens must be in [2, {_MAX_ROW_TOKENS}], got {self.row_tokens}"
             )
         as_list("drop", self.drop, "names, such as ['token_type_ids']")
-        if self.bin_dtype not in (None, *_BIN_DTYPES):
-            raise ValueError(f"bin_dtype must be one of {_BIN_DTYPES}, got {self.bin_dtype!r}")
+        check_choices(self)
         if self.tokenizer is not None and self.train_bpe is not None:
             raise ValueError("a tokenizer is given or made: leave out one of the two")
         for name, token in (("eod", self.eod), ("bos", self.bos)):

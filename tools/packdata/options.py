@@ -1,0 +1,147 @@
+"""Options, declared once by the fields of a dataclass: for Python, the command line and the provenance."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import field, fields
+from pathlib import Path
+from typing import Any
+
+from loaders.checks import did_you_mean
+from loaders.errors import SchemaError, SourceError
+from loaders.remote.url import is_url, split_secrets
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+
+
+def opt(default: Any, help: str, metavar: str = "", *, name: str = "", **argument: Any) -> Any:
+    """Return a field of a dataclass that is an option of a command, too.
+
+    Args:
+        default: ``True`` or ``False`` make a switch, ``()`` without ``metavar`` names.
+        help: What the option does, for ``--help``.
+        metavar: What it takes.
+        name: How it is called on the command line, if not as the field.
+        argument: What else ``add_argument`` gets; ``choices`` hold in Python, too.
+    """
+    if isinstance(default, bool):
+        argument["action"] = "store_false" if default else "store_true"
+    elif default == () and not metavar:
+        argument |= {"type": parse_names, "action": "extend", "metavar": "NAMES"}
+    elif metavar:
+        argument["metavar"] = metavar
+    return field(default=default, metadata={"argument": {"help": help, **argument}, "name": name})
+
+
+def add_options(group: Any, kind: type, **names: str) -> list[str]:
+    """Add the options of a dataclass to a parser or a group of one; return the names of their arguments.
+
+    Args:
+        group: A parser, or a group of one.
+        kind: The dataclass.
+        names: Other names of fields, in Python and on the command line.
+    """
+    added = []
+    for each in fields(kind):
+        if "argument" in each.metadata:
+            dest = names.get(each.name, each.name)
+            flag = f"--{each.metadata['name'] or dest.replace('_', '-')}"
+            default = [] if each.default == () else each.default
+            group.add_argument(flag, dest=dest, default=default, **each.metadata["argument"])
+            added.append(dest)
+    return added
+
+
+def check_choices(options: Any) -> None:
+    """Raise SchemaError for an option that is none of its choices."""
+    for each in fields(options):
+        choices = each.metadata.get("argument", {}).get("choices")
+        value = getattr(options, each.name)
+        if choices and value != each.default and value not in choices:
+            near = did_you_mean(str(value), choices)
+            raise SchemaError(
+                f"{each.name} must be one of {', '.join(choices)}, got {value!r}{near}"
+            )
+
+
+def changed(options: Any) -> dict[str, Any]:
+    """Return the options that are not the default, as JSON types."""
+    found = {}
+    for each in fields(options):
+        value = getattr(options, each.name)
+        value = list(value) if isinstance(value, tuple) else value
+        if value != ([] if each.default == () else each.default):
+            found[each.name] = value
+    return found
+
+
+# -- values of a command line ----------------------------------------------------------------------
+
+
+def parse_size(text: str) -> int:
+    """Read a size in bytes; K, M, G and T are powers of 1024.
+
+    Example:
+        >>> parse_size("64MB"), parse_size("1.5k")
+        (67108864, 1536)
+    """
+    if text.strip().isdecimal() and 0 < int(text) < 1024:
+        raise argparse.ArgumentTypeError(f"{text} would be bytes: give a unit, such as {text}MB")
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"a size is a number and K, M or G, got {text!r}")
+    unit: int = 1024 ** " kmgt".index(match[2].lower() or " ")
+    return round(float(match[1]) * unit)
+
+
+def parse_names(text: str) -> list[str]:
+    """Read names separated by commas; one with a comma stands in quotes, as in CSV."""
+    from packdata.readers import csv_cells
+
+    try:
+        names = [name for name in csv_cells(text) if name]
+    except SourceError as error:
+        raise argparse.ArgumentTypeError(f"{error.what}, in {text!r}") from error
+    if not names:
+        raise argparse.ArgumentTypeError(f"takes names separated by commas, got {text!r}")
+    return names
+
+
+def parse_place(text: str) -> str:
+    """Read a path or pattern; an empty one, of a shell variable that is not set, is a mistake."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty: write . for the folder you are in")
+    if is_url(text):
+        raise argparse.ArgumentTypeError(
+            f"{text} is a URL, and files of this machine are read: copy it here first"
+        )
+    return text
+
+
+def parse_path(text: str) -> Path:
+    """Read a path."""
+    return Path(parse_place(text))
+
+
+def parse_target(text: str) -> Path | str:
+    """Read a path or URL to pack into."""
+    return parse_source(text) if is_url(text) else parse_place(text)
+
+
+def parse_source(text: str) -> Path:
+    """Read the path or URL of a dataset."""
+    if not is_url(text):
+        return parse_path(text)
+    url, secrets = split_secrets(text)
+    if secrets:
+        what = "a URL on a command line holds no secrets, which others could read there"
+        raise argparse.ArgumentTypeError(f"{what}: set variables of the environment ({url})")
+    return url
+
+
+def unescaped(text: str) -> str:
+    r"""Read ``\n``, ``\t``, ``\r`` and ``\0`` as Python does: shells pass them on as they are."""
+    for written, meant in (("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r"), ("\\0", "\0")):
+        text = text.replace(written, meant)
+    return text
