@@ -62,6 +62,8 @@ class FileShard(NamedTuple):
     # Which file that manifest was; None at a URL, where shards are known by their content.
     version: Version | None
     origin: Origin | None = None  # what fetches it; None: it is a file here
+    # Of a file whose checksums the manifest does not vouch for: which file it was when the dataset was opened.
+    identity: tuple[int, ...] | None = None
 
     @property
     def path(self) -> Path:
@@ -98,6 +100,9 @@ class FileShard(NamedTuple):
     def _open_file(self, file: Path, check: Check) -> OpenShard:
         columns = open_columns(file, self.info)
         checksums = {} if check == "never" else open_checksums(file, self.info)
+        if self.identity is not None and self.identity != _identity_of(file):
+            what = "the file was replaced since the dataset was opened"
+            raise StaleDatasetError(what, self.path, hint="Open the dataset again")
         if check == "always" and hash_file(file) != self.info.xxh3_128:
             raise ChecksumError(
                 "its xxh3-128 is not that of the manifest", self.path, hint=_RESTORE
@@ -139,7 +144,7 @@ class FileShard(NamedTuple):
         """
         if self.version is None:
             return
-        version = version_of(self.folder)
+        version = version_of(self.folder / MANIFEST_NAME)
         if version == self.version:
             return
         manifest = _read(self.folder, version)
@@ -164,13 +169,18 @@ class Version(NamedTuple):
     changed_ns: int = 0
 
 
-def version_of(folder: Path) -> Version:
-    """Return the version of the manifest in a folder; take it before the manifest is read."""
+def version_of(file: Path) -> Version:
+    """Return the version of a file; of a manifest, take it before it is read."""
     try:
-        stat = os.stat(folder / MANIFEST_NAME)
+        stat = os.stat(file)
     except OSError:
         return Version()
     return Version(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def _identity_of(file: Path) -> tuple[int, ...]:
+    """Return which file it is, whatever links and rights it gets."""
+    return version_of(file)[:-1]
 
 
 @lru_cache(maxsize=16)
@@ -200,11 +210,19 @@ def open_manifest(
     if cache is not None or storage is not None:
         raise ValueError(f"cache and storage are for URLs, {str(folder)!r} is a folder")
     folder = Path(folder).absolute()
-    version = version_of(folder)
+    version = version_of(folder / MANIFEST_NAME)
     manifest = read_manifest(folder)
     schema = manifest.schema
-    shards = [FileShard(folder, each, schema, version) for each in manifest.shards]
+    shards = [
+        FileShard(folder, each, schema, version, identity=_unvouched(folder, each))
+        for each in manifest.shards
+    ]
     return manifest, shards, folder
+
+
+def _unvouched(folder: Path, info: ShardInfo) -> tuple[int, ...] | None:
+    """Return which file a shard is, if the manifest has no hash of its checksums: packed before 1.0."""
+    return None if info.checksums_xxh3_64 else _identity_of(folder / info.file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import loaders
 import packdata
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset
 from loaders.errors import BatchError, SchemaError
-from loaders.schema import Array, Boxes, Image, Keypoints
+from loaders.schema import Array, Boxes, Field, Image, Keypoints
 from tests.packdata.packing import pack
 
 LENGTHS = [3, 5, 2, 5]
@@ -209,3 +209,11 @@ def test_forms_that_are_none_are_refused(folder: Path) -> None:
     for wrong in wrongs:
         with pytest.raises(SchemaError):
             ShardDataset(folder, fields=["ids"], batching={"ids": wrong})
+
+
+def test_a_pad_value_that_the_dtype_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+    fields: dict[str, Field] = {"x": Array(dtype="uint8", dims=(None,))}
+    folder = pack(tmp_path / "a", fields, [{"x": np.zeros(i, np.uint8)} for i in range(4)])
+
+    with pytest.raises(SchemaError, match="-100 is no value of uint8"):
+        ShardDataset(folder, batching={"x": ("pad", -100)})

@@ -1,6 +1,8 @@
 import logging
+import os
 import pickle
 import random
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from loaders.errors import (
     SampleError,
     SchemaError,
     ShardError,
+    StaleDatasetError,
 )
 from loaders.schema import Array, Boxes, Field, Image, Label, Mask, Text
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
@@ -1121,6 +1124,27 @@ def test_shards_of_one_size_that_were_packed_before_are_noticed_by_who_always_ch
     dataset = ShardDataset(folder, check="always")
     assert dataset[0].x[0] == 0
     with pytest.raises(SampleError, check=At(row=0, index=2)):
+        dataset[2]
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "parquet"])
+def test_a_shard_packed_before_that_is_replaced_while_the_dataset_is_open_is_refused(
+    tmp_path: Path, kind: str
+) -> None:
+    """Its manifest has no hash of the checksums; a link to it or other rights change nothing."""
+    folder = shards_of_one_size(tmp_path / "a", kind)
+    manifest = read_manifest(folder)
+    shards = tuple(shard._replace(checksums_xxh3_64=None) for shard in manifest.shards)
+    publish_manifest(folder, replace(manifest, shards=shards))
+    dataset = ShardDataset(folder)
+
+    (folder / shards[2].file).chmod(0o444)
+    os.link(folder / shards[2].file, tmp_path / "linked")
+    copied = shutil.copy(folder / shards[2].file, tmp_path / "copied")
+    os.replace(copied, folder / shards[1].file)
+
+    assert dataset[4].x[0] == 4
+    with pytest.raises(SampleError, check=At(row=0, index=2, cause=StaleDatasetError)):
         dataset[2]
 
 

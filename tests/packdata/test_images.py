@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from loaders import ShardDataset
 from loaders.codecs import codec_for
 from loaders.data.manifest import Manifest, publish_manifest
 from loaders.errors import SchemaError, SourceError
@@ -164,6 +165,18 @@ class TestVerbatim:
         assert np.array_equal(images[3], photo())
         counts = {"re-encoded": 4, "palette": 1, "gif": 1, "16-bit": 1, "tiff": 1}
         assert recipe.tally.take() == counts
+
+    def test_what_16_bits_lose_is_said(self, tmp_path: Path) -> None:
+        """Of 12 bits in 16, as microscopes write them, 17 levels of gray are left."""
+        (tmp_path / "src").mkdir()
+        cv2.imwrite(str(tmp_path / "src/a.png"), np.arange(4096, dtype=np.uint16).reshape(64, 64))
+
+        lost = pack_images(tmp_path / "src", tmp_path / "lost")
+        kept = pack_images(tmp_path / "src", tmp_path / "kept", keep_depth=True)
+
+        assert len(np.unique(ShardDataset(tmp_path / "lost")[0].image)) == 17
+        assert any("keep_depth" in note for note in lost.notes)
+        assert not any("keep_depth" in note for note in kept.notes)
 
     def test_odd_jpegs_are_kept_without_what_is_odd(self, tmp_path: Path) -> None:
         data = save(tmp_path / "a.jpg", photo())

@@ -222,7 +222,10 @@ def _check_form(name: str, given: Any, form: Form, field: Field | None) -> None:
     if isinstance(field, Images) and form.axis != 0:
         _refuse(name, given)
     if form.kind == "pad" and not _can_pad(form.value, np.dtype(field.served_dtype)):
-        _refuse(name, given)
+        what = f"{form.value} is no value of {field.served_dtype}"
+        raise SchemaError(
+            f"batching[{name!r}] = {given!r}: {what}: pad with another, or pack a wider dtype"
+        )
     if form.kind != "list" and form.axis is None:
         raise SchemaError(
             f"batching[{name!r}] = {given!r}: its arrays vary along more than one axis: use 'list'"

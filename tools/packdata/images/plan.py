@@ -117,6 +117,9 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
         notes.append(
             f"{counted(animated, 'picture')} of several frames or pages: only the first is packed"
         )
+    if deep := counts["16-bit"]:
+        what = "of 16 bits stored as 8: 12 bits in 16 keep 17 levels; keep_depth=True stores 16"
+        notes.append(f"{counted(deep, 'picture')} {what}")
     if profiles := counts.pop(HAS_PROFILE, 0):
         what = "with a colour profile: pixel values are kept as they are; icc='srgb' converts those that are not sRGB"
         notes.append(f"{counted(profiles, 'picture')} {what}")

@@ -115,7 +115,7 @@ def _open_files(
     if foreign_hint(path.name):
         raise _unknown(path)
     hint = f"Sources are a folder of {kind.names} ({', '.join(sorted(kind.suffixes))}) or of one"
-    hint += " folder per class, or a .csv, .tsv or .jsonl list of such files"
+    hint += " folder per class, or a .csv, .tsv or .jsonl list of such files; packdata.pack takes lists in columns"
     raise SourceError("this kind of source is not known", path, hint)
 
 

@@ -79,7 +79,9 @@ def why_other(kind: pa.DataType) -> str:
         words = "lists or objects"
     elif len(words) > _MAX_TYPE_CHARS:
         words = f"{words[:_MAX_TYPE_CHARS]}..."
-    return f"it holds {words}, which is no number, text or date"
+    return (
+        f"it holds {words}, which is no number, text or date; lists are arrays for packdata.pack"
+    )
 
 
 def plain(array: pa.Array) -> pa.Array:
