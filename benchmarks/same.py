@@ -113,7 +113,7 @@ PACKINGS: list[tuple[str, str, str]] = [
     ("bpe", "tokens {src}/real/shakespeare.txt {dst} --train-bpe 300 --val-share 0.1 --documents \\n\\n", ""),
     ("diamonds", "tables {src}/real/diamonds.csv {dst} --target price --standardize", "rows"),
     ("diamonds64", "tables {src}/real/diamonds.csv {dst} --target cut --dtype float64 --format lmdb", "rows"),
-    ("taxis", "tables {src}/real/taxis.csv {dst} --target fare --drop tip,total --dates parts --missing mean", "rows"),
+    ("taxis", "tables {src}/real/taxis.csv {dst} --target fare --drop tip,total --dates days --missing mean", "rows"),
     ("jsonl", "tables {src}/lines.jsonl {dst}", "rows"),
     ("like", "tables {src}/real/diamonds.csv {dst} --like {diamonds}", "rows"),
     ("volumes", "arrays {src}/arrays {dst}", "array"),

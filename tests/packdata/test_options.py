@@ -81,7 +81,7 @@ MAKING: list[tuple[str, str, str, dict[str, Any]]] = [
     ("tables", "t.csv", "--categorical zip", {"categorical": ("zip",)}),
     ("tables", "odd.csv --on-error skip", "--numeric y", {"numeric": ("y",), "on_error": "skip"}),
     ("tables", "like.csv", "--like train", {"like": "train"}),
-    ("tables", "dates.csv", "--dates parts", {"dates": "parts"}),
+    ("tables", "dates.csv", "--dates days", {"dates": "days"}),
     ("tables", "gaps.csv", "--missing mean", {"missing": "mean"}),
     ("tables", "t.csv", "--missing-mask", {"missing_mask": True}),
     ("tables", "t.csv", "--dtype float64", {"dtype": "float64"}),

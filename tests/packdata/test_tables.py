@@ -318,52 +318,22 @@ def test_numbers_are_stored_as_asked(tmp_path: Path, dtype: str) -> None:
     assert reader.schema.fields["price"].dtype == ("float64" if dtype == "float64" else "float32")
 
 
-def test_dates_become_days_or_parts(tmp_path: Path) -> None:
+def test_dates_become_days(tmp_path: Path) -> None:
     times = ["1969-12-31 18:30:00", "2024-02-29 00:00:00", "2100-03-01 23:59:59", None]
-    when = pd.to_datetime(times)
-    table = pd.DataFrame({"when": when, "x": 1})
-    write_csv = tmp_path / "t.csv"
-    table.to_csv(write_csv, index=False)
+    pd.DataFrame({"when": pd.to_datetime(times)}).to_csv(tmp_path / "t.csv", index=False)
 
-    for dates in ("days", "parts"):
-        pack_tables(
-            write_csv, tmp_path / dates, dates=dates, missing="nan", dtype="float64", drop=("x",)
-        )
+    pack_tables(tmp_path / "t.csv", tmp_path / "p", dates="days", missing="nan", dtype="float64")
 
-    days = PackedReader(tmp_path / "days").column("features")[:, 0]
-    np.testing.assert_allclose(days[:2], [-1 + 18.5 / 24, 19782])
-    assert np.isnan(days[3])
-    reader = PackedReader(tmp_path / "parts")
-    assert features_of(reader).columns == tuple(
-        f"when_{part}" for part in ("year", "month", "day", "weekday", "hour")
-    )
-    rows = reader.column("features")
-    expected = np.stack(
-        [
-            when.year,
-            when.month,
-            when.day,
-            when.day_of_week,
-            when.hour + when.minute / 60 + when.second / 3600,
-        ],
-        1,
-    )
-    np.testing.assert_allclose(rows, expected)
+    days = PackedReader(tmp_path / "p").column("features")[:, 0]
+    np.testing.assert_allclose(days, [-1 + 18.5 / 24, 19782, 47542 - 1 / 86400, np.nan])
 
 
-def test_days_alone_have_no_hour_and_times_of_day_are_texts(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("day,at\n2024-01-01,12:30:00\n2024-01-02,06:00:00\n")
+def test_times_of_day_are_texts(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("at\n12:30:00\n06:00:00\n")
 
-    pack_tables(tmp_path / "t.csv", tmp_path / "p", dates="parts")
+    pack_tables(tmp_path / "t.csv", tmp_path / "p", dates="days")
 
-    reader = PackedReader(tmp_path / "p")
-    assert features_of(reader).columns == (
-        "day_year",
-        "day_month",
-        "day_day",
-        "day_weekday",
-    )
-    assert categories_of(reader).columns == ("at",)
+    assert categories_of(PackedReader(tmp_path / "p")).columns == ("at",)
 
 
 def test_missing_numbers_are_nan_or_mean_with_a_mask_on_request(tmp_path: Path) -> None:
@@ -685,11 +655,22 @@ def test_pandas_and_duckdb_read_the_shards(tmp_path: Path) -> None:
     )
 
 
+def test_missing_values_are_counted_of_the_rows_that_are_packed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,c,y\n1,a,1\n,,2\nNA,b,3\n,b,\n")
+
+    summary = pack_tables(
+        tmp_path / "t.csv", tmp_path / "out", target="y", missing="nan", on_error="skip"
+    )
+
+    assert "missing values: c (1), x (2)" in summary.notes
+    assert summary.counts["missing:x"] == 2
+
+
 def test_the_plan_can_be_looked_at_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write(frame(), tmp_path / "t.csv")
-    command = ["tables", str(source), str(tmp_path / "p"), "--target", "price", "--dates", "parts"]
+    command = ["tables", str(source), str(tmp_path / "p"), "--target", "price", "--dates", "days"]
 
     assert main([*command, "--dry-run"]) == 0
     assert "400 rows in 1 file" in capsys.readouterr().out

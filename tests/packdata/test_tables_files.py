@@ -160,30 +160,6 @@ def test_a_file_is_taken_once_whatever_it_is_called(
     assert summary.samples == 2
 
 
-@pytest.mark.parametrize(
-    ("suffix", "name"), [("parquet", "__index_level_0__"), ("csv", "column_1")]
-)
-def test_an_index_that_pandas_wrote_is_told_until_somebody_names_it(
-    tmp_path: Path, suffix: str, name: str
-) -> None:
-    table, source = pd.DataFrame({"x": [5.0, 6.0]}, index=[3, 4]), tmp_path / f"t.{suffix}"
-    if suffix == "csv":
-        table.to_csv(source)
-    else:
-        table.to_parquet(source)
-    told = f"perhaps an index, as pandas writes it (drop= leaves it out): {name}"
-
-    assert plan_tables([source]).notes() == [told]
-    assert plan_tables([source], drop=(name,)).notes() == []
-    assert plan_tables([source], target=(name,)).notes() == []
-
-
-def test_a_column_that_only_sounds_like_an_index_is_none(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("column_1,index,x\n1,2,3\n")
-
-    assert plan_tables([tmp_path / "t.csv"]).notes() == []
-
-
 def test_a_file_that_is_no_table_is_an_error_before_the_first_is_read(tmp_path: Path) -> None:
     for i in range(9):
         (tmp_path / f"{i}.jsonl").write_text("{\n")

@@ -74,7 +74,7 @@ def test_a_frame_is_served_as_it_would_be_packed(tmp_path: Path, frame: pd.DataF
         strict=True,
     ):
         assert all((a == b).all() for a, b in zip(one, other, strict=True))
-    again = packdata.arrays_of(frame, "y", drop=("n",), like=None, dates="parts")
+    again = packdata.arrays_of(frame, "y", drop=("n",), like=None, dates="days")
     assert list(again["schema"]) == ["features", "categories", "y"]
     like = packdata.arrays_of(frame[:5], (), like=tmp_path / "packed")
     assert (like["features"] == served.column("features")[:5]).all()

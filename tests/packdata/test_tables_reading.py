@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -155,16 +154,10 @@ def test_a_name_with_a_comma_is_given_in_quotes(tmp_path: Path) -> None:
     assert columns_of(PackedReader(tmp_path / "out")) == ("income, EUR",)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_missing_values_can_be_named(tmp_path: Path, suffix: str) -> None:
+def test_missing_values_of_csv_can_be_named(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": ["1", "?", "3", "\\N"], "c": ["None", "a", "?", "<NA>"]})
-    source = tmp_path / f"t.{suffix}"
-    if suffix == "csv":
-        frame.to_csv(source, index=False)
-    elif suffix == "jsonl":
-        frame.to_json(source, orient="records", lines=True)
-    else:
-        frame.to_parquet(source)
+    source = tmp_path / "t.csv"
+    frame.to_csv(source, index=False)
     words = ("?", "None", "<NA>", "\\N")
 
     reader = packed(tmp_path, source, missing_values=words, missing="nan", numeric=("x",))
@@ -178,57 +171,30 @@ def test_missing_values_can_be_named(tmp_path: Path, suffix: str) -> None:
     assert len(PackedReader(tmp_path / "c")) == 4
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_missing_values_that_are_numbers_are_missing_where_a_file_has_numbers(
-    tmp_path: Path, suffix: str
-) -> None:
-    frame = pd.DataFrame({"whole": [1, -999, 3], "share": [-999, 2.5, 3], "small": [1, 2, 3]})
-    source = tmp_path / f"t.{suffix}"
-    if suffix == "csv":
-        source.write_text("whole,share,small\n1,-999,1\n-999,2.5,2\n3,3,3\n")
-    elif suffix == "jsonl":
-        frame.to_json(source, orient="records", lines=True)
-    else:
-        frame.astype({"small": "uint8"}).to_parquet(source)
-
-    reader = packed(tmp_path, source, missing_values=("-999", "?"), missing="nan")
-
-    expected = [[1, np.nan, 1], [np.nan, 2.5, 2], [3, 3, 3]]
-    np.testing.assert_array_equal(reader.column("features"), expected)
-
-
-def test_decimals_and_dictionaries_have_missing_numbers_too(tmp_path: Path) -> None:
-    columns = {
-        "price": pa.array([Decimal("1.50"), Decimal(-999)], pa.decimal128(8, 2)),
-        "coded": pa.array([-999, 4]).dictionary_encode(),
-    }
-    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-
-    reader = packed(tmp_path, tmp_path / "t.parquet", missing_values=("-999.0",), missing="nan")
-
-    np.testing.assert_array_equal(reader.column("features"), [[1.5, np.nan], [np.nan, 4]])
+def test_missing_values_are_refused_where_there_is_no_csv(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError):
+        plan_tables(pd.DataFrame({"x": ["?", "1"]}), missing_values=("?",))
 
 
 # ------------------------------------------------------------------------------ all problems at once
 
 
-MANY = "id,when,kg,empty,tags,a,wide,in\n" + "".join(
-    f"{i},2024-01-0{i},{'6 kg' if i == 3 else i},,t{i},{'' if i == 2 else i},{i}e40,{i}\n"
-    for i in range(1, 7)
+MANY = "id,when,kg,empty,tags\n" + "".join(
+    f"{i},2024-01-0{i},{'6 kg' if i == 3 else i},,t{i}\n" for i in range(1, 7)
 )
 
 
-def test_all_problems_are_told_at_once_each_with_its_remedy(
+def test_columns_of_no_one_kind_are_named_together_each_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("packdata.tables.scan.MAX_CATEGORIES", 4)
-    source = write(tmp_path, MANY.replace("in\n", '"in, out"\n').replace(",6\n", ",inf\n"))
+    source = write(tmp_path, MANY)
 
     with pytest.raises(SourceError, check=At("t.csv")) as caught:
         plan_tables([source])
 
     lines = caught.value.what.splitlines()[1:]
-    for column in ("when", "kg", "empty", "tags", "a", "wide", "in, out"):
+    for column in ("when", "kg", "empty", "tags"):
         (line,) = (line for line in lines if f"column {column!r}" in line)
         assert "=" in line.partition(repr(column))[2]  # the argument that helps
 
@@ -243,61 +209,16 @@ def test_all_columns_that_are_not_there_are_told_at_once(tmp_path: Path) -> None
 # ------------------------------------------------------------------------------ folders of keys
 
 
-def test_keys_of_folders_are_columns(tmp_path: Path) -> None:
-    for year, place in (
-        (2023, "new%20york"),
-        (2024, "__HIVE_DEFAULT_PARTITION__"),
-        (2024, "oslo"),
-    ):
-        folder = tmp_path / f"in/year={year}/place={place}"
-        folder.mkdir(parents=True)
-        pq.write_table(pa.table({"x": [1.0, 2.0]}), folder / "part.parquet")
-    write(tmp_path, "", "in/_SUCCESS")
+@pytest.mark.parametrize("source", ["in", "in/*/*.parquet"])
+def test_folders_of_keys_are_refused(tmp_path: Path, source: str) -> None:
+    (tmp_path / "in/year=2023").mkdir(parents=True)
+    (tmp_path / "in/year=2024").mkdir()
+    for year in (2023, 2024):
+        pq.write_table(pa.table({"x": [1.0]}), tmp_path / f"in/year={year}/a.parquet")
 
-    reader = packed(tmp_path, tmp_path / "in")
-
-    assert columns_of(reader) == ("x", "year")
-    rows = [[1, 2023], [2, 2023], [1, 2024], [2, 2024], [1, 2024], [2, 2024]]
-    assert reader.column("features").tolist() == rows
-    kind: Any = reader.schema.fields["categories"]
-    assert kind.vocabularies == (("new york", "oslo"),)
-    assert reader.column("categories")[:, 0].tolist() == [1, 1, 0, 0, 2, 2]
-    pattern = packed(tmp_path / "b", f"{tmp_path}/in/**/*.parquet")
-    assert pattern.column("features").tolist() == rows
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_keys_of_folders_above_text_files_are_columns(tmp_path: Path, suffix: str) -> None:
-    for month in ("1", "2"):
-        text = f"x\n{month}\n" if suffix == "csv" else json.dumps({"x": int(month)})
-        write(tmp_path, text, f"in/month={month}/a.{suffix}")
-
-    reader = packed(tmp_path, tmp_path / "in", target=("month",))
-
-    assert reader.column("month").tolist() == [1, 2]
-    assert reader.column("features").tolist() == [[1], [2]]
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-@pytest.mark.parametrize("options", [{"features": ["year"]}, {"drop": ["x", "y"]}])
-def test_keys_of_folders_may_be_all_columns_that_are_taken(
-    tmp_path: Path, suffix: str, options: dict[str, list[str]]
-) -> None:
-    for year, num in ((2023, 2), (2024, 3)):
-        frame = pd.DataFrame({"x": range(num), "y": range(num)})
-        folder = tmp_path / f"in/year={year}"
-        folder.mkdir(parents=True)
-        made = {
-            "csv": frame.to_csv(index=False).encode() + b"1,2,3\n",  # one row too long
-            "jsonl": frame.to_json(orient="records", lines=True).encode(),
-            "parquet": frame.to_parquet(),
-        }
-        (folder / f"a.{suffix}").write_bytes(made[suffix])
-
-    reader = packed(tmp_path, tmp_path / "in", on_error="skip", **options)
-
-    assert columns_of(reader) == ("year",)
-    assert reader.column("features").ravel().tolist() == [2023, 2023, 2024, 2024, 2024]
+    with pytest.raises(SourceError, check=lambda e: "year=202" in str(e.path)):
+        pack_tables(str(tmp_path / source), tmp_path / "out")
+    assert pack_tables(tmp_path / "in/year=2024", tmp_path / "one").samples == 1
 
 
 @pytest.mark.parametrize("columns", [["x"], ["x", "x2"]])
@@ -308,28 +229,6 @@ def test_a_table_of_which_all_columns_are_dropped_is_refused(
     for source in (write(tmp_path, frame.to_csv(index=False)), frame):
         with pytest.raises(SchemaError):
             pack_tables(source, tmp_path / "out", drop=columns)
-
-
-@pytest.mark.parametrize("options", [{}, {"features": ["x", "y"]}])
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_a_column_of_the_file_goes_before_a_key_of_the_same_name(
-    tmp_path: Path, suffix: str, options: dict[str, list[str]]
-) -> None:
-    text = "x,y\n1,5\n" if suffix == "csv" else json.dumps({"x": 1, "y": 5})
-    write(tmp_path, text, f"in/y=7/a.{suffix}")
-
-    assert packed(tmp_path, tmp_path / "in", **options).column("features").tolist() == [[1, 5]]
-
-
-def test_the_key_of_a_folder_stands_where_lines_of_json_name_no_such_column(
-    tmp_path: Path,
-) -> None:
-    write(tmp_path, json.dumps({"x": 1, "y": 5}), "in/y=7/a.jsonl")
-    write(tmp_path, json.dumps({"x": 2}), "in/y=7/b.jsonl")
-
-    reader = packed(tmp_path, tmp_path / "in", features=["x", "y"])
-
-    assert reader.column("features").tolist() == [[1, 5], [2, 7]]
 
 
 # ------------------------------------------------------------------------------ text that is none
@@ -365,7 +264,7 @@ def test_json_that_is_nested_deep_is_an_error_of_one_line(
     assert len(done.stderr) < 600
     is_read = sys.version_info >= (3, 14) and (kind, depth) == ("list", 20_000)
     if depth == 100 or is_read:
-        assert "column 'b': it holds lists or objects" in done.stderr
+        assert "column 'b': " in done.stderr
     elif depth > 1000:
         assert f"{source}, line 2: its values are nested too deep" in done.stderr
         skipped = subprocess.run([*run, str(tmp_path / "b"), "--on-error", "skip"], timeout=60)

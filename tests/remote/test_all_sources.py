@@ -56,8 +56,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "masks/b",
         "arrays",
         "segs",
-        "t/year=2024",
-        "t/year=2025",
+        "t",
         "tars",
         "yolo/images/a",
         "yolo/labels/a",
@@ -134,7 +133,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for year in (2024, 2025):
         text = "".join(f"{i},{i * year / 7:.3f},{'xyz'[i % 3]}\n" for i in range(900))
-        (root / "t" / f"year={year}" / "part.csv").write_text("number,price,kind\n" + text)
+        (root / "t" / f"{year}.csv").write_text("number,price,kind\n" + text)
     (root / "rows.jsonl").write_text(
         "".join(json.dumps({"a": i, "b": f"w{i % 5}"}) + "\n" for i in range(500))
     )
@@ -625,11 +624,11 @@ def test_tables_are_packed_like_one_at_a_url_and_by_a_plan_there(
     assert [main([*parts, f"{i}/2"]) for i in range(2)] == [0, 0]
     finish("s3://out/train")
 
-    assert main(["tables", f"{RAW}/t/year=2024", "s3://out/like", "--like", "s3://out/train"]) == 0
+    assert main(["tables", f"{RAW}/t/2024.csv", "s3://out/like", "--like", "s3://out/train"]) == 0
 
     pack_tables(files / "t", tmp_path / "train", target=["price"])
     assert read_manifest("s3://out/train").schema == read_manifest(tmp_path / "train").schema
-    pack_tables(files / "t" / "year=2024", tmp_path / "like", like=tmp_path / "train")
+    pack_tables(files / "t" / "2024.csv", tmp_path / "like", like=tmp_path / "train")
     assert shards_at(store.root / "out" / "like") == shards_at(tmp_path / "like")
 
 

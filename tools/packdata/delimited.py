@@ -82,7 +82,6 @@ class CsvRows(TextRows):
         missing: Texts that stand for no value, as an empty cell does.
 
     Attributes:
-        unnamed: Columns that are called by their number, for lack of a name.
         header: Whether its first row gave the names.
     """
 
@@ -93,11 +92,12 @@ class CsvRows(TextRows):
         usual = "\t" if suffix_inside(path.name) == ".tsv" else ","
         self.delimiter = options.delimiter or usual
         self.header = options.header and not options.names
-        self.unnamed: list[str] = []
         self._missing = missing
         super().__init__(path)
         self._begin, self._line, cells = self._first_row(options.skip_rows)
-        self.columns: tuple[str, ...] = options.names or self._named(cells)
+        given = [cell.strip() if self.header else "" for cell in cells]
+        numbered = (name or f"column_{i}" for i, name in enumerate(given, 1))
+        self.columns: tuple[str, ...] = options.names or tuple(numbered)
         if len(self.columns) != len(cells):
             what = f"its first row has {len(cells)} cells, and names gives {len(self.columns)}"
             raise SourceError(what, f"{path}, line {self._line}")
@@ -141,14 +141,6 @@ class CsvRows(TextRows):
         if not self.header:
             return begin, line, cells
         return begin + end, line + text.count("\n"), cells
-
-    def _named(self, cells: list[str]) -> tuple[str, ...]:
-        """Return the names in the first row; of those without one, and where it is none, the number."""
-        given = [cell.strip() if self.header else "" for cell in cells]
-        self.unnamed = [
-            f"column_{i}" for i, name in enumerate(given, 1) if self.header and not name
-        ]
-        return tuple(name or f"column_{i}" for i, name in enumerate(given, 1))
 
     def _check_cells(self, cells: list[str], text: str, rest: bytes) -> None:
         if "\r" in text.strip("\r\n"):

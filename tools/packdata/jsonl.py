@@ -9,24 +9,18 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from packdata.readers import arrow_lines, filled_lines, json_object
 from packdata.rows import DATES, Rows, TextRows
-from packdata.types import KINDS, NO_VALUES, as_text
+from packdata.types import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from packdata.rows import Part
-    from packdata.types import Codes, Kind
-
-_KINDS = [
-    (python, KINDS.index(kind))
-    for python, kind in ((bool, "flag"), (int, "number"), (float, "number"), (str, "text"))
-]
+    from packdata.types import Kind
 
 
 class JsonRows(TextRows):
@@ -56,7 +50,7 @@ class JsonRows(TextRows):
             if table is None
             else Rows(table, partial(self._line_of, part))
         )
-        yield Rows(_some_of(rows.table, columns), rows.line, rows.bad, rows.mixed)
+        yield Rows(_some_of(rows.table, columns), rows.line, rows.bad)
 
     def _line_of(self, part: Part, row: int) -> int:
         """Return the line of a row of a part: the part is read once more."""
@@ -105,15 +99,8 @@ def _by_hand(data: bytes, first_line: int, kinds: Mapping[str, Kind]) -> Rows:
     names = dict.fromkeys(name for _, row in rows for name in row)
     values = {name: [row.get(name) for _, row in rows] for name in names}
     arrays = {name: _column(column, kinds.get(name)) for name, column in values.items()}
-    mixed = {
-        name: _kinds(column)
-        for name, column in values.items()
-        if kinds.get(name) is None
-        and pa.types.is_string(arrays[name].type)
-        and not all(value is None or isinstance(value, str) for value in column)
-    }
     table = pa.table(arrays) if arrays else pa.table({"": pa.nulls(len(rows))}).select([])
-    return Rows(table, [number for number, _ in rows].__getitem__, bad, mixed)
+    return Rows(table, [number for number, _ in rows].__getitem__, bad)
 
 
 class _JsonCell(str):
@@ -131,24 +118,17 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _column(values: list[Any], kind: Kind | None) -> pa.Array:
-    known = [value for value in values if value is not None]
-    if kind != "text" and any(isinstance(value, _JsonCell) for value in known):
-        return pa.ExtensionArray.from_storage(pa.json_(pa.string()), _texts(values))
-    if kind != "text" and known:
-        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
-            return pa.array([_float(value) for value in values], pa.float64())
-        if all(isinstance(value, bool) for value in known):
-            return pa.array(values, pa.bool_())
-    return _texts(values)
-
-
-def _kinds(values: list[Any]) -> Codes:
-    """Return the kind of each value, as its place in ``GROUPS``; None for those that say nothing."""
-    found = np.zeros(len(values), np.int8)
-    for i, value in enumerate(values):
-        if value is not None and value not in NO_VALUES:
-            found[i] = next(code for python, code in _KINDS if isinstance(value, python))
-    return found
+    """Return values as one type; lists, objects, and values of several kinds as JSON, which is none that is packed."""
+    found = {type(value) for value in values} - {type(None)}
+    if kind == "text" or found <= {str}:
+        return _texts(values)
+    if found <= {int, float}:
+        return pa.array([_float(value) for value in values], pa.float64())
+    if found == {bool}:
+        return pa.array(values, pa.bool_())
+    if kind is not None and _JsonCell not in found:
+        return _texts(values)
+    return pa.ExtensionArray.from_storage(pa.json_(pa.string()), _texts(values))
 
 
 def _float(value: float | None) -> float | None:

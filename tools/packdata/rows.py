@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from packdata.types import Codes
 
 DELIMITED = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson")
@@ -61,13 +60,11 @@ class Rows:
         table: The columns that were asked for.
         line: Says at which line or row of the file a row of the table stands.
         bad: Lines that were left out, and why.
-        mixed: Of columns of JSON with values of several kinds: the kind of each, as its place in ``types.KINDS``.
     """
 
     table: pa.Table
     line: Callable[[int], int]
     bad: Sequence[tuple[int, str]] = ()
-    mixed: Mapping[str, Codes] = field(default_factory=dict)
 
 
 class RowFile(ABC):

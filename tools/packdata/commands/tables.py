@@ -74,12 +74,11 @@ Tables are .csv, .tsv, .jsonl (each also compressed: .gz, .bz2, .zst, .lz4), .pa
 .feather files of any size. Numbers become the field 'features' (a row of numbers per sample), texts
 the field 'categories' (numbered by frequency, 0 for unknown or missing), and each --target a field
 of its own. What Parquet, Arrow and JSON declare as text stays text; a CSV column is numeric if all
-its cells are numbers and none begins with zeros (01234). Subfolders are skipped, except those named
-like year=2024, which become columns.
+its cells are numbers and none begins with zeros (01234). Subfolders are skipped.
 NAMES are separated by commas; quote a name that holds a comma: '"income, EUR",age'.""",
     example="""\
 packdata tables diamonds.csv packed --target price
-packdata tables 'taxis-*.csv' packed --target fare --dates parts --missing mean --drop id
+packdata tables 'taxis-*.csv' packed --target fare --dates days --missing mean --drop id
 packdata tables train.parquet packed/train --target label --categorical label,zip --standardize
 packdata tables test.parquet packed/test --like packed/train""",
 )

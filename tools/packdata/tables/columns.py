@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import keyword
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from loaders.errors import SourceError
 from loaders.schema import Array, Categories, Features, Label
 from packdata.moments import Moments, standardized
 from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, ColumnPlan, TargetColumn
-from packdata.tables.notes import notes_on
 from packdata.tables.values import in_words, spelled_once
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 # Equal numbers, 2 to 2,000,000 of them, were seen to deviate by up to 4.6 of these epsilons.
 _NOISE = 8 * float(np.finfo(float).eps)
-_FRACTIONS = ("days", "hour")
 _NAMES = {  # of the kinds of values, in messages
     "number": "numbers",
     "code": "numbers that begin with zeros",
@@ -55,34 +52,6 @@ def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str)
     raise SourceError(what, where, hint or f"It has {in_words(columns)}")
 
 
-class _Problems:
-    """What keeps columns from being packed as they are: all of it, so that it is mended at once.
-
-    Args:
-        source: What to call the table.
-    """
-
-    def __init__(self, source: Path | str) -> None:
-        self.source = source
-        self._found: dict[str, tuple[str, Path | str, str]] = {}
-
-    def add(self, column: str, what: str, hint: str, where: Path | str = "") -> None:
-        """Note a problem of a column; of each the first one is kept."""
-        self._found.setdefault(column, (what, where or self.source, hint))
-
-    def __contains__(self, column: str) -> bool:
-        return column in self._found
-
-    def check(self) -> None:
-        """Raise SourceError if there are problems."""
-        if len(self._found) == 1:
-            raise SourceError(*self._found.popitem()[1])
-        if self._found:
-            lines = [f"  {where}: {what}. {hint}" for what, where, hint in self._found.values()]
-            count = f"{len(self._found)} columns cannot be packed as they are"
-            raise SourceError("\n".join([f"{count}:", *lines]), self.source)
-
-
 def plan_columns(
     scan: Scan, options: TableOptions, source: Path | str, *, skips: bool = False
 ) -> ColumnPlan:
@@ -95,37 +64,39 @@ def plan_columns(
         skips: Rows that cannot be packed are left out.
 
     Raises:
-        SourceError: Columns are not of one kind, have no values, or do not fit the options: all that do.
+        SourceError: Columns are not of one kind (it names all of these), have no values, or do not fit the options.
         SchemaError: Nothing is left to pack.
     """
     if not scan.num_rows:
         raise SourceError("the table has no rows", source)
     named = [name for name in options.named if name not in options.drop]
     check_names(named, list(scan.columns), source)
-    which = "row that can be packed" if scan.bad else "row"
-    problems = _Problems(source)
-    roles = {
-        name: _role(name, scan.columns[name], options, problems, which)
-        for name in _used(scan, options)
-    }
+    roles: dict[str, str] = {}
+    problems: list[SourceError] = []
+    for name in _used(scan, options):
+        try:
+            roles[name] = _role(name, scan.columns[name], options, source)
+        except SourceError as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        what = f"{len(problems)} columns cannot be packed as they are:"
+        raise SourceError("\n".join([what, *(f"  {problem}" for problem in problems)]), source)
     learned = [name for name in roles if name not in options.target]
     numbers = [name for name in learned if roles[name] != "text"]
-    usable = [name for name in numbers if name not in problems]
     if not skips:
-        _check_numbers(numbers, scan, options, problems)
-    features = _features(usable, roles, scan, options, source)
+        _check_numbers(numbers, scan, options)
+    features = _features(numbers, roles, scan, options) if numbers else None
     if features is not None and not skips:
-        _check_range(features, problems)
-    problems.check()
+        _check_range(features, source)
     targets = tuple(_target(name, roles[name], scan, options) for name in options.target)
     taken = {FEATURES, CATEGORIES, MISSING}
     targets = tuple(replace(t, field=_free_name(t.field, taken)) for t in targets)
     texts = [name for name in learned if roles[name] == "text"]
     categories = _categories(texts, scan, options) if texts else None
     mask = options.missing_mask and features is not None
-    plan = ColumnPlan(features, categories, targets, mask)
-    words = [name for name in roles if roles[name] == "text"]
-    return replace(plan, notes=tuple(notes_on(plan, words, scan, options)))
+    return ColumnPlan(features, categories, targets, mask)
 
 
 def _used(scan: Scan, options: TableOptions) -> list[str]:
@@ -138,60 +109,53 @@ def _used(scan: Scan, options: TableOptions) -> list[str]:
     return [name for name in scan.columns if name not in dropped]
 
 
-def _role(
-    name: str, column: ColumnScan, options: TableOptions, problems: _Problems, which: str
-) -> str:
-    """Return ``number``, ``flag``, ``date`` or ``text``; ``text`` too where there is a problem."""
-    groups = set(column.groups)
-    is_numeric = name in options.numeric
+def _role(name: str, column: ColumnScan, options: TableOptions, source: Path | str) -> str:
+    """Return ``number``, ``flag``, ``date`` or ``text``; SourceError if the values are of no one kind."""
     drop = f"drop={[name]}" if name not in options.target else "pack without it"
     if column.other:
-        problems.add(name, f"column {name!r}: {column.other}", f"Leave it out: {drop}")
-    elif not groups and (bad := column.first.get("bad")) is not None:
-        what = f"column {name!r} holds no {'number' if is_numeric else 'date'} ({bad.shown!r})"
-        hint = "Do not name it in numeric=, or leave it out" if is_numeric else "Leave it out"
-        problems.add(name, what, f"{hint}: {drop}", bad.where)
-    elif not groups:
+        raise SourceError(f"column {name!r}: {column.other}", source, f"Leave it out: {drop}")
+    if not column.groups and (bad := column.first.get("bad")) is not None:
+        what = f"column {name!r} holds no {'number' if name in options.numeric else 'date'}"
+        hint = f"Leave it out: {drop}"
+        raise SourceError(f"{what} ({bad.shown!r})", bad.where, hint)
+    if not column.groups:
         hint = f"Leave it out: {drop}"
         if column.num_unsure:
             hint += f"; categorical={[name]} takes {next(iter(column.counts))!r} as text"
-        problems.add(name, f"column {name!r} has no value in any {which}", hint)
-    elif name in options.categorical or is_numeric:
+        raise SourceError(f"column {name!r} has no value in any row", source, hint)
+    if name in options.categorical or name in options.numeric:
         return "text" if name in options.categorical else "number"
-    else:
-        return _group(name, column, groups, options, problems)
-    return "text"
+    return _group(name, column, options)
 
 
-def _group(
-    name: str, column: ColumnScan, groups: set[Any], options: TableOptions, problems: _Problems
-) -> str:
-    """Return of which one kind the values of a column are; ``text`` where there is a problem."""
+def _group(name: str, column: ColumnScan, options: TableOptions) -> str:
+    """Return of which one kind the values of a column are."""
+    groups = set(column.groups)
     if "code" in groups and groups <= {"code", "number", "flag", "text"}:
         return "text"  # with zeros in front, all its numbers are names
     if groups == {"flag", "text"}:
         return "text"
     if len(groups) > 1:
-        _add_mixed(name, column, groups, problems)
-        return "text"
+        raise _mixed(name, column)
     (group,) = groups
-    if group in ("date", "zoned"):
-        if options.dates is None:
-            first = column.first[group]
-            hint = f"dates='days' or 'parts' makes numbers of them, drop={[name]} leaves them out"
-            problems.add(name, f"column {name!r} holds dates ({first.shown!r})", hint, first.where)
-        return "date"
-    return str(group)
+    if group not in ("date", "zoned"):
+        return str(group)
+    if options.dates is None:
+        first = column.first[group]
+        hint = f"dates='days' makes numbers of them, drop={[name]} leaves them out"
+        raise SourceError(f"column {name!r} holds dates ({first.shown!r})", first.where, hint)
+    return "date"
 
 
-def _add_mixed(name: str, column: ColumnScan, groups: set[Any], problems: _Problems) -> None:
-    most, *rest = sorted(groups, key=lambda g: (-column.groups[g], g == "text", g))
-    odd, usual = column.first[rest[0]], column.first[most]
-    what = f"column {name!r} has {_NAMES[rest[0]]} ({odd.shown!r}) among {_NAMES[most]}"
+def _mixed(name: str, column: ColumnScan) -> SourceError:
+    counts = column.groups
+    most, odd, *_ = sorted(counts, key=lambda g: (-counts[g], g == "text", g))
+    first, usual = column.first[odd], column.first[most]
+    what = f"column {name!r} has {_NAMES[odd]} ({first.shown!r}) among {_NAMES[most]}"
     hint = f"categorical={[name]} takes all as categories, drop={[name]} leaves it out"
-    if "number" in groups:
+    if "number" in counts:
         hint += f", numeric={[name]} with on_error='skip' leaves such rows out"
-    problems.add(name, f"{what} ({usual.shown!r}: {usual.where})", hint, odd.where)
+    return SourceError(f"{what} ({usual.shown!r}: {usual.where})", first.where, hint)
 
 
 def _target(name: str, role: str, scan: Scan, options: TableOptions) -> TargetColumn:
@@ -235,29 +199,19 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def _features(
-    numbers: Sequence[str],
-    roles: Mapping[str, str],
-    scan: Scan,
-    options: TableOptions,
-    source: Path | str,
-) -> Features | None:
-    """Return the field of numbers; dates may be several of them."""
-    sources = [(name, how) for name in numbers for how in _hows(name, roles[name], scan, options)]
-    if not sources:
-        return None
-    names = [_column_name(name, how) for name, how in sources]
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is not None:
-        raise SourceError(f"a date makes a column {twice!r}, which is there", source, "Rename it")
-    kept = [_moments(scan.columns[name], how) for name, how in sources]
+    names: Sequence[str], roles: Mapping[str, str], scan: Scan, options: TableOptions
+) -> Features:
+    """Return the field of numbers."""
+    hows = ["days" if roles[name] == "date" else roles[name] for name in names]
+    kept = [_moments(scan.columns[name], how) for name, how in zip(names, hows, strict=True)]
     return Features(
         dtype=options.dtype,
         columns=tuple(names),
-        sources=tuple(sources),
+        sources=tuple(zip(names, hows, strict=True)),
         mean=tuple(m.least if m.least == m.most else m.mean for m in kept),
         std=tuple(
-            _deviation(m, is_whole=how not in _FRACTIONS and scan.columns[name].is_whole)
-            for m, (name, how) in zip(kept, sources, strict=True)
+            _deviation(m, is_whole=how != "days" and scan.columns[name].is_whole)
+            for m, name, how in zip(kept, names, hows, strict=True)
         ),
         least=tuple(m.least for m in kept),
         most=tuple(m.most for m in kept),
@@ -266,24 +220,9 @@ def _features(
     )
 
 
-def _hows(name: str, role: str, scan: Scan, options: TableOptions) -> tuple[str, ...]:
-    if role != "date":
-        return (role,)
-    parts = options.parts_of_dates
-    hours = scan.columns[name].moments.get("hour")
-    if hours is not None and hours.most == 0:  # days alone
-        parts = tuple(part for part in parts if part != "hour")
-    return parts
-
-
-def _column_name(name: str, how: str) -> str:
-    return name if how in ("number", "flag", "days") else f"{name}_{how}"
-
-
 def _moments(column: ColumnScan, how: str) -> Moments:
     if how != "flag":
-        moments = column.moments[how]
-        return moments if moments.count else Moments(least=0.0, most=0.0)  # infinities alone
+        return column.moments if column.moments.count else Moments(least=0.0, most=0.0)
     moments = Moments()
     for text, count in column.known_texts.items():
         flag = float(text.strip().lower() == "true")
@@ -300,39 +239,34 @@ def _deviation(moments: Moments, *, is_whole: bool) -> float:
     return moments.std if is_exact or moments.std > _NOISE * largest else 0.0
 
 
-def _check_numbers(
-    numbers: Sequence[str], scan: Scan, options: TableOptions, problems: _Problems
-) -> None:
-    """Add what is missing where nothing may be, and what is infinite."""
-    lacking = [name for name in numbers if "missing" in scan.columns[name].first]
-    counts = [f"{name} ({_num_missing(scan.columns[name]):,})" for name in lacking]
+def _check_numbers(numbers: Sequence[str], scan: Scan, options: TableOptions) -> None:
+    """Raise SourceError for what is infinite, and what is missing where nothing may be."""
     for name in numbers:
-        first = scan.columns[name].first
-        if "infinite" in first:
-            what = f"column {name!r} is infinite ({first['infinite'].shown})"
+        if (first := scan.columns[name].first.get("infinite")) is not None:
+            what = f"column {name!r} is infinite ({first.shown})"
             hint = f"drop={[name]} leaves the column out, on_error='skip' such rows"
-            problems.add(name, what, hint, first["infinite"].where)
+            raise SourceError(what, first.where, hint)
+    lacking = [name for name in numbers if "missing" in scan.columns[name].first]
     if lacking and options.missing == "error":
-        what = f"column {lacking[0]!r} has no value here; values are missing in {in_words(counts)}"
+        columns = [scan.columns[name] for name in lacking]
+        counts = [c.num_missing + c.num_unsure for c in columns]
+        named = [f"{name} ({count:,})" for name, count in zip(lacking, counts, strict=True)]
+        what = f"column {lacking[0]!r} has no value here; values are missing in {in_words(named)}"
         hint = "missing='nan' or 'mean' says what becomes of them, on_error='skip' leaves such rows out"
-        problems.add(lacking[0], what, hint, scan.columns[lacking[0]].first["missing"].where)
+        raise SourceError(what, columns[0].first["missing"].where, hint)
 
 
-def _num_missing(column: ColumnScan) -> int:
-    return column.num_missing + column.num_unsure
-
-
-def _check_range(features: Features, problems: _Problems) -> None:
-    """Add numbers that the dtype cannot hold."""
+def _check_range(features: Features, source: Path | str) -> None:
+    """Raise SourceError for numbers that the dtype cannot hold."""
     most = float(np.finfo(features.dtype).max)
-    for i, (name, (column, _)) in enumerate(zip(features.columns, features.sources, strict=True)):
+    for i, name in enumerate(features.columns):
         ends = [features.least[i], features.most[i]]
         if features.standardized:
             ends = [standardized(end, features.mean[i], features.std[i]) for end in ends]
         if max(map(abs, ends)) > most:
             what = f"column {name!r} has numbers of {ends[0]:g} to {ends[1]:g}"
             hint = f"{features.dtype} holds up to {most:g}: use dtype='float32' or 'float64'"
-            problems.add(column, what, hint)
+            raise SourceError(what, source, hint)
 
 
 def _categories(names: Sequence[str], scan: Scan, options: TableOptions) -> Categories:
@@ -390,6 +324,9 @@ def plan_like(
         if name not in drop and target.column not in drop:
             targets.append(target)
     plan = ColumnPlan(features, categories, tuple(targets), mask)
+    if features and not {how for _, how in features.sources} <= {"number", "flag", "days"}:
+        hint = "Pack the training data again, with dates='days' or with columns of your own"
+        raise SourceError("the dataset has years or other parts of dates", like, hint)
     _check_columns(plan, columns, like, path)
     return plan
 

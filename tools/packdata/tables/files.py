@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from glob import has_magic
 from types import MappingProxyType
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
-
-import pyarrow as pa
 
 from loaders.errors import SchemaError, SourceError
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
 from packdata.options import changed
-from packdata.rows import ANY_KIND, COMPRESSIONS, DELIMITED, JSON_LINES, RowFile, suffix_inside
+from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, RowFile, suffix_inside
 from packdata.sources.base import foreign_hint, is_hidden, suffix_of
 from packdata.sources.listed import (
     files_matching,
@@ -28,7 +25,7 @@ from packdata.sources.listed import (
 from packdata.sources.refused import check_folder, check_regular
 from packdata.sources.row_kinds import listed_files
 from packdata.tables.typed import arrow_table, parquet_table
-from packdata.tables.values import in_words, without_words
+from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +34,10 @@ if TYPE_CHECKING:
     from packdata.rows import Part, Rows
     from packdata.types import Kind
 
-_NO_KEY = "__HIVE_DEFAULT_PARTITION__"
+_KEYS_HINT = (
+    'Let another tool read its keys as columns: pack_tables(duckdb.sql("from '
+    "read_parquet('FOLDER/**/*.parquet', hive_partitioning=true)\"), dst)"
+)
 _CELLS = (*DELIMITED, ".txt")
 _KINDS: dict[str, Callable[[Path], RowFile]] = {
     **dict.fromkeys(JSON_LINES, JsonRows),
@@ -73,6 +73,9 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]
                 others[real] = other
     if not paths:
         raise SourceError("there is no table to pack", ", ".join(map(str, sources)))
+    folders = list(dict.fromkeys(path.parent for path in paths.values()))
+    if len(folders) > 1 and "=" in folders[0].name:  # of which a pattern names the files
+        raise SourceError("folders such as year=2024 are not read", folders[0], _KEYS_HINT)
     taken = {*paths, *map(real_path, sources)}
     ignored = Counter(other for real, other in others.items() if real not in taken)
     return list(paths.values()), ignored
@@ -81,17 +84,14 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]
 class LazyTableFile(RowFile):
     """A file of a source: opened as what its suffix says, when it is first asked about.
 
-    The keys of folders such as ``year=2024`` above it are columns of it.
-
     Args:
         path: The file.
         options: How CSV files are read.
-        missing: Texts that stand for no value.
+        missing: Texts that stand for no value in these.
     """
 
     def __init__(self, path: Path, options: CsvOptions, missing: Sequence[str]) -> None:
         self.path, self._options, self._missing = path, options, tuple(missing)
-        self._keys = _keys_of_folders(path)
 
     @cached_property
     def opened(self) -> RowFile:
@@ -110,16 +110,12 @@ class LazyTableFile(RowFile):
 
     @property
     def columns(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        """Those of the file, and the keys."""
-        if suffix_inside(self.path.name) in JSON_LINES:
-            return None
-        own = self.opened.columns or ()
-        return tuple(dict.fromkeys((*own, *self._keys))) if self._keys else own
+        """Its columns."""
+        return None if suffix_inside(self.path.name) in JSON_LINES else self.opened.columns
 
     def guesses(self, column: str) -> frozenset[Kind]:
-        """Return what texts of a column may be: a folder's name declares nothing."""
-        is_own = column not in self._keys or column in (self.opened.columns or ())
-        return self.opened.guesses(column) if is_own else ANY_KIND
+        """Return what texts of a column may be."""
+        return self.opened.guesses(column)
 
     def parts(self, number: int = 0) -> Iterator[Part]:
         """List the parts of the file."""
@@ -131,30 +127,13 @@ class LazyTableFile(RowFile):
         columns: Sequence[str] | None = None,
         kinds: Mapping[str, Kind] = MappingProxyType({}),
     ) -> Iterator[Rows]:
-        """Read columns of a part, the keys among them."""
-        known = (
-            self.opened.columns
-        )  # None of JSON, of which a piece may have a column of a key's name
-        wanted = None if columns is None else {*columns}
-        keys = {
-            key: value
-            for key, value in self._keys.items()
-            if key not in (known or ()) and (wanted is None or key in wanted)
-        }
-        own = columns
-        # One at least: without any there are no rows.
-        if columns is not None and known is not None and keys:
-            own = [name for name in columns if name not in keys] or known[:1]
-        for rows in self.opened.read(part, own, kinds):
-            table = rows.table
-            if self._missing and not isinstance(self.opened, CsvRows):
-                table = without_words(table, self._missing)
-            for key, value in keys.items():
-                if key not in table.column_names or table[key].null_count == len(table):
-                    constant = pa.repeat(pa.scalar(value, pa.string()), len(table))
-                    others = table.select([name for name in table.column_names if name != key])
-                    table = others.append_column(key, constant)
-            yield replace(rows, table=table if columns is None else table.select([*columns]))
+        """Read columns of a part."""
+        yield from self.opened.read(part, columns, kinds)
+
+
+def is_csv(path: Path) -> bool:
+    """Tell whether a file is read as CSV."""
+    return suffix_inside(path.name) in _CELLS
 
 
 def opened(file: RowFile) -> RowFile:
@@ -170,7 +149,7 @@ def open_tables(
     Args:
         paths: The files.
         options: How CSV files are read.
-        missing: Texts that stand for no value.
+        missing: Texts that stand for no value in these.
 
     Raises:
         SchemaError: There are options for CSV files, but no such file.
@@ -178,7 +157,7 @@ def open_tables(
     opened_in_order(paths)
     options = CsvOptions() if options is None else options
     given = changed(options)
-    if given and not any(suffix_inside(path.name) in _CELLS for path in paths):
+    if given and not any(map(is_csv, paths)):
         raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
     return [LazyTableFile(path, options, missing) for path in paths]
 
@@ -238,16 +217,6 @@ class CommonColumns:
             raise SourceError(what, file.path, hint)
 
 
-def _keys_of_folders(path: Path) -> dict[str, str | None]:
-    keys: dict[str, str | None] = {}
-    for folder in path.absolute().parents:
-        key, is_one, value = folder.name.partition("=")
-        if not is_one or not key:
-            break
-        keys.setdefault(unquote(key), None if value == _NO_KEY else unquote(value))
-    return dict(reversed(keys.items()))
-
-
 def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
     """Return what a source names: tables, and of a folder what else is there, with its suffix or ``FOLDER``."""
     path = place_of_source(source)
@@ -263,7 +232,7 @@ def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
 
 
 def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
-    """Return what a folder holds, and what its folders such as ``year=2024`` do."""
+    """Return what a folder holds."""
     inside = [path for path in sorted(folder.iterdir()) if not is_hidden(path.name)]
     listed = listed_files(folder, [path.name for path in inside])
     # Beside the files of a dataset lie their index, and what caches have left.
@@ -281,10 +250,10 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
         if path in tables:
             found.append((path, None))
         elif "=" in path.name and path.is_dir():
-            found += _list_folder(path)
+            raise SourceError("folders such as year=2024 are not read", path, _KEYS_HINT)
         else:
             found.append((path, FOLDER if path.is_dir() else suffix_of(path.name)))
-    if not any(other is None for _, other in found) and "=" not in folder.name:
+    if not any(other is None for _, other in found):
         below = (suffix_of(path.name) for path in sorted(folder.glob("*/*")))
         suffix = next((suffix for suffix in below if suffix in _SUFFIXES), None)
         hint = f"'{folder}/**/*{suffix}' takes those in its folders" if suffix else ""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from loaders.checks import as_list
 from loaders.errors import SchemaError
 from packdata.options import check_choices, opt
-from packdata.tables.values import DATE_FORMS
 
 _LISTS = ("target", "features", "drop", "categorical", "numeric")
 
@@ -25,8 +24,8 @@ class TableOptions:
     numeric: tuple[str, ...] = opt((), "columns of numbers: text in them is an error")
     dates: str | None = opt(
         None,
-        "store dates as days since 1970, or as year, month, day, weekday and hour, in UTC (default: an error)",
-        choices=DATE_FORMS,
+        "store dates as days since 1970, in UTC (default: a column of dates is an error)",
+        choices=("days",),
     )
     missing: str = opt(
         "error",
@@ -46,7 +45,8 @@ class TableOptions:
         "store the features as (value - mean) / std of all rows; for test data see --like",
     )
     missing_values: tuple[str, ...] = opt(
-        (), r"texts that mean a missing value, such as '?,None,\N' (the empty cell always does)"
+        (),
+        r"texts in CSV files that mean a missing value, such as '?,None,\N' (the empty cell always does)",
     )
 
     def __post_init__(self) -> None:
@@ -75,16 +75,3 @@ class TableOptions:
     def named(self) -> tuple[str, ...]:
         """Every column that is named somewhere, once."""
         return tuple(dict.fromkeys(name for names in _LISTS for name in getattr(self, names)))
-
-    @property
-    def parts_of_dates(self) -> tuple[str, ...]:
-        """What a date may become."""
-        from packdata.tables.values import PARTS_OF_DATES
-
-        return PARTS_OF_DATES if self.dates == "parts" else ("days",) if self.dates else ()
-
-    @property
-    def parts_of_dates_and_targets(self) -> tuple[str, ...]:
-        """The same, and what a date to predict becomes."""
-        days = ("days",) if self.dates and self.target else ()
-        return tuple(dict.fromkeys((*self.parts_of_dates, *days)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
@@ -41,14 +41,14 @@ from packdata.tables.columns import (
     plan_columns,
     plan_like,
 )
-from packdata.tables.files import CommonColumns, list_tables, open_tables, opened
+from packdata.tables.files import CommonColumns, is_csv, list_tables, open_tables, opened
 from packdata.tables.kept import TableReader
-from packdata.tables.notes import header_notes
 from packdata.tables.options import TableOptions
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import Scanner
 from packdata.tables.typed import frame_table, is_frame
 from packdata.tables.values import in_words
+from packdata.types import KINDS, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from packdata.rows import RowFile
     from packdata.tables.scan import Scan
     from packdata.types import Kind
-
-_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +177,10 @@ def plan_tables(
         _check_like(chosen)
         missing_values = chosen.missing_values or missing_values_of(like)
         chosen = replace(chosen, missing_values=missing_values)
-    files, given, ignored = _opened(sources, csv, chosen)
+    files, given, ignored = _opened(sources, csv, chosen.missing_values)
+    if options.get("missing_values") and not any(is_csv(file.path) for file in files):
+        hint = "replace these texts before, such as by frame.replace('?', None)"
+        raise SchemaError(f"missing_values is for CSV files, and there is none: {hint}")
     before = _identity(files)
     reader = TableReader(files, keeps=keeps and like is None)
     first_pass = FirstPass() if first_pass is None else first_pass
@@ -218,14 +219,14 @@ def plan_tables(
 
 
 def _opened(
-    sources: Sequence[Path | str] | Path | str | Any, csv: CsvOptions, options: TableOptions
+    sources: Sequence[Path | str] | Path | str | Any, csv: CsvOptions, missing: Sequence[str]
 ) -> tuple[list[RowFile], tuple[Path | str, ...], Counter[str]]:
     """Return the files of sources, what these are called, and what else folders hold."""
     if is_frame(sources):
-        return [frame_table(sources, options.missing_values)], (), Counter()
+        return [frame_table(sources)], (), Counter()
     sources = [sources] if isinstance(sources, str | Path) else [*sources]
     paths, ignored = list_tables(sources)
-    files = open_tables(paths, csv, options.missing_values)
+    files = open_tables(paths, csv, missing)
     return files, tuple(without_secrets(sources)), ignored
 
 
@@ -295,7 +296,7 @@ def _scanner(
         common,
         kinds,
         options.drop,
-        options.parts_of_dates_and_targets,
+        options.dates is not None,
         check_workers(workers),
         on_error,
         Quiet() if progress is None else progress,
@@ -305,41 +306,46 @@ def _scanner(
 def _learned(scanner: Scanner, options: TableOptions) -> _Learned:
     """Return what was found of all rows; they are read again where a late part tells that numbers are names."""
     files, found = scanner.reader.files, scanner.scan()
-    if late := _read_as_numbers(found, scanner.kinds):
-        again = replace(scanner, kinds={**scanner.kinds, **dict.fromkeys(late, "text")}).scan()
-        for name in late:
-            again.columns[name].first["code"] = found.columns[name].first["code"]
-        found = again
-    found.classes = opened(files[0]).classes
-    plan = plan_columns(found, options, files[0].path, skips=scanner.on_error == "skip")
-    notes = (*plan.notes, *_name_notes(scanner.common, found, plan, options))
-    return found.parts, replace(plan, notes=notes), found.num_rows + found.bad
-
-
-def _read_as_numbers(found: Scan, kinds: Mapping[str, Kind]) -> list[str]:
-    """Return the columns of texts of which some parts were read as numbers."""
-    return [
+    late = [
         name
         for name, column in found.columns.items()
         if {"code"} <= column.groups.keys() <= {"code", "number", "text", "flag"}
-        and column.moments
-        and name not in kinds
+        and column.moments.count
+        and name not in scanner.kinds
     ]
+    if late:
+        kinds: dict[str, Kind] = {**scanner.kinds, **dict.fromkeys(late, "text")}
+        found = replace(scanner, kinds=kinds).scan()
+    found.classes = opened(files[0]).classes
+    plan = plan_columns(found, options, files[0].path, skips=scanner.on_error == "skip")
+    notes = (*_rounded(plan, found), *_header_notes(scanner.common))
+    return found.parts, replace(plan, notes=notes), found.num_rows + found.bad
 
 
-def _name_notes(
-    common: CommonColumns, found: Scan, plan: ColumnPlan, options: TableOptions
-) -> Iterator[str]:
-    """Say that names look like values, and which columns are probably no values but the numbers of the rows."""
+def _rounded(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
+    """Say which whole numbers are rounded by the dtype in which they are stored."""
+    features = plan.features
+    sources = [(features.dtype, *source) for source in features.sources] if features else []
+    targets = [(plan.target_dtype, target.column, target.how) for target in plan.targets]
+    for dtype, name, how in (*sources, *targets):
+        column, exact = scan.columns[name], 2.0 ** (np.finfo(dtype).nmant + 1)
+        moments = column.moments
+        if how == "number" and column.is_whole and max(-moments.least, moments.most) > exact:
+            yield f"{dtype} rounds values of {name}; see dtype="
+
+
+def _header_notes(common: CommonColumns) -> Iterator[str]:
+    """Say that the first row of a CSV file looks like values: years are names in many tables, ``0.1`` is none."""
     file = None if common.first is None else opened(common.first)
-    unnamed: Sequence[str] = ()
-    if isinstance(file, CsvRows):
-        unnamed = file.unnamed
-        if file.header:
-            yield from header_notes(common.columns or (), found)
-    found_names = [name for name in plan.kinds if name in unnamed or _INDEX.fullmatch(name)]
-    if numbers := [name for name in found_names if name not in options.named]:
-        yield f"perhaps an index, as pandas writes it (drop= leaves it out): {in_words(numbers)}"
+    names = (common.columns or []) if isinstance(file, CsvRows) and file.header else []
+    kinds = [KINDS[code] for code in kinds_of(pa.array(names, pa.string()))]
+    is_odd = any(
+        kind == "code" or (kind == "number" and not name.strip().isdigit())
+        for name, kind in zip(names, kinds, strict=True)
+    )
+    if names and ("text" not in kinds or is_odd):
+        few = in_words(names, 4)
+        yield f"the header looks like values ({few}): header=False if it is the first row, names= gives names"
 
 
 def _check_like(options: TableOptions) -> None:

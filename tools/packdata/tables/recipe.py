@@ -20,7 +20,7 @@ from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, kind_of
 from packdata.tables.scan import place
 from packdata.tables.values import (
-    Dates,
+    DAY_US,
     Flags,
     Floats,
     Numbers,
@@ -250,7 +250,6 @@ class _Table:
         self.wrong: dict[int, Why] = {}
         self._arrays: dict[str, pa.Array] = {}
         self._numbers: dict[tuple[str, Kind], Numbers] = {}
-        self._dates: dict[tuple[str, Kind], Dates] = {}
 
     def __len__(self) -> int:
         return len(self._table)
@@ -268,12 +267,7 @@ class _Table:
 
     def numbers(self, column: str, how: str) -> Floats:
         values = self._of(column, how).values
-        if how in ("number", "flag"):
-            return values
-        key = column, kind_of(how)
-        if key not in self._dates:
-            self._dates[key] = Dates(values)
-        return self._dates[key].part(how)
+        return values / DAY_US if how == "days" else values
 
     def missing(self, column: str, how: str) -> Flags:
         return self._of(column, how).missing

@@ -20,7 +20,7 @@ from loaders.errors import SourceError
 from packdata.moments import Moments
 from packdata.packing.pool import OrderedPool
 from packdata.tables.values import (
-    Dates,
+    DAY_US,
     Group,
     Numbers,
     at_places,
@@ -124,20 +124,18 @@ class ColumnScan:
         first: Where each kind was seen first, also ``missing`` and ``infinite`` numbers, and ``bad`` values that are
             none of a kind that was asked for.
         other: Why it has no place in a row, if so.
-        moments: Of the numbers, or of each part of the dates.
+        moments: Of the numbers, or of the dates in days.
         words: How often each text occurs.
         is_whole: True if no number has a fraction.
-        has_times: True if a date has a time of day, or the column holds nothing else.
     """
 
     num_missing: int = 0
     num_unsure: int = 0
     groups: Counter[Group] = field(default_factory=Counter)
     first: dict[str, Seen] = field(default_factory=dict)
-    moments: dict[str, Moments] = field(default_factory=dict)
+    moments: Moments = field(default_factory=Moments)
     words: Words = field(default_factory=Words)
     is_whole: bool = True
-    has_times: bool = False
     other: str = ""
 
     def add(self, other: ColumnScan) -> None:
@@ -146,12 +144,10 @@ class ColumnScan:
         self.num_unsure += other.num_unsure
         self.groups.update(other.groups)
         self.first = other.first | self.first
-        for name, moments in other.moments.items():
-            self.moments.setdefault(name, Moments()).add(moments)
+        self.moments.add(other.moments)
         self.words.update(other.words)
         self.other = self.other or other.other
         self.is_whole &= other.is_whole
-        self.has_times |= other.has_times
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
@@ -206,7 +202,7 @@ class Scanner:
         common: The columns that matter.
         kinds: What some columns are, whatever they seem to be.
         drop: Columns not to look at.
-        parts_of_dates: What dates become, for their statistics.
+        dates: Whether texts in files that have types of their own may be dates.
         workers: Threads.
         on_error: ``"fail"`` ends at the first row that cannot be read.
         progress: Is told of every row.
@@ -216,7 +212,7 @@ class Scanner:
     common: CommonColumns
     kinds: Mapping[str, Kind]
     drop: Sequence[str]
-    parts_of_dates: Sequence[str]
+    dates: bool
     workers: int
     on_error: OnError
     progress: Progress
@@ -254,14 +250,14 @@ class Scanner:
         dropped = {*self.drop}
         for rows in self.reader.read(part, self.common.columns, self.kinds):
             looks = [
-                _Look(name, rows, file, self.parts_of_dates)
+                _Look(name, rows, file, self.dates)
                 for name in rows.table.column_names
                 if name not in dropped
             ]
             typed = {look.name: look.at(self.kinds.get(look.name)) for look in looks}
             found.add(Scan([], len(rows.table), 0, {look.name: look.scan for look in looks}))
             bad += rows.bad
-            if file.is_text and not rows.mixed:
+            if file.is_text:
                 self.reader.keep(part, rows, typed)
         if bad and self.on_error == "fail":
             line, why = bad[0]
@@ -278,16 +274,12 @@ def place(file: RowFile, line: int) -> str:
 class _Look:
     """One column of some rows, looked at; ``scan`` is what it holds."""
 
-    def __init__(
-        self, name: str, rows: Rows, file: RowFile, parts_of_dates: Sequence[str]
-    ) -> None:
+    def __init__(self, name: str, rows: Rows, file: RowFile, dates: bool) -> None:
         self.scan = ColumnScan()
         self.name, self._rows, self._file = name, rows, file
-        self._parts_of_dates = parts_of_dates
         self._array = plain(combined(rows.table[name]))
-        self._mixed = rows.mixed.get(name)
         guesses = file.guesses(name)
-        self._guesses = guesses if parts_of_dates or "number" in guesses else frozenset[Kind]()
+        self._guesses = guesses if dates or "number" in guesses else frozenset[Kind]()
 
     def at(self, kind: Kind | None) -> pa.Array:
         """Take statistics of it as a kind, or as what it seems to be; return its values as that."""
@@ -319,7 +311,7 @@ class _Look:
         """Take texts for numbers or dates where all of them are, quickly; else look at each different one."""
         array, is_plain = self._array, is_text(self._array.type)
         texts = trimmed(array) if is_plain else array
-        found = quick(texts, self._guesses) if is_plain and self._mixed is None else None
+        found = quick(texts, self._guesses) if is_plain else None
         if found is not None:
             kind = group_of(found.type)
             assert kind is not None
@@ -358,12 +350,9 @@ class _Look:
     def _look_at_texts(self, coded: pa.DictionaryArray, guesses: frozenset[Kind]) -> pa.Array:
         """Count texts, and how many of them look like numbers or dates, where they may be some."""
         scan, counts = self.scan, self._count(coded)
-        if self._mixed is None:
-            kinds = _guessed_only(coded.dictionary, guesses)
-            of_rows = at_places(kinds, coded, 0)
-            sizes = np.bincount(kinds, counts, len(KINDS))
-        else:
-            of_rows, sizes = self._mixed, np.bincount(self._mixed, minlength=len(KINDS))
+        kinds = _guessed_only(coded.dictionary, guesses)
+        of_rows = at_places(kinds, coded, 0)
+        sizes = np.bincount(kinds, counts, len(KINDS))
         for code, kind in enumerate(KINDS):
             if kind is not None and sizes[code]:
                 scan.groups[kind] += int(sizes[code])
@@ -387,16 +376,13 @@ class _Look:
             self._note("bad", bad)
         kept = values if num_known == len(values) else values[known]
         if group == "number":
-            scan.moments["number"] = moments = Moments.of(kept)
-            if not np.isfinite([moments.least, moments.most]).all():
+            scan.moments = Moments.of(kept)
+            if not np.isfinite([scan.moments.least, scan.moments.most]).all():
                 self._note("infinite", np.isinf(values))
-                scan.moments["number"] = Moments.of(kept[np.isfinite(kept)])
+                scan.moments = Moments.of(kept[np.isfinite(kept)])
             scan.is_whole = _is_whole(kept[:1]) and _is_whole(kept)
         else:
-            dates = Dates(kept)
-            for part in self._parts_of_dates:
-                scan.moments[part] = Moments.of(dates.part(part))
-            scan.has_times = bool(dates.part("hour").any())
+            scan.moments = Moments.of(kept / DAY_US)
         if "bad" in scan.first:
             return self._array
         mask = missing if num_known < len(values) else None

@@ -15,7 +15,7 @@ from loaders.errors import SourceError
 from packdata.rows import Part, RowFile, Rows
 from packdata.sources.row_kinds import ArrowRows, ParquetRows
 from packdata.sources.rows import class_names
-from packdata.tables.values import combined, plain, without_words
+from packdata.tables.values import combined, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,6 @@ class TypedTable(RowFile):
         sizes: Rows of each group.
         tables: Yields a group, by its number, in one or more tables of the columns that are named.
         digest: Hash of all values, if it is a table in memory.
-        missing: Texts that stand for no value, as null does.
         classes: Names of classes of columns that hold their numbers.
     """
 
@@ -46,11 +45,10 @@ class TypedTable(RowFile):
         sizes: Sequence[int],
         tables: Callable[[int, list[str]], Iterator[pa.Table]],
         digest: str = "",
-        missing: Sequence[str] = (),
         classes: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
         self.path, self._sizes, self._tables, self.digest = path, sizes, tables, digest
-        self._missing, self.classes = missing, classes
+        self.classes = classes
         self.columns: tuple[str, ...] = tuple(columns)
 
     def guesses(self, column: str) -> frozenset[Kind]:
@@ -81,7 +79,7 @@ class TypedTable(RowFile):
                         for name, column in zip(table.column_names, table.columns, strict=True)
                     ]
                     named = pa.Table.from_arrays(arrays, names=table.column_names)
-                    yield Rows(without_words(named, self._missing), partial(int.__add__, row))
+                    yield Rows(named, partial(int.__add__, row))
                     row += len(table)
         except _UNREADABLE as error:
             what = f"the file cannot be read ({error})"
@@ -113,9 +111,7 @@ def arrow_table(path: Path) -> TypedTable:
     return _of_table(path, ArrowRows(path).rows)
 
 
-def _of_table(
-    path: Path, table: pa.Table, digest: str = "", missing: Sequence[str] = ()
-) -> TypedTable:
+def _of_table(path: Path, table: pa.Table, digest: str = "") -> TypedTable:
     def tables(group: int, names: list[str]) -> Iterator[pa.Table]:
         rows = table.slice(group * BATCH_ROWS, BATCH_ROWS).select(names)
         rows.validate(full=True)  # places beyond the buffers, and text that is none
@@ -123,7 +119,7 @@ def _of_table(
 
     sizes = [min(BATCH_ROWS, len(table) - at) for at in range(0, len(table), BATCH_ROWS)]
     names = class_names(table.schema)
-    return TypedTable(path, table.column_names, sizes, tables, digest, missing, names)
+    return TypedTable(path, table.column_names, sizes, tables, digest, names)
 
 
 def is_frame(source: Any) -> bool:
@@ -131,14 +127,14 @@ def is_frame(source: Any) -> bool:
     return hasattr(source, "__arrow_c_stream__") or hasattr(source, "iloc")
 
 
-def frame_table(frame: Any, missing: Sequence[str] = ()) -> TypedTable:
+def frame_table(frame: Any) -> TypedTable:
     """Open a table in memory; the index of a pandas DataFrame is no column of it."""
     path = Path(type(frame).__name__)
     table = _as_table(frame, path)
     digest = xxhash.xxh3_128(str(table.schema).encode())
     for batch in table.to_batches(BATCH_ROWS):
         digest.update(batch.serialize())
-    return _of_table(path, table, digest.hexdigest(), missing)
+    return _of_table(path, table, digest.hexdigest())
 
 
 def _as_table(frame: Any, name: Path) -> pa.Table:

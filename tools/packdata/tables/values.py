@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,11 +28,9 @@ if TYPE_CHECKING:
 Group = Kind | Literal["other"]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-PARTS_OF_DATES = ("year", "month", "day", "weekday", "hour")
-DATE_FORMS = ("days", "parts")
 _MAX_TYPE_CHARS = 60
 _WHOLE = r"^-?(?:0|[1-9]\d*)(?:\.0+)?$"
-_DAY_US = 86_400_000_000
+DAY_US = 86_400_000_000
 _UNITS_US = {"s": 1_000_000, "ms": 1000}
 _DATES = pa.timestamp("us"), pa.timestamp("us", "UTC")
 
@@ -76,7 +72,7 @@ def why_other(kind: pa.DataType) -> str:
     """Say that values of an Arrow type have no place in a row."""
     words = str(kind)
     if words == "extension<arrow.json>":
-        words = "lists or objects"
+        words = "lists, objects or values of several kinds"
     elif len(words) > _MAX_TYPE_CHARS:
         words = f"{words[:_MAX_TYPE_CHARS]}..."
     return (
@@ -112,42 +108,6 @@ def at_places(
         places = pc.fill_null(coded.indices.cast(pa.int64()), len(of_words)).to_numpy()
         of_words = np.append(of_words, np.array([none], of_words.dtype))
     found: npt.NDArray[Any] = of_words.take(places)
-    return found
-
-
-def without_words(table: pa.Table, words: Sequence[str]) -> pa.Table:
-    """Return a table in which these texts, and numbers as which they can be read, are no values."""
-    for i, field in enumerate(table.schema) if words else ():
-        kind = getattr(field.type, "value_type", field.type)
-        if is_text(kind):
-            coded = words_of(combined(table[i]))
-            is_none = flags_of(pc.is_in(coded.dictionary, value_set=pa.array(words, kind)))
-            if is_none.any():
-                indices = pc.if_else(
-                    pa.array(at_places(is_none, coded, True)),
-                    pa.scalar(None, coded.indices.type),
-                    coded.indices,
-                )
-                column = pa.DictionaryArray.from_arrays(indices, coded.dictionary)
-                column = column if pa.types.is_dictionary(field.type) else plain(column)
-                table = table.set_column(i, field.name, column)
-        elif numbers := _read_as(words, kind):
-            column = plain(combined(table[i]))
-            is_none = pc.is_in(column, value_set=pa.array(numbers, column.type))
-            column = pc.if_else(is_none, pa.scalar(None, column.type), column)
-            table = table.set_column(i, field.name, column)
-    return table
-
-
-def _read_as(words: Sequence[str], kind: pa.DataType) -> list[pa.Scalar]:
-    """Return the words that a column of numbers may hold: -999 is -999.0, and the other way round."""
-    types, found = pa.types, []
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
-        return []
-    for word in words:
-        whole = re.sub(r"\.0*$", "", word) if types.is_integer(kind) else word
-        with suppress(pa.ArrowException):
-            found.append(pa.scalar(whole).cast(kind))
     return found
 
 
@@ -233,60 +193,6 @@ def _in_us(dates: pa.Array) -> pa.Array:
         most = (2**63 - 1) // _UNITS_US[dates.type.unit]
         held = pc.less_equal(pc.abs(counts), most)
         return pc.cast(pc.if_else(held, dates, pa.scalar(None, dates.type)), us)
-
-
-class Dates:
-    """Dates and their parts.
-
-    Args:
-        us: ``(N,)``: microseconds since 1970; NaN where there is no date.
-    """
-
-    def __init__(self, us: Floats) -> None:
-        none = np.isnan(us)
-        self._us, self._none = us, none if none.any() else None
-        whole = us if self._none is None else np.where(none, 0, us)
-        self._whole = whole.astype(np.int64)
-        self._days = self._whole // _DAY_US
-
-    def part(self, name: str) -> Floats:
-        """Return ``days`` since 1970, or a part of each date.
-
-        ``year``, ``month`` (1 to 12), ``day`` (1 to 31), ``weekday`` (0 is Monday), ``hour`` (0 to 24, with its
-        fraction).
-        """
-        if name == "days":
-            return self._us / _DAY_US
-        if name == "hour":
-            values = (self._whole - self._days * _DAY_US) / 3_600_000_000
-        else:
-            values = _part_of_days(self._days, name)
-        return values if self._none is None else np.where(self._none, np.nan, values)
-
-
-def _part_of_days(days: npt.NDArray[np.int64], name: str) -> Floats:
-    if not len(days):
-        return np.empty(0)
-    least, most = int(days.min()), int(days.max())
-    if most - least < len(days):  # each day of the calendar once
-        days, of_all = days - least, _part_of_each(np.arange(least, most + 1), name)
-        found: Floats = of_all[days]
-        return found
-    return _part_of_each(days, name)
-
-
-def _part_of_each(days: npt.NDArray[np.int64], name: str) -> Floats:
-    if name == "weekday":
-        weekdays: Floats = np.mod(days + 3, 7).astype(np.float64)  # 1970 began on a Thursday
-        return weekdays
-    dates = days.astype("datetime64[D]")
-    months = dates.astype("datetime64[M]")
-    values: npt.NDArray[np.int64] = {
-        "year": months.astype(np.int64) // 12 + 1970,
-        "month": months.astype(np.int64) % 12 + 1,
-        "day": (dates - months).astype(np.int64) + 1,
-    }[name]
-    return values.astype(np.float64)
 
 
 def codes(array: pa.Array, vocabulary: pa.Array) -> npt.NDArray[np.int64]:
