@@ -279,3 +279,42 @@ def test_compressed_lists_are_read_and_cut_ones_refused(
     source.write_bytes(source.read_bytes()[:-9])
     with pytest.raises(SourceError):
         open_source(source)
+
+
+@pytest.mark.parametrize(
+    ("mark", "cells"), [("|", ["a|b", "a", "b | c", ""]), (" ", ["0 16", "0", "16 3", ""])]
+)
+def test_cells_of_several_labels_are_taken_apart(
+    tmp_path: Path, mark: str, cells: list[str]
+) -> None:
+    expected = [{part.strip() for part in cell.split(mark)} - {""} for cell in cells]
+    source = labelled(tmp_path, cells)
+
+    pack_images(source, tmp_path / "out", multi_label=mark)
+
+    dataset = ShardDataset(tmp_path / "out")
+    assert dataset.classes == tuple(sorted(set().union(*expected)))
+    for sample, names in zip(dataset, expected, strict=True):
+        flags = zip(dataset.classes, sample.label.tolist(), strict=True)
+        assert {name for name, flag in flags if flag} == names
+
+
+def test_cells_of_several_labels_are_held_to_the_classes_given(tmp_path: Path) -> None:
+    source = labelled(tmp_path, ["a|b"])
+
+    pack_images(source, tmp_path / "out", classes=["b", "a", "x"], multi_label="|")
+
+    assert ShardDataset(tmp_path / "out")[0].label.tolist() == [1, 1, 0]
+    with pytest.raises(SourceError):
+        plan_images(source, classes=["a"], multi_label="|")
+    with pytest.raises(SourceError):
+        plan_images(labelled(tmp_path, ["1"]), multi_label="|")
+
+
+def labelled(folder: Path, cells: list[str]) -> Path:
+    """Write a list of a picture for each cell of labels."""
+    for i in range(len(cells)):
+        (folder / f"{i}.jpg").write_bytes(jpeg(i))
+    rows = "".join(f"{i}.jpg,{cell}\n" for i, cell in enumerate(cells))
+    (folder / "list.csv").write_text(f"path,label\n{rows}")
+    return folder / "list.csv"

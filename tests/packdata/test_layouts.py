@@ -126,7 +126,7 @@ def test_classes_that_combine_labels_are_noted(
 
     notes = plan_images(tmp_path / "l.csv").notes()
 
-    assert any("MultiLabel" in note for note in notes) == joined
+    assert any("multi_label" in note for note in notes) == joined
 
 
 def test_folders_in_a_tar_are_said_to_be_no_classes(tmp_path: Path) -> None:

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from loaders.checks import shown
 from loaders.codecs import Codec, codec_for
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.errors import CodecError, SourceError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, place_of
-from loaders.schema import Array, Bytes, Field, Json, Label, Text
+from loaders.schema import Array, Bytes, Field, Json, Label, MultiLabel, Text
 from loaders.system.regular import read_regular
 from packdata.sources.base import Column, Item, Source, is_folder, is_missing, read_file
 
@@ -35,6 +38,7 @@ class LabelField:
     name: str
     column: Column
     field: Field
+    separator: str = ""  # between the names in a cell of a ``MultiLabel``
     codec: Codec = dataclasses.field(init=False)
     # The number of each class by name; empty if there are no names.
     numbers: Mapping[str, int] = dataclasses.field(init=False)
@@ -42,7 +46,9 @@ class LabelField:
     has_digits: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        classes = (self.field.classes if isinstance(self.field, Label) else None) or ()
+        classes = (
+            () if not isinstance(self.field, Label | MultiLabel) else self.field.classes or ()
+        )
         numbers = {name: number for number, name in enumerate(classes)}
         object.__setattr__(self, "codec", codec_for(self.field))
         object.__setattr__(self, "numbers", numbers)
@@ -52,6 +58,8 @@ class LabelField:
         """Return the record of an item's label; SourceError if it is missing, no class, or does not fit."""
         value = item.labels.get(self.name)
         value = None if self.name == LABEL and is_missing(value) else value
+        if isinstance(self.field, MultiLabel):
+            value = self._flags(value, item.where)
         if value is None and self.column.kind != "json":
             value = self._stand_in(item.where)
         if isinstance(self.field, Label):
@@ -76,6 +84,13 @@ class LabelField:
             hint = f"NaN cannot stand for it: float64 may round others of the column. {hint}"
         raise SourceError(f"the {self.name} is missing", where, hint)
 
+    def _flags(self, value: Any, where: str) -> npt.NDArray[np.uint8]:
+        """Return a 1 for each class that a cell names."""
+        flags = np.zeros(len(self.numbers), np.uint8)
+        for name in _parts("" if value is None else str(value), self.separator):
+            flags[self._number(name, where)] = 1
+        return flags
+
     def _number(self, value: Any, where: str) -> int:
         if isinstance(value, int) and self.column.kind == "class":
             if value == -1:  # Hugging Face's mark for "not labelled", in test splits
@@ -98,7 +113,9 @@ def _name_of(column: Column, number: int, where: str) -> str:
 
 
 def label_fields(
-    sources: Mapping[str, Source], classes: Sequence[str] | Path | str | None
+    sources: Mapping[str, Source],
+    classes: Sequence[str] | Path | str | None,
+    separator: str = "",
 ) -> dict[str, tuple[LabelField, ...]]:
     """Return the label fields of each source.
 
@@ -108,26 +125,46 @@ def label_fields(
     elsewhere ``Text``; lists and objects ``Json``. Sources that name classes share the list:
     theirs if all have the same, else all names together, sorted. A whole number is a class's number,
     but where classes are named by such numbers it is a name: in a list, the two look the same.
-    ``classes`` fix those of ``label``: names, a file with one a line, or a packed dataset.
+    ``classes`` fix those of ``label``: names, a file with one a line, or a packed dataset. With a ``separator`` a cell
+    of ``label`` holds any number of names: ``MultiLabel``.
 
     Raises:
         SourceError: A class is not in ``classes``, there are no labels for them, or they cannot be
             read.
     """
-    columns = [pair for source in sources.values() for pair in source.labels.items()]
+    by_split = {split: _apart(source, separator) for split, source in sources.items()}
+    columns = [pair for labels in by_split.values() for pair in labels.items()]
     named = dict.fromkeys(name for name, column in columns if column.kind == "class")
     lists = {name: _shared_classes([c for n, c in columns if n == name]) for name in named}
     if classes is not None:
         lists[LABEL] = read_classes(classes)
-        _check_fixed(sources, lists[LABEL], classes)
+        _check_fixed(sources, by_split, lists[LABEL], classes)
     gaps = {name for name, column in columns if column.num_missing}
     return {
         split: tuple(
-            LabelField(name, column, _field(name, column, lists.get(name), name in gaps))
-            for name, column in source.labels.items()
+            LabelField(name, column, MultiLabel(lists[name]), separator)
+            if separator and name == LABEL
+            else LabelField(name, column, _field(name, column, lists.get(name), name in gaps))
+            for name, column in labels.items()
         )
-        for split, source in sources.items()
+        for split, labels in by_split.items()
     }
+
+
+def _parts(cell: str, separator: str) -> list[str]:
+    return [part.strip() for part in cell.split(separator) if part.strip()]
+
+
+def _apart(source: Source, separator: str) -> Mapping[str, Column]:
+    """Return the columns of a source, the classes of ``label`` taken apart; SourceError if there are no texts."""
+    if not separator:
+        return source.labels
+    column = source.labels.get(LABEL)
+    if column is None or column.kind != "class" or column.numbered:
+        hint = "multi_label= is for texts of several names, such as 'cat|dog'"
+        raise SourceError("no texts in the column of labels", source.name, hint)
+    names = {part for cell in column.classes for part in _parts(cell, separator)}
+    return {**source.labels, LABEL: dataclasses.replace(column, classes=tuple(sorted(names)))}
 
 
 def _shared_classes(columns: Sequence[Column]) -> tuple[str, ...]:
@@ -150,8 +187,13 @@ def _field(name: str, column: Column, classes: tuple[str, ...] | None, has_gaps:
     return {"text": Text(), "json": Json(), "bytes": Bytes()}[column.kind]
 
 
-def _check_fixed(sources: Mapping[str, Source], fixed: tuple[str, ...], given: object) -> None:
-    labels = {s.name: s.labels[LABEL] for s in sources.values() if LABEL in s.labels}
+def _check_fixed(
+    sources: Mapping[str, Source],
+    columns: Mapping[str, Mapping[str, Column]],
+    fixed: tuple[str, ...],
+    given: object,
+) -> None:
+    labels = {sources[n].name: each[LABEL] for n, each in columns.items() if LABEL in each}
     if not labels:
         what = "it has no labels, so classes mean nothing"
         names = ", ".join(source.name for source in sources.values())

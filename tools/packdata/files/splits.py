@@ -64,6 +64,9 @@ class SourceOptions:
         "columns are stored as NaN",
         "NAME",
     )
+    multi_label: str = opt(
+        "", "what stands between several labels in a cell, such as '|': a 0 or 1 for each", "SEP"
+    )
 
     def absolute(self) -> SourceOptions:
         """Return the same for whatever folder is the working folder."""
@@ -106,7 +109,7 @@ def open_splits(
     sources = _open_all(src, options, kind, beside, has_annotations)
     if extend is not None:
         sources = {name: extend(source, name) for name, source in sources.items()}
-    labels = label_fields(sources, options.classes)
+    labels = label_fields(sources, options.classes, options.multi_label)
     splits = [
         Split(name, source, labels[name], _masks_of(options, name, source, kind), beside)
         for name, source in sources.items()
@@ -271,8 +274,8 @@ def _joined_labels(splits: Sequence[Split]) -> Iterator[str]:
         if any(mark in name for name in classes) and len(parts) < len(classes):
             joined = next(name for name in classes if mark in name)
             yield (
-                f"{len(classes)} classes such as {joined!r} combine {len(parts)} labels: packdata.pack takes lists "
-                "of them, with a field MultiLabel"
+                f"{len(classes)} classes such as {joined!r} combine {len(parts)} labels: multi_label={mark!r} "
+                "stores each of them"
             )
             return
 
