@@ -194,38 +194,6 @@ def dct(run: Run) -> None:
     run.add("dct", f"yuv420 {side} px, then Normalize bf16", num / took, "images/s", batch=num)
 
 
-def crops(run: Run) -> None:
-    """Crops of 224 out of ``dct`` images of 512: only the blocks they touch, beside whole images."""
-    from loaders import BatchAugment
-    from loaders import augment as ops
-    from loaders.codecs import codec_for
-    from loaders.device.augment import draw_moves
-    from loaders.device.blocks import Cut, cut_around
-    from loaders.device.decode import Coefficients, DctFinish
-    from loaders.schema import Image
-
-    num, side, out = run.size(256, 3), run.size(512, 64), run.size(224, 20)
-    field = Image(size=(side, side), codec="dct", quality=90)
-    codec: Any = codec_for(field)
-    records = [np.frombuffer(codec.encode(p), np.uint8) for p in smooth_pictures(3, side)]
-    rows = np.empty((num, codec.row_nbytes()), np.uint8)
-    escapes = codec.fill([records[i % 3] for i in range(num)], rows)
-    half = Coefficients(*(torch.from_numpy(part).to(run.device) for part in (rows, *escapes)))
-    steps = [ops.RandomCrop(out), ops.RandomHorizontalFlip()]
-    drawn = draw_moves(steps, (side, side), np.arange(num), seed=0, epoch=0)
-    finish, crop = DctFinish.of(field).to(run.device), BatchAugment(steps)
-    found = cut_around(drawn, (side, side), finish.unit)
-    assert found is not None, "nothing is saved"
-    cut = Cut(found[0].corners.to(run.device), found[0].size)
-    moves, rest = (m._replace(table=m.table.to(run.device)) for m in (drawn, found[1]))
-    want = crop(finish(half), moves=moves)
-    check(crop(finish(half, cut), moves=rest), want.cpu(), 1, "blocks of crops")
-    whole = seconds(run, lambda: crop(finish(half), moves=moves), 9)
-    took = seconds(run, lambda: crop(finish(half, cut), moves=rest), 9)
-    name = f"dct {side} px, crops of {out} and flips"
-    run.add("crops", name, num / took, "images/s", of_whole=whole / took)
-
-
 def jpeg(run: Run) -> None:
     """JPEG files decoded by the device: by nvImageCodec and by torchvision, whichever is there, and by a core."""
     from loaders import JpegFinish
@@ -489,5 +457,5 @@ def network(run: Run) -> nn.Module:
 
 
 CASES = {
-    case.__name__: case for case in (normalize, dct, crops, augment, edits, gather, prefetch, jpeg)
+    case.__name__: case for case in (normalize, dct, augment, edits, gather, prefetch, jpeg)
 }  # in the order of their goals

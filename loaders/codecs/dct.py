@@ -153,7 +153,7 @@ class DctCodec:
     # -- decoding ----------------------------------------------------------------------------------
 
     def decode(self, record: UInt8Array, side: int = 8, multiply: Product = product) -> UInt8Array:
-        """Return H x W x C pixels of a record, or of as much of it as the scale needs.
+        """Return H x W x C pixels of a record.
 
         ``side`` is 8 for full scale; 4, 2 or 1 for 1/2, 1/4 or 1/8, sides rounded up. CodecError if the record is
         damaged, or of other settings than the field's.
@@ -166,43 +166,27 @@ class DctCodec:
         Raises:
             CodecError: The record is damaged, or of other settings than the field's.
         """
-        self.check(record, side)
+        self.check(record)
         row = np.empty((1, self.row_nbytes(side)), np.uint8)
         escapes = self.fill([record], row)
         coefficients = row.view(np.int8).reshape(-1).astype(np.float64)
         coefficients[escapes.positions] += escapes.adds
         return coefficients.reshape(side * side, -1)
 
-    def check(self, record: UInt8Array, side: int = 8) -> None:
-        """Compare a record, or the prefix that a scale needs, with the checks in its head.
+    def check(self, record: UInt8Array) -> None:
+        """Compare a record with the checks in its head.
 
         Raises:
             CodecError: It is damaged, or of other settings than the field's.
         """
         head = self._head(record)
         at = _HEADER.size + head.num_escapes * _ESCAPE.itemsize
-        for size, check in list(zip(head.sizes, head.checks, strict=True))[
-            : SIDES.index(side) + 1
-        ]:
+        for size, check in zip(head.sizes, head.checks, strict=True):
             if _check(record[at : at + size]) != check:
                 raise CodecError("the record is damaged: a check of its bytes does not match")
             at += size
-        if at > len(record) or (side == SIDES[-1] and at < len(record)):
+        if at != len(record):
             raise CodecError(f"the record has {len(record)} bytes, its header says {at}")
-
-    header_nbytes = _HEADER.size
-
-    def head_nbytes(self, record: UInt8Array) -> int:
-        """Return how many bytes there are before the bands, as the first ``header_nbytes`` of a record say."""
-        if len(record) < _HEADER.size:
-            return len(record)
-        return _HEADER.size + int(_HEADER.unpack_from(record.data)[6]) * _ESCAPE.itemsize
-
-    def prefix_nbytes(self, record: UInt8Array, side: int) -> int:
-        """Return how many bytes of a record a scale needs."""
-        head = self._head(record)
-        escapes = head.num_escapes * _ESCAPE.itemsize
-        return _HEADER.size + escapes + sum(head.sizes[: SIDES.index(side) + 1])
 
     def _head(self, record: UInt8Array) -> _Head:
         if len(record) < _HEADER.size:

@@ -74,8 +74,6 @@ class Store:
     anew.
     """
 
-    reads_whole = True  # records; see ``PrefixRecords``
-
     def __init__(
         self,
         shards: Sequence[Shard],  # the shards, in sample order

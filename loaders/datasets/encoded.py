@@ -5,42 +5,33 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import torch
-
+from loaders.augment.planning import output_size
 from loaders.codecs.heads import picture_size, pixels_within
 from loaders.datasets.base import SamplesOf, check_stored
 from loaders.datasets.moving import check_arrays_stay
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.known import known_of
-from loaders.device.augment import Moves, draw_moves, move_images
+from loaders.datasets.reading.halves import Finisher, Unfinished, with_groups
 from loaders.device.jpeg import JpegFinish
-from loaders.device.modes import without_autocast
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Bytes, Image, Images, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
     from loaders.datasets.base import Halves
     from loaders.datasets.reading.request import Request
     from loaders.device.jpeg import Decode
 
 
-class SameSize(NamedTuple):
-    """The pictures of one size in a batch, and what augmentation does to them."""
+class Files(NamedTuple):
+    """Encoded files of a batch, and their samples as the user counts them, for messages: both stay on the host."""
 
-    rows: list[int]  # their places in the batch; a list stays on the host
-    moves: Moves  # of these
-
-
-class EncodedBatch(NamedTuple):
-    """A batch whose images are encoded files."""
-
-    batch: Any  # with a list of bytes for each image field
-    # The samples as the user counts them, for messages; a list stays on the host.
-    indices: list[int]
-    moves: dict[str, list[SameSize]]  # by image field, where there is augmentation
+    records: list[bytes]
+    indices: npt.NDArray[np.int64]
 
 
 class JpegOnDevice(SamplesOf[PackedDataset[Any]]):
@@ -91,14 +82,16 @@ class JpegOnDevice(SamplesOf[PackedDataset[Any]]):
     def halves(self, device: torch.device) -> Halves:
         """Return the same samples as encoded files, and what decodes them; LoadersError if nothing does so there."""
         dataset = self.dataset
-        images = images_of(dataset)
-        modules = {
-            name: JpegFinish(field, device, self._decode, max_picture_mb=dataset.max_picture_mb)
+        images, most = images_of(dataset), dataset.max_picture_mb
+        makers = {
+            name: partial(
+                _decoded, dataset, JpegFinish(field, device, self._decode, max_picture_mb=most)
+            )
             for name, field in images.items()
         }
-        as_bytes = dict.fromkeys(images, Bytes())
-        plan = dataset.plan_half(partial(_with_moves, dataset), as_bytes)
-        return SamplesOf(dataset, plan), EncodedFinisher(dataset, modules)
+        lists = [n for n, f in images.items() if output_size(dataset.augment, f.size) is None]
+        plan = dataset.plan_half(partial(_unfinished, dataset), dict.fromkeys(images, Bytes()))
+        return SamplesOf(dataset, plan), Finisher(dataset.stored_fields, makers, lists)
 
 
 def images_of(dataset: PackedDataset[Any]) -> dict[str, Image]:
@@ -107,16 +100,14 @@ def images_of(dataset: PackedDataset[Any]) -> dict[str, Image]:
     return {name: field for name, field in fields if isinstance(field, Image)}
 
 
-def _with_moves(dataset: PackedDataset[Any], batch: Any, request: Request) -> EncodedBatch:
-    """Add to a batch of files what was drawn for it."""
-    moves = {}
-    for name in images_of(dataset) if dataset.augment else ():
-        sizes = [
-            _size(dataset, record, i)
-            for record, i in zip(getattr(batch, name), request.indices, strict=True)
-        ]
-        moves[name] = _draw(dataset.augment, sizes, request)
-    return EncodedBatch(batch, request.indices.tolist(), moves)
+def _unfinished(dataset: PackedDataset[Any], batch: Any, request: Request) -> Unfinished:
+    """Add to a batch of files what is drawn for it."""
+    files = {name: Files(getattr(batch, name), request.indices) for name in images_of(dataset)}
+    sizes = {
+        name: [_size(dataset, record, i) for record, i in zip(*each, strict=True)]
+        for name, each in (files.items() if dataset.augment else ())
+    }
+    return with_groups(dataset.augment, sizes, batch._replace(**files), request)
 
 
 def _size(dataset: PackedDataset[Any], record: bytes, index: int) -> tuple[int, int]:
@@ -126,58 +117,16 @@ def _size(dataset: PackedDataset[Any], record: bytes, index: int) -> tuple[int, 
         raise dataset.sample_error(int(index), error) from error
 
 
-def _draw(ops: Any, sizes: list[tuple[int, int]], request: Request) -> list[SameSize]:
-    """Draw what happens to the pictures of each size."""
-    found = []
-    known = known_of(request, ops, 0, 0, len(request))
-    for size in dict.fromkeys(sizes):
-        rows = np.flatnonzero([other == size for other in sizes])
-        draws = None if request.draws is None else request.draws[rows]
-        settings: dict[str, Any] = {"seed": request.seed, "epoch": request.epoch, "draws": draws}
-        settings["known"] = None if known is None else known.of(rows)
-        moves = draw_moves(ops, size, request.numbers[rows], **settings)
-        found.append(SameSize(rows.tolist(), moves))
-    return found
-
-
-class EncodedFinisher:
-    """Makes batches of images out of batches of files."""
-
-    def __init__(self, dataset: PackedDataset[Any], modules: dict[str, JpegFinish]) -> None:
-        self.modules, self._dataset = modules, dataset
-        served = {reader.names[0]: reader for reader in dataset.plan.readers}
-        self._is_stacked = {name: served[name].sizes[0] is not None for name in modules}  # type: ignore[attr-defined]
-
-    def __call__(self, value: EncodedBatch) -> Any:
-        """Return the batch, a named tuple, with images on the device."""
-        with without_autocast():
-            made = {name: self._images(name, value) for name in self.modules}
-        return value.batch._replace(**made)
-
-    def _images(self, name: str, value: EncodedBatch) -> Any:
-        images = self._decoded(name, value)
-        for rows, moves in value.moves.get(name, ()):
-            moved = move_images(torch.stack([images[i] for i in rows]), moves)
-            if len(moved) == len(images) and self._is_stacked[name]:  # all of one size
-                return moved
-            for i, image in zip(rows, moved, strict=True):
-                images[i] = image
-        return torch.stack(images) if self._is_stacked[name] else images
-
-    def _decoded(self, name: str, value: EncodedBatch) -> list[torch.Tensor]:
-        records, module = getattr(value.batch, name), self.modules[name]
-        try:
-            return module(records)  # type: ignore[no-any-return]
-        except CodecError:
-            for index, record in zip(value.indices, records, strict=True):
-                self._check_one(module, index, record)
-            raise
-
-    def _check_one(self, module: JpegFinish, index: int, record: bytes) -> None:
-        try:
-            module.decode_on_host(record)
-        except CodecError as error:
-            raise self._dataset.sample_error(index, error) from error
+def _decoded(dataset: PackedDataset[Any], finish: JpegFinish, files: Files) -> list[torch.Tensor]:
+    try:
+        return finish(files.records)  # type: ignore[no-any-return]
+    except CodecError:
+        for index, record in zip(files.indices.tolist(), files.records, strict=True):
+            try:
+                finish.decode_on_host(record)
+            except CodecError as error:
+                raise dataset.sample_error(index, error) from error
+        raise
 
 
 def _check(dataset: PackedDataset[Any]) -> None:

@@ -1,54 +1,33 @@
-"""Pixels as they are stored, and beside them what augmentation does to them: for a device to carry out."""
+"""Augmentation of pixels on a device: which datasets allow that, and their halves."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.reading.crops import spatial_axes
-from loaders.datasets.reading.known import known_of
-from loaders.device.augment import Moves, draw_moves, move_images, move_masks
-from loaders.device.modes import without_autocast
+from loaders.datasets.reading.halves import Finisher, with_groups
 from loaders.errors import SchemaError
-from loaders.schema import Field, Image, Images, Mask
+from loaders.schema import Image, Images, Mask
 
 if TYPE_CHECKING:
-    import torch
-
     from loaders.datasets.base import Halves
     from loaders.datasets.packed import PackedDataset
-    from loaders.datasets.reading.request import Request
-
-Size = tuple[int, int]
-MovesBySize = dict[Size, Moves]
 
 
-class MovingBatch(NamedTuple):
-    """A batch before augmentation."""
-
-    batch: Any  # with pictures as they are stored
-    moves: MovesBySize  # what happens to pictures of each size
-
-
-def moving_halves(dataset: PackedDataset) -> Halves:
-    """Return the host's half of a dataset of pixels of one size, and the moves drawn for them, and what moves them."""
+def moving_halves(dataset: PackedDataset[Any]) -> Halves:
+    """Return the halves of a dataset of pixels of one size, which augmentation moves on a device."""
     check_movable(dataset)
-    half = SamplesOf(dataset, dataset.plan_half(partial(_with_moves, dataset)))
-    return half, partial(_moved, dataset)
+    sizes = picture_sizes(dataset)
+    plan = dataset.plan_half(partial(with_groups, dataset.augment, sizes))
+    return SamplesOf(dataset, plan), Finisher(dataset.stored_fields, {})
 
 
-def _with_moves(dataset: PackedDataset, batch: Any, request: Request) -> MovingBatch:
-    return MovingBatch(batch, draw_picture_moves(dataset, request))
-
-
-def _moved(dataset: PackedDataset, value: MovingBatch) -> Any:
-    """Augment a batch where it is."""
-    moved = {
-        name: move_picture(getattr(value.batch, name), field, value.moves)
-        for name, field in pictures_of(dataset).items()
-    }
-    return value.batch._replace(**moved)
+def picture_sizes(dataset: PackedDataset[Any]) -> dict[str, tuple[int, int]]:
+    """Return the size of the pictures of each field that augmentation moves."""
+    fields = dataset.stored_fields.items()
+    return {n: f.size for n, f in fields if isinstance(f, Image | Mask) and f.size is not None}
 
 
 def check_movable(dataset: PackedDataset) -> None:
@@ -74,30 +53,3 @@ def check_arrays_stay(dataset: PackedDataset[Any], hint: str) -> None:
     if dataset.augment and (arrays := spatial_axes(fields.values())):
         name = list(fields)[next(iter(arrays))]
         raise SchemaError(f"augment moves the array {name!r}, which is done on the host{hint}")
-
-
-def pictures_of(dataset: PackedDataset) -> dict[str, Image | Mask]:
-    """Return the fields that augmentation moves."""
-    fields = dataset.stored_fields.items()
-    return {name: field for name, field in fields if isinstance(field, Image | Mask)}
-
-
-def draw_picture_moves(dataset: PackedDataset, request: Request) -> MovesBySize:
-    """Draw what happens to the pictures of each size: image and mask of one size move together."""
-    sizes = {f.size for f in pictures_of(dataset).values() if f.size is not None}
-    known = known_of(request, dataset.augment, 0, 0, len(request))
-    draw = {"seed": request.seed, "epoch": request.epoch, "draws": request.draws, "known": known}
-    return {
-        size: draw_moves(dataset.augment, size, request.numbers, **draw)  # type: ignore[arg-type]
-        for size in (sizes if dataset.augment else ())
-    }
-
-
-def move_picture(tensor: torch.Tensor, field: Field, moves: MovesBySize) -> torch.Tensor:
-    """Carry the moves of its size out on the pictures of a field; others stay as they are."""
-    size = field.size if isinstance(field, Image | Mask) else None
-    if size is None or size not in moves:
-        return tensor
-    move = move_images if isinstance(field, Image) else move_masks
-    with without_autocast():
-        return move(tensor, moves[size])

@@ -32,7 +32,8 @@ from loaders.datasets.base import (
     whole_numbers,
 )
 from loaders.datasets.joining import joined
-from loaders.datasets.reading.coefficients import Half, check_scale, make_finisher, with_moves
+from loaders.datasets.reading.coefficients import check_scale, makers_of
+from loaders.datasets.reading.halves import Finisher, with_groups
 from loaders.datasets.reading.known import check_followed, check_known
 from loaders.datasets.reading.readers import as_forms, first_picture, forms_of, make_readers
 from loaders.datasets.reading.request import ReadPlan, Request
@@ -230,15 +231,15 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         """
         if not self._splits:
             return None
-        finish = make_finisher(self._shown_fields, self.scale, self.augment, device)
-        if finish is None:
+        makers = makers_of(self._shown_fields, self.scale, device)
+        if not makers:
             return None
-        plan = self._planned(self._shown_fields, is_half=True)
-        if self.augment:
-            fields = {n: f for n, f in self.stored_fields.items() if n in finish.modules}
-            halves = {n: Half.of(f, self.scale) for n, f in fields.items() if isinstance(f, Image)}
-            plan = replace(plan, unfinished=partial(with_moves, halves, self.augment))
-        return SamplesOf(self, plan), finish
+        sizes = {name: make.size for name, make in makers.items()}
+        plan = replace(
+            self._planned(self._shown_fields, is_half=True),
+            unfinished=partial(with_groups, self.augment, sizes),
+        )
+        return SamplesOf(self, plan), Finisher(self.stored_fields, makers)
 
     @property
     def _splits(self) -> bool:

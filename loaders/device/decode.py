@@ -14,8 +14,7 @@ from torch import nn
 
 from loaders.codecs.coefficients import INVERSE_UNITS, SIDES, Component, Grid, inverse
 from loaders.codecs.yuv import half
-from loaders.device.blocks import Cut, Patch, gather
-from loaders.device.planes import Pixels, double, double_part
+from loaders.device.planes import double, write_images
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -44,13 +43,8 @@ class Yuv420Finish(nn.Module):
     Args:
         size: (height, width) of the images.
 
-    Attributes:
-        unit: Pixels a side of the smallest part that can be made.
-
     Shape:
-        uint8 ``(N, H * W + 2 * ceil(H / 2) * ceil(W / 2))`` in, uint8 ``(N, 3, H, W)`` out; with a
-        ``Cut``, H and W are those of its windows. What lies in a window beyond the image's edge has any
-        values.
+        uint8 ``(N, H * W + 2 * ceil(H / 2) * ceil(W / 2))`` in, uint8 ``(N, 3, H, W)`` out.
 
     Raises:
         BatchError: At call, the input is something else.
@@ -60,30 +54,22 @@ class Yuv420Finish(nn.Module):
         [[[[254, 255]], [[0, 74]], [[0, 74]]]]
     """
 
-    unit = 2
-
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.size = size
 
     @torch.no_grad()
-    def forward(self, planes: torch.Tensor, cut: Cut | None = None) -> torch.Tensor:
-        """Return the images, or a window of each."""
+    def forward(self, planes: torch.Tensor) -> torch.Tensor:
+        """Return the images."""
         height, width = self.size
         luma, chroma = height * width, half(height) * half(width)
         _check(planes, luma + 2 * chroma)
-        size = self.size if cut is None else (cut.size[0] * self.unit, cut.size[1] * self.unit)
-        out = Pixels(planes, 3, size)
+        images = _empty(planes, 3, self.size)
         for part in _parts(planes):
-            if cut is None:
-                made = self._whole(planes[part], luma, chroma)
-            else:
-                windows = Cut(cut.corners[part], cut.size)
-                made = self._windows(planes[part], windows, luma, chroma)
-            out.put_planes(part, *made)
-        return out.images
+            write_images(images[part], *self._planes(planes[part], luma, chroma))
+        return images
 
-    def _whole(self, planes: torch.Tensor, luma: int, chroma: int) -> list[torch.Tensor]:
+    def _planes(self, planes: torch.Tensor, luma: int, chroma: int) -> list[torch.Tensor]:
         height, width = self.size
         small = (-1, half(height), half(width))
         doubled = [
@@ -91,23 +77,6 @@ class Yuv420Finish(nn.Module):
             for first in (luma, luma + chroma)
         ]
         return [planes[:, :luma].reshape(-1, height, width).float(), *doubled]
-
-    def _windows(
-        self, planes: torch.Tensor, cut: Cut, luma: int, chroma: int
-    ) -> list[torch.Tensor]:
-        """Return the same of a window of each image: pixels are blocks here."""
-        size = (half(self.size[0]), half(self.size[1]))
-        window = Patch(cut.corners[:, 0], cut.corners[:, 1], *cut.size)
-        wide = window.widened(*size)
-        stored = planes.contiguous().unsqueeze(1)
-        doubled = []
-        for first in (luma, luma + chroma):
-            plane = gather(stored, wide, first, *size).float().sub_(128)
-            plane = plane.view(-1, wide.num_rows, wide.num_columns)
-            doubled.append(double_part(plane, window, wide, 1, size))
-        whole = window.doubled()
-        pixels = gather(stored, whole, 0, *self.size).float()
-        return [pixels.view(-1, whole.num_rows, whole.num_columns), *doubled]
 
     def extra_repr(self) -> str:
         """Show the settings."""
@@ -123,8 +92,7 @@ class DctFinish(nn.Module):
         scale: 1, 1/2, 1/4 or 1/8: sides are rounded up. The coefficients are those of this scale.
 
     Shape:
-        ``Coefficients`` of N images in, uint8 ``(N, C, H, W)`` out; with a ``Cut`` of ``unit`` pixels,
-        H and W are those of its windows. What lies in a window beyond the image's edge has any values.
+        ``Coefficients`` of N images in, uint8 ``(N, C, H, W)`` out.
 
     Raises:
         BatchError: At call, the input is something else.
@@ -157,96 +125,37 @@ class DctFinish(nn.Module):
         """Height and width of the images."""
         return self.grid.components[0].at(self.side)
 
-    @property
-    def unit(self) -> int:
-        """Pixels a side of the smallest part that can be made: one block of each component."""
-        return unit_of(self.grid, self.side)
-
     @torch.no_grad()
-    def forward(self, batch: Coefficients, cut: Cut | None = None) -> torch.Tensor:
-        """Return the images, or a window of each."""
+    def forward(self, batch: Coefficients) -> torch.Tensor:
+        """Return the images."""
         planes, positions, adds = batch
         nbytes = self.side**2 * self.grid.num_blocks
         _check(planes, nbytes)
         weights = self._weights_on(planes.device)
-        size = self.size if cut is None else (cut.size[0] * self.unit, cut.size[1] * self.unit)
-        out = Pixels(planes, self.grid.channels, size)
+        images = _empty(planes, self.grid.channels, self.size)
         # Under autocast the products would have 8 bits, and the images stripes.
         with torch.autocast(planes.device.type, enabled=False):
             parts = _parts(planes)
             for part, inside in zip(parts, _inside(parts, nbytes, positions), strict=True):
                 at = positions[inside] - part.start * nbytes
                 some = Coefficients(planes[part], at, adds[inside])
-                if cut is None:
-                    luma, *chroma = self._whole(some, weights)
-                else:
-                    windows = Cut(cut.corners[part], cut.size)
-                    luma, *chroma = self._windows(some, windows, weights)
-                out.put_planes(part, luma.add_(128), *chroma)
-        return out.images
+                luma, *chroma = self._planes(some, weights)
+                write_images(images[part], luma.add_(128), *chroma)
+        return images
 
-    def _whole(self, batch: Coefficients, weights: Sequence[Matrix]) -> list[torch.Tensor]:
-        """Return the planes of whole images, around 0; chroma doubled."""
+    def _planes(self, batch: Coefficients, weights: Sequence[Matrix]) -> list[torch.Tensor]:
+        """Return the planes of images, around 0; chroma doubled."""
         values = batch.planes.view(torch.int8).to(weights[0][0].dtype)
         values.view(-1).index_add_(0, batch.positions, batch.adds.to(values.dtype))
         values = values.view(len(values), -1, self.grid.num_blocks)
         self._sum_means(values[:, 0])
         luma, *chroma = (
-            self._plane(values[:, :, blocks], component, weights[number > 0])
+            self._pixels(values[:, :, blocks], component, weights[number > 0])
             for number, (blocks, component) in enumerate(
                 zip(self.grid.split(), self.grid.components, strict=True)
             )
         )
         return [luma, *(double(p, self.size) if self.grid.is_halved else p for p in chroma)]
-
-    def _plane(self, values: torch.Tensor, component: Component, weights: Matrix) -> torch.Tensor:
-        pixels = self._pixels(values, component.rows, component.columns, weights)
-        height, width = component.at(self.side)
-        return pixels[:, :height, :width]
-
-    def _windows(
-        self, batch: Coefficients, cut: Cut, weights: Sequence[Matrix]
-    ) -> list[torch.Tensor]:
-        """Return the planes of one window of each image, around 0; chroma doubled."""
-        window = Patch(cut.corners[:, 0], cut.corners[:, 1], *cut.size)
-        if not self.grid.is_halved:
-            return self._parts_of(batch, [window] * len(self.grid.components), weights)
-        small = self.grid.components[1]
-        wide = window.widened(small.rows, small.columns)  # what is doubled has neighbours
-        luma, *chroma = self._parts_of(batch, [window.doubled(), wide, wide], weights)
-        size = small.at(self.side)
-        return [luma, *(double_part(p, window, wide, self.side, size) for p in chroma)]
-
-    def _parts_of(
-        self, batch: Coefficients, windows: Sequence[Patch], weights: Sequence[Matrix]
-    ) -> list[torch.Tensor]:
-        """Return a window of each component, around 0."""
-        grid, num = self.grid, len(batch.planes)
-        stored = batch.planes.contiguous().view(num, -1, grid.num_blocks)
-        means, found = self._means(batch, stored, weights[0][0].dtype), []
-        for number, (blocks, component, window) in enumerate(
-            zip(grid.split(), grid.components, windows, strict=True)
-        ):
-            place = (window, blocks.start, component.rows, component.columns)
-            values = gather(stored, *place).view(torch.int8).to(means.dtype)
-            _add_inside(values, batch, window, blocks, component.columns, grid.num_blocks)
-            values[:, 0] = gather(means, *place)[:, 0]  # which are sums of all before them
-            sides = window.num_rows, window.num_columns
-            found.append(self._pixels(values, *sides, weights[number > 0]))
-        return found
-
-    def _means(
-        self, batch: Coefficients, stored: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Return the means of all blocks, ``(N, 1, blocks)``."""
-        num, kinds, blocks = stored.shape
-        means = stored[:, 0].view(torch.int8).to(dtype).contiguous()
-        image, at = batch.positions // (kinds * blocks), batch.positions % (kinds * blocks)
-        is_mean = at < blocks
-        adds = torch.where(is_mean, batch.adds, 0).to(dtype)
-        means.view(-1).index_add_(0, torch.where(is_mean, image * blocks + at, 0), adds)
-        self._sum_means(means)
-        return means.view(num, 1, blocks)
 
     def _sum_means(self, means: torch.Tensor) -> None:
         """Turn differences, ``(N, blocks)``, into the means themselves.
@@ -259,11 +168,9 @@ class DctFinish(nn.Module):
             steps[:, :, 0] = steps[:, :, 0].cumsum(1)
             plane.copy_(steps.cumsum(2))
 
-    def _pixels(
-        self, values: torch.Tensor, rows: int, columns: int, weights: Matrix
-    ) -> torch.Tensor:
-        """Return the pixels of a rectangle of blocks, around 0."""
-        side = self.side
+    def _pixels(self, values: torch.Tensor, component: Component, weights: Matrix) -> torch.Tensor:
+        """Return the pixels of a plane, around 0."""
+        side, rows, columns = self.side, component.rows, component.columns
         products = weights[0] @ values
         for finer in weights[1:]:
             products += finer @ values
@@ -271,7 +178,8 @@ class DctFinish(nn.Module):
         plane = pixels.permute(0, 3, 1, 4, 2).reshape(-1, rows * side, columns * side)
         if products.dtype == torch.float64:  # of whole numbers, so far
             plane *= 1 / INVERSE_UNITS
-        return plane.clamp_(-128, 127)
+        height, width = component.at(side)
+        return plane.clamp_(-128, 127)[:, :height, :width]
 
     def _weights_on(self, device: torch.device) -> list[Matrix]:
         """Return the matrices of luma and chroma: exact on the CPU, float32 where that is fast."""
@@ -291,11 +199,6 @@ class DctFinish(nn.Module):
         return f"size={self.size}, quality={self.quality}, scale={self.scale}"
 
 
-def unit_of(grid: Grid, side: int) -> int:
-    """Return how many pixels a side one block of each component covers, where a block has ``side``."""
-    return 2 * side if grid.is_halved else side
-
-
 def side_of(scale: object) -> int:
     """Return what a side of 8 pixels becomes; ValueError for a scale that there is not."""
     sides = [side for side in SIDES if isinstance(scale, int | float) and side == 8 * scale]
@@ -312,6 +215,10 @@ def _in_two(matrix: torch.Tensor, device: torch.device) -> Matrix:
     whole = matrix.float()
     coarse = (whole.view(torch.int32) & ~0x1FFF).view(torch.float32)
     return coarse.to(device), (matrix - coarse).float().to(device)
+
+
+def _empty(like: torch.Tensor, channels: int, size: Size) -> torch.Tensor:
+    return torch.empty((len(like), channels, *size), dtype=torch.uint8, device=like.device)
 
 
 def _check(planes: torch.Tensor, nbytes: int) -> None:
@@ -335,24 +242,3 @@ def _inside(parts: Sequence[slice], nbytes: int, positions: torch.Tensor) -> lis
     bounds = torch.tensor(rows, device=positions.device) * nbytes
     found = torch.searchsorted(positions, bounds).tolist()
     return [slice(*pair) for pair in itertools.pairwise(found)]
-
-
-def _add_inside(
-    values: torch.Tensor,
-    batch: Coefficients,
-    window: Patch,
-    blocks: slice,
-    columns: int,
-    num_blocks: int,
-) -> None:
-    """Add what is beyond int8 to a window's values, without waiting for how much that is."""
-    _, kinds, _ = values.shape
-    image, rest = batch.positions // (kinds * num_blocks), batch.positions % (kinds * num_blocks)
-    kind, block = rest // num_blocks, rest % num_blocks
-    at = block - blocks.start
-    row, column = at // columns - window.row[image], at % columns - window.column[image]
-    inside = (block >= blocks.start) & (block < blocks.stop)
-    inside &= (row >= 0) & (row < window.num_rows) & (column >= 0) & (column < window.num_columns)
-    place = (image * kinds + kind) * window.num_blocks + row * window.num_columns + column
-    adds = torch.where(inside, batch.adds, 0).to(values.dtype)
-    values.view(-1).index_add_(0, torch.where(inside, place, 0), adds)

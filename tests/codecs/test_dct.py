@@ -136,22 +136,6 @@ def test_pixels_are_those_of_the_reference(
         assert np.abs(served - wanted).max() <= 0.501
 
 
-@pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_a_prefix_of_the_record_is_enough(compression: str) -> None:
-    """The scale's own bytes give the same image as the whole record."""
-    codec = dct((64, 48), compression=compression)
-    packed = record(codec.encode(picture(64, 48)))
-    lengths = [codec.prefix_nbytes(packed, side) for side in (1, 2, 4, 8)]
-
-    for side, nbytes in zip((1, 2, 4, 8), lengths, strict=True):
-        assert np.array_equal(
-            codec.decode(packed[:nbytes].copy(), side), codec.decode(packed, side)
-        )
-        with pytest.raises(CodecError):
-            codec.decode(packed[: nbytes - 1], side)
-    assert lengths[-1] == len(packed)
-
-
 @settings(max_examples=25)
 @given(
     st.dictionaries(

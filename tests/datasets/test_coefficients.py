@@ -2,7 +2,6 @@
 
 import pickle
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from loaders.buffers import Memory, Slots
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.data.manifest import read_manifest
-from loaders.datasets.reading.coefficients import put_range
 from loaders.device.decode import Coefficients
 from loaders.errors import SampleError, SchemaError
 from loaders.schema import Boxes, Field, Image, Label, Mask, Text
@@ -32,27 +30,6 @@ IMAGES: dict[str, Image] = {
     "yuv420": Image(size=SIZE, codec="yuv420"),
 }
 CPU = torch.device("cpu")
-
-
-def test_threads_that_put_what_they_read_do_not_disturb_each_other() -> None:
-    """As where a bad sample makes several parts of a batch be read again one by one."""
-    parts: dict[int, Any] = {}
-
-    def put(first: int) -> None:
-        for _ in range(2000):
-            put_range(parts, first, first + 8, None)
-            for i in range(first, first + 8):
-                put_range(parts, i, i + 1, None)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(put, range(0, 32, 8)))
-    finally:
-        sys.setswitchinterval(interval)
-
-    assert sorted(parts) == list(range(32))
 
 
 def picture(i: int, channels: int = 3) -> npt.NDArray[np.uint8]:
@@ -132,7 +109,7 @@ def test_the_host_half_of_dct_is_bytes(folders: dict[str, Path]) -> None:
     job = halves[0].job([1, 2], Memory())
     job.run(0)
 
-    half = job.finish().batch.image
+    half = job.finish().batch.batch.image
 
     assert isinstance(half, Coefficients)
     assert half.planes.shape == (2, 5 * 7 * 64 + 2 * 3 * 4 * 64)
@@ -315,35 +292,22 @@ def test_a_scale_is_for_dct(tmp_path: Path, name: str, field: Field) -> None:
 # -- damage ----------------------------------------------------------------------------------------
 
 
-def damage(folder: Path, row: int, *, at: float) -> None:
-    """Flip a bit of a record in the first shard, at a part of its length."""
+def damage(folder: Path, row: int) -> None:
+    """Flip a bit of how many escapes a record has, in the first shard."""
     info = read_manifest(folder).shards[0]
     codec = DctCodec(IMAGES["dct"])
     record = codec.encode(picture(row))
     path = folder / info.file
     data = bytearray(path.read_bytes())
-    data[data.index(record) + int(at * (len(record) - 1))] ^= 4
+    data[data.index(record) + 10] ^= 4
     path.write_bytes(data)
-
-
-def test_damage_behind_the_prefix_is_not_touched(tmp_path: Path) -> None:
-    """At a scale, no more than its bytes is read, so the rest may be missing."""
-    folder = pack_images(tmp_path / "a", "dct")
-    damage(folder, 2, at=1.0)
-
-    with pytest.raises(SampleError):
-        ShardDataset(folder)[2]
-    for scale, side in ((1 / 2, 4), (1 / 4, 2)):
-        dataset = ShardDataset(folder, scale=scale)
-        assert torch.equal(dataset[2].image, decoded("dct", 2, side))
-        assert torch.equal(in_halves(dataset, [2]).image[0], decoded("dct", 2, side))
 
 
 @pytest.mark.parametrize("scale", [1, 1 / 2, 1 / 8])
 def test_damage_is_named(tmp_path: Path, scale: float) -> None:
     """In the header, whatever the scale; whole and in halves."""
     folder = pack_images(tmp_path / "a", "dct", "lmdb")
-    damage(folder, 2, at=0)
+    damage(folder, 2)
     dataset = ShardDataset(folder, scale=scale)
 
     with pytest.raises(SampleError, check=At("a/shard-00000.lmdb", row=2, index=2, key="2")):
@@ -355,9 +319,9 @@ def test_damage_is_named(tmp_path: Path, scale: float) -> None:
 def test_bad_samples_are_replaced_in_either_half(tmp_path: Path) -> None:
     """By the same ones, and their neighbours' values beyond int8 are not added twice."""
     folder = pack_images(tmp_path / "a", "dct")
-    damage(folder, 2, at=0)
+    damage(folder, 2)
     ops = [augment.RandomCrop(16)]
-    dataset = ShardDataset(folder, scale=1 / 2, on_error="replace", augment=ops)
+    dataset = ShardDataset(folder, scale=1 / 2, check="never", on_error="replace", augment=ops)
     indices = [1, 2, 3, 0]
 
     served = whole(dataset, indices).image
@@ -372,8 +336,8 @@ def test_values_beyond_int8_are_added_once(tmp_path: Path) -> None:
     fields: dict[str, Field] = {"image": IMAGES["dct"], "other": IMAGES["dct"]}
     samples = [{"image": picture(9 + i), "other": picture(i)} for i in range(4)]
     folder = pack(tmp_path / "a", fields, samples, format="parquet")
-    damage(folder, 2, at=0)
-    dataset = ShardDataset(folder, scale=1 / 2, on_error="replace")
+    damage(folder, 2)
+    dataset = ShardDataset(folder, scale=1 / 2, check="never", on_error="replace")
 
     served, halves = whole(dataset, [1, 2, 3, 0]), in_halves(dataset, [1, 2, 3, 0])
 

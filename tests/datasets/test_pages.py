@@ -201,20 +201,6 @@ def test_a_changed_dataset_asks_for_what_it_reads(
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_records_of_which_a_prefix_is_read_are_not_asked_for_whole(
-    tmp_path: Path, asked: list[tuple[int, int]], half: bool
-) -> None:
-    fields: dict[str, Field] = {"image": Image(codec="dct", size=(128, 128))}
-    samples = [{"image": noise(128 * 128 * 3, i).reshape(128, 128, 3)} for i in range(4)]
-    folder = pack(tmp_path / "a", fields, samples)
-
-    dataset = ShardDataset(folder, scale=1 / 2)
-    list(DataLoader(dataset, 2, num_workers=1, device="cpu" if half else None))
-
-    assert asked == []
-
-
 def test_a_batch_is_waited_for_in_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,9 +386,7 @@ def test_parts_of_large_records_are_waited_for(
 
 @pytest.mark.parametrize("check", ["first", "never"])
 @pytest.mark.parametrize("scale", [1 / 2, 1])
-def test_prefixes_of_coefficients_are_waited_for(
-    tmp_path: Path, kind: str, check: Any, scale: float
-) -> None:
+def test_coefficients_are_waited_for(tmp_path: Path, kind: str, check: Any, scale: float) -> None:
     fields: dict[str, Field] = {"data": Image(codec="dct", size=(256, 256))}
     samples = [{"data": noise(256 * 256 * 3, i).reshape(256, 256, 3)} for i in range(8)]
     folder = pack(tmp_path / "a", fields, samples, format=kind, per_shard=8)

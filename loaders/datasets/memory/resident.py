@@ -17,17 +17,14 @@ import torch
 
 from loaders.buffers import shown_as_writable
 from loaders.datasets.base import SamplesOf, SampleT
-from loaders.datasets.moving import (
-    MovesBySize,
-    check_arrays_stay,
-    draw_picture_moves,
-    move_picture,
-)
+from loaders.datasets.moving import check_arrays_stay, picture_sizes
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.fixed import served
+from loaders.datasets.reading.halves import Group, draw_groups, move_pictures
 from loaders.datasets.reading.request import ReadPlan
 from loaders.datasets.reading.samples import batch_type
 from loaders.device import fused
+from loaders.device.modes import without_autocast
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import page_lock
 from loaders.errors import LoadersError, SchemaError
@@ -53,7 +50,7 @@ class RowNumbers(NamedTuple):
 
     rows: torch.Tensor  # int64 ``(N,)``: where the samples lie
     indices: torch.Tensor  # int64 ``(N,)``: the samples as the user counts them
-    moves: MovesBySize  # what augmentation does to pictures of each size
+    groups: list[Group]  # what augmentation does to pictures
 
 
 class Resident:
@@ -103,15 +100,15 @@ class Resident:
 
     def batch(self, dataset: PackedDataset[Any], numbers: RowNumbers) -> Any:
         """Gather a batch and bring it into the form that the dataset's samples have."""
-        values: list[torch.Tensor] = []
-        for name in dataset.names:
-            if name in VIRTUAL_FIELDS:
-                values.append(numbers.indices)
-                continue
-            field = self.fields[name]
-            tensor = served(self.gather(name, numbers.rows), field)
-            values.append(move_picture(tensor, field, numbers.moves))
-        return batch_type(dataset.names)._make(values)
+        values = {
+            name: numbers.indices
+            if name in VIRTUAL_FIELDS
+            else served(self.gather(name, numbers.rows), self.fields[name])
+            for name in dataset.names
+        }
+        with without_autocast():
+            move_pictures(values, self.fields, numbers.groups)
+        return batch_type(dataset.names)._make(values.values())
 
 
 def _wait_for(device: torch.device) -> None:
@@ -124,8 +121,8 @@ def _numbers(
 ) -> RowNumbers:
     """Return the rows of a batch, and draw what happens to its pictures."""
     rows = resident.rows(request.rows.indices)
-    moves = draw_picture_moves(dataset, request)
-    return RowNumbers(rows, torch.from_numpy(request.numbers.copy()), moves)
+    groups = draw_groups(dataset.augment, picture_sizes(dataset), request)
+    return RowNumbers(rows, torch.from_numpy(request.numbers.copy()), groups)
 
 
 def _whole(dataset: PackedDataset[Any], resident: Resident, batch: Any, request: Request) -> Any:

@@ -137,13 +137,16 @@ class PictureReader:
     # Of each view, height and width of all its results; None: they differ, and a batch is a list of tensors.
     sizes: tuple[tuple[int, int] | None, ...]
     fills: tuple[Any, ...]  # of each view: what lies outside of the pictures
-    prefetched_field: str | None
     known: KnownHeads | None = None  # of the store's pictures; None: heads are read each time
     min_rows: int = 4
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.views)
+
+    @property
+    def prefetched_field(self) -> str:
+        return self.name
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [

@@ -11,14 +11,10 @@ import torch
 from loaders import augment
 from loaders.augment.planning import fill_mask_of, fill_of, output_size
 from loaders.codecs import codec_for
+from loaders.codecs.dct import DctCodec
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.codecs.picture import PictureCodec
-from loaders.datasets.reading.coefficients import (
-    WholeImages,
-    dct_reader,
-    has_halves,
-    records_at,
-)
+from loaders.datasets.reading.coefficients import CoefficientReader, WholeImages, has_halves
 from loaders.datasets.reading.crops import CropReader, crop_readers
 from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
 from loaders.datasets.reading.known import first_boxes
@@ -26,6 +22,7 @@ from loaders.datasets.reading.objects import ObjectReader, ShapeReader, sanitize
 from loaders.datasets.reading.pictures import KnownHeads, PictureReader
 from loaders.datasets.reading.samples import LIST, Form
 from loaders.datasets.reading.several import ImagesReader
+from loaders.device.decode import side_of
 from loaders.errors import SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Mask
 
@@ -268,21 +265,17 @@ def _picture_reader(
     max_picture_mb: int,
 ) -> PictureReader:
     named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
-    source: Any = store
     codec: Any
     if isinstance(field, Image) and has_halves(field):
-        source, codec = records_at(store, field, scale), WholeImages(field, scale)
+        codec = WholeImages(field, scale)
         field = codec.served
     else:
         codec = codec_for(field)
         codec = codec.limited(max_picture_mb) if isinstance(codec, PictureCodec) else codec
     sizes = tuple(output_size(ops, field.size) for ops in views.values())
     fills = tuple(_fill(name, field, ops) for ops in views.values())
-    prefetched = name if source.reads_whole else None
     known = KnownHeads(store, name) if isinstance(codec, PictureCodec) else None
-    return PictureReader(
-        source.records, name, field, named, codec, sizes, fills, prefetched, known
-    )
+    return PictureReader(store.records, name, field, named, codec, sizes, fills, known)
 
 
 def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:
@@ -303,5 +296,5 @@ def _half_reader(store: Store, name: str, field: Image, scale: float) -> Reader:
     """Return the reader of what a device makes images of."""
     nbytes = field.record_nbytes
     if nbytes is None:
-        return dct_reader(store, name, field, scale)
+        return CoefficientReader(store, name, DctCodec(field), side_of(scale))
     return FixedReader(store, name, nbytes, Layout(torch.uint8, (nbytes,), is_image=False))

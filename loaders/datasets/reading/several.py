@@ -38,8 +38,8 @@ class ImagesReader:
         return self.pictures.names
 
     @property
-    def prefetched_field(self) -> str | None:
-        return self.pictures.prefetched_field
+    def prefetched_field(self) -> str:
+        return self.name
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [[None] * num_samples for _ in self.names]

@@ -1,0 +1,117 @@
+"""Batches in two halves: the host reads pictures as they are stored and draws their moves, a device does the rest.
+
+A dataset's ``halves`` are a plan whose batches are ``Unfinished``, and the ``Finisher`` of these.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from loaders.datasets.reading.known import known_of
+from loaders.device.augment import Moves, draw_moves, move_images, move_masks
+from loaders.device.modes import without_autocast
+from loaders.schema import Field, Image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from loaders.datasets.reading.request import Request
+
+    Indices = npt.NDArray[np.int64]
+    Sizes = Mapping[str, tuple[int, int] | Sequence[tuple[int, int]]]
+
+
+class Group(NamedTuple):
+    """The pictures of one size in a batch, and what augmentation does to them."""
+
+    names: tuple[str, ...]  # of their fields: image and mask of one size move together
+    rows: Indices | None  # of their samples, on the host; None: of all
+    moves: Moves
+
+
+class Unfinished(NamedTuple):
+    """A batch before its pictures are made and moved."""
+
+    batch: Any
+    groups: list[Group]
+
+
+def draw_groups(ops: tuple[Any, ...], sizes: Sizes, request: Request) -> list[Group]:
+    """Draw what happens to the pictures of some fields: of one size each, or of a size for each sample."""
+    if not ops:
+        return []
+    fields: dict[Any, tuple[str, ...]] = {}
+    for name, size in sizes.items():
+        distinct = [size] if isinstance(size, tuple) else [*dict.fromkeys(size)]
+        for each in distinct:
+            rows = (
+                None if len(distinct) == 1 else tuple(i for i, s in enumerate(size) if s == each)
+            )
+            fields[each, rows] = (*fields.get((each, rows), ()), name)
+    known, groups = known_of(request, ops, 0, 0, len(request)), []
+    for (size, rows), names in fields.items():
+        which: Any = slice(None) if rows is None else np.array(rows)
+        settings: dict[str, Any] = {"seed": request.seed, "epoch": request.epoch}
+        settings["draws"] = None if request.draws is None else request.draws[which]
+        settings["known"] = known if known is None or rows is None else known.of(which)
+        moves = draw_moves(ops, size, request.numbers[which], **settings)
+        groups.append(Group(names, None if rows is None else which, moves))
+    return groups
+
+
+def move_pictures(values: dict[str, Any], fields: Mapping[str, Field], groups: Any) -> None:
+    """Replace pictures, tensors ``(N, ...)`` or lists of tensors, by what augmentation makes of them."""
+    for names, rows, moves in groups:
+        for name in names:
+            move = move_images if isinstance(fields[name], Image) else move_masks
+            value = values[name]
+            if rows is None:
+                stacked = value if isinstance(value, torch.Tensor) else torch.stack(value)
+                values[name] = move(stacked, moves)
+                continue
+            moved = move(torch.stack([value[i] for i in rows.tolist()]), moves)
+            for i, picture in zip(rows.tolist(), moved, strict=True):
+                value[i] = picture
+
+
+class Finisher:
+    """Makes batches whole where they are.
+
+    Args:
+        fields: The fields of the dataset, by name.
+        makers: By field, what makes pictures of what the host read.
+        lists: Fields whose pictures differ in size in the end: lists.
+    """
+
+    def __init__(
+        self,
+        fields: Mapping[str, Field],
+        makers: Mapping[str, Callable[[Any], Any]],
+        lists: Collection[str] = (),
+    ) -> None:
+        self._fields, self._makers, self._lists = fields, makers, lists
+
+    def __call__(self, value: Unfinished) -> Any:
+        """Return the batch, a named tuple, with its pictures."""
+        batch, groups = value
+        names = dict.fromkeys([*self._makers, *(name for group in groups for name in group.names)])
+        values = {name: getattr(batch, name) for name in names}
+        with without_autocast():
+            for name, make in self._makers.items():
+                values[name] = make(values[name])
+            move_pictures(values, self._fields, groups)
+        for name, pictures in values.items():
+            is_list = isinstance(pictures, list)
+            if is_list != (name in self._lists):
+                values[name] = torch.stack(pictures) if is_list else [*pictures]
+        return batch._replace(**values)
+
+
+def with_groups(ops: tuple[Any, ...], sizes: Sizes, batch: Any, request: Request) -> Unfinished:
+    """Add to a batch what is drawn for its pictures of some sizes."""
+    return Unfinished(batch, draw_groups(ops, sizes, request))
