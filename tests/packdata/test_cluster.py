@@ -166,10 +166,7 @@ def test_nothing_to_do_and_no_room_leave_no_folder(
     assert told["samples_per_s"] * told["seconds"] == pytest.approx(1)
 
     assert main([*tokens, *ray]) == 0
-    assert {path.name for path in Path("packed").iterdir()} == {
-        "manifest.json",
-        "shard-00000.parquet",
-    }
+    assert {path.suffix for path in Path("packed").iterdir()} == {".json", ".parquet"}
     assert main(["images", "photos", "new", "--engine", "ray", "--workers", "100000"]) == 1
     assert not Path("new").exists()
 

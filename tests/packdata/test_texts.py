@@ -112,7 +112,7 @@ def test_separators_across_the_cuts_part_the_same_documents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As those of the file in one piece, wherever the cuts lie, for texts full of separators."""
-    monkeypatch.setattr("packdata.tokens.files._CHUNK", chunk)
+    monkeypatch.setattr("packdata.tokens.texts._WINDOW_BYTES", chunk)
     rng = np.random.default_rng(0)
     path = tmp_path / "a.txt"
     for piece_bytes in [1, 2, 3, 7, 20] * 2:
@@ -141,44 +141,18 @@ def test_a_run_of_separators_across_4_mib_is_cut_behind_it(tmp_path: Path) -> No
     assert lengths == [[size - 1, 11], [3]]
 
 
-@pytest.mark.parametrize("compression", [None, "gzip"])
-@pytest.mark.parametrize("piece_bytes", [1, 9, 1 << 20])
-def test_line_ends_of_windows_are_line_ends_of_a_separator(
-    tmp_path: Path, compression: str | None, piece_bytes: int
-) -> None:
-    """The documents are those of the same text with other line ends, cut in the same places or not."""
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        plain = b"\n" + rng.choice(np.frombuffer(b"aab\n\n\n", np.uint8), 60).tobytes()
-        data = plain.replace(b"\n", b"\r\n")
-        path = tmp_path / "a.txt"
-        path.write_bytes(data if compression is None else gzip.compress(data))
-        file = SourceFile(path, path.name, "text", compression, path.stat().st_size)
-
-        source = TextSource([file], TextOptions("\n\n", piece_bytes=piece_bytes))
-
-        found = [document for piece in source.pieces() for document in _texts(piece.read())]
-        expected = _texts(split_at(np.frombuffer(plain, np.uint8), b"\n\n"))
-        assert [document.replace(b"\r\n", b"\n") for document in found] == expected
-        assert source.windows_files == ["a.txt"]
-
-
-@pytest.mark.parametrize(
-    ("separator", "expected"),
-    [
-        ("\n---\n", [b"a\r\nb", b"c\r\n\r\nd\r\n"]),
-        ("\n", [b"a", b"b", b"---", b"c", b"", b"d"]),
-        ("\r\n\r\n", [b"a\r\nb\r\n---\r\nc", b"d\r\n"]),
-        ("---", [b"a\r\nb\r\n", b"\r\nc\r\n\r\nd\r\n"]),
-    ],
-    ids=["a line", "a break", "as it is", "no break"],
-)
-def test_a_separator_ends_its_lines_as_the_file_does(
-    tmp_path: Path, separator: str, expected: list[bytes]
+@pytest.mark.parametrize("separator", ["\n\n", "\n---\n", "\n"])
+def test_a_separator_of_other_line_ends_than_the_file_is_refused(
+    tmp_path: Path, separator: str
 ) -> None:
     data = b"a\r\nb\r\n---\r\nc\r\n\r\nd\r\n"
 
-    assert _texts(read(tmp_path / "a.txt", data, separator)) == expected
+    with pytest.raises(SourceError, check=At("a.txt")) as caught:
+        read(tmp_path / "a.txt", data, separator)
+
+    assert repr(separator.replace("\n", "\r\n")) in caught.value.hint
+    documents = read(tmp_path / "a.txt", data, separator.replace("\n", "\r\n"))
+    assert len(documents) > 1
 
 
 def test_a_file_with_both_line_ends_is_separated_as_told(tmp_path: Path) -> None:

@@ -187,11 +187,9 @@ def test_json_lines_called_json_are_read(tmp_path: Path, name: str) -> None:
         assert texts(pack(source.parent, tmp_path / "q")) == ["one", "two"]
 
 
-@pytest.mark.parametrize("data", ['[{"text": "a"}]', '{\n "text": "a"\n}', "x"])
-def test_other_json_is_refused_with_what_to_do(tmp_path: Path, data: str) -> None:
+@pytest.mark.parametrize("data", ['[{"text": "a"}]', "x"])
+def test_other_json_is_refused(tmp_path: Path, data: str) -> None:
     source = write(tmp_path / "a.json", data)
 
-    with pytest.raises(SourceError, check=At("a.json")) as caught:
+    with pytest.raises(SourceError, check=At("a.json, line 1")):
         pack(source, tmp_path / "p")
-
-    assert caught.value.path == source

@@ -69,7 +69,7 @@ USAGE = [
 ]  # fmt: skip
 
 DATA = [
-    ("tokens empty {dst}", "empty: it is empty. Known are .txt"),
+    ("tokens empty {dst}", "Known are .txt"),
     ("tokens latin.txt {dst}", "latin.txt, line 1: the file is not UTF-8"),
     ("tokens stream {dst}", "stream: a packed dataset cannot be a source"),
     ("tables table {dst}", "table: a packed dataset cannot be a source. 'packdata copy'"),

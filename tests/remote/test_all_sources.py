@@ -184,7 +184,7 @@ CASES: dict[str, tuple[Callable[..., Any], str | list[str], dict[str, Any]]] = {
     "chat": (
         pack_tokens,
         "chat.jsonl",
-        {"tokenizer": "model/tokenizer.json", "chat_template": "model"},
+        {"tokenizer": "model/tokenizer.json", "chat_template": "model/chat_template.jinja"},
     ),
 }
 LISTED = ("masks", "annotations")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import date, datetime, time
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,17 +21,18 @@ import xxhash
 from loaders.errors import LoadersError, SourceError
 from packdata.sources.base import read_file
 from packdata.sources.listed import with_beside
-from packdata.tokens.contents import DocumentForm, as_utf8, type_of, value_of
+from packdata.tokens.contents import DocumentForm, type_of, value_of
+from packdata.tokens.documents import join_documents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from packdata.tokens.documents import Document, Documents, Place
+    from packdata.tokens.documents import Document, Documents, Place, Reject
 
     Message = Mapping[str, Any]
 
-CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+CONFIG = "tokenizer_config.json"
 TOOLS = "tools"
 _NOW = "strftime_now"
 _HEAD_CHARS = 16
@@ -128,17 +130,19 @@ class ChatTemplate:
                     if text.startswith(end[at:], start):
                         return start, start + len(end) - at
         what = f"the chat template writes message {len(messages)} differently when others follow"
-        hint = "a template that marks what is learned by {% generation %} works"
-        raise ValueError(f"{what}: what the assistant says cannot be told from the rest; {hint}")
+        raise ValueError(f"{what}: use a template that marks targets by {{% generation %}}")
 
     def _begin_of_turn(self, text: str, before: Sequence[Message], tools: Any) -> int | None:
-        """Return where the answer to some messages begins in the text; None if that cannot be told."""
+        """Return where the answer to some messages begins in the text; None if that cannot be known."""
         opened = self.render(before, tools, opens_turn=True)
         if text.startswith(opened):
             return len(opened)
         # An opened answer may go on in another way than this one does, such as by a thought.
         closed = self._without_end(self.render(before, tools))
-        return max(len(closed), _num_alike(text, opened)) if text.startswith(closed) else None
+        alike = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, opened, strict=False))
+        )
+        return max(len(closed), alike) if text.startswith(closed) else None
 
     def _without_end(self, text: str) -> str:
         """Leave out the end token that some templates put behind the last message, whichever that is."""
@@ -164,12 +168,6 @@ def _is_learned(message: Message) -> bool:
     weight = message.get("weight")
     marks = (message.get(name) for name in ("train", "trainable", "loss"))
     return not (weight is not None and weight == 0) and not any(mark is False for mark in marks)
-
-
-def _num_alike(text: str, other: str) -> int:
-    """Return how many characters two texts begin alike with."""
-    pairs = enumerate(zip(text, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def _environment(day: date) -> Any:
@@ -218,46 +216,39 @@ def import_jinja2() -> Any:
 def open_template(
     template: Path | str, tokenizer: Path | str | None, day: date | None
 ) -> ChatTemplate:
-    """Open a Jinja file, a ``tokenizer_config.json`` with a template, or a folder that holds either.
+    """Open a Jinja file, or a ``tokenizer_config.json`` with a template.
 
-    Special tokens are looked for beside the ``tokenizer``, too; ``day`` is None for today.
+    The special tokens of a Jinja file are those of the ``tokenizer_config.json`` beside it, or beside the
+    ``tokenizer``; ``day`` is None for today.
 
     Raises:
         SourceError: It cannot be read, holds no template, or needs a token that is not known.
         LoadersError: ``jinja2`` is not installed.
     """
     path = with_beside(template)
-    if path.is_dir():
-        path = next((path / n for n in (TEMPLATE, CONFIG) if (path / n).exists()), path / CONFIG)
     text, config = _read(path), {}
     if path.suffix == ".json":
         config = _config(text, path)
         text = _template_in(config, path)
     else:
-        folders = [path.parent]
-        if tokenizer is not None:
-            beside = with_beside(tokenizer)
-            folders += [beside.parent, *[beside] * beside.is_dir()]
-        found = next((f / CONFIG for f in folders if (f / CONFIG).is_file()), None)
+        beside = [path, *([] if tokenizer is None else [with_beside(tokenizer)])]
+        found = next((f.with_name(CONFIG) for f in beside if f.with_name(CONFIG).is_file()), None)
         config = {} if found is None else _config(_read(found), found)
     return ChatTemplate(text, _special_tokens(config), path, day or date.today())
 
 
 def _read(path: Path) -> str:
     try:
-        return read_file(path, str(path), f"Give a Jinja file or a {CONFIG}").decode()
+        return read_file(path, str(path), f"Pass a Jinja file or a {CONFIG}").decode()
     except UnicodeDecodeError as error:
         raise SourceError(f"the file is not UTF-8 ({error})", path) from error
 
 
 def _config(text: str, path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"the file is not JSON ({error})", path) from error
-    if not isinstance(config, dict):
-        raise SourceError(f"the file is not a {CONFIG}", path)
-    return config
+        return dict(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SourceError(f"the file is not a {CONFIG} ({error})", path) from error
 
 
 def _template_in(config: Mapping[str, Any], path: Path) -> str:
@@ -266,11 +257,10 @@ def _template_in(config: Mapping[str, Any], path: Path) -> str:
     if isinstance(template, list):
         by_name = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
         template = by_name.get("default")
-    if template is None and (path.parent / TEMPLATE).is_file():
-        template = _read(path.parent / TEMPLATE)
     if not isinstance(template, str):
-        hint = f"Give a {TEMPLATE}, or the {CONFIG} of a model that was tuned for chat"
-        raise SourceError("the file has no 'chat_template'", path, hint)
+        raise SourceError(
+            "missing 'chat_template'", path, "Pass the chat_template.jinja beside it"
+        )
     return template
 
 
@@ -290,13 +280,13 @@ class Chat(DocumentForm):
 
     column: str
     template: ChatTemplate
-    has_tools: bool = False
     kind = "chat"
     has_labels = True
+    targets_hint = "Only turns of role 'assistant' are targets: rename the role, or mark turns by {% generation %}"
 
     @property
     def types(self) -> Mapping[str, pa.DataType | None]:
-        return dict.fromkeys((self.column, TOOLS) if self.has_tools else (self.column,))
+        return dict.fromkeys((self.column, TOOLS))
 
     def notes(self) -> list[str]:
         """Say what is a target, and which day the template writes."""
@@ -305,7 +295,7 @@ class Chat(DocumentForm):
         notes = [f"targets are what {says} in {self.column!r}"]
         if self.template.day is not None:
             notes.append(
-                f"the template writes the date: {self.template.day} (chat_date= gives another)"
+                f"the template writes the date {self.template.day}; chat_date= sets another"
             )
         return notes
 
@@ -313,33 +303,42 @@ class Chat(DocumentForm):
         return {"messages_column": self.column, "chat_template": self.template.digest}
 
     def check(self, schema: pa.Schema, path: Path) -> None:
-        """Raise SourceError if a column is missing, or holds no lists of messages."""
+        """Raise SourceError if the column is missing, or holds no lists of messages."""
         kind = type_of(schema, self.column, path, "messages_column=")
         if not (hasattr(kind, "value_type") and pa.types.is_struct(kind.value_type)):
             raise SourceError(f"column {self.column!r} holds {kind}, not lists of messages", path)
-
-    targets_hint = "Only turns of role 'assistant' are targets: rename the role, or mark turns by {% generation %}"
 
     def has_targets(self, documents: Documents) -> bool:
         """Tell whether the assistant says something."""
         return documents.labels is not None and bool(documents.labels.any())
 
-    def of_table(self, table: pa.Table, place: Place) -> Documents:
-        """Return each row as a document, less those that the template refuses."""
-        rows = enumerate(table.to_pylist())
-        return self._of_each(
-            rows, lambda row: self.of_row({n: _without_null(v) for n, v in row.items()}), place
-        )
+    def value(self, row: Mapping[str, Any], column: str) -> Any:
+        return row.get(column) if column == TOOLS else value_of(row, column, "messages_column=")
 
-    def of_row(self, row: Mapping[str, Any]) -> Document:
+    def of_table(self, table: pa.Table, place: Place) -> Documents:
+        rows = [[_without_null(value) for value in row.values()] for row in table.to_pylist()]
+        return self.of_rows(rows, place)
+
+    def of_rows(self, rows: Sequence[Sequence[Any]], place: Place) -> Documents:
+        """Return the text of each row, less those that the template refuses."""
+        found: list[Document] = []
+        kept: list[int] = []
+        rejects: list[Reject] = []
+        for number, (messages, tools) in enumerate(rows):
+            try:
+                found.append(self._document(messages, tools))
+                kept.append(number)
+            except (ValueError, RecursionError) as error:
+                rejects.append((place(number), SourceError(str(error), place(number))))
+        return join_documents(found, lambda number: place(kept[number]), rejects)
+
+    def _document(self, messages: Any, tools: Any) -> Document:
         """Return the text as UTF-8, and 1 for each byte that the assistant says."""
-        messages = value_of(row, self.column, "messages_column=")
         _check_messages(messages, self.column)
-        tools = row.get(TOOLS)
         if isinstance(tools, str):
             tools = json.loads(tools)
         text, turns = self.template.turns(messages, tools or None)
-        data = np.frombuffer(as_utf8(text, self.column), np.uint8)
+        data = np.frombuffer(text.encode(), np.uint8)
         wanted = np.zeros(len(data), np.uint8)
         for start, stop in turns:
             first = len(text[:start].encode())
@@ -358,11 +357,8 @@ def _without_null(value: Any) -> Any:
 
 def _check_messages(messages: Any, column: str) -> None:
     """Raise ValueError for what is no list of messages with roles."""
-    if not isinstance(messages, list) or not messages:
-        what = "null" if messages is None else "empty" if messages == [] else "no list of messages"
-        raise ValueError(f"{column!r} is {what}")
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            has = sorted(message) if isinstance(message, dict) else type(message).__name__
-            what = f"message {number} of {column!r} has no 'role'; it has {has}"
-            raise ValueError(f"{what}: messages have 'role' and 'content'")
+    is_list = isinstance(messages, list) and len(messages) > 0
+    if not is_list or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
+    ):
+        raise ValueError(f"{column!r} is not a list of messages with 'role' and 'content'")

@@ -137,8 +137,6 @@ class TokenSource(ABC):
     has_labels = False
     runs: Sequence[int] | None = None  # as of a recipe
     empty_files: list[str]  # names of files that hold nothing
-    # Names of files in which lines, and so those of the separator, end in ``\r\n``.
-    windows_files: Sequence[str] = ()
 
     _plan: Sequence[Any]  # what each piece is made of
 

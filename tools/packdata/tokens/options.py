@@ -36,8 +36,8 @@ class TokenOptions:
 
     documents: str = opt(
         "file",
-        r"what a document is in a text file (default: the whole file); '\n\n' is a blank line, also where lines end in "
-        r"\r\n. Separators, line breaks too, are dropped: see --eod",
+        r"what a document is in a text file (default: the whole file); '\n\n' is a blank line ('\r\n\r\n' where lines "
+        r"end in \r\n). Separators, line breaks too, are dropped: see --eod",
         "file|line|SEPARATOR",
         type=unescaped,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from itertools import islice
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
-from loaders.remote.url import is_url, place_of
+from loaders.remote.url import is_url
 from packdata.delimited import CsvRows
 from packdata.describe import counted, describe_field, passed_over
 from packdata.packing.firstpass import FirstPass
@@ -23,10 +23,10 @@ from packdata.plan import pack_plan
 from packdata.sources.base import read_file
 from packdata.sources.listed import list_sources, with_beside, without_secrets
 from packdata.sources.opening import joined_splits
-from packdata.sources.row_kinds import ROW_KINDS, open_row_file
-from packdata.tokens.chat import TOOLS, Chat, open_template
+from packdata.sources.row_kinds import open_row_file
+from packdata.tokens.chat import Chat, open_template
 from packdata.tokens.contents import BESIDE_IDS, Ids, Texts, is_list_of_numbers
-from packdata.tokens.files import IDS_KINDS, LINE_KINDS, ForwardReader, identity_of, list_files
+from packdata.tokens.files import IDS_KINDS, LINE_KINDS, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE, PIECE_TOKENS, IdsSource
 from packdata.tokens.options import Eod
 from packdata.tokens.options import TokenOptions as TokenOptions
@@ -48,14 +48,12 @@ if TYPE_CHECKING:
 
     from packdata.packing.settings import OnError
     from packdata.packing.shards import Format
-    from packdata.packing.summary import DatasetSummary, Summary
+    from packdata.packing.summary import Summary
     from packdata.tokens.contents import DocumentForm
-    from packdata.tokens.documents import TokenSource
     from packdata.tokens.files import SourceFile
 
 TRAIN_BYTES = 256 << 20  # of the corpus are enough for a BPE
-_CHUNK = 1 << 16
-_FIRST_ROWS = 64  # of a file: are looked at for lists that run beside the ids
+_FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of a file, looked at for lists beside the ids
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -79,7 +77,6 @@ class TokensPlan:
             "pieces": len(recipe),
             "ignored": dict(self.ignored),
             "empty_files": recipe.source.empty_files,
-            "windows_files": list(recipe.source.windows_files),
             "targets": {t.folder: t.schema.to_json() for t in recipe.targets},
             "options": dict(recipe.provenance),
             **self.first_pass.to_json(recipe.identity),
@@ -106,46 +103,27 @@ class TokensPlan:
         return [("", self.recipe)]
 
     def notes(self, packed: Summary | None = None) -> list[str]:
-        """Say what is worth knowing of the source, and how much each of several parts got."""
-        empty = self.recipe.source.empty_files
-        notes = [] if packed is None else [*_counts(packed), *self._kept_tokenizers(packed)]
+        """Say what is worth knowing of the source."""
+        recipe, notes = self.recipe, []
         if packed is not None and (num := packed.counts.get(NO_TARGET, 0)):
-            notes.append(
-                f"{counted(num, 'document')} without a target: nothing is learned of these"
-            )
+            notes.append(f"{counted(num, 'document')} without a target")
         notes += passed_over(self.ignored)
-        if empty:
-            notes.append(f"empty: {few(empty)}")
-        notes += self._separator_notes()
-        if (largest := self.recipe.largest) is not None:
-            dtype = self.recipe.vocabulary.dtype
-            note = f"the largest id is {largest}, so ids are {dtype}"
-            notes.append(f"{note}; vocab_size= says how many a model is to know, and checks them")
-        if isinstance(self.recipe.source, TextSource):
-            notes += self.recipe.source.options.content.notes()
+        if recipe.source.empty_files:
+            notes.append(f"empty: {few(recipe.source.empty_files)}")
+        if recipe.largest is not None:
+            note = f"the largest id is {recipe.largest}, so ids are {recipe.vocabulary.dtype}"
+            notes.append(f"{note}; vocab_size= sets and checks the number of ids")
+        if isinstance(recipe.source, TextSource):
+            notes += recipe.source.options.content.notes()
         return [*notes, *joined_splits([file.path for file in self.files])]
-
-    def _separator_notes(self) -> Iterator[str]:
-        """Say where documents are separated by other bytes than were given."""
-        if found := self.recipe.source.windows_files:
-            separator = repr(self.recipe.identity["documents"].replace("\n", "\r\n"))
-            yield rf"documents are separated by {separator} where lines end in \r\n: {few(found)}"
 
     def amount(self, packed: Summary) -> str:
         """Count tokens and documents: samples are rows of tokens. What was sent is not fetched for that."""
         if is_url(packed.dst):
             return ""
-        found = [_count(packed, dataset) for dataset in packed.datasets]
-        return _in_words(*map(sum, zip(*found, strict=True)))
-
-    def _kept_tokenizers(self, packed: Summary) -> Iterator[str]:
-        """Say where the tokenizer is: generating text needs it."""
-        names = [name for target in self.recipe.targets for name in target.files]
-        folders = [place_of(packed.dst) / dataset.folder for dataset in packed.datasets]
-        if names:
-            pairs = zip(folders, names, strict=True)
-            files = ", ".join(str(folder / name) for folder, name in pairs)
-            yield f"the tokenizer is kept as {files}"
+        views = (open_view(Path(packed.dst) / each.folder, "never") for each in packed.datasets)
+        tokens, documents = map(sum, zip(*map(count, views), strict=True))
+        return f"{counted(tokens, 'token')} in {counted(documents, 'document')}"
 
     def is_unchanged(self) -> bool:
         """Tell whether the files are still as they were listed."""
@@ -154,20 +132,6 @@ class TokensPlan:
             return bool(identity_of(self.files) == self.recipe.identity["files"])
         except (OSError, SourceError):  # what is gone has changed too
             return False
-
-
-def _counts(packed: Summary) -> Iterator[str]:
-    if len(packed.datasets) > 1 and not is_url(packed.dst):
-        for dataset in packed.datasets:
-            yield f"{dataset.folder}: {_in_words(*_count(packed, dataset))}"
-
-
-def _count(packed: Summary, dataset: DatasetSummary) -> tuple[int, int]:
-    return count(open_view(Path(packed.dst) / dataset.folder, "never"))
-
-
-def _in_words(tokens: int, documents: int) -> str:
-    return f"{counted(tokens, 'token')} in {counted(documents, 'document')}"
 
 
 def plan_tokens(
@@ -245,11 +209,6 @@ def _check_targets(source: TextSource, where: str) -> None:
 def _text_recipe(
     files: Sequence[SourceFile], options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
 ) -> TokensRecipe:
-    is_one = options.documents == "file" and [f.kind for f in files] == ["text"]
-    if options.val_share and is_one:
-        hint = "documents='line', or documents= with a separator, makes several of it"
-        what = "the file is one document, which cannot be divided into train and val"
-        raise SourceError(what, files[0].name, hint)
     content = _content_of(files, options)
     is_bytes = options.train_bpe is None and options.tokenizer in (None, "bytes")
     rows = max(1, PIECE_BYTES // options.row_tokens)
@@ -288,22 +247,19 @@ def _content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentF
         SourceError: They hold conversations, and no template is given; or the template cannot be read.
     """
     rows = [file for file in files if file.kind in LINE_KINDS]
-    if not rows:
-        return Texts("text")
-    content = _content_of_rows(rows, options)
+    content = _content_of_rows(rows, options) if rows else Texts("text")
     if content.kind != "text" and len(rows) < len(files):
-        what = f"{counted(len(files) - len(rows), 'file')} of plain text lie beside {content.kind}"
+        what = f"{counted(len(files) - len(rows), 'file')} of plain text beside {content.kind}"
         raise SourceError(what, rows[0].path, "Pack them one after the other")
     return content
 
 
 def _content_of_rows(rows: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
-    columns = _columns_of(rows[0])
     if options.chat_template is not None:
         day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
         template = open_template(options.chat_template, options.tokenizer, day)
-        has_tools = any(TOOLS in _columns_of(file) for file in rows if file.kind in ROW_KINDS)
-        return Chat(options.messages_column or "messages", template, has_tools)
+        return Chat(options.messages_column or "messages", template)
+    columns = _columns_of(rows[0])
     text = options.text_column
     if text is None and (options.tokenizer or options.train_bpe) and "text" in columns:
         text = "text"
@@ -311,11 +267,10 @@ def _content_of_rows(rows: Sequence[SourceFile], options: TokenOptions) -> Docum
         beside = [name for name in BESIDE_IDS if columns.get(name) and name not in options.drop]
         ids = Ids(options.ids_column or "input_ids", tuple(beside), options.drop)
         for file in rows:
-            ids.check_rows(_first_rows(file, ids), file.path)
+            ids.check_first(_first_values(file, ids), file.path)
         return ids
     if text is None and "text" not in columns and "messages" in columns:
-        hint = "Pass chat_template=, which makes text of them"
-        raise SourceError("it holds conversations ('messages')", rows[0].path, hint)
+        raise SourceError("conversations ('messages')", rows[0].path, "Pass chat_template=")
     return Texts(text or "text")
 
 
@@ -326,39 +281,37 @@ def _columns_of(file: SourceFile) -> dict[str, bool]:
     if file.kind != "jsonl":
         schema = open_row_file(file.path).schema
         return {field.name: is_list_of_numbers(field.type) for field in schema}
-    row = next(_json_rows(file), {})
+    row = next(_first_objects(file), {})
     return {
         name: isinstance(value, list) and all(isinstance(item, int | float) for item in value)
         for name, value in row.items()
     }
 
 
-def _first_rows(file: SourceFile, ids: Ids) -> Iterator[Mapping[str, Any]]:
-    """Yield the first rows of a file, of lists of numbers where its columns have types."""
+def _first_values(file: SourceFile, ids: Ids) -> dict[str, list[Any]]:
+    """Return the first values of columns, of lists of numbers where columns have types."""
     if file.kind in ("jsonl", "csv"):
-        yield from _json_rows(file) if file.kind == "jsonl" else ()
-        return
+        objects = [*_first_objects(file)]
+        return {name: [row.get(name) for row in objects] for row in objects for name in row}
     rows = open_row_file(file.path)
-    names = [field.name for field in rows.schema if is_list_of_numbers(field.type)]
-    others = [name for name in names if name not in (*ids.types, *ids.drop, *BESIDE_IDS)]
-    if others and ids.column in names and rows.groups:
-        yield from rows.read(0, [ids.column, *others]).slice(0, _FIRST_ROWS).to_pylist()
+    lists = [field.name for field in rows.schema if is_list_of_numbers(field.type)]
+    names = [name for name in lists if name not in (*BESIDE_IDS, *ids.drop)]
+    if len(names) < 2 or not rows.groups:
+        return {}
+    first: dict[str, list[Any]] = rows.read(0, names).slice(0, _FIRST_ROWS).to_pydict()
+    return first
 
 
-def _json_rows(file: SourceFile) -> Iterator[dict[str, Any]]:
+def _first_objects(file: SourceFile) -> Iterator[dict[str, Any]]:
     """Yield the first objects of JSON lines, as far as they can be read: the packing names what cannot."""
-    data = b""
-    with closing(ForwardReader(file)) as reader:
-        while b"\n" not in data and (more := reader.read(_CHUNK)):
-            data = (data + more).removeprefix(_BOM).lstrip()
-        lines = data.split(b"\n")
-        for line in islice(lines if reader.peek(1) == b"" else lines[:-1] or lines, _FIRST_ROWS):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                return
-            if isinstance(row, dict):
-                yield row
+    lines = file.head(_FIRST_BYTES).removeprefix(_BOM).split(b"\n")
+    for line in islice(filter(bytes.strip, lines), _FIRST_ROWS):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(row, dict):
+            yield row
 
 
 def _given(token: Eod) -> int | None:
@@ -403,7 +356,7 @@ def _ids_recipe(
     return _recipe(files, options, source, vocabulary, tokenizer, cut, largest)
 
 
-def _largest_in(source: TokenSource, *others: int | None) -> int:
+def _largest_in(source: TextSource | IdsSource, *others: int | None) -> int:
     """Look for the largest id in all pieces; what cannot be read is an error in its turn."""
     largest = max((other for other in others if other is not None), default=0)
     for piece in source.pieces():
@@ -453,8 +406,6 @@ def _recipe(
         about["bos"] = vocabulary.bos
     provenance = {"recipe": "tokens", "source": [f.name for f in files[:16]], **about}
     identity = {"recipe": "tokens", "files": identity_of(files), "cut": cut, **about}
-    if source.windows_files:
-        identity["windows_files"] = list(source.windows_files)
     made: dict[str, Any] = {"identity": identity, "provenance": provenance, "largest": largest}
     return TokensRecipe(source, options, vocabulary, tokenizer, **made)
 

@@ -202,6 +202,7 @@ class Vocabulary:
         if labels is None or not len(labels):
             return
         limit = 1 << 8 * np.dtype(self.dtype).itemsize if self.size is None else self.size
+        limit = min(limit, 1 << 31)  # labels are int32
         bad = ((labels < 0) | (labels >= limit)) & (labels != IGNORED)
         if bad.any():
             at = int(bad.argmax())
