@@ -1,6 +1,5 @@
 """What differs between schemas, and what may stand in one dataset."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +8,10 @@ import pytest
 import packdata
 from loaders.errors import SchemaError
 from loaders.schema import Array, Field, Image, Label, Schema
-from packdata.cli import main
 from packdata.inspect.compare import diff, schema_differences
 from packdata.packed.combine import extend, merge
 from packdata.packed.edit import CopyOptions, copy_dataset
-from tests.packdata.packing import FIELDS, pack, pack_samples, sample
+from tests.packdata.packing import FIELDS, pack, sample
 from tests.packdata.reading import PackedReader
 
 OTHER = [
@@ -66,18 +64,6 @@ def test_volumes_that_differ_in_their_spatial_axes_are_not_joined(tmp_path: Path
         assert len(PackedReader(a)) == 1
 
 
-@pytest.mark.parametrize(("fields", "by_key"), [(["label", "key"], True), (["label"], False)])
-def test_a_copy_is_said_to_match_as_other_datasets_would(
-    tmp_path: Path, fields: list[str], by_key: bool
-) -> None:
-    folder = pack_samples(tmp_path / "a", 3, fields=fields)
-
-    found = diff(folder, shutil.copytree(folder, tmp_path / "b"))
-
-    assert not found
-    assert (found.num_same, found.by_key) == (3, by_key)
-
-
 @pytest.mark.parametrize(
     ("rows", "moved"),
     [
@@ -90,7 +76,7 @@ def test_a_copy_is_said_to_match_as_other_datasets_would(
     ids=["same", "turned", "two", "others between", "two of others"],
 )
 def test_the_order_of_what_both_have_is_a_difference(
-    tmp_path: Path, rows: tuple[int, ...], moved: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, rows: tuple[int, ...], moved: list[str]
 ) -> None:
     """Where only samples of one stand between, the others have not moved."""
     fields = {name: FIELDS[name] for name in ("label", "key")}
@@ -99,14 +85,9 @@ def test_the_order_of_what_both_have_is_a_difference(
 
     found = diff(first, second)
 
-    assert found.moved == len(moved)
-    assert found.to_json()["moved"] == len(moved)
+    assert found.samples["moved"] == len(moved)
     assert found.examples.get("moved", []) == moved
     assert bool(found) is (rows != (0, 1, 2, 3))
-    assert main(["diff", str(first), str(second), "--limit", "1"]) == int(bool(found))
-    lines = capsys.readouterr().out.splitlines()
-    more = f"the order differs, {len(moved)} samples stand elsewhere: {(moved or ['-'])[0]}, ..."
-    assert (more in lines) is bool(moved)
 
 
 def test_without_keys_another_order_is_other_records(tmp_path: Path) -> None:
@@ -116,4 +97,4 @@ def test_without_keys_another_order_is_other_records(tmp_path: Path) -> None:
 
     found = diff(first, second)
 
-    assert (found.moved, dict(found.changed)) == (0, {"label": 2})
+    assert found.samples == {"label": 2}

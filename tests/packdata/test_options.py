@@ -130,14 +130,12 @@ MAKING: list[tuple[str, str, str, dict[str, Any]]] = [
 
 # Of commands that print: the command, what it looks at, the option, the exit status, and what only then is said.
 SHOWING: list[tuple[str, str, str, int, str]] = [
-    ("verify", "flipped", "--quick", 0, "flipped: 4 samples in 1 shard"),
     ("verify", "undecodable", "--decode", 1, "undecodable: 1 fault"),
     ("preview", "packed --num 1", "--out sheet.png", 0, "sheet.png: 1 of 8 samples"),
     ("preview", "packed", "--num 3", 0, "packed.png: 3 of 8 samples"),
     ("preview", "packed", "--text", 0, "sample 0\n"),
     ("preview", "packed --text --num 1", "--seed 5", 0, "sample 4\n"),
     ("stats", "packed", "--limit 2", 0, "8 samples, 2 decoded"),
-    ("diff", "packed more", "--limit 1", 1, "only A has 8 samples: bird/000, ...\n"),
 ]
 
 # What a command needs, where an option is the same for many of them; {dst} is new.

@@ -2,7 +2,6 @@
 
 import json
 import os
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from loaders.schema import Array, Field, Image, Label, Text
 from packdata.cli import main
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import Fault, Report, verify
-from tests.packdata.packing import CLASSES, pack, pack_samples, sample
+from tests.packdata.packing import pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
 
@@ -113,18 +112,6 @@ def test_a_flip_in_every_region_is_named_with_its_place(tmp_path: Path, format: 
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_damage_between_rows_is_said_to_spare_them(tmp_path: Path, format: str) -> None:
-    folder = pack_samples(tmp_path / "a", 4, format=format, fields=FIELDS)
-    shard = read_manifest(folder).shards[0]
-    at = 4096 * 2 - 100 if format == "lmdb" else 1  # unused space of a meta page; the magic
-    flip(folder / shard.file, at)
-
-    faults = verify(folder).faults
-
-    assert "all rows are intact" in faults[0].what or len(faults) > 1
-
-
-@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("decode", [False, True])
 def test_cut_extended_swapped_and_missing_shards(
     tmp_path: Path, format: str, decode: bool
@@ -170,15 +157,6 @@ def test_each_large_row_is_told_apart(tmp_path: Path, format: str) -> None:
     assert [fault.rows for fault in faults if fault.field == "x"] == [(1, 2), (5, 5)]
 
 
-def test_quick_finds_what_changed_but_not_where(tmp_path: Path) -> None:
-    folder = pack_samples(tmp_path / "a", 8, fields=FIELDS)
-    flip(folder / "shard-00001.lmdb", regions(folder, 1)["row of pixels"])
-
-    quick = verify(folder, quick=True)
-
-    assert [(fault.file, fault.rows) for fault in quick.faults] == [("shard-00001.lmdb", None)]
-
-
 def test_a_folder_or_pipe_in_place_of_a_shard_is_a_fault(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 8, fields=["label"])
     for number, make in enumerate((os.mkdir, os.mkfifo)):
@@ -201,28 +179,21 @@ def test_what_else_lies_in_the_folder_is_noted(tmp_path: Path) -> None:
 
     assert report.ok
     assert report.notes == (
-        ".packing: left over from an unfinished command",
-        "shard-00001.lmdb.tmp: left over from an unfinished command",
-        "shard-00007.lmdb: does not belong to the dataset",
+        ".packing: not a part of the dataset",
+        "shard-00001.lmdb.tmp: not a part of the dataset",
+        "shard-00007.lmdb: not a part of the dataset",
     )
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_labels_without_a_class_and_keys_that_stand_twice(tmp_path: Path, format: str) -> None:
-    fields = {"label": Label(classes=CLASSES), "key": Text()}
-    rows = [{"label": label, "key": f"k{i % 6}"} for i, label in enumerate([0, 1, 3, 4, 2, -2, 0])]
-    folder = pack(tmp_path / "a", fields, rows, format=format)
+def test_keys_that_stand_twice(tmp_path: Path, format: str) -> None:
+    rows = [{"key": f"k{i % 6}"} for i in range(7)]
+    folder = pack(tmp_path / "a", {"key": Text()}, rows, format=format)
 
-    faults = list(map(str, verify(folder).faults))
+    (fault,) = verify(folder).faults
 
-    assert faults == [
-        f"shard-00000.{format}, field label, rows 2 to 3, keys 'k2' to 'k3': "
-        "its value is 3, there are classes 0 to 2",
-        f"shard-00001.{format}, field label, row 1, key 'k5': "
-        "its value is -2, there are classes 0 to 2",
-        f"shard-00001.{format}, field key, row 2, key 'k0': "
-        f"shard-00000.{format}, row 0 has the same key",
-    ]
+    assert (fault.field, fault.rows, fault.keys) == ("key", (2, 2), ("k0",))
+    assert f"shard-00000.{format}, row 0" in fault.what
 
 
 def test_samples_without_a_label_are_no_fault_and_the_commands_know_them(tmp_path: Path) -> None:
@@ -254,28 +225,11 @@ def test_decode_finds_records_that_are_whole_but_wrong(tmp_path: Path) -> None:
     ]
 
 
-def test_rows_that_overlap_are_not_hashed_for_ever(tmp_path: Path) -> None:
-    folder = pack_samples(tmp_path / "a", 4, fields=["key", "pixels"])
-    shard = read_manifest(folder).shards[0]
-    data = bytearray((folder / shard.file).read_bytes())
-    lengths = shard.places["pixels"].lengths or 0
-    starts = shard.places["pixels"].starts or 0
-    data[lengths : lengths + 16] = struct.pack("<4i", *[shard.size_bytes] * 4)
-    data[starts : starts + 32] = bytes(32)
-    (folder / shard.file).write_bytes(data)
-
-    whats = [fault.what for fault in verify(folder).faults if fault.field == "pixels"]
-
-    assert whats == [
-        f"its rows have {4 * shard.size_bytes} bytes, the file {shard.size_bytes}: they overlap"
-    ]
-
-
 def test_progress_counts_every_byte(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 10)
     seen: list[int] = []
 
-    report = verify(folder, quick=True, tick=seen.append)
+    report = verify(folder, tick=seen.append)
 
     assert report.manifest is not None
     assert sum(seen) == report.manifest.size_bytes
@@ -300,18 +254,6 @@ def test_every_flipped_byte_of_the_manifest_is_found(tmp_path: Path, mask: int) 
         undetected.append(at)
 
     assert undetected == []
-
-
-@pytest.mark.parametrize("end", ["", " ", "\n\n"])
-def test_a_manifest_with_other_spaces_is_whole_and_noted(tmp_path: Path, end: str) -> None:
-    folder = pack_samples(tmp_path / "a", 2, fields=["label"])
-    path = folder / MANIFEST_NAME
-    path.write_text(path.read_text().removesuffix("\n") + end)
-
-    report = verify(folder)
-
-    assert report.ok
-    assert [note.partition(":")[0] for note in report.notes] == [MANIFEST_NAME]
 
 
 def test_a_manifest_that_cannot_be_used_is_a_fault(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ USAGE = [
     ("copy packed {dst} --add labels.csv", "--add was removed: use packdata.write(view, dst, add="),
     ("copy packed {dst} --update=fixes.csv", "--update was removed: use packdata.write"),
     ("cache --verify", "--verify was removed: a cached shard is verified when it is read"),
-    ("verify packed --quick --decode", "not allowed with argument --quick"),
+    ("verify packed --quick", "--quick was removed"),
 ]  # fmt: skip
 
 DATA = [

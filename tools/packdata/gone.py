@@ -21,6 +21,8 @@ OPTIONS = {
         "--columns": "the sheet is a little wider than high; --num sets its samples",
     },
     "images": {"--lossless-rotate": "rotate the files first with 'jpegtran -rotate'"},
+    "diff": {"--limit": "ten samples of each kind are named"},
+    "verify": {"--quick": "leave it out"},
     "cache": {
         "--verify": "a cached shard is verified when it is read; 'packdata cache --clear' deletes all"
     },

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 _LEVELS = {"min": 0, "p5": 5, "p50": 50, "p95": 95, "max": 100}
-_LIMB_BITS = 16  # products of two, summed over 2**31 of them, fit into 63 bits
 
 
 @dataclass(slots=True)
@@ -59,7 +58,7 @@ class Moments:
 
 @dataclass(slots=True)
 class WholeMoments:
-    """The same of whole numbers, from exact sums: of any number of them, rounded once."""
+    """The same of whole numbers of few bits, from exact sums."""
 
     count: int = 0
     total: int = 0
@@ -69,16 +68,12 @@ class WholeMoments:
 
     @classmethod
     def of(cls, values: npt.NDArray[Any]) -> WholeMoments:
-        """Summarize integers, or flags."""
+        """Summarize integers of 16 bits at most, or flags."""
         if not values.size:
             return cls()
-        least, most = int(values.min()), int(values.max())
-        # Modulo 2**64, so that distances are right for signed numbers too.
-        above = values.reshape(-1).astype(np.uint64)
-        above -= np.uint64(least % 2**64)
-        total, squares = _sums(above, most - least)
-        squares += least * (2 * total + values.size * least)
-        return cls(values.size, total + values.size * least, squares, least, most)
+        wide = values.reshape(-1).astype(np.int64)
+        total, squares = int(wide.sum()), int(np.dot(wide, wide))
+        return cls(wide.size, total, squares, int(wide.min()), int(wide.max()))
 
     def add(self, other: Any) -> None:
         """Take the numbers of another summary, of this class, in."""
@@ -106,19 +101,6 @@ _N = TypeVar("_N", float, npt.NDArray[np.float64])
 def standardized(values: _N, mean: float, std: float) -> _N:
     """Return numbers as a standardized column has them, before they are rounded to its dtype."""
     return (values - mean) / (std or 1.0)
-
-
-def _sums(numbers: npt.NDArray[np.uint64], most: int) -> tuple[int, int]:
-    """Return the exact sums of numbers up to ``most``, and of their squares."""
-    if most * most * numbers.size < 2**63:
-        small = numbers.view(np.int64)
-        return int(small.sum()), int(np.dot(small, small))
-    mask = np.uint64(2**_LIMB_BITS - 1)
-    shifts = range(0, 64, _LIMB_BITS)
-    limbs = {shift: (numbers >> np.uint64(shift) & mask).view(np.int64) for shift in shifts}
-    total = sum(int(limb.sum()) << shift for shift, limb in limbs.items())
-    products = (int(np.dot(limbs[i], limbs[j])) << (i + j) for i in shifts for j in shifts)
-    return total, sum(products)
 
 
 def percentiles(numbers: npt.NDArray[Any]) -> dict[str, float]:

@@ -31,3 +31,8 @@ def few(names: Iterable[str], most: int = 5) -> str:
     """
     listed = list(names)
     return ", ".join(listed[:most]) + (", ..." if len(listed) > most else "")
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters, with dots where it was longer."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    if args.quick and args.decode:
-        args.parser.error("argument --decode: not allowed with argument --quick")
     if not args.dataset.is_dir():
         read_manifest(args.dataset)  # says what is there instead: a wrong path is no fault
     reports = [_report(folder, args) for folder in datasets_at(args.dataset)]
@@ -52,9 +50,7 @@ def _report(folder: Path, args: argparse.Namespace) -> Report:
     except ManifestError:  # verify will say so
         total = 0
     with as_folder(folder) as here, Meter("verifying", "bytes", total) as meter:
-        found = verify(
-            here, quick=args.quick, decode=args.decode, workers=args.workers, tick=meter.tick
-        )
+        found = verify(here, decode=args.decode, workers=args.workers, tick=meter.tick)
         return replace(found, path=folder)
 
 
@@ -74,8 +70,7 @@ def _show_report(report: Report) -> None:
 
 def _add_verify(parser: Parser) -> None:
     add_dataset(parser, "folder or URL of the dataset, or a folder of several")
-    add_switch(parser, "--quick", "check only sizes and hashes of the files")
-    add_switch(parser, "--decode", "also decode every record; not with --quick")
+    add_switch(parser, "--decode", "also decode every record")
     add_number(parser, "--workers", "shards at once (default: all usable cores)")
     add_json(parser)
     add_remote(parser)

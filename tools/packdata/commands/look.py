@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from loaders.commandline import Parser
-    from packdata.inspect.compare import Difference
     from packdata.inspect.stats import Stats
 
 _MAX_CLASSES = 20
@@ -109,7 +108,8 @@ def _preview(args: argparse.Namespace) -> int:
         return 0
     out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
     tiles = [preview.tile_of(view, i) for i in indices]
-    preview.save_sheet(preview.sheet_of(tiles), out)
+    with out.open("xb") as file:
+        preview.sheet_of(tiles).save(file, "PNG")
     show(f"{printable(str(out))}: {len(indices)} of {counted(len(view), 'sample')}")
     for tile in tiles:  # as on the sheet, whose font lacks letters and room
         show(f"  {printable(tile.caption)}")
@@ -221,39 +221,24 @@ STATS = Command(
 def _diff(args: argparse.Namespace) -> int:
     from packdata.inspect.compare import diff
 
-    found = diff(args.a, args.b, limit=args.limit)
+    found = diff(args.a, args.b)
     if args.json:
         show_json(found.to_json())
-    else:
-        _show_difference(found)
-    return 1 if found else 0
-
-
-def _show_difference(found: Difference) -> None:
-    def samples(kind: str, num: int) -> tuple[str, str]:
-        names = found.examples.get(kind, [])
-        few = ", ".join(map(printable, names)) + (", ..." if num > len(names) else "")
-        return counted(num, "sample"), few
-
+        return 1 if found else 0
     for what in found.schema:
         show(printable(what))
-    for kind, num in (("only_a", found.only_a), ("only_b", found.only_b)):
-        if num:
-            show("only {} has {}: {}".format(kind[-1].upper(), *samples(kind, num)))
-    if found.moved:
-        show("the order differs, {} stand elsewhere: {}".format(*samples("moved", found.moved)))
-    for name, num in found.changed.items():
-        show("{} differs in {}: {}".format(name, *samples(name, num)))
-    matched = "key" if found.by_key else "position"
-    where = " in the fields that both have" if found.schema else ""
-    verb = "is" if found.num_same == 1 else "are"
-    show(f"{counted(found.num_same, 'sample')} {verb} the same{where} (matched by {matched})")
+    for kind, num in found.samples.items():
+        names = ", ".join(map(printable, found.examples[kind]))
+        more = ", ..." if num > len(found.examples[kind]) else ""
+        show(f"{printable(kind)}: {counted(num, 'sample')} ({names}{more})")
+    if not found:
+        show("the datasets are equal")
+    return 1 if found else 0
 
 
 def _add_diff(parser: Parser) -> None:
     add_dataset(parser, "folder or URL of a dataset", "a")
     add_dataset(parser, "folder or URL of the other", "b")
-    add_number(parser, "--limit", "samples to name for each kind of difference (default: 10)", 10)
     add_json(parser)
     add_remote(parser)
 

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from packdata.moments import Summary
 
 _MAX_NUMBERS = 4096  # of a row of which a whole column is read at once
-_EXACT_PIXELS = 1 << 21  # OpenCV sums in float64: exact below 2**53, with room
 
 
 class _Value(NamedTuple):
@@ -55,7 +54,6 @@ class _Value(NamedTuple):
     num_nan: int
     shape: tuple[int, ...]
     values: dict[int, int]  # of a mask: pixels by value
-    whole: Summary | None = None  # of all channels, where others may have more or fewer
 
 
 @dataclass(slots=True)
@@ -128,16 +126,16 @@ def _is_decoded(kind: Field) -> bool:
 
 def _decode(
     view: View, indices: Sequence[int], names: Sequence[str], workers: int
-) -> Iterator[list[_Value | list[_Value]]]:
-    """Yield what the values of each sample contribute, or of several pictures what each does."""
+) -> Iterator[list[list[_Value]]]:
+    """Yield what the values of each sample contribute: several pictures, or one value."""
     kinds = {name: view.schema.fields[name] for name in names}
 
-    def measure(i: int) -> list[_Value | list[_Value]]:
+    def measure(i: int) -> list[list[_Value]]:
         sample = view.sample(i, names)
         return [
             [_value_of(kind.one, each) for each in sample[name]]
             if isinstance(kind, Images)
-            else _value_of(kind, sample[name])
+            else [_value_of(kind, sample[name])]
             for name, kind in kinds.items()
         ]
 
@@ -146,16 +144,10 @@ def _decode(
 
 
 def _has_channels(kind: Field) -> bool:
-    """Tell whether a field holds arrays with one axis of channels before the spatial ones."""
-    return isinstance(kind, Array) and len(kind.dims) - 1 == (kind.spatial or -1)
-
-
-def _channels(value: npt.NDArray[Any]) -> tuple[list[npt.NDArray[Any]], int]:
-    """Return the channels of an array, without the places that are NaN in one, and how many those are."""
-    if value.dtype.kind != "f" or not (is_nan := np.isnan(value)).any():
-        return list(value), 0
-    known = ~is_nan.any(axis=0)
-    return [plane[known] for plane in value], int(is_nan.sum())
+    """Tell whether a field holds arrays with one axis of channels, as many in each, before the spatial ones."""
+    if not isinstance(kind, Array) or len(kind.dims) - 1 != (kind.spatial or -1):
+        return False
+    return kind.dims[0] is not None
 
 
 def _value_of(kind: Field, value: npt.NDArray[Any]) -> _Value:
@@ -163,101 +155,79 @@ def _value_of(kind: Field, value: npt.NDArray[Any]) -> _Value:
     if isinstance(kind, Mask):
         numbers, counts = np.unique(value, return_counts=True)
         values = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-    planes, num_nan = [value], 0
+    planes = [value]
     if isinstance(kind, Image):
         planes = [value[..., c] for c in range(value.shape[-1])]
     elif _has_channels(kind):
-        planes, num_nan = _channels(value)
-    if isinstance(kind, Image) and value.dtype == np.uint8 and value[..., 0].size <= _EXACT_PIXELS:
-        return _Value([_moments_of_pixels(plane) for plane in planes], 0, value.shape, values)
-    found = [_moments_of(plane) for plane in planes]
-    num_nan += sum(num for _, num in found)
-    varies = isinstance(kind, Array) and _has_channels(kind) and kind.dims[0] is None
-    whole = _moments_of(value)[0] if varies else None
-    return _Value([moments for moments, _ in found], num_nan, value.shape, values, whole)
+        planes = list(value)
+    found = [_summary_of(plane) for plane in planes]
+    num_nan = value.size - sum(each.count for each in found)
+    return _Value(found, num_nan, value.shape, values)
 
 
-def _moments_of_pixels(plane: npt.NDArray[Any]) -> WholeMoments:
-    """Sum bytes fast: OpenCV lets other threads run meanwhile."""
-    plane = np.ascontiguousarray(plane)
-    total, squares = int(cv2.sumElems(plane)[0]), round(cv2.norm(plane, cv2.NORM_L2SQR))
-    least, most = cv2.minMaxLoc(plane)[:2]
-    return WholeMoments(plane.size, total, squares, least, most)
-
-
-def _moments_of(numbers: npt.NDArray[Any]) -> tuple[Summary, int]:
-    """Return what numbers other than NaN come to, and how many are NaN."""
+def _summary_of(numbers: npt.NDArray[Any]) -> Summary:
+    """Return what numbers other than NaN come to: of few bits, from exact sums."""
+    if numbers.dtype == np.uint8 and numbers.ndim == 2:
+        plane = np.ascontiguousarray(numbers)  # OpenCV lets other threads run meanwhile
+        total, squares = int(cv2.sumElems(plane)[0]), round(cv2.norm(plane, cv2.NORM_L2SQR))
+        return WholeMoments(plane.size, total, squares, *cv2.minMaxLoc(plane)[:2])
     if numbers.dtype.kind != "f":
-        return WholeMoments.of(numbers), 0
-    known = numbers[~np.isnan(numbers)]
-    return Moments.of(known), numbers.size - known.size
+        return (WholeMoments if numbers.itemsize <= 2 else Moments).of(numbers)
+    return Moments.of(numbers[~np.isnan(numbers)])
 
 
 class _Gathered:
     """The statistics of one decoded field while they come in; of several pictures a sample, those of all."""
 
     def __init__(self, kind: Field) -> None:
-        self.kind = kind.one if isinstance(kind, Images) else kind
-        self._counts: list[int] | None = [] if isinstance(kind, Images) else None  # by sample
+        self.kind = kind
+        self._counts: list[int] = []  # values by sample
         self._channels: list[Summary] = []
-        self._whole: Summary = Moments()
-        self._is_varied = False
         self._num_nan = 0
         self._shapes: list[tuple[int, ...]] = []
         self._values: Counter[int] = Counter()
 
-    def add(self, value: _Value | list[_Value]) -> None:
-        if self._counts is not None and isinstance(value, list):
-            self._counts.append(len(value))
-        for each in value if isinstance(value, list) else [value]:
-            self._add(each)
-
-    def _add(self, value: _Value) -> None:
-        if not self._shapes:
-            self._channels, self._whole = list(value.channels), value.whole or Moments()
-        else:
-            self._is_varied |= len(value.channels) != len(self._channels)
-            for mine, other in zip(self._channels, value.channels, strict=False):
-                mine.add(other)
-            if value.whole is not None:
-                self._whole.add(value.whole)
-        self._num_nan += value.num_nan
-        self._shapes.append(value.shape)
-        self._values.update(value.values)
+    def add(self, values: list[_Value]) -> None:
+        self._counts.append(len(values))
+        for value in values:
+            if not self._shapes:
+                self._channels = list(value.channels)
+            else:
+                for mine, other in zip(self._channels, value.channels, strict=True):
+                    mine.add(other)
+            self._num_nan += value.num_nan
+            self._shapes.append(value.shape)
+            self._values.update(value.values)
 
     def to_json(self) -> dict[str, Any]:
-        if self._counts is None:
-            return self._to_json()
-        counts = {"images_per_sample": percentiles(np.array(self._counts))}
-        pixels = self._to_json() if any(self._counts) else {}
-        return {**counts, "num_images": sum(self._counts), **pixels}
-
-    def _to_json(self) -> dict[str, Any]:
-        if isinstance(self.kind, Boxes):
+        kind = self.kind
+        if isinstance(kind, Boxes):
             counts = np.array([shape[0] for shape in self._shapes])
             return {"boxes_per_sample": percentiles(counts), "num_boxes": int(counts.sum())}
-        if isinstance(self.kind, Mask):
+        if isinstance(kind, Images):
+            counts = np.array(self._counts)
+            found = {"images_per_sample": percentiles(counts), "num_images": int(counts.sum())}
+            return found | (self._pixels(kind.dtype) if self._shapes else {})
+        if isinstance(kind, Image):
+            return self._pixels(kind.dtype)
+        if isinstance(kind, Mask):
             values = {str(v): n for v, n in sorted(self._values.items())}
             return _sizes(self._shapes) | {"pixels_by_value": values}
-        if isinstance(self.kind, Image):
-            most = int(np.iinfo(self.kind.dtype).max)
-            return _sizes(self._shapes) | self._by_channel() | {"max_value": most} | self._range()
-        if self._is_varied:
-            return _numbers_of(self._whole, self._num_nan)
-        if _has_channels(self.kind) and self._channels and self._channels[0].count:
-            return self._by_channel() | self._range() | {"num_nan": self._num_nan}
+        if _has_channels(kind) and self._channels and self._channels[0].count:
+            return self._by_channel() | {"num_nan": self._num_nan}
         return _numbers_of(self._channels[0] if self._channels else Moments(), self._num_nan)
+
+    def _pixels(self, dtype: str) -> dict[str, Any]:
+        most = int(np.iinfo(dtype).max)
+        return _sizes(self._shapes) | self._by_channel() | {"max_value": most}
 
     def _by_channel(self) -> dict[str, Any]:
         return {
             "mean": [_finite(channel.mean) for channel in self._channels],
             "std": [_finite(channel.std) for channel in self._channels],
+            "min": _finite(min(channel.least for channel in self._channels)),
+            "max": _finite(max(channel.most for channel in self._channels)),
         }
-
-    def _range(self) -> dict[str, Any]:
-        least = min((channel.least for channel in self._channels), default=math.inf)
-        most = max((channel.most for channel in self._channels), default=-math.inf)
-        return {"min": _finite(least), "max": _finite(most)}
 
 
 def _sizes(shapes: list[tuple[int, ...]]) -> dict[str, Any]:
@@ -296,11 +266,11 @@ def _of_all(view: View, name: str, kind: Field) -> dict[str, Any]:
 
 
 def _stats_of_rows(parts: Iterable[npt.NDArray[Any]]) -> dict[str, Any]:
-    found = [_moments_of(rows) for rows in parts]
-    total: Summary = found[0][0] if found else Moments()
-    for moments, _ in found[1:]:
-        total.add(moments)
-    return _numbers_of(total, sum(num_nan for _, num_nan in found))
+    total, num = Moments(), 0
+    for rows in parts:
+        total.add(Moments.of(rows[~np.isnan(rows)] if rows.dtype.kind == "f" else rows))
+        num += rows.size
+    return _numbers_of(total, num - total.count)
 
 
 def _class_name(kind: Label, number: int) -> str:
