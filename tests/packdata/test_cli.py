@@ -515,30 +515,6 @@ def test_format_and_codec_follow_from_the_options(
     )
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_masks_of_no_picture_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], split: bool
-) -> None:
-    """Also where splits share a folder of masks: what one of them uses is used."""
-    src, masks = tmp_path / "src", tmp_path / "masks"
-    for i in range(4):
-        picture(src / (("train", "val")[i % 2] if split else "") / f"{i}.png", i)
-        masks.mkdir(exist_ok=True)
-        cv2.imwrite(str(masks / f"{i}.png"), np.ones((40, 50), np.uint8))
-
-    assert run("images", src, tmp_path / "a", "--masks", masks) == 0
-    assert "used by nothing" not in capsys.readouterr().out
-    for name in ("x", "y"):
-        (masks / f"{name}.png").write_bytes((masks / "0.png").read_bytes())
-    assert run("images", src, tmp_path / "b", "--masks", masks) == 0
-    text = capsys.readouterr().out
-    assert run("images", src, tmp_path / "c", "--masks", masks, "--dry-run") == 0
-
-    note = f"2 masks used by nothing in the source: {masks}/x.png, {masks}/y.png"
-    assert note in text
-    assert note in capsys.readouterr().out
-
-
 def test_pictures_of_one_name_keep_their_suffix_in_the_key(tmp_path: Path) -> None:
     for i, name in enumerate(("a/x.png", "a/x.jpg", "a/y.jpg", "b/x.jpg")):
         picture(tmp_path / "src" / name, i)
@@ -582,7 +558,7 @@ def test_info_and_verify_find_the_sizes_of_splits(
     assert capsys.readouterr().out.count(": OK") == 4
 
 
-def test_classes_that_are_empty_in_every_split_are_left_out_and_named(
+def test_classes_that_are_empty_in_every_split_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A class that one split has keeps its number in all; so does one that --classes names."""
@@ -594,11 +570,9 @@ def test_classes_that_are_empty_in_every_split_are_left_out_and_named(
     (tmp_path / "classes").write_text("bee\ncat\ndog\n")
 
     assert run("images", src, tmp_path / "a") == 0
-    text = capsys.readouterr().out
     assert run("images", src, tmp_path / "b", "--classes", tmp_path / "classes", "--dry-run") == 0
     fixed = capsys.readouterr().out
 
-    assert "empty folders are not classes: ant, bee (classes= can name them)" in text
     for split in ("train", "val"):
         label = read_manifest(tmp_path / "a" / split).schema.fields["label"]
         assert label == Label(classes=("cat", "dog"))

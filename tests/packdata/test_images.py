@@ -760,17 +760,6 @@ class TestMasks:
         with pytest.raises(SourceError, check=At("masks")):
             plan_images(tmp_path / "images", masks=tmp_path / "masks")
 
-    def test_masks_that_nothing_in_parquet_uses_are_told(self, tmp_path: Path) -> None:
-        data = save(tmp_path / "a.png", photo(4, 4))
-        pq.write_table(pa.table({"image": [data], "key": ["a"]}), tmp_path / "images.parquet")
-        for name in "ab":
-            save(tmp_path / f"masks/{name}.png", np.zeros((4, 4), np.uint8))
-
-        notes = plan_images(tmp_path / "images.parquet", masks=tmp_path / "masks").notes()
-
-        unused = tmp_path / "masks/b.png"
-        assert notes == [f"1 mask used by nothing in the source: {unused}"]
-
     @pytest.mark.parametrize(("fit", "is_said"), [("contain", True), ("cover", False)])
     def test_that_masks_are_padded_with_a_class_is_said(
         self, tmp_path: Path, fit: str, is_said: bool

@@ -85,7 +85,7 @@ def test_what_holds_no_pictures_is_not_in_the_way_of_splits(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["1", "2", "10"], "'10'"),
+        (["1", "2", "10"], "'1'"),
         (["1", "2", "3"], "'1'"),
         (["0", "1", "2"], ""),
         (["00", "01"], ""),

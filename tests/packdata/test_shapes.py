@@ -342,7 +342,7 @@ class TestAnnotations:
             out = tmp_path / f"out-{split}"
             pack_images(tmp_path / split, out, annotations=tmp_path / "annotations")
             assert ShardDataset(out)[0].boxes.tolist() == [box]
-        with pytest.raises(SourceError, check=At("annotations/instances_val2017.json")):
+        with pytest.raises(SourceError, check=At(tmp_path / "annotations")):
             plan_images(tmp_path / "all", annotations=tmp_path / "annotations")
 
     def test_its_keypoints_have_names(self, tmp_path: Path) -> None:

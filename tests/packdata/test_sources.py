@@ -14,7 +14,7 @@ import pytest
 
 from loaders.errors import SourceError
 from packdata.sources.base import ARRAYS, PICTURES, Column, FileKind, Item, Source
-from packdata.sources.folders import MaskFolder
+from packdata.sources.folders import FolderSource, MaskFolder
 from packdata.sources.opening import files_beside, find_splits, open_source
 from tests.packdata.breaking import deny_looking
 from tests.refusals import At
@@ -80,8 +80,9 @@ class TestFolders:
 
         source = open_source(touch(tmp_path, "bee/1.jpg", "cow/1.txt"))
 
+        assert isinstance(source, FolderSource)
         assert source.labels["label"].classes == ("bee",)
-        assert source.empty_classes == ("ant", "cow")
+        assert source.other_folders == ["ant", "cow"]
 
     def test_archives_one_folder_below_are_pointed_to(self, tmp_path: Path) -> None:
         """As Hugging Face lays out its repositories."""

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import LoadersError, PackError
 from loaders.remote.origin import get_defaults, set_defaults
 from loaders.remote.url import is_url, place_of
-from loaders.text import describe_size
 from packdata.describe import counted
 from packdata.packing.engine import changed
 from packdata.packing.outside import check_outside
@@ -32,7 +31,6 @@ from packdata.packing.target import PARTS_NAME, missing_folders
 from packdata.parts.local import digest_of_parts, finish, pack_part
 from packdata.parts.part import Part, in_order
 from packdata.sources.fetched import drop_copies
-from packdata.sources.listed import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -96,10 +94,8 @@ def pack_on_ray(
     with _ray(address) as ray, _made(place / PARTS_NAME):
         _check_room(ray, settings["workers"])
         items = counted(sum(len(recipe) for _, recipe in plan.splits), "item")
-        nbytes = bytes_of(plan.sources)
-        size = "" if nbytes is None else f" of {describe_size(nbytes)}"
         nodes = sum(node["Alive"] for node in ray.nodes())
-        note(f"{items}{size} in {counted(of, 'part')}, on {counted(nodes, 'node')}")
+        note(f"{items} in {counted(of, 'part')}, on {counted(nodes, 'node')}")
         paths = [str(path.absolute()) for path in needed if path.exists()]
         shared = recipes, plan.format, str(place), os.getcwd(), paths, get_defaults(), settings
         quiet = Quiet() if progress is None else progress

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +14,9 @@ from packdata.describe import counted, passed_over
 from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.options import opt, parse_target
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, is_folder
-from packdata.sources.composed import join_splits
 from packdata.sources.folders import FolderSource, MaskFolder, split_suffix
 from packdata.sources.layouts import check_layout
-from packdata.sources.listed import list_sources, place_of_source
+from packdata.sources.listed import list_sources, place_of_source, without_secrets
 from packdata.sources.opening import (
     are_of_one_archive,
     files_beside,
@@ -95,7 +93,7 @@ def open_splits(
     extend: Callable[[Source, str], Source] | None = None,
     has_annotations: bool = False,
 ) -> list[Split]:
-    """Open each split of a source; of several sources, what they have together, in their order.
+    """Open each split of a source; several tars or files of rows are one, as a pattern of them is.
 
     ``extend`` adds columns to a source of a split. Folders are no classes where there are annotations.
 
@@ -105,11 +103,24 @@ def open_splits(
             splits.
     """
     options = options or SourceOptions()
-    beside: Counter[str] = Counter()
-    sources = _open_all(src, options, kind, beside, has_annotations)
+    given = listed_sources(src)
+    list_sources(given)
+    if len(given) > 1 and not are_of_one_archive(given):
+        what = f"several sources ({few(map(str, without_secrets(given)))})"
+        hint = "Pack each with the same classes=, then 'packdata merge' them"
+        raise SourceError(what, place_of(given[0]), hint)
+    splits_of = find_splits(given[0], kind) if len(given) == 1 else None
+    paths_of = splits_of or {"": [*map(place_of_source, given)]}
+    sources = {name: _open(paths, options, kind) for name, paths in paths_of.items()}
+    for source in sources.values() if options.classes is None else ():
+        if isinstance(source, FolderSource) and source.kind == "classes":
+            others = () if has_annotations else source.other_folders
+            is_all = splits_of is None and not has_annotations
+            check_layout(source.root, source.labels[LABEL].classes, others, is_all=is_all)
     if extend is not None:
         sources = {name: extend(source, name) for name, source in sources.items()}
     labels = label_fields(sources, options.classes, options.multi_label)
+    beside = files_beside(splits_of or {})
     splits = [
         Split(name, source, labels[name], _masks_of(options, name, source, kind), beside)
         for name, source in sources.items()
@@ -122,34 +133,6 @@ def open_splits(
 def listed_sources(src: Path | str | Sequence[Path | str]) -> list[Path | str]:
     """Return sources as a list."""
     return [src] if isinstance(src, Path | str) else list(src)
-
-
-def _open_all(
-    src: Path | str | Sequence[Path | str],
-    options: SourceOptions,
-    kind: FileKind,
-    beside: Counter[str],
-    has_annotations: bool,
-) -> dict[str, Source]:
-    """Return the source of each split, and count the files that lie ``beside`` them."""
-    given = listed_sources(src)
-    list_sources(given)
-    if len(given) > 1 and are_of_one_archive(given):  # as a pattern of them is read
-        return {"": _open([*map(place_of_source, given)], options, kind)}
-    opened: list[dict[str, Source]] = []
-    for path in given:
-        splits_of = find_splits(path, kind)
-        beside.update(files_beside(splits_of or {}))
-        splits = splits_of or {"": [place_of_source(path)]}
-        sources = {name: _open(paths, options, kind) for name, paths in splits.items()}
-        is_all = len(splits) == len(given) == 1 and not has_annotations
-        for source in sources.values() if options.classes is None else ():
-            if isinstance(source, FolderSource) and source.kind == "classes":
-                empty = () if has_annotations else source.empty_classes
-                folders = source.labels[LABEL].classes
-                check_layout(source.root, folders, empty, is_all=is_all)
-        opened.append(sources)
-    return opened[0] if len(opened) == 1 else join_splits(opened)
 
 
 def _open(paths: Sequence[Path], options: SourceOptions, kind: FileKind) -> Source:
@@ -183,24 +166,19 @@ def _masks_of(
 def _check_masks_apart(splits: Sequence[Split]) -> None:
     """Raise SourceError if splits share a mask: where all masks lie in one folder, names may repeat."""
     taken: dict[tuple[Path, str], str] = {}
-    for split in splits:
-        for file in _used_masks(split):
-            other = taken.setdefault(file, split.name)
-            if other != split.name:
-                what = f"{file[1]} would be a mask of both {other} and {split.name}"
+    for name, source, _, masks, _ in splits:
+        if masks is None:
+            continue
+        for file in filter(None, map(masks.files.get, source.keys())):
+            other = taken.setdefault((masks.root, file), name)
+            if other != name:
+                what = f"{file} would be a mask of both {other} and {name}"
                 hint = "Give the masks of each split a folder of its name in this one"
-                raise SourceError(what, file[0], hint)
-
-
-def _used_masks(split: Split) -> Iterator[tuple[Path, str]]:
-    """Yield folder and name of each mask that a file of a split has."""
-    if split.masks is not None:
-        files = filter(None, map(split.masks.files.get, split.source.keys()))
-        yield from ((split.masks.root, file) for file in files)
+                raise SourceError(what, masks.root, hint)
 
 
 def source_notes(splits: Sequence[Split]) -> list[str]:
-    """Say which files and classes are passed over, and where no column is the label."""
+    """Say which files are skipped, what numbers lose, and where no column is the label."""
     ignored: Counter[str] = Counter(splits[0].beside)
     unlabelled: dict[str, None] = {}
     for source in (split.source for split in splits):
@@ -208,8 +186,6 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         if source.kind in ("list", "parquet") and LABEL not in source.labels:
             unlabelled |= dict.fromkeys(source.labels)
     notes = passed_over(dict(ignored.most_common()))
-    if empty := _empty_classes(splits):
-        notes.append(f"empty folders are not classes: {few(empty)} (classes= can name them)")
     if doubles := sorted({f.name for split in splits for f in split.labels if f.column.is_double}):
         notes.append(f"stored as float32, of 24 bits: {few(doubles)}")
     if gaps := _gaps(splits):
@@ -217,7 +193,6 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
     notes += [note for split in splits for note in joined_splits(split.source.paths)]
     notes += [*_numbered(splits), *_joined_labels(splits)]
     notes += dict.fromkeys(note for split in splits for note in split.source.notes)
-    notes += _unused_masks(splits)
     if unlabelled:
         notes.append(
             f"no label: no column is called {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
@@ -254,16 +229,14 @@ def _numbered(splits: Sequence[Split]) -> Iterator[str]:
     """Say of classes called by numbers that their own numbers are others."""
     classes = _classes_of(splits)
     given = any(label.column.numbered for split in splits for label in split.labels)
-    if given or not all(re.fullmatch(r"[0-9]+", name) for name in classes):
+    if given or not all(map(str.isdecimal, classes)) or [*classes] != sorted(classes):
         return
-    if [*classes] != sorted(classes) or all(int(name) == i for i, name in enumerate(classes)):
-        return
-    ordered = sorted(classes, key=int)
-    name = next((a for a, b in zip(classes, ordered, strict=True) if a != b), classes[0])
-    yield (
-        f"classes are called by numbers, but numbered as names are sorted: {name!r} is class "
-        f"{classes.index(name)} (as in torchvision); classes= with a file, a name a line, fixes an order"
-    )
+    wrong = [(number, name) for number, name in enumerate(classes) if int(name) != number]
+    for number, name in wrong[:1]:
+        yield (
+            f"classes are called by numbers, but numbered as names are sorted: {name!r} is class {number} "
+            "(as in torchvision); classes= with a file, a name a line, fixes an order"
+        )
 
 
 def _joined_labels(splits: Sequence[Split]) -> Iterator[str]:
@@ -295,23 +268,3 @@ def _gaps(splits: Sequence[Split]) -> list[str]:
         for name, count in counts.items()
         if count
     ]
-
-
-def _empty_classes(splits: Sequence[Split]) -> list[str]:
-    """Return the folders that would be classes, but are empty in every split."""
-    known = {*_classes_of(splits)}
-    empty = {name for split in splits for name in split.source.empty_classes}
-    return sorted(empty - known)
-
-
-def _unused_masks(splits: Sequence[Split]) -> Iterator[str]:
-    """Count the masks that no file asks for: a name that differs is easily overlooked."""
-    left: dict[tuple[Path, str], None] = {}
-    for masks in (split.masks for split in splits if split.masks is not None):
-        left |= {(masks.root, file): None for file in masks.files.values()}
-    for split in splits:
-        for mask in _used_masks(split):
-            left.pop(mask, None)
-    names = [str(root / file) for root, file in left]
-    if names:
-        yield f"{counted(len(names), 'mask')} used by nothing in the source: {few(names)}"

@@ -28,7 +28,7 @@ from packdata.sources.base import (
     suffix_of,
 )
 from packdata.sources.composed import ExtendedSource
-from packdata.sources.folders import files_below
+from packdata.sources.folders import files_below, scan
 from packdata.sources.layouts import SPLIT_NAMES
 from packdata.sources.listed import (
     ListedURL,
@@ -53,7 +53,9 @@ _NO_LABELS = frozenset(
 _WORD = re.compile(r"left|right|[a-z]+|[0-9]+")  # of names such as left_eye, L_Eye, lefteye
 _OTHER_SIDE = {"left": "right", "l": "r"}
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
+_STILL = "crops and flips do not change: {} of boxes"
 Values = dict[str, Any]  # of a picture, by field
+Size = tuple[int, int]  # height, width
 
 
 @dataclass(slots=True)
@@ -63,24 +65,24 @@ class Annotations:
     kind: str  # ``COCO``, ``VOC`` or ``YOLO``
     form: str  # how its boxes are written
     classes: tuple[str, ...]  # names of the numbers in ``box_labels``
-    columns: dict[str, Column]  # what else there is of each box
+    more: dict[str, Column]  # what else there is of each box
     # By a picture's path, as far as the annotations have it: with suffix in COCO's, else without. An error is raised
     # for the picture.
     by_name: dict[str, Values | SourceError]
+    # Height and width of pictures, by the same names, where the annotations have them.
+    sizes: dict[str, Size] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     files: str = ""  # they are read from, relative; with what they hash to
-    # Height and width of pictures, by the same names, where the annotations tell them.
-    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    empty: Values = field(init=False)
 
-    def __post_init__(self) -> None:
+    @property
+    def columns(self) -> dict[str, Column]:
+        """What a picture has."""
         numbers = Array(dtype="int64", dims=_NUMBERS, classes=self.classes or None)
-        own = {
+        return {
             BOXES: Column("json", form=self.form, field=Boxes()),
             BOX_LABELS: Column("json", field=numbers),
+            **self.more,
         }
-        self.columns = own | self.columns
-        self.empty = {name: [] for name in self.columns}
 
     def renumber(self, classes: Sequence[str]) -> None:
         """Number the classes as ``classes`` has them, and name those without names; SourceError if that fails."""
@@ -88,16 +90,12 @@ class Annotations:
         if missing := [name for name in self.classes if name not in places]:
             raise SourceError(f"classes of boxes that are not given: {few(missing)}", self.kind)
         new = [places[name] for name in self.classes] or [*range(len(classes))]
-        # One picture may have two names here.
-        of_pictures = {id(v): v for v in self.by_name.values() if isinstance(v, dict)}
-        for values in of_pictures.values():
-            if values[BOX_LABELS] and max(values[BOX_LABELS]) >= len(new):
-                what = f"class {max(values[BOX_LABELS])} of a box, with {len(new)} classes given"
+        for values in _good(self.by_name):
+            if (most := max(values[BOX_LABELS], default=0)) >= len(new):
+                what = f"class {most} of a box, with {len(new)} classes given"
                 raise SourceError(what, self.kind)
             values[BOX_LABELS] = [new[number] for number in values[BOX_LABELS]]
         self.classes = tuple(classes)
-        numbers = Array(dtype="int64", dims=_NUMBERS, classes=self.classes)
-        self.columns[BOX_LABELS] = Column("json", field=numbers)
 
     def name_of(self, item: Item) -> str | None:
         """Return what a picture is called here, None if it is not: of names that fit its path, the longest counts."""
@@ -108,6 +106,10 @@ class Annotations:
         return next((name for name in names if name in self.by_name), None)
 
 
+def _good(by_name: Mapping[str, Values | SourceError]) -> list[Values]:
+    return [values for values in by_name.values() if isinstance(values, dict)]
+
+
 def annotated(source: Source, found: Annotations) -> Source:
     """Return a source with the annotations of its pictures; folders are no classes then.
 
@@ -116,28 +118,28 @@ def annotated(source: Source, found: Annotations) -> Source:
     """
     labels = {} if source.kind == "classes" else dict(source.labels)
     if twice := labels.keys() & found.columns.keys():
-        raise SourceError(f"it has a column {min(twice)!r} of its own", source.name, "Rename it")
+        raise SourceError(f"duplicate column {min(twice)!r}", source.name, "Rename it")
     names = Counter(map(found.name_of, source.items()))
     without = names.pop(None, 0)
     if not names:
         what = f"none of its pictures is called as in the annotations ({found.kind})"
         raise SourceError(what, source.name, "Is it another folder, or another split?")
-
     for name, num in names.most_common(1):
         if num > 1:
             what = f"{name} of the annotations would be {num} pictures of {source.name}"
             raise SourceError(what, source.name, "Give annotations folders as the pictures have")
+    empty: Values = {name: [] for name in found.columns}
 
     def extend(item: Item) -> Item:
         name = found.name_of(item)
-        values = found.empty if name is None else found.by_name[name]
+        values = empty if name is None else found.by_name[name]
         if isinstance(values, SourceError):
             raise values
         return replace(
             item, labels={**item.labels, **values}, drawn_on=found.sizes.get(name or "")
         )
 
-    unused = len({id(values) for values in found.by_name.values()}) - len(names)
+    unused = len(found.by_name) - len(names)
     notes = (
         *source.notes,
         *found.notes,
@@ -149,7 +151,7 @@ def annotated(source: Source, found: Annotations) -> Source:
 
 
 def open_annotations(path: Path | str, split: str = "") -> Annotations:
-    """Read the annotations from a file or folder: of COCO's files, those that are of a split, or a folder so called.
+    """Read the annotations from a file or folder: of COCO's files, the one that is of a split, or a folder so called.
 
     Raises:
         SourceError: There are none, or of several kinds, or they cannot be read.
@@ -166,13 +168,17 @@ def open_annotations(path: Path | str, split: str = "") -> Annotations:
         raise SourceError(what if kinds else "no annotations", path, hint)
     (kind,) = kinds
     chosen = [file for file in files if suffix_of(file.name) == kind]
+    if kind == ".json":
+        chosen = [_coco_file(path, chosen, split)]
     try:
-        found = _READERS[kind](path, chosen, split)
+        found = _READERS[kind](path, chosen)
     except (KeyError, TypeError, AttributeError) as error:
-        what = f"it is of no form that is known: {type(error).__name__}: {error}"
-        hint = "COCO's .json, VOC's .xml and YOLO's .txt are read"
-        raise SourceError(what, path, hint) from error
-    found.files = _hash(path, chosen)
+        what = f"not COCO's, VOC's or YOLO's annotations ({type(error).__name__}: {error})"
+        raise SourceError(what, path) from error
+    hashed = FileHash()
+    for file in chosen:
+        hashed.add(_inside(path, file), file.stat())
+    found.files = hashed.hexdigest()
     return found
 
 
@@ -181,79 +187,87 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise nothing_at(path)
-    found = [
+    return sorted(
         path / relative / entry.name
         for relative, entries in files_below(path)
         for entry in entries or ()
         if not (entry.name.startswith(".") or entry.name.lower() in _NO_LABELS)
-    ]
-    return sorted(found)
+    )
 
 
-def _hash(path: Path, files: Iterable[Path]) -> str:
-    hashed = FileHash()
-    for file in files:
-        hashed.add(str(_inside(path, file)), file.stat())
-    return hashed.hexdigest()
-
-
-def _inside(path: Path, file: Path) -> PurePath:
+def _inside(path: Path, file: Path) -> str:
     """Return what a file is called below a path, or alone."""
-    return PurePath(file.name) if file == path else PurePath(str(file)).relative_to(str(path))
+    return file.name if file == path else str(PurePath(str(file)).relative_to(str(path)))
 
 
-def _reading(files: Sequence[Path]) -> Iterator[tuple[Path, Callable[[], bytes]]]:
-    """Yield files with what reads them; those of a store are fetched ahead."""
+def _parsed(
+    path: Path, files: Sequence[Path], parse: Callable[[bytes], Values]
+) -> dict[str, Values | SourceError]:
+    """Return what is read from the file of each picture, by its path; those of a store are fetched ahead."""
     readers: Iterator[Callable[[], bytes]] = (
         stored
         if isinstance(file, ListedURL) and (stored := file.stored)
         else partial(read_file, file, str(file))
         for file in files
     )
+    by_name: dict[str, Values | SourceError] = {}
     with closing(fetched_ahead(readers)) as ahead:
-        yield from zip(files, ahead, strict=True)
+        for file, read in zip(files, ahead, strict=True):
+            # YOLO's labels lie in another folder, beside that of the pictures.
+            parts = PurePath(_inside(path, file)).with_suffix("").parts
+            name = "/".join("images" if part == "labels" else part for part in parts)
+            try:
+                by_name[name] = parse(read())
+            except (ElementTree.ParseError, ValueError, AttributeError, TypeError) as error:
+                by_name[name] = SourceError(f"the annotation cannot be read ({error})", file)
+    return by_name
 
 
 # -- COCO ---------------------------------------------------------------------------------------------
 
 
-def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
-    files = _of_split(files, split)
-    named = [file for file in files if file.name.startswith("instances")]
-    others = [file.name for file in files if file not in named]
+def _coco_file(path: Path, files: Sequence[Path], split: str) -> Path:
+    """Return the file that is of a split by its name or folder: of several, that of ``instances``."""
+    words = re.findall("[a-z]+", split.lower())
+    for kind in [word[:3] for word in words if word in SPLIT_NAMES][:1]:
+        names = "|".join(name for name in SPLIT_NAMES if name.startswith(kind))
+        named = re.compile(rf"(?<![a-z])({names})(?![a-z])")
+        of = {file: f"{file.parent.name} {file.stem}".lower() for file in files}
+        files = [file for file in files if named.search(of[file])] or files
+    files = [file for file in files if file.name.startswith("instances")] or files
+    if len(files) > 1:
+        what = f"several COCO files ({few([file.name for file in files])})"
+        raise SourceError(what, path, "Give the one of these pictures")
+    return files[0]
+
+
+def _read_coco(path: Path, files: Sequence[Path]) -> Annotations:
+    (file,) = files
+    data = _json_of(file)
     images: dict[Any, Values] = {}
     by_name: dict[str, Values | SourceError] = {}
-    sizes: dict[str, tuple[int, int]] = {}
-    categories: dict[Any, Mapping[str, Any]] = {}
-    boxes: list[tuple[Mapping[str, Any], Path]] = []
-    num_without = 0
-    for file in named or files:
-        data = _json_of(file)
-        for image in data["images"]:
-            name = _name_of(image, file)
-            if name in by_name:
-                what = f"{name} is in it, and in another file of these annotations, or twice"
-                raise SourceError(what, file, "Give the one file that is of these pictures")
-            if (file, image["id"]) in images:
-                what = f"duplicate image id {image['id']}, of {name} and another image"
-                raise SourceError(what, file, "Give each image an id of its own")
-            images[file, image["id"]] = by_name[name] = {}
-            if size := _size_of(image.get("height"), image.get("width")):
-                sizes[name] = size
-        categories |= {each["id"]: each for each in data.get("categories", ())}
-        boxes += [(each, file) for each in data["annotations"] if each.get("bbox")]
-        num_without += sum(not each.get("bbox") for each in data["annotations"])
-    if not boxes:
-        raise SourceError("the annotations have no boxes (bbox)", path)
+    sizes: dict[str, Size] = {}
+    for image in data["images"]:
+        # LVIS has the address in the place of the name.
+        name = str(image.get("file_name") or PurePath(str(image["coco_url"])).name)
+        if name in by_name or image["id"] in images:
+            raise SourceError(f"duplicate image {name} or id {image['id']}", file)
+        images[image["id"]] = by_name[name] = {}
+        if image.get("height") and image.get("width"):
+            sizes[name] = int(image["height"]), int(image["width"])
+    categories = {each["id"]: each for each in data.get("categories", ())}
     numbers = {id: i for i, id in enumerate(sorted(categories))}
-    columns = _coco_columns([each for each, _ in boxes], categories.values(), path)
+    boxes = [each for each in data["annotations"] if each.get("bbox")]
+    if not boxes:
+        raise SourceError("no boxes (bbox) in the annotations", file)
+    columns = _coco_columns(boxes, categories.values(), file)
     for values in images.values():
         values |= {name: [] for name in (BOXES, BOX_LABELS, *columns)}
-    for each, file in boxes:
-        values = images.get((file, each.get("image_id")), {BOXES: None})
-        if values[BOXES] is None or each.get("category_id") not in numbers:
+    for each in boxes:
+        if each.get("image_id") not in images or each.get("category_id") not in numbers:
             what = f"annotation {each.get('id')} is of an image or a category that is not listed"
             raise SourceError(what, file)
+        values = images[each["image_id"]]
         values[BOXES].append(each["bbox"])
         values[BOX_LABELS].append(numbers[each["category_id"]])
         for name in columns:
@@ -261,34 +275,21 @@ def _read_coco(path: Path, files: Sequence[Path], split: str) -> Annotations:
     _fill_keypoints(images.values(), columns)
     names = tuple(str(categories[id].get("name", id)) for id in numbers)
     if twice := [name for name, num in Counter(names).items() if num > 1]:
-        raise SourceError(f"duplicate category {twice[0]!r}", path, "Rename them")
+        raise SourceError(f"duplicate category {twice[0]!r}", file, "Rename them")
     still = [name for name in ("segmentation", "area") if name in columns]
+    without = len(data["annotations"]) - len(boxes)
     notes = (
-        *[f"crops and flips do not change: {' and '.join(still)} of boxes"] * bool(still),
-        *[f"annotations without a box, skipped: {num_without:,}"] * bool(num_without),
-        *[f"files beside instances, skipped: {few(others)}"] * bool(named and others),
+        *[_STILL.format(" and ".join(still))] * bool(still),
+        *[f"annotations without a box, skipped: {without:,}"] * bool(without),
     )
-    return Annotations("COCO", "xywh", names, columns, by_name, notes, sizes=sizes)
-
-
-def _size_of(height: Any, width: Any) -> tuple[int, int] | None:
-    """Return a size that annotations tell; there are some that tell 0, or nothing."""
-    return (int(height), int(width)) if height and width and int(height) and int(width) else None
-
-
-def _name_of(image: Mapping[str, Any], file: Path) -> str:
-    """Return the file's name of an image; LVIS has its address in its place."""
-    name = image.get("file_name") or PurePath(str(image.get("coco_url") or "")).name
-    if not name:
-        raise SourceError(f"image {image.get('id')} has no file_name", file)
-    return str(name)
+    return Annotations("COCO", "xywh", names, columns, by_name, sizes, notes)
 
 
 _COCO_MISSING = dict[str, Any](iscrowd=0, area=0.0, segmentation=None, keypoints=None)
 
 
 def _coco_columns(
-    boxes: Iterable[Mapping[str, Any]], categories: Iterable[Mapping[str, Any]], path: Path
+    boxes: Iterable[Mapping[str, Any]], categories: Iterable[Mapping[str, Any]], file: Path
 ) -> dict[str, Column]:
     there = {name for each in boxes for name in _COCO_MISSING if name in each}
     points = [[*map(str, each["keypoints"])] for each in categories if each.get("keypoints")]
@@ -296,7 +297,7 @@ def _coco_columns(
     num = len(names) if points and all(len(each) == len(names) for each in points) else None
     if len({_mirrored(each) for each in points}) > 1:
         what = "categories have keypoints whose left and right ones are not at the same places"
-        raise SourceError(what, path, "Pack each category by itself")
+        raise SourceError(what, file, "Pack each category by itself")
     known = {
         "iscrowd": Column("json", field=Array(dtype="int64", dims=_NUMBERS)),
         "area": Column("json", field=Array(dtype="float32", dims=_NUMBERS)),
@@ -344,51 +345,32 @@ def _json_of(file: Path) -> Any:
     return data
 
 
-def _of_split(files: Sequence[Path], split: str) -> Sequence[Path]:
-    """Return the files that are of a split by their names or folders; all if none says so."""
-    kind = next(filter(None, map(_kind_of_split, re.findall("[a-z]+", split.lower()))), "")
-    words = {file: f"{file.parent.name} {file.stem}".lower() for file in files if kind}
-    found = {file: map(_kind_of_split, re.findall("[a-z]+", text)) for file, text in words.items()}
-    return [file for file, kinds in found.items() if kind in kinds] or files
-
-
-def _kind_of_split(word: str) -> str:
-    return word[:3] if word.lower() in SPLIT_NAMES or word == "valid" else ""
-
-
 # -- VOC ----------------------------------------------------------------------------------------------
 
 
-def _read_voc(path: Path, files: Sequence[Path], split: str) -> Annotations:
-    by_name: dict[str, Values | SourceError] = {}
-    sizes: dict[str, tuple[int, int]] = {}
-    for file, read in _reading(files):
-        name = str(_inside(path, file).with_suffix(""))
-        try:
-            root = ElementTree.fromstring(read())
-            by_name[name] = _voc_values(root)
-            if size := _size_of(root.findtext("size/height"), root.findtext("size/width")):
-                sizes[name] = size
-        except (ElementTree.ParseError, ValueError, AttributeError, TypeError) as error:
-            by_name[name] = SourceError(f"{file} is no VOC annotation ({error})", file)
-    good = [values for values in by_name.values() if isinstance(values, dict)]
+def _read_voc(path: Path, files: Sequence[Path]) -> Annotations:
+    by_name = _parsed(path, files, _voc_values)
+    good = _good(by_name)
+    sizes = {n: v.pop("size") for n, v in by_name.items() if isinstance(v, dict)}
     names = tuple(sorted({name for values in good for name in values[BOX_LABELS]}))
     numbers = {name: i for i, name in enumerate(names)}
     for values in good:
         values[BOX_LABELS] = [numbers[name] for name in values[BOX_LABELS]]
     flags = {"difficult": Column("json", field=Array(dtype="int64", dims=_NUMBERS))}
-    return Annotations("VOC", "xyxy", names, flags, by_name, sizes=sizes)
+    return Annotations("VOC", "xyxy", names, flags, by_name, sizes)
 
 
-def _voc_values(root: ElementTree.Element) -> Values:
-    values: Values = {BOXES: [], BOX_LABELS: [], "difficult": []}
+def _voc_values(data: bytes) -> Values:
+    root = ElementTree.fromstring(data)
     if root.tag != "annotation":
-        raise ValueError(f"it begins with {root.tag!r}")
+        raise ValueError(f"the root is {root.tag!r}")
+    height, width = (int(root.findtext(f"size/{name}") or 0) for name in ("height", "width"))
+    size = (height, width) if height and width else None
+    values: Values = {BOXES: [], BOX_LABELS: [], "difficult": [], "size": size}
     for thing in root.iter("object"):
-        box = thing.find("bndbox")
-        if box is None:
-            raise ValueError("an object has no bndbox")
-        texts = [box.findtext(side) for side in ("xmin", "ymin", "xmax", "ymax")]
+        texts = [thing.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]
+        if None in texts:
+            raise ValueError("an object has no whole bndbox")
         values[BOXES].append([float(text) for text in texts])  # type: ignore[arg-type]
         values[BOX_LABELS].append((thing.findtext("name") or "").strip())
         values["difficult"].append(int(thing.findtext("difficult") or 0))
@@ -398,33 +380,19 @@ def _voc_values(root: ElementTree.Element) -> Values:
 # -- YOLO ---------------------------------------------------------------------------------------------
 
 
-def _read_yolo(path: Path, files: Sequence[Path], split: str) -> Annotations:
-    by_name: dict[str, Values | SourceError] = {}
-    for file, read in _reading(files):
-        inside = _inside(path, file).with_suffix("")
-        values: Values | SourceError
-        try:
-            values = _yolo_values(read())
-        except ValueError as error:
-            values = SourceError(f"{file}: {error}", file)
-        by_name[str(inside)] = values
-        if "labels" in inside.parts:  # beside the folder of the pictures
-            parts = ["images" if part == "labels" else part for part in inside.parts]
-            by_name["/".join(parts)] = values
-    good = [values for values in by_name.values() if isinstance(values, dict)]
-    columns: dict[str, Column] = {}
-    notes: tuple[str, ...] = ()
-    if any(any(values["segmentation"]) for values in good):
-        columns["segmentation"] = Column("json", field=Json())
-        notes = ("crops and flips do not change: segmentation of boxes",)
-    else:
-        for values in good:
-            values.pop("segmentation", None)  # one may have two names
+def _read_yolo(path: Path, files: Sequence[Path]) -> Annotations:
+    by_name = _parsed(path, files, _yolo_values)
+    good = _good(by_name)
+    has_polygons = any(any(values["segmentation"]) for values in good)
+    for values in good if not has_polygons else ():
+        del values["segmentation"]
     names = _yolo_names(path)
     most = max((number for values in good for number in values[BOX_LABELS]), default=-1)
     if names and most >= len(names):
         raise SourceError(f"class {most} is not among the {len(names)} names of its classes", path)
-    return Annotations("YOLO", "yolo", names, columns, by_name, notes)
+    more = {"segmentation": Column("json", field=Json())} if has_polygons else {}
+    notes = (_STILL.format("segmentation"),) * has_polygons
+    return Annotations("YOLO", "yolo", names, more, by_name, notes=notes)
 
 
 def _yolo_values(data: bytes) -> Values:
@@ -454,27 +422,21 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
 def _yolo_names(path: Path) -> tuple[str, ...]:
     """Read the names of classes from ``data.yaml`` or ``classes.txt``, in the folder or up to two above."""
     folders = (path, *map(with_beside, path.resolve().parents[:2]))
-    for file in (file for folder in folders for file in sorted(folder.glob("*.y*ml"))):
-        text = read_file(file, str(file)).decode(errors="replace")
-        _check_no_pose(text, file)
-        if names := _yaml_names(text, file):
+    files = [f / entry.name for f in folders if f.is_dir() for entry in scan(f)[0]]
+    for file in files:
+        if file.suffix in (".yaml", ".yml") and (names := _yaml_names(file)):
             return names
-    for file in (folder / name for folder in folders for name in ("classes.txt", "obj.names")):
-        if file.is_file():
+    for file in files:
+        if file.name in ("classes.txt", "obj.names"):
             lines = read_file(file, str(file)).decode(errors="replace").splitlines()
             return tuple(line.strip() for line in lines if line.strip())
     return ()
 
 
-def _check_no_pose(text: str, file: Path) -> None:
-    if re.search(r"^kpt_shape:", text, re.MULTILINE):
-        what = "its labels are of poses (kpt_shape), which would be read as polygons"
-        raise SourceError(what, file, "Convert them to COCO's person_keypoints")
-
-
-def _yaml_names(text: str, file: Path) -> tuple[str, ...]:
+def _yaml_names(file: Path) -> tuple[str, ...]:
     """Return the names of classes in YOLO's YAML, () if there are none; SourceError if they are not numbered from 0."""
-    if "names" not in text:  # the YAML of some other tool
+    text = read_file(file, str(file)).decode(errors="replace")
+    if not re.search(r"^(names|kpt_shape):", text, re.MULTILINE):  # the YAML of some other tool
         return ()
     try:
         import yaml
@@ -482,11 +444,15 @@ def _yaml_names(text: str, file: Path) -> tuple[str, ...]:
         hint = "'pip install pyyaml', or write the names to classes.txt, one a line, and move this file away"
         raise SourceError("class names in YAML need PyYAML", file, hint) from error
     try:
-        names = yaml.safe_load(text)["names"]
-    except (yaml.YAMLError, KeyError, TypeError):
+        data = yaml.safe_load(text)
+    except yaml.YAMLError:
         return ()
-    numbered = names if isinstance(names, dict) else dict(enumerate(names or ()))
-    if sorted(numbered, key=str) != sorted(range(len(numbered)), key=str):
+    if "kpt_shape" in data:
+        what = "labels of poses (kpt_shape), which would be read as polygons"
+        raise SourceError(what, file, "Convert them to COCO's person_keypoints")
+    names = data.get("names") or ()
+    numbered = names if isinstance(names, dict) else dict(enumerate(names))
+    if {*numbered} != {*range(len(numbered))}:
         what = f"class names are not numbered from 0 to {len(numbered) - 1}: {few([*map(str, numbered)], 8)}"
         raise SourceError(what, file, "Number them from 0 on, without gaps")
     return tuple(str(numbered[number]) for number in range(len(numbered)))

@@ -164,7 +164,6 @@ class Source(ABC):
     notes: Sequence[str] = ()
     paths: Sequence[Path] = ()  # the few large files that it is made of, if it is
     root: Path | None = None  # the folder that it is, if it is one
-    empty_classes: Sequence[str] = ()  # folders that would be classes, but hold no file
 
     @abstractmethod
     def __len__(self) -> int:

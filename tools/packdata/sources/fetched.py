@@ -4,7 +4,7 @@
    are opened behind it come meanwhile, as far as that is known, and there is room: the next one, or some small ones.
 2. Files lie in a folder of this process below ``$TMPDIR``. They take up to half of its disk: then those go that were
    opened longest ago, and are fetched again if they are opened again. Who has one open reads on.
-3. The folder goes when the packing ends. What a killed process left is used, or removed, by the next one.
+3. The folder goes when the packing ends; that of a killed process goes with the next one's.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import os
 import shutil
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,19 @@ if TYPE_CHECKING:
 
     from packdata.sources.objects import RemoteFile
 
-_RANGE_BYTES, _AT_ONCE = 8 << 20, 8  # of all that is fetched: what it takes of memory
+_READ_BYTES = 32 << 20  # at once, of one object
 _AHEAD, _AHEAD_BYTES = 16, 64 << 20  # objects ahead of the one that was opened last
 _SAFE_S = 10.0  # for so long a file stays, that who asked for it can open it
 _TO_COME = ".part"
+
+
+@dataclass(slots=True)
+class _Copy:
+    """An object that is a file, or comes to be one."""
+
+    coming: Future[None]
+    size: int
+    used: float  # when it was opened last
 
 
 class _Copies:
@@ -47,22 +57,14 @@ class _Copies:
         self._stack = ExitStack()
         self.pid = os.getpid()
         self.folder = self._stack.enter_context(claimed_folder("sources"))
-        self.folder.mkdir(exist_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
         self._lock = threading.Lock()
-        self._ranges = ThreadPoolExecutor(_AT_ONCE, "fetch")
-        self._objects = ThreadPoolExecutor(2 * _AHEAD, "fetch-object")
-        self._coming: dict[str, Future[None]] = {}  # what is being fetched, or will be, by name
-        self._used: dict[
-            str, tuple[int, float]
-        ] = {}  # size and time, by name, in the order of their last use
-        for path in self.folder.iterdir():
-            if path.name.endswith(_TO_COME):
-                path.unlink()
-            else:
-                self._used[path.name] = path.stat().st_size, 0.0
-        self._total = sum(size for size, _ in self._used.values())  # with what is being fetched
-        free = shutil.disk_usage(self.folder).free
-        self._limit = (free + self._total) // 2 if limit is None else limit
+        self._pool = ThreadPoolExecutor(2 * _AHEAD, "fetch-object")
+        self._files: dict[str, _Copy] = {}  # by name, in the order of their last use
+        self._total = 0  # bytes of these
+        self._limit = shutil.disk_usage(self.folder).free // 2 if limit is None else limit
+        self._is_closed = False
 
     def path(self, stored: RemoteFile) -> Path:
         """Return the file that is an object; those that are opened behind it are fetched meanwhile.
@@ -72,74 +74,68 @@ class _Copies:
             RemoteError: The store does not answer, or refuses.
         """
         name = _name_of(stored)
-        while not self._touch(name):  # it may have gone again
-            coming = self._start(name, stored, is_ahead=False)
-            self._start_following(name)
-            if coming is not None:
-                coming.result()
-        self._start_following(name)
-        return self.folder / name
+        while True:
+            copy = self._start(name, stored)
+            for following in _following(name):
+                with suppress(RuntimeError):  # it was closed
+                    self._start(*following, is_ahead=True)
+            if copy is not None:
+                copy.coming.result()
+            with self._lock:
+                if found := self._files.pop(name, None):  # it may have gone again
+                    found.used = time.monotonic()
+                    self._files[name] = found
+                    return self.folder / name
 
-    def _start(self, name: str, stored: RemoteFile, *, is_ahead: bool) -> Future[None] | None:
-        """Fetch an object on another thread; return None if it is there, or comes ahead and does not fit."""
+    def _start(self, name: str, stored: RemoteFile, *, is_ahead: bool = False) -> _Copy | None:
+        """Fetch an object on another thread, unless it is there; None if it comes ahead and does not fit."""
         with self._lock:
-            if name in self._used:
-                return None
-            if name not in self._coming and self._take_room(stored.entry.size, is_ahead=is_ahead):
-                self._coming[name] = self._objects.submit(self._fetch, name, stored)
-            return self._coming.get(name)
+            if name not in self._files:
+                if not self._has_room(stored.entry.size) and is_ahead:
+                    return None
+                coming = self._pool.submit(self._fetch, name, stored)
+                self._files[name] = _Copy(coming, stored.entry.size, time.monotonic())
+                self._total += stored.entry.size
+            return self._files[name]
 
-    def _start_following(self, name: str) -> None:
-        """Fetch what is opened after an object; what fails is an error when it is opened."""
-        for following, stored in _following(name):
-            with suppress(RuntimeError):  # it was closed
-                self._start(following, stored, is_ahead=True)
+    def _has_room(self, size: int) -> bool:
+        """Tell whether there is room; what was opened longest ago goes for it."""
+        before = time.monotonic() - _SAFE_S
+        for name, copy in [*self._files.items()] if self._total + size > self._limit else ():
+            if copy.used > before or self._total + size <= self._limit:
+                break
+            if copy.coming.done():
+                (self.folder / name).unlink(missing_ok=True)
+                self._forget(name)
+        return self._total + size <= self._limit
+
+    def _forget(self, name: str) -> None:
+        self._total -= self._files.pop(name).size
 
     def _fetch(self, name: str, stored: RemoteFile) -> None:
-        size, is_there = stored.entry.size, False
+        """Write an object to a file; what fails is an error when it is opened."""
+        beside = self.folder / f"{name}{_TO_COME}"
         try:
-            _fetch(stored, self.folder / name, self._ranges)
-            is_there = True
-        except OSError as error:
-            what = f"it cannot be fetched into {self.folder} ({error.strerror})"
-            hint = "Set TMPDIR to a folder on a disk with more room"
-            raise SourceError(what, stored.where, hint) from error
-        finally:
+            with open(beside, "wb") as file, stored.part().open() as opened:
+                while data := opened.read(_READ_BYTES):
+                    file.write(data)
+                    if self._is_closed:
+                        raise RuntimeError("the packing has ended")
+            os.replace(beside, self.folder / name)
+        except BaseException as error:
+            beside.unlink(missing_ok=True)
             with self._lock:
-                del self._coming[name]
-                if is_there:
-                    self._used[name] = size, time.monotonic()
-                else:
-                    self._total -= size
-
-    def _touch(self, name: str) -> bool:
-        """Note that a file is used; return False if it is not there."""
-        with self._lock:
-            if (about := self._used.pop(name, None)) is None:
-                return False
-            self._used[name] = about[0], time.monotonic()
-            return True
-
-    def _take_room(self, size: int, *, is_ahead: bool) -> bool:
-        """Remove what was opened longest ago; return False for what comes ahead and does not fit even so."""
-        before = time.monotonic() - _SAFE_S
-        while self._total + size > self._limit and self._used:
-            oldest, (freed, used) = next(iter(self._used.items()))
-            if used > before:
-                break
-            (self.folder / oldest).unlink(missing_ok=True)
-            del self._used[oldest]
-            self._total -= freed
-        if is_ahead and self._total + size > self._limit:
-            return False
-        self._total += size
-        return True
+                self._forget(name)
+            if isinstance(error, OSError):
+                what = f"the object cannot be fetched into {self.folder} ({error.strerror})"
+                hint = "Set TMPDIR to a folder on a disk with more room"
+                raise SourceError(what, stored.where, hint) from error
+            raise
 
     def close(self) -> None:
         """Remove the files."""
-        self._ranges.shutdown(wait=False, cancel_futures=True)
-        self._objects.shutdown(cancel_futures=True)
-        self._ranges.shutdown()
+        self._is_closed = True
+        self._pool.shutdown(cancel_futures=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         self._stack.close()
         drop_unclaimed("sources")
@@ -148,35 +144,6 @@ class _Copies:
 def _name_of(stored: RemoteFile) -> str:
     about = f"{stored.where} {stored.entry.size} {stored.entry.mark}"
     return xxhash.xxh3_128_hexdigest(about.encode())
-
-
-def _fetch(stored: RemoteFile, path: Path, pool: ThreadPoolExecutor) -> None:
-    """Write an object to a file, in ranges, some at a time; the first one on this thread."""
-    beside, size = path.with_name(path.name + _TO_COME), stored.entry.size
-    try:
-        with open(beside, "wb") as file:
-            fd, others = file.fileno(), range(_RANGE_BYTES, size, _RANGE_BYTES)
-            parts: list[Future[None]] = []
-            try:
-                parts += (pool.submit(_write, fd, stored, start) for start in others)
-                if size:
-                    _write(fd, stored, 0)
-                for part in parts:
-                    part.result()
-            finally:
-                # They write to an open file. Who waited for one that is cancelled might wait for ever.
-                wait([part for part in parts if not part.cancel()])
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-
-
-def _write(fd: int, stored: RemoteFile, start: int) -> None:
-    data = memoryview(stored.part(start, start + _RANGE_BYTES)())
-    while data:
-        written = os.pwrite(fd, data, start)
-        data, start = data[written:], start + written
 
 
 _copies: list[_Copies] = []

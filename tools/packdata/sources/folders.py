@@ -11,6 +11,7 @@ import shlex
 from collections import Counter
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
@@ -30,13 +31,14 @@ from packdata.sources.base import (
     suffix_of,
 )
 from packdata.sources.idx import IDX_IMAGES
-from packdata.sources.listed import ListedEntry, ListedURL, StoredFiles
+from packdata.sources.listed import ListedEntry, ListedURL, StoredNames
 from packdata.sources.names import Names
 from packdata.sources.objects import RemoteFile
 from packdata.sources.refused import check_name
+from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 Entry = os.DirEntry[str] | ListedEntry
@@ -49,11 +51,8 @@ class Listing:
 
     def __init__(self, root: Path, kind: FileKind = PICTURES, without: str = "") -> None:
         self.root, self._suffixes, self._without = root, kind.suffixes, without
-        # What reads the files, where they are objects of a store.
-        self.stored = StoredFiles(root) if isinstance(root, ListedURL) else None
-        self._names = Names()
         # Their relative paths with forward slashes.
-        self.files: Sequence[str] = self._names if self.stored is None else self.stored
+        self.files = StoredNames(root) if isinstance(root, ListedURL) else Names()
         # Other files passed over, by suffix; also each ``link to a folder above``.
         self.ignored: Counter[str] = Counter()
         self._hash = FileHash()
@@ -78,7 +77,7 @@ class Listing:
             else:
                 self._add(f"{relative}/", entries)
 
-    def _add(self, prefix: str, entries: Sequence[Entry]) -> None:
+    def _add(self, prefix: str, entries: Iterable[Entry]) -> None:
         for entry in entries:
             name = entry.name
             suffix = suffix_of(name)
@@ -91,14 +90,14 @@ class Listing:
                 continue
             relative = prefix + name
             check_name(relative, entry.path)
-            if self.stored is not None and isinstance(entry, ListedEntry):
-                self.stored.add(entry)
-            else:
-                self._names.append(relative)
+            if isinstance(self.files, Names):
+                self.files.append(relative)
+            elif isinstance(entry, ListedEntry):
+                self.files.append(entry.number)
             self._hash.add(relative, _stat(entry))
 
 
-def files_below(root: Path, folder: str = "") -> Iterator[tuple[str, Sequence[Entry] | None]]:
+def files_below(root: Path, folder: str = "") -> Iterator[tuple[str, Iterable[Entry] | None]]:
     """Yield a folder of ``root``, by default itself, and all below it, with their files, in no order.
 
     Links are followed; what leads to a folder above, be it of ``root`` itself, has None. Folders
@@ -118,7 +117,7 @@ def files_below(root: Path, folder: str = "") -> Iterator[tuple[str, Sequence[En
         pending += [(path, above | {inode}) for path in inner]
 
 
-def scan(folder: Path) -> tuple[Sequence[Entry], list[str]]:
+def scan(folder: Path) -> tuple[Iterable[Entry], list[str]]:
     """Return files and names of folders, sorted; a link counts as what it leads to. SourceError if that fails."""
     if isinstance(folder, ListedURL):
         return folder.scan()
@@ -178,16 +177,16 @@ class FolderSource(Source):
         num_top = len(listing.files)
         classes = [folder for folder in folders if _adds_files(listing, folder)]
         if num_top and len(listing.files) > num_top:
-            raise _mixed(root, kind, listing.files[:num_top], listing.files[num_top:])
+            raise _mixed(root, kind, listing.files, num_top)
         if not listing.files:
             raise no_files(root, kind, listing.ignored)
         self.kind = "folder" if num_top else "classes"
         self.labels = {}
         if not num_top:
             self.labels = {"label": Column("class", tuple(classes))}
-            self.empty_classes = tuple(name for name in folders if name not in classes)
+        self.other_folders = [name for name in folders if name not in classes]
         self.ignored = dict(listing.ignored)
-        self._files, self._stored = listing.files, listing.stored
+        self._files = listing.files
         self.identity = {
             "kind": self.kind,
             "classes": [] if num_top else folders,
@@ -205,13 +204,14 @@ class FolderSource(Source):
         labelled, root = self.kind == "classes", str(self.root)
         for i in range(start, len(self._files)):
             file = self._files[i]
-            path, where = os.path.join(self._place, file), os.path.join(root, file)
+            where = os.path.join(root, file)
             labels = {"label": file.split("/", 1)[0]} if labelled else {}
             key = key_of(file, self._shared)
-            if self._stored is not None:
-                yield Item(key, where, self._stored.reader(i, where), labels)
-            else:
+            if isinstance(self._files, Names):
+                path = os.path.join(self._place, file)
                 yield Item(key, where, partial(read_file, path, where), labels, path=path)
+            else:
+                yield Item(key, where, self._files.reader(i, where), labels)
 
     def keys(self) -> Iterator[str]:
         return (key_of(file, self._shared) for file in self._files)
@@ -223,12 +223,10 @@ def _adds_files(listing: Listing, folder: str) -> bool:
     return len(listing.files) > before
 
 
-def _mixed(root: Path, kind: FileKind, top: Sequence[str], below: Sequence[str]) -> SourceError:
-    more = "" if len(top) <= 3 else f" and {len(top) - 3} more"
+def _mixed(root: Path, kind: FileKind, files: Iterable[str], num_top: int) -> SourceError:
+    top, below = [*islice(files, num_top)], islice(files, num_top, None)
     folders = sorted({file.split("/", 1)[0] for file in below})
-    what = (
-        f"{', '.join(top[:3])}{more} lie beside folders of {kind.names} ({', '.join(folders[:5])})"
-    )
+    what = f"{few(top, 3)} beside folders of {kind.names} ({few(folders)})"
     return SourceError(what, root, "Move them into the folder of their class, or out of this one")
 
 
@@ -283,10 +281,6 @@ class MaskFolder:
             raise SourceError(what, root, "Check mask_suffix=")
         check_unique(lambda: masks, root)
         self.root, self._place, self._kind = root, root.absolute(), kind
-        self._stored = listing.stored
-        self._numbers = {
-            file: i for i, file in enumerate(listing.files if self._stored is not None else ())
-        }
         self.identity: dict[str, Any] = {"num_files": len(listing.files), "files": listing.digest}
         if suffix:
             self.identity["suffix"] = suffix
@@ -311,9 +305,9 @@ class MaskFolder:
 
     def _mask(self, file: str) -> str | RemoteFile:
         """Return the path of a mask, or what reads it, where it is an object of a store."""
-        if self._stored is None:
-            return os.path.join(self._place, file)
-        return self._stored.reader(self._numbers[file], f"{self.root}/{file}")
+        if isinstance(self.root, ListedURL) and (stored := (self.root / file).stored):
+            return stored
+        return os.path.join(self._place, file)
 
     def name(self, key: str) -> str | None:
         """Return the path of the mask for a picture, beginning as the folder's was given."""

@@ -18,17 +18,17 @@ _BESIDE_IMAGES = frozenset({"masks", "labels", "annotations"})
 
 
 def check_layout(
-    root: Path, folders: Sequence[str], empty: Sequence[str], *, is_all: bool
+    root: Path, folders: Sequence[str], others: Sequence[str], *, is_all: bool
 ) -> None:
     """Raise SourceError if folders that would be classes are something else.
 
     Args:
         root: The source.
         folders: Those directly in it that hold files of the source's kind, also further below.
-        empty: Other ones that mean something beside these.
-        is_all: True if no split and no other source may have more classes.
+        others: Those that hold none.
+        is_all: True if no split may have more classes.
     """
-    names = {name.lower(): name for name in (*folders, *empty)}
+    names = {name.lower(): name for name in (*folders, *others)}
     splits = [name for name in folders if _SPLIT.fullmatch(name)]
     beside = sorted(names[name] for name in _BESIDE_IMAGES & names.keys())
     if splits:

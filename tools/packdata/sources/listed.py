@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import stat
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from glob import glob, has_magic
-from itertools import chain, compress, islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import xxhash
 
 from loaders.errors import SourceError
@@ -26,7 +25,7 @@ from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, is_url, split_secrets
 from loaders.remote.wire import Entry
 from packdata.sources.fetched import expect_in_order, local_path
-from packdata.sources.names import ByNumber, Names, appended, sent
+from packdata.sources.names import Names
 from packdata.sources.objects import RemoteFile
 
 if TYPE_CHECKING:
@@ -34,157 +33,108 @@ if TYPE_CHECKING:
 
     from loaders.remote.origin import Origin
 
-
-class _Folder:
-    """What lies in a folder, by name."""
-
-    __slots__ = ("folders", "is_sorted", "marks", "names", "sizes")
-
-    def __init__(self) -> None:
-        self.names = Names()
-        self.sizes: Any = array("I")
-        self.marks: Any = array("Q")
-        self.folders: dict[str, None] = {}
-        self.is_sorted = True
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        self.sort()
-        return self.names, self.folders, sent(self.sizes), sent(self.marks)
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.names, self.folders, sizes, marks = state
-        self.sizes, self.marks = memoryview(sizes), memoryview(marks)
-        self.is_sorted = True
-
-    def add(self, name: str, size: int, mark: int) -> None:
-        """Add an object; most stores give them by name."""
-        self.is_sorted = self.is_sorted and not (self.names and name < self.names[-1])
-        self.names.append(name)
-        self.sizes = appended(self.sizes, size)
-        self.marks.append(mark)
-
-    def find(self, name: str) -> int | None:
-        """Return the number of an object, which is its place by name."""
-        self.sort()
-        i = bisect_left(self.names, name)
-        return i if i < len(self.names) and self.names[i] == name else None
-
-    def entry(self, above: str, number: int) -> Entry:
-        """Return an object, under its name in a folder above (which ends in a slash, or is empty)."""
-        return Entry(above + self.names.at(number), self.sizes[number], self.marks[number])
-
-    def __iter__(self) -> Iterator[tuple[str, int, int]]:
-        return zip(self.names, self.sizes, self.marks, strict=True)
-
-    def sort(self) -> None:
-        """Bring the objects into the order of their names."""
-        if not self.is_sorted:
-            found = sorted(self)
-            self.names = Names(name for name, _, _ in found)
-            self.sizes = array(self.sizes.typecode, (size for _, size, _ in found))
-            self.marks = array("Q", (mark for _, _, mark in found))
-            self.is_sorted = True
+_BEHIND_SLASH = chr(ord("/") + 1)
 
 
 class Tree:
-    """A listing: the objects below a URL.
+    """A listing: the objects below a URL, by name.
 
     Args:
         origin: Of the URL.
         entries: The objects.
+        is_given: Whether the list was made elsewhere, so that it is not made again.
+        is_flat: Whether objects in folders below are left out.
     """
 
-    def __init__(self, origin: Origin, entries: Iterable[Entry]) -> None:
-        self.origin = origin
-        self._folders: dict[str, _Folder] = {"": _Folder()}
-        self._sum = 0
+    def __init__(
+        self,
+        origin: Origin,
+        entries: Iterable[Entry],
+        *,
+        is_given: bool = False,
+        is_flat: bool = False,
+    ) -> None:
+        self.origin, self.is_given, self.is_flat = origin, is_given, is_flat
+        self.names, sizes, marks = Names(), array("Q"), array("Q")
+        self._sum, last, is_sorted = 0, "", True
         for entry in entries:
             self._sum += _hash(entry)
-            above, _, name = entry.name.rpartition("/")
-            if not name:  # what stands for the folder itself, as some tools make
+            if entry.name.endswith("/"):  # what stands for the folder itself, as some tools make
                 continue
-            folder = self._folders.get(above) or self._add(above)
-            folder.add(name, entry.size, entry.mark)
-
-    def _add(self, path: str) -> _Folder:
-        above, _, name = path.rpartition("/")
-        (self._folders.get(above) or self._add(above)).folders[name] = None
-        folder = self._folders[path] = _Folder()
-        return folder
+            self.names.append(entry.name)
+            sizes.append(entry.size)
+            marks.append(entry.mark)
+            is_sorted, last = is_sorted and last <= entry.name, entry.name
+        self.sizes, self.marks = np.asarray(sizes), np.asarray(marks)
+        if not is_sorted:
+            order = sorted(range(len(self.names)), key=[*self.names].__getitem__)
+            self.names = Names(self.names[i] for i in order)
+            self.sizes, self.marks = self.sizes[order], self.marks[order]
 
     def is_of(self, entries: Iterable[Entry]) -> bool:
         """Tell whether it is of these objects, in any order."""
         return sum(map(_hash, entries)) == self._sum
 
-    def is_folder(self, path: str) -> bool:
-        """Tell whether something lies below a path."""
-        folder = self._folders.get(path)
-        return folder is not None and bool(folder.names or folder.folders)
+    def entry(self, number: int) -> Entry:
+        """Return an object by its number."""
+        return Entry(self.names[number], int(self.sizes[number]), int(self.marks[number]))
 
-    def find(self, path: str) -> Entry | None:
-        """Return an object."""
-        above, _, name = path.rpartition("/")
-        folder = self._folders.get(above)
-        number = None if folder is None else folder.find(name)
-        if folder is None or number is None:
-            return None
-        return folder.entry(path[: len(path) - len(name)], number)
+    def find(self, name: str) -> Entry | None:
+        """Return an object by its name."""
+        number = bisect_left(self.names, name)
+        is_there = number < len(self.names) and self.names[number] == name
+        return self.entry(number) if is_there else None
 
-    def only(self, names: Iterable[str]) -> Tree:
-        """Return a listing of those objects that have one of some names."""
-        wanted = {path: bytearray(len(folder.names)) for path, folder in self._folders.items()}
-        for path in names:
-            above, _, name = path.rpartition("/")
-            folder = self._folders.get(above)
-            if folder is not None and (number := folder.find(name)) is not None:
-                wanted[above][number] = True
-        if all(map(all, wanted.values())):
-            return self
-        return Tree(self.origin, compress(self, chain.from_iterable(wanted.values())))
+    def below(self, folder: str) -> range:
+        """Return the numbers of the objects in a folder and below it."""
+        if not folder:
+            return range(len(self.names))
+        first = bisect_left(self.names, f"{folder}/")
+        return range(first, bisect_left(self.names, folder + _BEHIND_SLASH, first))
 
-    def inside(self, path: str) -> tuple[_Folder, Sequence[int], list[str]]:
-        """Return what lies in a folder, by name: where the objects are, their numbers there, and names of folders."""
-        folder = self._folders.get(path) or _Folder()
-        folder.sort()
-        both = {n for name in folder.folders if (n := folder.find(name)) is not None}
-        for n in both:
-            if folder.sizes[n]:  # else it stands for the folder, as some tools make
-                what = "it is an object, and others lie below it as in a folder"
-                where = self.origin.url / path / folder.names[n]
-                raise SourceError(what, where, "Rename one of them")
-        every = range(len(folder.names))
-        return (
-            folder,
-            [n for n in every if n not in both] if both else every,
-            sorted(folder.folders),
-        )
+    def inside(self, folder: str) -> tuple[Sequence[int], list[str]]:
+        """Return the numbers of the objects directly in a folder, by name, and names of the folders in it.
+
+        Raises:
+            SourceError: An object and a folder have one name.
+        """
+        numbers, folders, every = array("Q"), [], self.below(folder)
+        above = f"{folder}/" if folder else ""
+        number = every.start
+        while number < every.stop:
+            name, slash, _ = self.names[number][len(above) :].partition("/")
+            if slash:
+                folders.append(name)
+                number = self.below(above + name).stop
+            else:
+                numbers.append(number)
+                number += 1
+        for name in folders:
+            if (entry := self.find(above + name)) is None:
+                continue
+            if entry.size:  # else it stands for the folder, as some tools make
+                what = "an object, and others lie below it as in a folder"
+                raise SourceError(what, self.origin.url / entry.name, "Rename one of them")
+            numbers.remove(bisect_left(self.names, entry.name))
+        return numbers, sorted(folders)
 
     @property
     def num_bytes(self) -> int:
         """Of all objects."""
-        return sum(sum(folder.sizes) for folder in self._folders.values())
+        return int(self.sizes.sum())
 
     def __len__(self) -> int:
-        return sum(len(folder.names) for folder in self._folders.values())
+        return len(self.names)
 
     def __iter__(self) -> Iterator[Entry]:
-        for path, folder in self._folders.items():
-            prefix = f"{path}/" if path else ""
-            for name, *about in folder:
-                yield Entry(prefix + name, *about)
+        return map(Entry, self.names, self.sizes.tolist(), self.marks.tolist())
 
 
 def _hash(entry: Entry) -> int:
-    text = f"{entry.name}\0{entry.size},{entry.mark}"
-    return xxhash.xxh3_128_intdigest(text.encode(errors="surrogateescape"))
+    return xxhash.xxh3_128_intdigest(f"{entry.name}\0{entry.size},{entry.mark}".encode())
 
 
 _trees: dict[str, Tree] = {}
-_beside: dict[
-    str, Tree
-] = {}  # folders, without those in them, in which what is no source was looked for
-_given: set[str] = set()  # of which the list was made elsewhere
-_sent: dict[str, RemoteFile] = {}  # objects that another process has listed
 
 
 class ListedURL(URL):
@@ -194,26 +144,22 @@ class ListedURL(URL):
         text = above = str(self)
         while (tree := _trees.get(above)) is None and "/" in above:
             above = above.rpartition("/")[0]
-        if tree is None:
-            tree = _beside.get(text, _beside.get(str(self.parent)))
-        return tree, "" if tree is None else _name_in(tree, text)
+        return tree, "" if tree is None else text[len(f"{tree.origin.url}/") :]
 
     @property
-    def origin(self) -> Origin:
-        """What reads it; names of objects begin at the URL that was listed."""
+    def tree(self) -> Tree:
+        """The listing that it is in; SourceError if there is none."""
         tree, _ = self._found()
         if tree is None:
-            raise SourceError("it was not listed", self)
-        return tree.origin
+            raise SourceError("the URL was not listed", self)
+        return tree
 
     @property
     def stored(self) -> RemoteFile | None:
         """The object behind this path; None if there is none."""
         tree, path = self._found()
-        if tree is None:
-            return _sent.get(str(self))
-        entry = tree.find(path)
-        return None if entry is None else RemoteFile(tree.origin, entry, str(self))
+        entry = None if tree is None else tree.find(path)
+        return None if tree is None or entry is None else RemoteFile(tree.origin, entry, str(self))
 
     def __fspath__(self) -> str:
         """Return the path of the object as a file of this machine, as which it is fetched now; else the URL."""
@@ -221,24 +167,17 @@ class ListedURL(URL):
         return str(self) if stored is None or self.is_dir() else local_path(stored)
 
     def __reduce__(self) -> Any:
-        return _sent_url, (str(self), self.stored)
+        return _sent, (str(self), self._found()[0])
 
     def iterdir(self) -> Generator[ListedURL]:
         """Yield what is directly inside."""
         files, folders = self.scan()
         yield from (self / name for name in [*(file.name for file in files), *folders])
 
-    def glob(self, pattern: str, **_: Any) -> Generator[ListedURL]:
-        """Yield what matches, level by level."""
-        first, rest = [*pattern.split("/", 1), ""][:2]
-        for path in self.iterdir():
-            if fnmatchcase(path.name, first):
-                yield from path.glob(rest) if rest else [path]
-
     def is_dir(self) -> bool:
         """Tell whether something lies below it."""
         tree, path = self._found()
-        return tree is not None and tree.is_folder(path)
+        return tree is not None and len(tree.below(path)) > 0
 
     def is_file(self) -> bool:
         """Tell whether it is an object."""
@@ -252,10 +191,6 @@ class ListedURL(URL):
         """Return it as it is."""
         return self
 
-    def absolute(self) -> ListedURL:
-        """Return it as it is."""
-        return self
-
     def stat(self, *, follow_symlinks: bool = True) -> Any:
         """Tell what a file system does; ``FileNotFoundError`` if it is not there."""
         ino = xxhash.xxh3_64_intdigest(str(self).encode())
@@ -265,23 +200,18 @@ class ListedURL(URL):
             raise FileNotFoundError(2, "there is no such object", str(self))
         return stat_of(stored.entry, ino)
 
-    def scan(self) -> tuple[Sequence[ListedEntry], list[str]]:
+    def scan(self) -> tuple[Iterator[ListedEntry], list[str]]:
         """Return what is directly inside, by name: objects, and names of folders."""
         tree, path = self._found()
         if tree is None:
-            return [], []
-        folder, numbers, folders = tree.inside(path)
-        return _ListedFolder(self, f"{path}/" if path else "", folder, numbers), folders
+            return iter(()), []
+        numbers, folders = tree.inside(path)
+        return (ListedEntry(self, i, tree.entry(i)) for i in numbers), folders
 
 
-def _name_in(tree: Tree, url: str) -> str:
-    above = f"{tree.origin.url}/"
-    return url[len(above) :] if url.startswith(above) else ""
-
-
-def _sent_url(text: str, stored: RemoteFile | None) -> ListedURL:
-    if stored is not None:
-        _sent[text] = stored
+def _sent(text: str, tree: Tree | None) -> ListedURL:
+    if tree is not None:
+        _trees[str(tree.origin.url)] = tree
     return ListedURL(text)
 
 
@@ -294,11 +224,14 @@ def stat_of(entry: Entry, ino: int = 0) -> Any:
 class ListedEntry(NamedTuple):
     """An object in a folder, as ``os.DirEntry`` tells of a file."""
 
-    name: str
-    entry: Entry
     folder: ListedURL
-    kept: _Folder  # where the listing has it, and its number there
-    number: int
+    number: int  # in the listing
+    entry: Entry
+
+    @property
+    def name(self) -> str:
+        """Its name in the folder."""
+        return self.entry.name.rpartition("/")[2]
 
     @property
     def path(self) -> str:
@@ -308,23 +241,6 @@ class ListedEntry(NamedTuple):
     def stat(self) -> Any:
         """Tell its size and what changes with it."""
         return stat_of(self.entry)
-
-
-class _ListedFolder(ByNumber[ListedEntry]):
-    """The objects in a folder: of tens of millions there is no list beside the listing."""
-
-    def __init__(
-        self, url: ListedURL, above: str, folder: _Folder, numbers: Sequence[int]
-    ) -> None:
-        self._url, self._above, self._folder, self._numbers = url, above, folder, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def at(self, number: int) -> ListedEntry:
-        number, folder = self._numbers[number], self._folder
-        entry = folder.entry(self._above, number)
-        return ListedEntry(entry.name[len(self._above) :], entry, self._url, folder, number)
 
 
 def place_of_source(path: Path | str) -> Path:
@@ -340,27 +256,15 @@ def real_path(path: Path | str) -> str:
     return str(place) if isinstance(place, ListedURL) else os.path.realpath(place)
 
 
-def bytes_of(sources: Iterable[Path | str]) -> int | None:
-    """Return how many bytes sources have; None if one is a folder or pattern, of whose files that is not known."""
-    total = 0
-    for place in map(place_of_source, sources):
-        if isinstance(place, ListedURL) and (tree := _trees.get(str(place))) is not None:
-            total += tree.num_bytes
-        elif place.is_file():
-            total += place.stat().st_size
-        else:
-            return None
-    return total
-
-
 def without_secrets(sources: Iterable[Path | str]) -> list[Path | str]:
     """Return sources as they may be shown: URLs without users, passwords and queries."""
     return [split_secrets(source)[0] if is_url(source) else source for source in sources]
 
 
 def are_given(sources: Iterable[Path | str]) -> bool:
-    """Tell whether what all sources are was said by lists, so that none can have changed."""
-    return all(is_url(each) and str(split_secrets(each)[0]) in _given for each in sources)
+    """Tell whether lists of all sources were given, so that none can have changed."""
+    urls = {str(split_secrets(each)[0]) if is_url(each) else "" for each in sources}
+    return all(url in _trees and _trees[url].is_given for url in urls)
 
 
 def list_sources(sources: Iterable[Path | str]) -> None:
@@ -372,15 +276,21 @@ def list_sources(sources: Iterable[Path | str]) -> None:
     """
     for source in filter(is_url, sources):
         origin = origin_of(source)
-        if str(origin.url) in _given:
+        url = str(origin.url)
+        tree = _trees.get(url)
+        if tree is not None and tree.is_given:
             continue
-        earlier = _trees.get(str(origin.url))
         # Of tens of millions a second tree would take the same room again.
-        if not earlier or earlier.origin.url != origin.url or not earlier.is_of(_objects(origin)):
-            _trees[str(origin.url)] = list_origin(origin)
-        for root in [root for root in tuple(_trees) if root.startswith(f"{origin.url}/")]:
-            if root not in _given:  # what was listed below it may be another by now
-                del _trees[root]
+        if (
+            not tree
+            or tree.is_flat
+            or tree.origin.url != origin.url
+            or not tree.is_of(_objects(origin))
+        ):
+            _trees[url] = list_origin(origin)
+        for below in [each for each in _trees if each.startswith(f"{url}/")]:
+            if not _trees[below].is_given:  # what was listed below it may be another by now
+                del _trees[below]
 
 
 def objects_beside(file: ListedURL) -> Tree:
@@ -396,7 +306,7 @@ def _objects(origin: Origin) -> Iterator[Entry]:
 def list_origin(origin: Origin) -> Tree:
     """List what lies below a URL, or the one object that it is."""
     tree = Tree(origin, _objects(origin))
-    if tree.is_folder(""):
+    if tree:
         return tree
     bucket, _, key = str(origin.url).partition("://")[2].partition("/")
     if key or not bucket:
@@ -432,11 +342,13 @@ def with_beside(place: Path | str) -> Path:
     path = place_of_source(place)
     places = (path, path.parent) if isinstance(path, ListedURL) else ()
     for url in (each for each in places if each.parent.name):  # above a bucket nothing is listed
+        if (known := url._found()[0]) is not None and not known.is_flat:
+            break
         origin = origin_of(str(url))
         if entries := origin.in_folder()[0]:
-            _beside[str(url)] = Tree(origin, entries)
+            _trees[str(url)] = Tree(origin, entries, is_flat=True)
             break
-        _beside.pop(str(url), None)
+        _trees.pop(str(url), None)
     return path
 
 
@@ -446,78 +358,47 @@ def one_object(origin: Origin, tree: Tree) -> Entry | None:
 
 
 def kept_entries(origin: Origin, tree: Tree) -> Iterator[Entry]:
-    """Yield what was listed of a source as ``given`` takes it."""
-    if tree.origin.url == origin.url:
-        yield from tree
-    elif (one := one_object(origin, tree)) is not None:  # which has no name below itself
-        yield one._replace(name="")
-
-
-def _given_tree(url: URL, entries: Iterable[Entry]) -> Tree:
-    found = iter(entries)
-    first = list(islice(found, 1))
-    entries = chain(first, found)
-    name = first[0].name if first else "."
-    if not name:  # the URL is of one object
-        return Tree(origin_of(str(url.parent)), [first[0]._replace(name=url.name)])
-    return Tree(origin_of(url), entries)
+    """Yield what was listed of a source as ``given`` takes it: one object has no name below itself."""
+    one = one_object(origin, tree)
+    yield from tree if one is None else [one._replace(name="")]
 
 
 @contextmanager
 def given(lists: Mapping[URL, Iterable[Entry]]) -> Iterator[None]:
     """Let URLs be what lists of their objects say, that were made before: they are not listed again meanwhile."""
     for url, entries in lists.items():
-        _trees[str(url)] = _given_tree(url, entries)
-        _given.add(str(url))
+        tree = Tree(origin_of(url), entries, is_given=True)
+        if len(tree) == 1 and not tree.names[0]:  # the URL is of one object
+            one = tree.entry(0)._replace(name=url.name)
+            tree = Tree(origin_of(str(url.parent)), [one], is_given=True)
+        _trees[str(url)] = tree
     try:
         yield
     finally:
         for url in lists:
-            _given.discard(str(url))
             _trees.pop(str(url), None)
 
 
-class StoredFiles(ByNumber[str]):
-    """The objects that a source has of a folder, in its order, by their names below it; the listing has them."""
+class StoredNames:
+    """The names of some objects of a listing, by their numbers, as they are below a folder."""
 
     def __init__(self, root: ListedURL) -> None:
-        self._origin = root.origin
-        self._prefix = str(root)[len(str(self._origin.url)) :].lstrip("/")
-        self._folders: list[tuple[str, _Folder]] = []
-        self._starts = array("Q")  # the first object of each
-        self._numbers: Any = array("I")  # of each object, in its folder
+        self._tree, self._numbers = root.tree, array("Q")
+        self._cut = len(f"{root}/") - len(f"{self._tree.origin.url}/")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_numbers": sent(self._numbers)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _numbers=memoryview(state["_numbers"]))
-
-    def add(self, entry: ListedEntry) -> None:
-        """Add one."""
-        if not self._folders or self._folders[-1][1] is not entry.kept:
-            above = entry.entry.name[: -len(entry.name)]
-            self._folders.append((above, entry.kept))
-            self._starts.append(len(self._numbers))
-        self._numbers = appended(self._numbers, entry.number)
+    def append(self, number: int) -> None:
+        """Append the name of an object."""
+        self._numbers.append(number)
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def at(self, number: int) -> str:
-        return self._entry(number).name[len(self._prefix) :].lstrip("/")
+    def __getitem__(self, number: int) -> str:
+        return self._tree.names[self._numbers[number]][self._cut :]
 
     def __iter__(self) -> Iterator[str]:
-        for (above, folder), (start, end) in zip(
-            self._folders, pairwise([*self._starts, len(self)]), strict=True
-        ):
-            inside, names = above[len(self._prefix) :].lstrip("/"), folder.names
-            yield from (inside + names[self._numbers[i]] for i in range(start, end))
-
-    def _entry(self, number: int) -> Entry:
-        above, folder = self._folders[bisect_right(self._starts, number) - 1]
-        return folder.entry(above, self._numbers[number])
+        return (self[i] for i in range(len(self)))
 
     def reader(self, number: int, where: str) -> RemoteFile:
         """Return what reads the object of a number."""
-        return RemoteFile(self._origin, self._entry(number), where)
+        return RemoteFile(self._tree.origin, self._tree.entry(self._numbers[number]), where)

@@ -15,6 +15,7 @@ import re
 from array import array
 from collections import Counter
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -44,19 +45,19 @@ from packdata.sources.base import (
     shared_keys,
 )
 from packdata.sources.listed import ListedURL, objects_beside, stat_of
-from packdata.sources.names import Names, appended, sent
+from packdata.sources.names import Names
 from packdata.sources.objects import RemoteFile
 from packdata.types import NO_VALUES, typed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     _Reads = Callable[[str], Any]
 
 LIST_SUFFIXES = (*DELIMITED, *JSON_LINES)
 _MISSING = frozenset(("", *NO_VALUES))
-_MAX_CELL = (1 << 31) - 1  # bytes, where a list is compressed
+_MAX_CELL = (1 << 31) - 2  # letters
 _SIDES = frozenset({"xmin", "ymin", "xmax", "ymax"})
 ROWS_OF_BOXES = (
     "Group the rows by picture, with a list of boxes each: docs/masks.md has ten lines for it"
@@ -72,46 +73,29 @@ class _Rows:
     """
 
     def __init__(self, reads: _Reads) -> None:
-        self.lines: Any = array("I")  # from 1
+        self.lines = array("Q")  # from 1
         self.columns: dict[str, Names] = {}  # texts of the cells, "" where there is none
+        self.reads: dict[str, _Reads] = {}  # of columns that are read otherwise
         self._reads = reads
-        self._reads_of: dict[str, _Reads] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "lines": sent(self.lines)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, lines=memoryview(state["lines"]))
-
-    def __len__(self) -> int:
-        return len(self.lines)
 
     def add(self, line: int, texts: Mapping[str, str]) -> None:
         """Add a row; columns that it names first are empty in those before."""
-        if not texts.keys() <= self.columns.keys():
-            new = [name for name in texts if name not in self.columns]
-            self.columns |= {name: Names("" for _ in self.lines) for name in new}
+        for name in texts.keys() - self.columns.keys():
+            self.columns[name] = Names("" for _ in self.lines)
         for name, column in self.columns.items():
             column.append(texts.get(name, ""))
-        self.lines = appended(self.lines, line)
+        self.lines.append(line)
 
-    def read_as(self, column: str, reads: _Reads) -> None:
-        """Let the cells of a column be read otherwise."""
-        self._reads_of[column] = reads
+    def _value(self, column: str, text: str) -> Any:
+        return self.reads.get(column, self._reads)(text) if text else None
 
-    def values(self, column: str | None) -> Iterator[Any]:
+    def values(self, column: str) -> Iterator[Any]:
         """Yield the values of a column, None where one is missing."""
-        reads = self._reads_of.get(column or "", self._reads)
-        texts: Iterable[str] = self.columns[column or ""]
-        return (reads(text) if text else None for text in texts)
+        return (self._value(column, text) for text in self.columns[column])
 
     def row(self, number: int) -> dict[str, Any]:
         """Return the values of a row, by column, None where one is missing."""
-        return {
-            name: self._reads_of.get(name, self._reads)(text) if text else None
-            for name, column in self.columns.items()
-            for text in (column[number],)
-        }
+        return {name: self._value(name, texts[number]) for name, texts in self.columns.items()}
 
 
 class ListSource(Source):
@@ -144,15 +128,16 @@ class ListSource(Source):
             raise SourceError(what, path, ROWS_OF_BOXES)
         self._fields = field_names(plain, path, label_column, columns)
         if suffix_inside(path.name) in DELIMITED:
-            for name in columns:
-                rows.read_as(name, _stripped)
+            rows.reads |= dict.fromkeys(columns, _stripped)
             for name in plain:
-                rows.read_as(name, _cell_of(rows.columns[name], self._fields[name]))
+                rows.reads[name] = _cell_of(rows.columns[name], self._fields[name])
         self.has_several = kind is PICTURES and any(
             isinstance(cell, list) for cell in rows.values(self._image)
         )
         for line, cell in zip(rows.lines, rows.values(self._image), strict=True):
-            self._check_paths(line, cell)
+            if not all(isinstance(each, str) for each in self._listed(cell)):
+                what = f"no path in column {self._image!r}"
+                raise SourceError(what, f"{path}, line {line}")
         self.labels = {
             field: column_of(field, rows.values(name)) for name, field in self._fields.items()
         }
@@ -161,145 +146,115 @@ class ListSource(Source):
         self._has_keys = "key" in columns
         has_names = not self._has_keys and not self.has_several
         self._shared = shared_keys(self._files) if has_names else frozenset()
-        check_unique(self._given_keys, path, f"{OWN_KEYS}. A row a box: {ROWS_OF_BOXES}")
+        check_unique(self._placed_keys, path, f"{OWN_KEYS}. A row a box: {ROWS_OF_BOXES}")
         self.identity = self._identity()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Send of what lies beside the list no more than it names."""
-        named = self._beside and self._beside.only(self._cells())
-        return {**vars(self), "_beside": named}
-
-    def _check_paths(self, line: int, cell: Any) -> None:
-        if self.has_several:
-            if not all(isinstance(each, str) for each in _listed(cell)):
-                what = f"column {self._image!r} is no list of paths"
-                raise SourceError(what, f"{self.path}, line {line}")
-        elif not isinstance(cell, str):
-            what = f"it has no path in column {self._image!r}"
-            raise SourceError(what, f"{self.path}, line {line}")
+    def _listed(self, cell: Any) -> list[Any]:
+        """Return the paths of a row: where it may have any number, nothing is none."""
+        if not self.has_several:
+            return [cell]
+        return cell if isinstance(cell, list) else [] if cell is None else [cell]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows.lines)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        for i in range(start, len(self._rows)):
+        for i in range(start, len(self)):
             line, values = self._rows.lines[i], self._rows.row(i)
-            key = self._key(line, values.get("key"), values[self._image])
-            if key is None:
-                where = f"{self.path}, line {line}"
-                yield broken_item(self._key_of_line(line), "the key is missing", where)
+            where, cell = f"{self.path}, line {line}", values[self._image]
+            key = self._key(line, values.get("key"), cell)
+            if self._has_keys and values["key"] is None:
+                yield broken_item(key, "the key is missing", where)
                 continue
-            place, path, read = self._files_of(line, values[self._image])
+            path = None
+            if self.has_several:
+                paths = self._listed(cell)
+                read: Any = partial(read_each, [self._reader(p, f"{where} ({p})") for p in paths])
+            else:
+                where = f"{where} ({cell})"
+                read, path = self._reader(cell, where), self._path_of(cell)
             labels = {
                 field: self._value(field, values[name]) for name, field in self._fields.items()
             }
-            yield Item(key, place, read, labels, path=path, **self._mask_of(values, place))
+            yield Item(key, where, read, labels, path=path, **self._mask_of(values, where))
 
-    def _files_of(self, line: int, cell: Any) -> tuple[str, str | None, Any]:
-        """Return place, path and reader of what a row lists."""
-        where = f"{self.path}, line {line}"
-        if not self.has_several:
-            place, path = f"{where} ({cell})", self._path_of(cell)
-            return place, path if self._beside is None else None, self._reader(cell, place)
-        reads = [self._reader(each, f"{where} ({each})") for each in _listed(cell)]
-        return where, None, partial(read_each, reads)
-
-    def _reader(self, cell: str, where: str) -> Callable[[], bytes]:
-        """Return what reads the file of a cell."""
+    def _file(self, cell: str, where: str) -> str | RemoteFile:
+        """Return the path of a cell's file, or what reads it, where it is an object of a store."""
         entry = None if self._beside is None else self._beside.find(self._name(cell))
         if self._beside is None or entry is None:
-            return partial(_read_listed, self._path_of(cell), where)
+            return os.path.join(self._folder, cell)
         return RemoteFile(self._beside.origin, entry, where)
+
+    def _reader(self, cell: str, where: str) -> Callable[[], bytes]:
+        file = self._file(cell, where)
+        return file if isinstance(file, RemoteFile) else partial(_read_listed, file, where)
+
+    def _path_of(self, cell: str) -> str | None:
+        return os.path.join(self._folder, cell) if self._beside is None else None
 
     def _name(self, cell: str) -> str:
         """Return what a cell calls an object, from the list's folder on."""
         return cell.removeprefix(f"{self._folder}/")
 
-    def _cells(self) -> Iterator[str]:
-        """Yield what all cells call objects."""
-        for name in filter(None, (self._image, self._mask)):
-            for cell in self._rows.values(name):
-                cells = _listed(cell) if name == self._image and self.has_several else [str(cell)]
-                yield from map(self._name, cells)
-
     def keys(self) -> Iterator[str]:
-        for line, key in self._each_key():
-            yield self._key_of_line(line) if key is None else key
+        cells = self._rows.values(self._image)
+        keys = self._rows.values("key") if self._has_keys else repeat(None)
+        return map(self._key, self._rows.lines, keys, cells)
 
-    def _given_keys(self) -> Iterator[tuple[str, str]]:
-        """Yield key and place of the rows that have one."""
-        return ((key, f"line {line}") for line, key in self._each_key() if key is not None)
+    def _placed_keys(self) -> Iterator[tuple[str, str]]:
+        return zip(self.keys(), (f"line {line}" for line in self._rows.lines), strict=True)
 
-    def _each_key(self) -> Iterator[tuple[int, str | None]]:
-        """Yield line and key of each row; a key is None where it is missing."""
-        keys = self._rows.values("key" if self._has_keys else self._image)
-        paths = self._rows.values(self._image)
-        for line, key, cell in zip(self._rows.lines, keys, paths, strict=True):
-            yield line, self._key(line, key, cell)
-
-    def _key(self, line: int, key: Any, cell: Any) -> str | None:
-        """Return the key of a row, None where it is missing."""
-        if self._has_keys:
-            return None if key is None else str(key)
-        return (
-            self._key_of_line(line)
-            if self.has_several
-            else key_of(self._inside(cell), self._shared)
-        )
-
-    def _key_of_line(self, line: int) -> str:
-        return f"{self.path.stem}/{line:08d}"
+    def _key(self, line: int, key: Any, cell: Any) -> str:
+        if key is not None:
+            return str(key)
+        if self._has_keys or self.has_several:
+            return f"{self.path.stem}/{line:08d}"
+        return key_of(self._inside(cell), self._shared)
 
     def _files(self) -> Iterator[str]:
         return map(self._inside, self._rows.values(self._image))
-
-    def mask_heads(self) -> Iterator[bytes]:
-        cells = self._rows.values(self._mask) if self._mask is not None else ()
-        masks = (str(cell) for cell in cells if cell is not None)
-        readers = ((mask, self._reader(mask, mask)) for mask in masks)
-        return read_heads(
-            read if isinstance(read, RemoteFile) else self._path_of(mask) for mask, read in readers
-        )
-
-    def _mask_of(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return what an item says of its mask; ``where`` is the place of its picture."""
-        if self._mask is None:
-            return {}
-        cell = values.get(self._mask)
-        if cell is None:
-            return {"read_mask": partial(_no_mask, self._mask, where)}
-        name = str(cell)
-        path = None if self._beside is not None else self._path_of(name)
-        read = self._reader(name, f"{where} (mask {name})")
-        return {"read_mask": read, "mask_path": path, "mask_name": name}
-
-    def _value(self, field: str, value: Any) -> Any:
-        if value is None:
-            return "" if self.labels[field].kind == "text" else None
-        return str(value) if self.labels[field].kind in ("class", "text") else value
 
     def _inside(self, cell: str) -> str:
         """Return a path, from the list's folder on."""
         name = self._name(cell)
         return os.path.relpath(name, self._folder) if os.path.isabs(name) else name
 
-    def _path_of(self, cell: str) -> str:
-        return os.path.join(self._folder, cell)
+    def mask_heads(self) -> Iterator[bytes]:
+        cells = self._rows.values(self._mask) if self._mask is not None else ()
+        return read_heads(self._file(str(cell), str(cell)) for cell in cells if cell is not None)
+
+    def _mask_of(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return what an item says of its mask; ``where`` is the place of its picture."""
+        if self._mask is None:
+            return {}
+        if (cell := values.get(self._mask)) is None:
+            return {"read_mask": partial(_no_mask, self._mask, where)}
+        name = str(cell)
+        read = self._reader(name, f"{where} (mask {name})")
+        return {"read_mask": read, "mask_path": self._path_of(name), "mask_name": name}
+
+    def _value(self, field: str, value: Any) -> Any:
+        if value is None:
+            return "" if self.labels[field].kind == "text" else None
+        return str(value) if self.labels[field].kind in ("class", "text") else value
 
     def _identity(self) -> dict[str, Any]:
         files = FileHash()
         names = [name for name in (self._image, self._mask) if name is not None]
         for image, *cells in zip(*map(self._rows.values, names), strict=True):
-            for cell in [*(_listed(image) if self.has_several else [image]), *cells]:
+            for cell in [*self._listed(image), *cells]:
                 files.add(str(cell), None if cell is None else self._stat(str(cell)))
         text, columns = hash_file(self.path), [self._image, self._mask]
         return {"kind": self.kind, "list": text, "columns": columns, "files": files.hexdigest()}
 
     def _stat(self, cell: str) -> os.stat_result | None:
-        if self._beside is None:
-            return _stat(self._path_of(cell))
-        entry = self._beside.find(self._name(cell))
-        return None if entry is None else stat_of(entry)
+        file = self._file(cell, "")
+        if isinstance(file, RemoteFile):
+            return stat_of(file.entry)  # type: ignore[no-any-return]
+        try:
+            return os.stat(file)
+        except (OSError, ValueError):  # it is rejected when it is read
+            return None
 
 
 def _no_mask(column: str, where: str) -> bytes:
@@ -314,26 +269,16 @@ def _read_listed(path: str, where: str) -> bytes:
     return read_file(path, where)
 
 
-def _stat(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except (OSError, ValueError):  # it is rejected when it is read
-        return None
-
-
 def _read_rows(path: Path) -> _Rows:
     """Read a list line by line: beside the rows there is no room for all of its text."""
     is_table = suffix_inside(path.name) in DELIMITED
     try:
         rows = _read_csv(path) if is_table else _read_jsonl(path)
-    except UnicodeDecodeError:
-        data = read_file(path, str(path))
-        try:
-            data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise SourceError(f"it is not UTF-8 ({error})", path, encoding_hint(data)) from error
-        raise
-    if not len(rows):
+    except UnicodeDecodeError as error:
+        with open_file(path, str(path)) as file:
+            hint = encoding_hint(file.read(200))
+        raise SourceError(f"the list is not UTF-8 ({error})", path, hint) from error
+    if not rows.lines:
         raise SourceError("the list has no rows", path)
     return rows
 
@@ -350,27 +295,27 @@ def _lines_of(path: Path, newline: str) -> Iterator[str]:
 
 
 def _read_csv(path: Path) -> _Rows:
-    first = next((line for line in _lines_of(path, "\n") if line.strip("\r\n ")), "").lstrip(
-        "\r\n "
-    )
+    first = next((line for line in _lines_of(path, "\n") if line.strip("\r\n ")), "")
     delimiter = max(",\t;", key=first.count)  # the comma where none occurs
-    rows, columns = _Rows(str), list[str]()
+    rows = _Rows(str)
 
     def take(_: int, line: int, cells: list[str]) -> None:
         if not any(map(str.strip, cells)):
             return
-        if not columns:
-            columns.extend(_check_columns([cell.strip() for cell in cells], path))
-            rows.columns = {name: Names() for name in columns}
-            return
-        if len(cells) > len(columns):
-            what = f"{len(cells)} cells in a list of {len(columns)} columns"
+        if not rows.columns:
+            names = [cell.strip() for cell in cells]
+            if duplicates := sorted(name for name, num in Counter(names).items() if num > 1):
+                raise SourceError(f"duplicate columns {duplicates}", f"{path}, line {line + 1}")
+            rows.columns = {name: Names() for name in names}
+        elif len(cells) > len(rows.columns):
+            what = f"{len(cells)} cells in a list of {len(rows.columns)} columns"
             raise SourceError(what, f"{path}, line {line + 1}", "Quote cells with commas")
-        rows.add(line + 1, dict(zip(columns, cells, strict=False)))
+        else:
+            rows.add(line + 1, dict(zip(rows.columns, cells, strict=False)))
 
     each_csv_row(
         _lines_of(path, ""),
-        path.stat().st_size if compression_of(path.name) is None else _MAX_CELL,
+        _MAX_CELL,
         take,
         path,
         delimiter=delimiter,
@@ -378,12 +323,6 @@ def _read_csv(path: Path) -> _Rows:
         strict=True,
     )
     return rows
-
-
-def _check_columns(columns: list[str], path: Path) -> list[str]:
-    if duplicates := sorted(name for name, num in Counter(columns).items() if num > 1):
-        raise SourceError(f"duplicate columns {duplicates}", f"{path}, line 1")
-    return columns
 
 
 def _stripped(cell: str) -> str | None:
@@ -396,9 +335,9 @@ def _label(cell: str) -> str | None:
     return None if not name or _NAN.fullmatch(name) else name
 
 
-def _cell_of(cells: Sequence[str], field: str) -> _Reads:
+def _cell_of(cells: Names, field: str) -> _Reads:
     """Return how the cells of a column are read, by the rules of ``packdata.types`` for the whole column."""
-    kind = typed(pa.array(cells, pa.string())).type
+    kind = typed(cells.to_arrow()).type
     if pa.types.is_boolean(kind):
         return partial(_value, _flag)
     if pa.types.is_integer(kind):
@@ -434,11 +373,6 @@ def _read_jsonl(path: Path) -> _Rows:
 
 def _json(cell: str) -> Any:
     return cell[1:-1] if cell[0] == '"' and "\\" not in cell else json.loads(cell)
-
-
-def _listed(cell: Any) -> list[Any]:
-    """Return the paths of a row with any number of pictures: a path alone is one, and nothing is none."""
-    return cell if isinstance(cell, list) else [] if cell is None else [cell]
 
 
 def _find_column(columns: Sequence[str], wanted: str | None, path: Path, kind: FileKind) -> str:

@@ -58,8 +58,9 @@ def check_folder(folder: Path) -> None:
 def check_no_log(table: Path, folder: Path | None = None) -> None:
     """Raise SourceError, which names a ``folder`` below, for a table that has a log of which files are its own."""
     for name, pattern in _LOGS.items():
-        if any(pattern.fullmatch(path.name) for path in (table / name).glob("*.*")):
-            what = f"its table has a log ({table / name}): rows that were deleted or replaced may lie in its files"
+        log = table / name
+        if log.is_dir() and any(pattern.fullmatch(path.name) for path in log.iterdir()):
+            what = f"its table has a log ({log}): rows that were deleted or replaced may lie in its files"
             hint = "Write the rows that it has to a Parquet file; a pattern such as '*.parquet' takes all of them"
             raise SourceError(what, folder or table, hint)
 

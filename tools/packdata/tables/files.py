@@ -254,7 +254,8 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
         else:
             found.append((path, FOLDER if path.is_dir() else suffix_of(path.name)))
     if not any(other is None for _, other in found):
-        below = (suffix_of(path.name) for path in sorted(folder.glob("*/*")))
+        folders = [path for path in inside if path.is_dir()]
+        below = (suffix_of(path.name) for each in folders for path in sorted(each.iterdir()))
         suffix = next((suffix for suffix in below if suffix in _SUFFIXES), None)
         hint = f"'{folder}/**/*{suffix}' takes those in its folders" if suffix else ""
         raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", folder, hint)
