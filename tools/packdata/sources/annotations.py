@@ -219,7 +219,7 @@ def _parsed(
             try:
                 by_name[name] = parse(read())
             except (ElementTree.ParseError, ValueError, AttributeError, TypeError) as error:
-                by_name[name] = SourceError(f"the annotation cannot be read ({error})", file)
+                by_name[name] = SourceError(f"annotation {file} cannot be read ({error})", file)
     return by_name
 
 

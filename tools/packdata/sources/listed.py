@@ -140,11 +140,17 @@ _trees: dict[str, Tree] = {}
 class ListedURL(URL):
     """A folder or object of a source that was listed."""
 
-    def _found(self) -> tuple[Tree | None, str]:
-        text = above = str(self)
-        while (tree := _trees.get(above)) is None and "/" in above:
+    @property
+    def _listed(self) -> str:
+        """The URL of the listing that it is in; "" if there is none."""
+        above = str(self)
+        while above and above not in _trees:
             above = above.rpartition("/")[0]
-        return tree, "" if tree is None else text[len(f"{tree.origin.url}/") :]
+        return above
+
+    def _found(self) -> tuple[Tree | None, str]:
+        tree = _trees.get(self._listed)
+        return tree, "" if tree is None else str(self)[len(f"{tree.origin.url}/") :]
 
     @property
     def tree(self) -> Tree:
@@ -167,7 +173,7 @@ class ListedURL(URL):
         return str(self) if stored is None or self.is_dir() else local_path(stored)
 
     def __reduce__(self) -> Any:
-        return _sent, (str(self), self._found()[0])
+        return _sent, (str(self), self._listed, self._found()[0])
 
     def iterdir(self) -> Generator[ListedURL]:
         """Yield what is directly inside."""
@@ -209,9 +215,9 @@ class ListedURL(URL):
         return (ListedEntry(self, i, tree.entry(i)) for i in numbers), folders
 
 
-def _sent(text: str, tree: Tree | None) -> ListedURL:
+def _sent(text: str, listed: str, tree: Tree | None) -> ListedURL:
     if tree is not None:
-        _trees[str(tree.origin.url)] = tree
+        _trees[listed] = tree
     return ListedURL(text)
 
 

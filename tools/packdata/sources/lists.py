@@ -80,7 +80,7 @@ class _Rows:
 
     def add(self, line: int, texts: Mapping[str, str]) -> None:
         """Add a row; columns that it names first are empty in those before."""
-        for name in texts.keys() - self.columns.keys():
+        for name in [name for name in texts if name not in self.columns]:
             self.columns[name] = Names("" for _ in self.lines)
         for name, column in self.columns.items():
             column.append(texts.get(name, ""))
