@@ -348,7 +348,7 @@ def with_beside(place: Path | str) -> Path:
     path = place_of_source(place)
     places = (path, path.parent) if isinstance(path, ListedURL) else ()
     for url in (each for each in places if each.parent.name):  # above a bucket nothing is listed
-        if (known := url._found()[0]) is not None and not known.is_flat:
+        if (known := _trees.get(str(url))) is not None and not known.is_flat:
             break
         origin = origin_of(str(url))
         if entries := origin.in_folder()[0]:
