@@ -136,7 +136,7 @@ def test_the_first_bad_value_in_the_order_of_the_file_is_named(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("packdata.rows.PART_BYTES", 50)
-    monkeypatch.setattr("packdata.tables.typed.BATCH_ROWS", 2)
+    monkeypatch.setattr("packdata.sources.row_kinds.PART_ROWS", 2)
     values = np.arange(300.0)
     values[[123, 250]] = np.nan
     table, path = pa.table({"a": pa.array(values, from_pandas=True)}), tmp_path / f"t{suffix}"

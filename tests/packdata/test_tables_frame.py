@@ -41,7 +41,7 @@ OPTIONS: dict[str, Any] = {"target": ("y", "n"), "dates": "days", "dtype": "floa
 def test_a_frame_is_packed_as_a_file_of_it(
     tmp_path: Path, frame: pd.DataFrame, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packdata.tables.typed.BATCH_ROWS", 70)
+    monkeypatch.setattr("packdata.sources.row_kinds.PART_ROWS", 70)
     frame.to_parquet(tmp_path / "t.parquet", index=False)
     packdata.pack_tables(tmp_path / "t.parquet", tmp_path / "file", **OPTIONS)
     source = frame if kind == "pandas" else pa.Table.from_pandas(frame, preserve_index=False)

@@ -85,6 +85,8 @@ class CsvRows(TextRows):
         header: Whether its first row gave the names.
     """
 
+    guesses = ANY_KIND  # a CSV file declares nothing
+
     def __init__(
         self, path: Path, options: CsvOptions | None = None, missing: Sequence[str] = ()
     ) -> None:
@@ -103,10 +105,6 @@ class CsvRows(TextRows):
             raise SourceError(what, f"{path}, line {self._line}")
         self._times = 1 + len(self.columns) // _PART_COLUMNS
         self._places = {name: place for place, name in enumerate(self.columns)}
-
-    def guesses(self, column: str) -> frozenset[Kind]:
-        """Return what texts may be: anything, for a CSV file declares nothing."""
-        return ANY_KIND
 
     def _first_row(self, skip_rows: int) -> tuple[int, int, list[str]]:
         """Read the first row; return offset and line of the first one with values, and its cells."""

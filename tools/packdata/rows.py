@@ -7,17 +7,19 @@ texts; ``packdata.types`` tells what they stand for.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from loaders.errors import SourceError
 from loaders.system.regular import regular
@@ -33,6 +35,8 @@ DELIMITED = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}  # by suffix
 PART_BYTES = 4 << 20  # of text: large enough for few calls, small enough for many workers
+PART_ROWS = 1 << 16  # of columns that are declared
+FEW_ROWS = 32  # of pictures, say
 MAX_ROW_BYTES = 64 << 20
 HEAD_BYTES = 1 << 16  # looked at first
 Text = bytes | bytearray
@@ -81,12 +85,11 @@ class RowFile(ABC):
     path: Path
     unit = "row"
     is_text = False
-    classes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     columns: tuple[str, ...] | None
-
-    @abstractmethod
-    def guesses(self, column: str) -> frozenset[Kind]:
-        """Return what kinds texts of a column may be; nothing where the file declares them texts."""
+    classes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    guesses: frozenset[Kind] = (
+        frozenset()
+    )  # of what kinds texts may be; none are guessed of others
 
     @abstractmethod
     def parts(self, number: int = 0) -> Iterator[Part]:
@@ -109,6 +112,90 @@ class RowFile(ABC):
         Raises:
             SourceError: The part cannot be read.
         """
+
+
+class TypedRows(RowFile):
+    """A file that declares its columns; its groups of rows are read by themselves.
+
+    Attributes:
+        schema: Its columns, with what Hugging Face's ``datasets`` wrote of them.
+        groups: Rows of each group.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, groups: Sequence[int]) -> None:
+        self.path, self.schema, self.groups = path, schema, groups
+        self.columns: tuple[str, ...] = tuple(schema.names)
+        self.classes = class_names(schema)
+
+    @abstractmethod
+    def nbytes(self, group: int, columns: Sequence[str]) -> int:
+        """Return about how many bytes some columns of a group take."""
+
+    @abstractmethod
+    def table(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Return some columns of a group; SourceError if they cannot be read."""
+
+    @abstractmethod
+    def batches(
+        self, group: int, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a group, so many at a time; SourceError where they cannot be read."""
+
+    def parts(self, number: int = 0) -> Iterator[Part]:
+        """List the groups."""
+        row = 0
+        for group, size in enumerate(self.groups):
+            yield Part(number, group, row + size, row)
+            row += size
+
+    def read(
+        self,
+        part: Part,
+        columns: Sequence[str] | None = None,
+        kinds: Mapping[str, Kind] = MappingProxyType({}),
+    ) -> Iterator[Rows]:
+        """Read a group, ``PART_ROWS`` rows at a time; numbers of classes become their names."""
+        names, row = list(self.columns if columns is None else columns), part.line
+        for batch in self._part(part, names):
+            arrays = [
+                _named(array, self.classes.get(name))
+                for name, array in zip(names, batch.columns, strict=True)
+            ]
+            yield Rows(pa.Table.from_arrays(arrays, names=names), partial(int.__add__, row))
+            row += len(batch)
+
+    def _part(self, part: Part, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        return self.batches(part.start, names, PART_ROWS)
+
+
+def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Return the names of classes by column, as Hugging Face's ``datasets`` wrote them into the schema."""
+    named = {name: names_of(feature) for name, feature in features_of(schema).items()}
+    return {name: names for name, names in named.items() if names}
+
+
+def features_of(schema: pa.Schema) -> dict[str, Any]:
+    """Return what Hugging Face's ``datasets`` wrote of columns into the schema."""
+    try:
+        return dict(json.loads(schema.metadata[b"huggingface"])["info"]["features"])
+    except (TypeError, KeyError, ValueError):
+        return {}
+
+
+def names_of(feature: Any) -> tuple[str, ...]:
+    """Return the names of the classes of a feature."""
+    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
+        return ()
+    names = feature.get("names")
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _named(array: pa.Array, classes: tuple[str, ...] | None) -> pa.Array:
+    """Return numbers of classes by their names; -1 stands for none."""
+    if classes is None or not pa.types.is_integer(array.type):
+        return array
+    numbers = pc.if_else(pc.equal(array, -1), pa.scalar(None, array.type), array).cast(pa.int32())
+    return pa.DictionaryArray.from_arrays(numbers, pa.array(classes, pa.string()))
 
 
 def compression_of(name: str) -> str | None:
@@ -140,10 +227,6 @@ class TextRows(RowFile):
             raise SourceError("the file is empty", path, "Leave the file out")
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head[:200]:
             raise SourceError("the file is not UTF-8 text", path, encoding_hint(head))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave what was unpacked where it is: another process unpacks the file itself."""
-        return {name: value for name, value in vars(self).items() if name != "_plain"}
 
     @cached_property
     def _plain(self) -> str | Path:

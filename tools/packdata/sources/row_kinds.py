@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
+from packdata.rows import FEW_ROWS, PART_ROWS, Part, TypedRows
 from packdata.sources.arrow import (
     INFO,
     STATE,
@@ -19,7 +20,6 @@ from packdata.sources.arrow import (
 from packdata.sources.base import STREAMING_HINT, suffix_of
 from packdata.sources.listed import ListedURL
 from packdata.sources.refused import check_name
-from packdata.sources.row_file import BATCH_ROWS, RowFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -45,15 +45,14 @@ def open_parquet(path: Path, metadata: Any = None) -> pq.ParquetFile:
         raise SourceError(f"it cannot be read as Parquet ({error})", path) from error
 
 
-class ParquetRows(RowFile):
+class ParquetRows(TypedRows):
     """A Parquet file; its groups are row groups."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         with open_parquet(path) as file:
-            self.schema, self._metadata = file.schema_arrow, file.metadata
+            schema, self._metadata = file.schema_arrow, file.metadata
         numbers = range(self._metadata.num_row_groups)
-        self.groups = [self._metadata.row_group(i).num_rows for i in numbers]
+        super().__init__(path, schema, [self._metadata.row_group(i).num_rows for i in numbers])
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
         metadata = self._metadata.row_group(group)
@@ -61,7 +60,7 @@ class ParquetRows(RowFile):
         mine = [c for c in chunks if c.path_in_schema.split(".")[0] in columns]
         return sum(c.total_uncompressed_size for c in mine)
 
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+    def table(self, group: int, columns: Sequence[str]) -> pa.Table:
         try:
             with open_parquet(self.path, self._metadata) as file:
                 return file.read_row_group(group, columns=[*columns], use_threads=False)
@@ -70,9 +69,8 @@ class ParquetRows(RowFile):
             raise SourceError(what, self.path) from error
 
     def batches(
-        self, group: int, columns: Sequence[str] | None = None, num_rows: int = BATCH_ROWS
+        self, group: int, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a row group, so many at a time; of all columns, or some in their order."""
         row = sum(self.groups[:group])
         try:
             with open_parquet(self.path, self._metadata) as file:
@@ -80,28 +78,45 @@ class ParquetRows(RowFile):
                     yield batch if columns is None else batch.select(columns)
                     row += len(batch)
         except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"it cannot be read ({error})", f"{self.path}, row {row}") from error
+            what = f"the file cannot be read ({error})"
+            raise SourceError(what, f"{self.path}, row {row}") from error
 
 
-class ArrowRows(RowFile):
-    """An Arrow file or stream, mapped; all rows are one group.
+class ArrowRows(TypedRows):
+    """An Arrow file or stream, mapped, or a table in memory; all rows are one group.
 
     What is read is validated first: an offset beyond its buffer would end the process by a signal.
+
+    Args:
+        path: The file, or what to call the table.
+        rows: The table, if it is in memory.
+        digest: Hash of all its values.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.rows = path, open_arrow(path)
-        self.schema, self.groups = self.rows.schema, [len(self.rows)]
+    def __init__(self, path: Path, rows: pa.Table | None = None, digest: str = "") -> None:
+        self.rows, self.digest = open_arrow(path) if rows is None else rows, digest
+        super().__init__(path, self.rows.schema, [len(self.rows)])
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
         return int(self.rows.select([*columns]).nbytes)
 
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+    def table(self, group: int, columns: Sequence[str]) -> pa.Table:
         return self._validated(self.rows.select([*columns]))
 
-    def batches(self, group: int) -> Iterator[pa.RecordBatch]:
-        for batch in self.rows.to_batches():
-            yield from pa.Table.from_batches([self._validated(batch)]).to_batches(BATCH_ROWS)
+    def batches(
+        self, group: int, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
+    ) -> Iterator[pa.RecordBatch]:
+        rows = self.rows if columns is None else self.rows.select([*columns])
+        for batch in rows.to_batches():
+            yield from pa.Table.from_batches([self._validated(batch)]).to_batches(num_rows)
+
+    def parts(self, number: int = 0) -> Iterator[Part]:
+        for row in range(0, len(self.rows), PART_ROWS):
+            yield Part(number, 0, min(row + PART_ROWS, len(self.rows)), row)
+
+    def _part(self, part: Part, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        rows = self.rows.select([*names]).slice(part.line, part.stop - part.line)
+        yield from self._validated(rows).combine_chunks().to_batches()
 
     def _validated(self, rows: _Rows) -> _Rows:
         try:
@@ -112,7 +127,7 @@ class ArrowRows(RowFile):
         return rows
 
 
-_KINDS: dict[str, Callable[[Path], RowFile]] = {
+_KINDS: dict[str, Callable[[Path], TypedRows]] = {
     "parquet": ParquetRows,
     "arrow": ArrowRows,
 }
@@ -131,7 +146,7 @@ def row_kind(name: str) -> str | None:
     return suffix if suffix in ROW_KINDS else None
 
 
-def open_row_file(path: Path) -> RowFile:
+def open_row_file(path: Path) -> TypedRows:
     """Open a file of rows as what it is; SourceError if it cannot be read."""
     return _KINDS[row_kind(path.name) or ""](path)
 

@@ -6,7 +6,6 @@ number of pictures a row.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loaders.errors import SourceError
+from packdata.rows import class_names, features_of, names_of
 from packdata.sources.base import (
     FLOAT64_WHOLE,
     OWN_KEYS,
@@ -41,7 +41,7 @@ from packdata.wording import few
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from packdata.sources.row_file import RowFile
+    from packdata.rows import TypedRows
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
 _IMAGES_NAMES = ("images", "imgs", "pictures", "photos", "frames", *_IMAGE_NAMES)
@@ -106,21 +106,21 @@ class RowsSource(Source):
         mask = self._mask
         for file in self._files if mask is not None else []:
             for group in range(len(file.groups)):
-                for value in file.read(group, [str(mask)]).column(0):
+                for value in file.table(group, [str(mask)]).column(0):
                     data, path = _content(value.as_py(), file.path.parent)
                     yield data or (read_head(path) if path else b"")
 
     def _row_key(self, path: Path, row: int) -> str:
         return f"{self._stems[path]}/{row:08d}"
 
-    def _rows(self, file: RowFile, start: int) -> Iterator[Item]:
+    def _rows(self, file: TypedRows, start: int) -> Iterator[Item]:
         first = 0
         for group, length in enumerate(file.groups):
             if first + length > start:
                 yield from self._group_rows(file, group, first, start)
             first += length
 
-    def _group_rows(self, file: RowFile, group: int, row: int, start: int) -> Iterator[Item]:
+    def _group_rows(self, file: TypedRows, group: int, row: int, start: int) -> Iterator[Item]:
         for batch in file.batches(group):
             for i in range(max(0, start - row), len(batch)):
                 yield self._item(batch, i, file.path, row + i)
@@ -195,8 +195,8 @@ class RowsSource(Source):
                     yield str(key), f"{name}, row {row}"
 
 
-def _read_column(file: RowFile, name: str) -> pa.ChunkedArray:
-    parts = [file.read(group, [name]).column(0) for group in range(len(file.groups))]
+def _read_column(file: TypedRows, name: str) -> pa.ChunkedArray:
+    parts = [file.table(group, [name]).column(0) for group in range(len(file.groups))]
     chunks = [chunk for part in parts for chunk in part.chunks]
     return pa.chunked_array(chunks, file.schema.field(name).type)
 
@@ -329,40 +329,19 @@ def _find_mask(schema: pa.Schema, wanted: str | None, path: Path) -> str | None:
     return "mask" if has_mask else None
 
 
-def _features(schema: pa.Schema) -> dict[str, Any]:
-    """Return what Hugging Face's ``datasets`` wrote of columns into the schema."""
-    try:
-        return dict(json.loads(schema.metadata[b"huggingface"])["info"]["features"])
-    except (TypeError, KeyError, ValueError):
-        return {}
-
-
-def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return the names of classes by column."""
-    named = {name: _names_of(feature) for name, feature in _features(schema).items()}
-    return {name: names for name, names in named.items() if names}
-
-
-def _names_of(feature: Any) -> tuple[str, ...]:
-    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
-        return ()
-    names = feature.get("names")
-    return tuple(map(str, names)) if isinstance(names, list) else ()
-
-
 def _names_inside(feature: Any) -> tuple[str, ...]:
     """Return the names of the first classes in lists or structs."""
     parts: Iterable[Any] = feature if isinstance(feature, list) else ()
     if isinstance(feature, dict):
         parts = feature.values()
-    return next(filter(None, (_names_of(part) or _names_inside(part) for part in parts)), ())
+    return next(filter(None, (names_of(part) or _names_inside(part) for part in parts)), ())
 
 
 def _lost_names(schema: pa.Schema, columns: Iterable[str]) -> Iterator[str]:
     """Say which columns hold numbers of classes in lists, whose names no field has."""
-    features = _features(schema)
+    features = features_of(schema)
     for column in columns:
         feature = features.get(column)
-        if names := () if _names_of(feature) else _names_inside(feature):
+        if names := () if names_of(feature) else _names_inside(feature):
             what = f"{column} keeps its numbers of classes, but not their {len(names)} names"
             yield f"{what} ({few(names, 3)})"

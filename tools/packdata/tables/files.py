@@ -23,8 +23,7 @@ from packdata.sources.listed import (
     real_path,
 )
 from packdata.sources.refused import check_folder, check_regular
-from packdata.sources.row_kinds import listed_files
-from packdata.tables.typed import arrow_table, parquet_table
+from packdata.sources.row_kinds import ArrowRows, ParquetRows, listed_files
 from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
@@ -41,8 +40,8 @@ _KEYS_HINT = (
 _CELLS = (*DELIMITED, ".txt")
 _KINDS: dict[str, Callable[[Path], RowFile]] = {
     **dict.fromkeys(JSON_LINES, JsonRows),
-    ".parquet": parquet_table,
-    **dict.fromkeys((".arrow", ".feather", ".ipc"), arrow_table),
+    ".parquet": ParquetRows,
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), ArrowRows),
 }
 _SUFFIXES = (*DELIMITED, *_KINDS)
 FOLDER = "folder"  # where the suffixes of files are counted
@@ -113,9 +112,10 @@ class LazyTableFile(RowFile):
         """Its columns."""
         return None if suffix_inside(self.path.name) in JSON_LINES else self.opened.columns
 
-    def guesses(self, column: str) -> frozenset[Kind]:
-        """Return what texts of a column may be."""
-        return self.opened.guesses(column)
+    @property
+    def guesses(self) -> frozenset[Kind]:  # type: ignore[override]
+        """Of what kinds texts may be."""
+        return self.opened.guesses
 
     def parts(self, number: int = 0) -> Iterator[Part]:
         """List the parts of the file."""

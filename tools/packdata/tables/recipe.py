@@ -152,11 +152,11 @@ class TablesRecipe(Recipe):
 
         Rows that cannot be packed come with the reason.
         """
+        table = _Table(rows.table)
         for name in self.columns.kinds:
-            kind = rows.table[name].type
+            kind = table.array(name).type
             if group_of(kind) == "other":
                 raise SourceError(f"column {name!r}: {why_other(kind)}", file.path)
-        table = _Table(rows.table)
         arrays: dict[str, Matrix] = {}
         counted: dict[str, Flags] = {}
         if self.columns.features is not None:

@@ -278,7 +278,7 @@ class _Look:
         self.scan = ColumnScan()
         self.name, self._rows, self._file = name, rows, file
         self._array = plain(combined(rows.table[name]))
-        guesses = file.guesses(name)
+        guesses = file.guesses
         self._guesses = guesses if dates or "number" in guesses else frozenset[Kind]()
 
     def at(self, kind: Kind | None) -> pa.Array:

@@ -298,7 +298,7 @@ def _first_values(file: SourceFile, ids: Ids) -> dict[str, list[Any]]:
     names = [name for name in lists if name not in (*BESIDE_IDS, *ids.drop)]
     if len(names) < 2 or not rows.groups:
         return {}
-    first: dict[str, list[Any]] = rows.read(0, names).slice(0, _FIRST_ROWS).to_pydict()
+    first: dict[str, list[Any]] = rows.table(0, names).slice(0, _FIRST_ROWS).to_pydict()
     return first
 
 

@@ -344,7 +344,7 @@ class TableFile(DocumentFile):
     def read(self, given: Range, stored: RemoteFile | None = None) -> Documents:
         """Return each row as a document, less those that cannot be one."""
         content, group = self.options.content, given.group
-        make = partial(self._rows.read, group, self._columns)
+        make = partial(self._rows.table, group, self._columns)
         table = self.recent.get(self.run(given), make)
         table = table.slice(given.start, given.stop - given.start)
         none = pa.nulls(len(table))  # of tools, which some files lack
