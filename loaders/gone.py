@@ -1,6 +1,8 @@
 """What left before 1.0, and what to use instead: errors about such a name or option end with it."""
 
 NAMES = {
+    "augment.AugMix": "use RandAugment or TrivialAugmentWide, or torchvision's in transform=",
+    "augment.ElasticTransform": "use torchvision's or albumentations' in transform=",
     "loaders.InflateOnDevice": "pass the dataset itself to the loader, which decompresses on the host",
     "RAMDataset.from_frame": "use RAMDataset.from_arrays(**packdata.arrays_of(frame, target=...))",
 }

@@ -58,8 +58,6 @@ class Kind(IntEnum):
     ERASE = 13  # y, x, height, width; 1 for noise; the seed of it, or the value of each channel
     # 2 x 3 of the matrix from result to source; 1 for bilinear; the fill of each channel
     WARP = 14
-    KEEP = 15  # weight of the original image, from which several chains of edits start
-    MIX = 16  # weight of the chain that ends here; 1 if it is the last one
 
 
 class Edits(NamedTuple):
@@ -124,7 +122,6 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
     if not image.size:
         return
     pending: Table | None = None
-    kept = total = image
     for kind, value in zip(kinds, values, strict=True):
         if kind == Kind.NONE:
             continue
@@ -139,11 +136,6 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
         measured = _MEASURED_TABLES.get(kind)
         if measured is not None:
             pending = measured(image, value)
-        elif kind == Kind.KEEP:
-            kept, total = image.copy(), image * np.float32(value[0])
-        elif kind == Kind.MIX:
-            total += image * np.float32(value[0])
-            image[...] = total if value[1] else kept  # cut off, not rounded
         else:
             _KERNELS[kind](image, value)
     if pending is not None:

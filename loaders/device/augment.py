@@ -35,7 +35,7 @@ from loaders.augment.resampling import (
 from loaders.checks import shown, whole_number
 from loaders.device.edits import EditRound, edit_images, group_edits
 from loaders.device.nested import map_tensors
-from loaders.device.warps import SIGNED, Ripples, ripples_of, row_of, sources, warp
+from loaders.device.warps import SIGNED, row_of, sources, warp
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ class Moves(NamedTuple):
     warped: torch.Tensor | None = None
     # Of these ``(n, 3, 3)`` float64, as ``augment.Geometry`` says.
     matrices: torch.Tensor | None = None
-    ripples: Ripples | None = None  # how they are displaced; None: not at all
 
 
 def draw_moves(
@@ -112,19 +111,16 @@ def draw_moves(
     )
 
 
-def _warped(
-    drawn: Geometry,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, Ripples | None]:
+def _warped(drawn: Geometry) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     rows = np.flatnonzero(drawn.is_warped)
     if drawn.matrices is None or not len(rows):
-        return None, None, None
+        return None, None
     if drawn.resampling.padding_mode not in ("constant", "edge"):
         what = (
             f"padding_mode={drawn.resampling.padding_mode!r} of rotations, shears and other warps"
         )
         raise BatchError(f"{what} is done on the host")
-    ripples = None if drawn.ripples is None else ripples_of(drawn.ripples)
-    return torch.from_numpy(rows), torch.from_numpy(drawn.matrices[rows]), ripples
+    return torch.from_numpy(rows), torch.from_numpy(drawn.matrices[rows])
 
 
 def _num_taps(drawn: Geometry) -> Any:
@@ -281,7 +277,7 @@ def _turned(masks: torch.Tensor, moves: Moves) -> torch.Tensor:
     assert moves.warped is not None
     assert moves.matrices is not None
     height, width = masks.shape[1:]
-    points = sources(moves.matrices, moves.size, moves.ripples)
+    points = sources(moves.matrices, moves.size)
     x, y = points.floor().long().unbind(-1)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     at = (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).flatten(1)
@@ -304,7 +300,7 @@ def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
             )
         fill = row_of(np.broadcast_to(moves.fill, images.shape[1]).tolist(), images)[None]
         some = images.index_select(0, moves.warped)
-        points = sources(moves.matrices, moves.size, moves.ripples)
+        points = sources(moves.matrices, moves.size)
         turned = warp(some, points, moves.resampling.warp, fill)
         moved.index_copy_(0, moves.warped, turned)
     return edit_images(moved, moves.edits)
