@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
 import packdata
-from loaders import DataLoader, RAMDataset
+from loaders import DataLoader, RAMDataset, ShardDataset
 from loaders.errors import SourceError
 from loaders.schema import Label
 from packdata.cli import main
@@ -32,6 +33,33 @@ def frame() -> pd.DataFrame:
         },
         index=rng.permutation(300),
     )
+
+
+COLUMNS: dict[str, Any] = {"x": [0.5, 1.5, 2.5], "y": [0, 1, 0]}
+
+
+def test_a_lazy_frame_is_packed_as_the_frame_that_it_makes(tmp_path: Path) -> None:
+    frames: dict[str, Any] = {"frame": pl.DataFrame(COLUMNS), "lazy": pl.LazyFrame(COLUMNS)}
+
+    for name, frame in frames.items():
+        packdata.pack(frame, tmp_path / name, target="y")
+
+    made, expected = (ShardDataset(tmp_path / name).fingerprint for name in ("lazy", "frame"))
+    assert made == expected
+
+
+def test_of_a_dataset_of_hugging_face_its_selection_is_packed(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    reverse = {name: values[::-1] for name, values in COLUMNS.items()}
+
+    selected = datasets.Dataset.from_dict(reverse).select([2, 1, 0])
+    frames: dict[str, Any] = {"frame": pl.DataFrame(COLUMNS), "hf": selected}
+
+    for name, frame in frames.items():
+        packdata.pack(frame, tmp_path / name, target="y")
+
+    made, expected = (ShardDataset(tmp_path / name).fingerprint for name in ("hf", "frame"))
+    assert made == expected
 
 
 OPTIONS: dict[str, Any] = {"target": ("y", "n"), "dates": "days", "dtype": "float64"}

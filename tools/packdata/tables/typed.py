@@ -13,9 +13,13 @@ from packdata.rows import PART_ROWS
 from packdata.sources.row_kinds import ArrowRows
 
 
+# Of pandas, of Arrow and whatever speaks its protocol, of polars' LazyFrame, and of Hugging Face's Dataset.
+_FRAME_ATTRIBUTES = ("iloc", "__arrow_c_stream__", "collect_schema", "with_format")
+
+
 def is_frame(source: Any) -> bool:
     """Tell whether a source is a table in memory, and no path."""
-    return hasattr(source, "__arrow_c_stream__") or hasattr(source, "iloc")
+    return any(hasattr(source, name) for name in _FRAME_ATTRIBUTES)
 
 
 def frame_table(frame: Any) -> ArrowRows:
@@ -33,7 +37,9 @@ def _as_table(frame: Any, name: Path) -> pa.Table:
         if hasattr(frame, "iloc"):
             named = frame.set_axis([str(column) for column in frame.columns], axis=1)
             return pa.Table.from_pandas(named, preserve_index=False)
-        return pa.table(frame)
+        if hasattr(frame, "with_format"):
+            return frame.with_format("arrow")[:]  # of its selection
+        return pa.table(frame.collect() if hasattr(frame, "collect") else frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
         what = f"the source cannot be read as a table ({error})"
         raise SourceError(what, name, "Each column takes values of one kind") from error
