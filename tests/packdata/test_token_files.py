@@ -1,7 +1,6 @@
 """Files of ids by their headers and sizes, and text where ids are expected."""
 
 import gzip
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import zstandard
 
 from loaders.errors import SourceError
-from tests.packdata.test_tokens import documents, pack, texts, write, write_pair
+from tests.packdata.test_tokens import documents, pack, texts, write
 from tests.refusals import At
 
 IDS = np.array([50256, 40, 716, 257, 50256, 3290, 13], np.int64)
@@ -126,27 +125,6 @@ def test_text_called_bin_is_not_read_as_ids_wider_than_bytes(
     with pytest.raises(SourceError, check=At("a.bin")):
         pack(source, tmp_path / "p", **options)
     assert documents(pack(source, tmp_path / "p", bin_dtype="uint8")) == [[*text.encode()]]
-
-
-def test_an_index_of_fairseq_is_told_from_one_of_megatron(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(np.arange(5, dtype="<i4").tobytes())
-    head = struct.pack("<9sQBQ", b"MMIDIDX\0\0", 1, 4, 2)
-    (tmp_path / "a.idx").write_bytes(head + struct.pack("<2i2q", 2, 3, 0, 8))
-
-    with pytest.raises(SourceError, check=At(tmp_path / "a.idx")) as caught:
-        pack(tmp_path / "a.bin", tmp_path / "out")
-
-    assert "fairseq" in caught.value.what
-
-
-def test_the_bin_of_megatron_without_its_index_is_refused(tmp_path: Path) -> None:
-    write_pair(tmp_path / "corpus_text_document", [[1, 2, 3], [4, 5, 6, 7]])
-    (tmp_path / "corpus_text_document.idx").unlink()
-    source = tmp_path / "corpus_text_document.bin"
-
-    with pytest.raises(SourceError, check=At("corpus_text_document.bin")):
-        pack(source, tmp_path / "p")
-    assert documents(pack(source, tmp_path / "p", bin_dtype="uint16")) == [[1, 2, 3, 4, 5, 6, 7]]
 
 
 @pytest.mark.parametrize("dtype", ["<i4", "<u4", "<i8"])

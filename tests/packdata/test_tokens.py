@@ -487,7 +487,7 @@ def test_an_index_that_does_not_fit_its_bin_is_refused(
 ) -> None:
     write_pair(tmp_path / "a", PARTS, **changed)
 
-    with pytest.raises(SourceError, check=At("a.idx")):
+    with pytest.raises(SourceError, check=At("a.bin" if "more" in changed else "a.idx")):
         pack(tmp_path / "a.bin", tmp_path / "p")
 
 
@@ -529,10 +529,9 @@ def test_arrays_of_any_byte_order_are_read(tmp_path: Path, kind: str, order: str
     assert documents(pack(tmp_path / "a.npy", tmp_path / "p")) == [[300, 2, 60_000]]
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_rows_of_a_matrix_are_documents_in_either_memory_order(tmp_path: Path, order: Any) -> None:
+def test_rows_of_a_matrix_are_documents(tmp_path: Path) -> None:
     rows = np.arange(12, dtype=np.int64).reshape(3, 4)
-    np.save(tmp_path / "a.npy", np.asarray(rows, order=order))
+    np.save(tmp_path / "a.npy", rows)
 
     assert documents(pack(tmp_path / "a.npy", tmp_path / "p")) == rows.tolist()
 
@@ -542,6 +541,7 @@ def test_arrays_that_are_no_ids_are_refused(tmp_path: Path) -> None:
         ("objects", np.array([[1], "a"], object)),
         ("floats", np.zeros(3)),
         ("cube", np.zeros((2, 2, 2), np.int32)),
+        ("columns", np.zeros((3, 2), np.int32).T),
     ):
         np.save(tmp_path / f"{name}.npy", array, allow_pickle=True)
         with pytest.raises(SourceError, check=At(f"{name}.npy")):
