@@ -19,7 +19,7 @@ from loaders.errors import SourceError
 from packdata.inspect.verify import verify
 from packdata.packed.combine import merge
 from packdata.packed.partition import split
-from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
+from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.test_tokens import documents, pack, texts, write
 from tests.refusals import At
 
@@ -128,7 +128,6 @@ def test_text_is_packed_where_the_options_mean_it_and_ids_else(tmp_path: Path) -
     source = write_rows(tmp_path / "a.parquet", {"text": ["a"], "input_ids": [[300]]})
 
     assert documents(pack(source, tmp_path / "ids")) == [[300]]
-    assert any("input_ids" in note for note in plan_tokens(source).notes())
     assert texts(pack(source, tmp_path / "text", text_column="text")) == ["a"]
     assert texts(pack(source, tmp_path / "bytes", tokenizer="bytes")) == ["a"]
 

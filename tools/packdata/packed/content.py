@@ -22,7 +22,7 @@ from packdata.packing.pool import OrderedPool
 from packdata.recipe import Block
 from packdata.sources.names import row_hashes
 from packdata.tokens.rows import DOCUMENT_ENDS, LABELS, NUM_TOKENS, TOKENS, block_of
-from packdata.tokens.stream import has_tokens, num_documents, streams_of
+from packdata.tokens.stream import count, has_tokens, streams_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -191,7 +191,7 @@ class DocumentContent:
         kinds = self.view.schema.fields
         field = kinds[TOKENS]
         assert isinstance(field, Tokens)
-        chosen = np.zeros(num_documents(self.view) + 1, bool)
+        chosen = np.zeros(count(self.view)[1] + 2, bool)
         chosen[self.documents] = True
         names = [name for name in (TOKENS, LABELS) if name in kinds]
         values = [np.empty(0, kinds[name].dtype) for name in names]

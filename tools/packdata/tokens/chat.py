@@ -288,17 +288,6 @@ class Chat(DocumentForm):
     def types(self) -> Mapping[str, pa.DataType | None]:
         return dict.fromkeys((self.column, TOOLS))
 
-    def notes(self) -> list[str]:
-        """Say what is a target, and which day the template writes."""
-        marked = self.template.has_marks
-        says = "the template marks by {% generation %}" if marked else "the assistant says"
-        notes = [f"targets are what {says} in {self.column!r}"]
-        if self.template.day is not None:
-            notes.append(
-                f"the template writes the date {self.template.day}; chat_date= sets another"
-            )
-        return notes
-
     def to_json(self) -> dict[str, Any]:
         return {"messages_column": self.column, "chat_template": self.template.digest}
 

@@ -51,10 +51,6 @@ class DocumentForm(ABC):
     def types(self) -> Mapping[str, pa.DataType | None]:
         """The columns that are read, and what they are cast to; None for a column that is read as it is."""
 
-    def notes(self) -> list[str]:
-        """Say what is worth knowing of how rows are read."""
-        return []
-
     def to_json(self) -> dict[str, Any]:
         """Return what the rows are read by, for the identity of a packing."""
         return {}
@@ -205,11 +201,6 @@ class Ids(DocumentForm):
     def _unused(self) -> set[str]:
         """Columns of which the first file has none, and another shall have none."""
         return {*BESIDE_IDS} - {*self.beside, *self.drop}
-
-    def notes(self) -> list[str]:
-        """Say which columns are used."""
-        used = f", with {', '.join(map(repr, self.beside))}" if self.beside else ""
-        return [f"documents are the ids in {self.column!r}{used}"]
 
     def to_json(self) -> dict[str, Any]:
         more = {name: True for name in self.beside if name not in (LABELS, ATTENTION_MASK)}

@@ -127,17 +127,25 @@ class Piece(Protocol):
 
 
 class TokenSource(ABC):
-    r"""Gives pieces in a fixed order.
+    """Gives pieces in a fixed order.
 
     Attributes:
+        kind: ``text``, ``chat``, ``lists`` (of ids, by document), or ``ids`` (files of them).
+        has_ids: True if its documents are ids.
         has_labels: True if its documents have labels.
+        itemsize: Bytes of its widest ids.
+        cut: Pieces end at multiples of so many ids or bytes; None: only where a document ends.
+        runs: As of a recipe.
+        empty_files: Names of files that hold nothing.
     """
 
-    kind: str  # ``text``, ``chat``, ``lists`` (of ids, by document), or ``ids`` (files of them)
+    kind: str
+    has_ids = False
     has_labels = False
-    runs: Sequence[int] | None = None  # as of a recipe
-    empty_files: list[str]  # names of files that hold nothing
-
+    itemsize = 4
+    cut: int | None
+    runs: Sequence[int] | None = None
+    empty_files: list[str]
     _plan: Sequence[Any]  # what each piece is made of
 
     def __len__(self) -> int:

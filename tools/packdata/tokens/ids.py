@@ -224,6 +224,7 @@ class IdsSource(TokenSource):
     """
 
     kind = "ids"
+    has_ids = True
 
     def __init__(
         self,
@@ -235,9 +236,10 @@ class IdsSource(TokenSource):
         cut: int | None = PIECE_TOKENS,
     ) -> None:
         self.eod, self.cut = eod, cut
-        self._opened = [open_ids(file, bin_dtype) for file in files]
-        self.empty_files = [ids.file.name for ids in self._opened if not len(ids)]
-        self._plan = [piece for ids in self._opened for piece in self._cut(ids)]
+        opened = [open_ids(file, bin_dtype) for file in files]
+        self.itemsize = max(ids.ids.dtype.itemsize for ids in opened)
+        self.empty_files = [ids.file.name for ids in opened if not len(ids)]
+        self._plan = [piece for ids in opened for piece in self._cut(ids)]
 
     def _cut(self, ids: IdsFile) -> Iterator[IdsPiece]:
         start = 0
@@ -248,11 +250,6 @@ class IdsSource(TokenSource):
                 stop = ids.next_end(min(start + PIECE_TOKENS, len(ids)), self.eod)
             yield IdsPiece(ids, start, stop, self.eod)
             start = stop
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of the widest ids."""
-        return max(ids.ids.dtype.itemsize for ids in self._opened)
 
     def pieces(self, start: int = 0) -> Iterator[Piece]:
         yield from map(self._plan.__getitem__, range(start, len(self)))

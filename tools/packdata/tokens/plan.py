@@ -110,11 +110,6 @@ class TokensPlan:
         notes += passed_over(self.ignored)
         if recipe.source.empty_files:
             notes.append(f"empty: {few(recipe.source.empty_files)}")
-        if recipe.largest is not None:
-            note = f"the largest id is {recipe.largest}, so ids are {recipe.vocabulary.dtype}"
-            notes.append(f"{note}; vocab_size= sets and checks the number of ids")
-        if isinstance(recipe.source, TextSource):
-            notes += recipe.source.options.content.notes()
         return [*notes, *joined_splits([file.path for file in self.files])]
 
     def amount(self, packed: Summary) -> str:
@@ -159,16 +154,15 @@ def plan_tokens(
     files, ignored = list_files(sources)
     kinds = Counter("ids" if f.kind in IDS_KINDS else "text" for f in files)
     if len(kinds) > 1:
-        what = f"{counted(kinds['text'], 'file')} of text and {kinds['ids']} of ids lie there"
+        what = f"{counted(kinds['text'], 'file')} of text beside {kinds['ids']} of ids"
         raise SourceError(what, str(sources[0]), "Pack them one after the other")
     _check_used(options, {file.kind for file in files})
-    make = _files_recipe if "ids" in kinds else _text_recipe
     first_pass = FirstPass() if first_pass is None else first_pass
     may_cut = on_error == "fail" and not options.val_share and shuffle is None
-    recipe = make(files, options, first_pass, may_cut=may_cut)
+    recipe = _recipe(files, options, first_pass, may_cut=may_cut)
     first_pass.check(recipe.identity)
     if not len(recipe):
-        raise SourceError("there is nothing in the files", str(sources[0]))
+        raise SourceError("all files are empty", str(sources[0]))
     if isinstance(recipe.source, TextSource):
         _check_targets(recipe.source, str(sources[0]))
     given = tuple(map(str, without_secrets(sources)))
@@ -178,16 +172,15 @@ def plan_tokens(
 def _check_used(options: TokenOptions, kinds: set[str]) -> None:
     """Raise ValueError for an option that no file there takes: something else was meant."""
     usual = TokenOptions()
-    for name, takes, what in (
-        ("documents", {"text"}, "plain text"),
-        ("text_column", {*LINE_KINDS}, "JSON lines, Parquet and other files of rows"),
-        ("ids_column", {*LINE_KINDS}, "JSON lines, Parquet and other files of rows"),
-        ("chat_template", {*LINE_KINDS}, "JSON lines, Parquet and other files of rows"),
-        ("drop", {*LINE_KINDS}, "JSON lines, Parquet and other files of rows"),
-        ("bin_dtype", {"bin", "npy"}, "ids without a header"),
+    for names, takes, what in (
+        (("documents",), {"text"}, "plain text"),
+        (("text_column", "ids_column", "chat_template", "drop"), LINE_KINDS, "files of rows"),
+        (("bin_dtype",), {"bin", "npy"}, "ids without a header"),
+        (("bos",), {"text", *LINE_KINDS}, "text and lists of ids"),
     ):
-        if getattr(options, name) != getattr(usual, name) and not takes & kinds:
-            raise ValueError(f"{name} is for {what}, and the files are {', '.join(sorted(kinds))}")
+        used = [name for name in names if getattr(options, name) != getattr(usual, name)]
+        if used and not takes & kinds:
+            raise ValueError(f"{used[0]} is for {what}, not {', '.join(sorted(kinds))}")
 
 
 def _check_targets(source: TextSource, where: str) -> None:
@@ -206,38 +199,61 @@ def _check_targets(source: TextSource, where: str) -> None:
         raise SourceError(what, where, source.options.content.targets_hint)
 
 
-def _text_recipe(
-    files: Sequence[SourceFile], options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
-) -> TokensRecipe:
+def _source_of(
+    files: Sequence[SourceFile], options: TokenOptions, *, may_cut: bool
+) -> TextSource | IdsSource:
+    if files[0].kind in IDS_KINDS:
+        cut = PIECE_TOKENS // options.row_tokens * options.row_tokens or options.row_tokens
+        return IdsSource(files, options.bin_dtype, _given(options.eod), cut if may_cut else None)
     content = _content_of(files, options)
     is_bytes = options.train_bpe is None and options.tokenizer in (None, "bytes")
-    rows = max(1, PIECE_BYTES // options.row_tokens)
     # Then all rows but a file's last are full. With an id before or behind it a document is longer.
     is_plain = is_bytes and content.kind == "text" and options.bos == "none"
-    cut = rows * options.row_tokens if is_plain and may_cut else None
-    source = TextSource(files, TextOptions(options.documents, content, cut, PIECE_BYTES))
-    if content.kind == "lists":
-        return _ids_recipe(files, options, first_pass, source, None)
+    cut = PIECE_BYTES // options.row_tokens * options.row_tokens or options.row_tokens
+    cuts = cut if is_plain and may_cut else None
+    return TextSource(files, TextOptions(options.documents, content, cuts, PIECE_BYTES))
+
+
+def _tokenizer_of(
+    source: TextSource | IdsSource, options: TokenOptions, first_pass: FirstPass
+) -> Tokenizer | None:
+    """Return what makes ids of a text, or made those of a source of ids, if that is known."""
+    if source.has_ids or not isinstance(source, TextSource):
+        if options.train_bpe is not None:
+            raise ValueError("train_bpe is for text, and these are ids")
+        return None if options.tokenizer is None else open_tokenizer(options.tokenizer)
     if options.vocab_size is not None:
         raise ValueError("vocab_size is for ids: a tokenizer has its own")
-    if options.train_bpe is not None:
-        num_ids = options.train_bpe
+    if (num_ids := options.train_bpe) is None:
+        return open_tokenizer(options.tokenizer or "bytes", is_chat=source.kind == "chat")
 
-        def train() -> str:
-            return train_bpe(source.documents_of(TRAIN_BYTES), num_ids).decode()
+    def train() -> str:
+        return train_bpe(source.documents_of(TRAIN_BYTES), num_ids).decode()
 
-        data = first_pass.get("tokenizer", train, "the tokenizer").encode()
-        tokenizer: Tokenizer = JsonTokenizer(data, "the trained tokenizer")
-    else:
-        is_chat = content.kind == "chat"
-        tokenizer = open_tokenizer(options.tokenizer or "bytes", is_chat=is_chat)
-    ends = tokenizer.end if content.kind == "text" else None
-    eod = ends if options.eod == "auto" else _given(options.eod)
-    bos = tokenizer.begin if options.bos == "auto" else _given(options.bos)
-    size = tokenizer.vocab_size
-    if isinstance(tokenizer, BytesTokenizer):
-        size = _size_with(size, {"eod": eod, "bos": bos})
-    return _recipe(files, options, source, Vocabulary.of(size, 4, eod, bos), tokenizer, cut)
+    data = first_pass.get("tokenizer", train, "the tokenizer").encode()
+    return JsonTokenizer(data, "the trained tokenizer")
+
+
+def _vocabulary_of(
+    source: TextSource | IdsSource,
+    options: TokenOptions,
+    tokenizer: Tokenizer | None,
+    first_pass: FirstPass,
+) -> Vocabulary:
+    begin, end = (None, None) if tokenizer is None else (tokenizer.begin, tokenizer.end)
+    bos = begin if options.bos == "auto" else _given(options.bos)
+    eod = end if options.eod == "auto" and source.kind == "text" else _given(options.eod)
+    size, itemsize = options.vocab_size, source.itemsize
+    if size is None and tokenizer is not None:
+        size = tokenizer.vocab_size
+    if isinstance(tokenizer, BytesTokenizer) and not source.has_ids:
+        size = _size_with(tokenizer.vocab_size, {"eod": eod, "bos": bos})
+    if size is None and itemsize > 2:
+        what = "the largest id (or vocab_size=)"
+        largest = int(first_pass.get("largest", lambda: _largest_in(source, eod, bos), what))
+        # No fewer than two bytes, so that parts of one corpus agree.
+        itemsize = itemsize if largest >= 1 << 16 else 2
+    return Vocabulary.of(size, itemsize, eod, bos)
 
 
 def _content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
@@ -328,34 +344,6 @@ def _size_with(size: int, added: dict[str, int | None]) -> int:
     return size
 
 
-def _ids_recipe(
-    files: Sequence[SourceFile],
-    options: TokenOptions,
-    first_pass: FirstPass,
-    source: TextSource | IdsSource,
-    cut: int | None,
-    itemsize: int = 4,
-) -> TokensRecipe:
-    """Return the recipe of ids that another tokenizer made, of so many bytes each."""
-    if options.train_bpe is not None:
-        raise ValueError("train_bpe is for text: these are ids already")
-    tokenizer = None if options.tokenizer is None else open_tokenizer(options.tokenizer)
-    size = options.vocab_size
-    if size is None and tokenizer is not None:
-        size = tokenizer.vocab_size
-    begin = None if tokenizer is None else tokenizer.begin
-    bos = begin if options.bos == "auto" else _given(options.bos)
-    eod = _given(options.eod)
-    largest = None
-    if size is None and itemsize > 2:
-        what = "the largest id (or vocab_size=)"
-        largest = int(first_pass.get("largest", lambda: _largest_in(source, eod, bos), what))
-        # No fewer than two bytes, so that parts of one corpus agree.
-        itemsize = itemsize if largest >= 1 << 16 else 2
-    vocabulary = Vocabulary.of(size, itemsize, eod, bos)
-    return _recipe(files, options, source, vocabulary, tokenizer, cut, largest)
-
-
 def _largest_in(source: TextSource | IdsSource, *others: int | None) -> int:
     """Look for the largest id in all pieces; what cannot be read is an error in its turn."""
     largest = max((other for other in others if other is not None), default=0)
@@ -366,28 +354,12 @@ def _largest_in(source: TextSource | IdsSource, *others: int | None) -> int:
     return largest
 
 
-def _files_recipe(
+def _recipe(
     files: Sequence[SourceFile], options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
 ) -> TokensRecipe:
-    if options.bos != "none" and options.train_bpe is None:
-        raise ValueError(
-            "bos is for text and lists of ids: files of ids do not say where documents begin"
-        )
-    rows = max(1, PIECE_TOKENS // options.row_tokens)
-    cut = rows * options.row_tokens if may_cut else None
-    source = IdsSource(files, options.bin_dtype, _given(options.eod), cut)
-    return _ids_recipe(files, options, first_pass, source, cut, source.itemsize)
-
-
-def _recipe(
-    files: Sequence[SourceFile],
-    options: TokenOptions,
-    source: TextSource | IdsSource,
-    vocabulary: Vocabulary,
-    tokenizer: Tokenizer | None,
-    cut: int | None,
-    largest: int | None = None,
-) -> TokensRecipe:
+    source = _source_of(files, options, may_cut=may_cut)
+    tokenizer = _tokenizer_of(source, options, first_pass)
+    vocabulary = _vocabulary_of(source, options, tokenizer, first_pass)
     about: dict[str, Any] = {
         "documents": options.documents,
         "text_column": options.text_column or "text",
@@ -405,8 +377,8 @@ def _recipe(
     if vocabulary.bos is not None:
         about["bos"] = vocabulary.bos
     provenance = {"recipe": "tokens", "source": [f.name for f in files[:16]], **about}
-    identity = {"recipe": "tokens", "files": identity_of(files), "cut": cut, **about}
-    made: dict[str, Any] = {"identity": identity, "provenance": provenance, "largest": largest}
+    identity = {"recipe": "tokens", "files": identity_of(files), "cut": source.cut, **about}
+    made: dict[str, Any] = {"identity": identity, "provenance": provenance}
     return TokensRecipe(source, options, vocabulary, tokenizer, **made)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from loaders.errors import SourceError
 from loaders.schema import Array, Field, Schema, Tokens
 from packdata.recipe import Block, Recipe, Tally, Target
-from packdata.tokens.documents import IGNORED, join_documents
+from packdata.tokens.documents import IGNORED, Documents, join_documents
 from packdata.tokens.rows import (
     DOCUMENT_ENDS,
     LABELS,
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from packdata.recipe import Draw
-    from packdata.tokens.documents import Documents, Piece, Place, Reject, TokenSource
+    from packdata.tokens.documents import Piece, Reject, TokenSource
     from packdata.tokens.options import TokenOptions
     from packdata.tokens.tokenizer import Tokenizer, Vocabulary
 
@@ -54,12 +53,10 @@ class TokensRecipe(Recipe):
         *,
         identity: Mapping[str, Any],  # what the source and options are
         provenance: Mapping[str, Any],  # the same for people
-        # Of the ids, where no vocabulary was given and all were looked at.
-        largest: int | None = None,
     ) -> None:
         self.source, self.vocabulary, self.tokenizer = source, vocabulary, tokenizer
         self.row_tokens, self.val_share = options.row_tokens, options.val_share
-        self.seed, self.largest = options.seed, largest
+        self.seed = options.seed
         self.identity, self.provenance = identity, provenance
         schema = self._schema()
         files = {}
@@ -79,7 +76,7 @@ class TokensRecipe(Recipe):
                 vocab_size=vocabulary.size,
                 eod=vocabulary.eod,
                 tokenizer=None if tokenizer is None else tokenizer.name,
-                tokenizer_xxh3_128=getattr(tokenizer, "digest", None),
+                tokenizer_xxh3_128=None if tokenizer is None else tokenizer.digest,
             ),
             NUM_TOKENS: Array(dtype="int32"),
             DOCUMENT_ENDS: Array(dtype=ends_dtype(self.row_tokens), dims=(None,)),
@@ -96,10 +93,8 @@ class TokensRecipe(Recipe):
         """Say why one of the two datasets may get no document."""
         if not self.divides:
             return ""
-        why = (
-            "A document is never divided between train and val, and equal documents stay together"
-        )
-        hint = "Use another val_share= or seed=, or for text files another documents="
+        why = "Documents are not divided, and equal ones stay together"
+        hint = "Use another val_share=, seed=, or for text files documents="
         return f"{why}. {hint}, and pass overwrite=True"
 
     def items(self, start: int = 0) -> Iterator[Piece]:
@@ -127,7 +122,7 @@ class TokensRecipe(Recipe):
         return [self._block(train, documents.rejects), self._block(val)]
 
     def _block(self, documents: Documents, rejects: Sequence[Reject] = ()) -> Block:
-        if self.source.kind in ("text", "chat") and self.tokenizer is not None:
+        if not self.source.has_ids and self.tokenizer is not None:
             documents, refused = _encoded(documents, self.tokenizer)
             rejects = (*rejects, *refused)
         self.vocabulary.check_labels(documents)
@@ -147,29 +142,30 @@ class TokensRecipe(Recipe):
         return replace(block, rejects=rejects)
 
 
-def _encoded(documents: Documents, tokenizer: Tokenizer) -> tuple[Documents, list[Reject]]:
+def _encoded(documents: Documents, tokenizer: Tokenizer) -> tuple[Documents, Sequence[Reject]]:
     """Return the ids of documents, and those that the tokenizer does not encode, each with its reason."""
     try:
-        return tokenizer.encode(documents).without_empty(), []
+        return _encode(documents, tokenizer), ()
+    except ValueError:
+        found, places, rejects = [], [], []
+    for start, end in zip(documents.starts.tolist(), documents.ends.tolist(), strict=True):
+        labels = None if documents.labels is None else documents.labels[start:end]
+        one = Documents(documents.data[start:end], np.array([end - start]), str, labels=labels)
+        where = documents.place(start)
+        try:
+            ids = _encode(one, tokenizer)
+            found.append((ids.data, ids.labels))
+            places.append(where)
+        except ValueError as error:
+            rejects.append((where, SourceError(str(error), where)))
+    return join_documents(found, places.__getitem__).without_empty(), rejects
+
+
+def _encode(documents: Documents, tokenizer: Tokenizer) -> Documents:
+    try:
+        return tokenizer.encode(documents).without_empty()
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of its library is no Exception
-        if len(documents) <= 1:
-            where = documents.place(0)
-            what = f"the tokenizer cannot encode the document ({type(error).__name__}: {error})"
-            none = documents.select(np.zeros(len(documents), bool))
-            labels = None if none.labels is None else none.labels.astype(np.int32)
-            empty = replace(none, data=none.data.astype(np.uint32), labels=labels)
-            return empty, [(where, SourceError(what, where))]
-    found, starts = [], documents.starts
-    for number, start in enumerate(starts.tolist()):
-        one = documents.select(np.arange(len(documents)) == number)
-        one = replace(one, place=partial(_place_behind, documents.place, start))
-        found.append(_encoded(one, tokenizer))
-    kept = [(ids.data, ids.labels) for ids, _ in found]
-    joined = join_documents(kept, lambda number: documents.place(int(starts[number])))
-    return joined.without_empty(), [reject for _, rejects in found for reject in rejects]
-
-
-def _place_behind(place: Place, start: int, at: int) -> str:
-    return place(start + at)
+        what = f"the tokenizer cannot encode the document ({type(error).__name__}: {error})"
+        raise ValueError(what) from error

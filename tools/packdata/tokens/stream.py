@@ -28,27 +28,16 @@ def has_tokens(schema: Schema) -> bool:
     return isinstance(schema.fields.get(TOKENS), Tokens)
 
 
-def num_documents(view: View) -> int:
-    """Return how many documents a stream has, one without an end included."""
-    num, is_open = 0, False
-    for ends, ids in streams_of(view, [TOKENS]):
-        num += len(ends)
-        is_open = bool(len(ids)) and (not len(ends) or int(ends[-1]) < len(ids))
-    return num + is_open
-
-
 def document_hashes(view: View) -> npt.NDArray[np.uint64]:
     """Return the xxh3-64 of each document's ids, one without an end included."""
-    hashes, state, is_open = array("Q"), xxhash.xxh3_64(), False
+    hashes, rest = array("Q"), b""
     for ends, ids in streams_of(view, [TOKENS]):
-        *whole, rest = np.split(ids, ends)
+        *whole, behind = np.split(ids, ends)
         for document in whole:
-            state.update(document.tobytes())
-            hashes.append(state.intdigest())
-            state.reset()
-        state.update(rest.tobytes())
-        is_open = len(rest) > 0 or (is_open and not whole)
-    return np.array([*hashes, *([state.intdigest()] if is_open else [])], np.uint64)
+            hashes.append(xxhash.xxh3_64_intdigest(rest + document.tobytes()))
+            rest = b""
+        rest += behind.tobytes()
+    return np.array([*hashes, *([xxhash.xxh3_64_intdigest(rest)] if rest else [])], np.uint64)
 
 
 def streams_of(view: View, names: Sequence[str]) -> Iterator[list[npt.NDArray[Any]]]:

@@ -446,6 +446,7 @@ class TextSource(TokenSource):
     def __init__(self, files: Sequence[SourceFile], options: TextOptions) -> None:
         self.options, self._recent = options, Recent()
         self.kind, self.has_labels = options.content.kind, options.content.has_labels
+        self.cut, self.has_ids = options.cut, self.kind == "lists"
         self.empty_files: list[str] = []
         self._plan = self._group(self._found(files))
         self.runs = [*self._runs()]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
-from loaders.codecs.tokenizer import BytesDecoder, Decoder, JsonDecoder, import_tokenizers
+from loaders.codecs.tokenizer import BytesDecoder, JsonDecoder, import_tokenizers
 from loaders.errors import SourceError
 from packdata.tokens.documents import IGNORED, Documents, join_documents, texts_of
 
@@ -37,27 +37,15 @@ _BEGIN_TOKENS = (
 _MAX_VOCAB = 1 << 32
 
 
-class Tokenizer(Decoder, Protocol):
-    """Turns text into ids and back; one instance serves all threads."""
-
-    name: str  # what the schema keeps: ``bytes``, or a file name
-    vocab_size: int  # ids are below it
-    begin: int | None  # the id that begins a document by convention, or None
-    end: int | None  # the id that ends a document by convention, or None
-    file: bytes | None  # the file to keep with the dataset, or None
-
-    def encode(self, documents: Documents) -> Documents:
-        """Return the ids of each document."""
-
-
 class BytesTokenizer(BytesDecoder):
     """Every byte is its own id."""
 
-    name = "bytes"
-    vocab_size = 256
-    begin: int | None = None
-    end: int | None = None
-    file: bytes | None = None
+    name = "bytes"  # what the schema keeps
+    vocab_size = 256  # ids are below it
+    begin: int | None = None  # the id that begins a document by convention
+    end: int | None = None  # the one that ends it
+    file: bytes | None = None  # to keep with the dataset
+    digest: str | None = None  # of the file
 
     def encode(self, documents: Documents) -> Documents:
         if documents.labels is None:
@@ -85,8 +73,9 @@ class JsonTokenizer(JsonDecoder):
         self._tokenizer.encode_special_tokens = not is_chat
         self.begin, self.end = self._first_of(_BEGIN_TOKENS), self._first_of(_END_TOKENS)
         self.file: bytes | None = data
-        self.digest = xxhash.xxh3_128_hexdigest(data)
-        self.name = f"tokenizer-{self.digest[:16]}.json"
+        digest = xxhash.xxh3_128_hexdigest(data)
+        self.digest: str | None = digest
+        self.name = f"tokenizer-{digest[:16]}.json"
 
     def _first_of(self, names: Iterable[str]) -> int | None:
         ids: Iterable[int | None] = map(self._tokenizer.token_to_id, names)
@@ -116,6 +105,9 @@ class JsonTokenizer(JsonDecoder):
             found.append((ids, np.where(is_wanted, ids.astype(np.int32), IGNORED)))
         starts = documents.starts
         return join_documents(found, lambda number: documents.place(int(starts[number])))
+
+
+Tokenizer = BytesTokenizer | JsonTokenizer
 
 
 def _without_draws(data: bytes) -> bytes:
