@@ -12,7 +12,6 @@ from loaders.errors import SourceError
 from packdata.rows import PART_ROWS
 from packdata.sources.row_kinds import ArrowRows
 
-
 # Of pandas, of Arrow and whatever speaks its protocol, of polars' LazyFrame, and of Hugging Face's Dataset.
 _FRAME_ATTRIBUTES = ("iloc", "__arrow_c_stream__", "collect_schema", "with_format")
 
