@@ -20,7 +20,6 @@ publishes them by a rename, and trainers map the finished files. What talks to a
     cached    what lies in the cache: room, and eviction
     transfer  one file in parts: verified, published
     upload    files to a store: what is there is not sent again
-    uploads   unfinished uploads, which cost money until they are aborted
     objects   what a store is asked for beside whole shards
     stores    look, get, put and delete, by obstore or fsspec
     credentials  where they come from

@@ -274,8 +274,6 @@ class Fetcher:
                     return await put(source, message)
                 finally:
                     self._put_at = time.monotonic()  # it may be a manifest, of whichever folder
-            case "end-uploads":
-                return {"ended": await source.end_uploads(message["names"])}
             case "delete":
                 await remove(source, message["names"])
                 return {}

@@ -201,14 +201,6 @@ class Origin:
         if names:
             self.client.ask({"op": "delete", "names": names})
 
-    def end_uploads(self, names: Sequence[str] | None = None) -> int:
-        """Abort unfinished uploads below the URL, or only those of some objects; return how many.
-
-        Raises:
-            RemoteError: The store does not say which there are.
-        """
-        return int(self.client.ask({"op": "end-uploads", "names": names})["ended"])
-
     def has(self, file: str, digest: str) -> bool:
         """Tell whether a shard lies in the cache."""
         return shard_path(self.inside, file, digest).exists()

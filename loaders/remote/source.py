@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loaders.errors import RemoteError
 from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.stores import Objects, open_objects
-from loaders.remote.uploads import end_uploads
 from loaders.remote.url import PUBLIC_OPTIONS, endpoint_of
 from loaders.remote.wire import MAX_CONNECTIONS
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ATTEMPTS = 3  # at what more time does not mend, and at a whole file
 FINAL = frozenset(["missing", "denied", "region", "unusable", "certificate", "encoded"])
-_UPLOADS_S = 120.0
 _MOST_PAUSE_S = 5.0
 
 
@@ -97,16 +95,6 @@ class ServedURL:
         if time.monotonic() - self._renewed > 5:
             self._renewed = time.monotonic()
             self.objects = self._open()
-
-    async def end_uploads(self, names: list[str] | None) -> int:
-        """Abort unfinished uploads, or those of some objects; return how many."""
-        about = self.url, self._storage, self._environment, names
-        try:
-            return await asyncio.wait_for(asyncio.to_thread(end_uploads, *about), _UPLOADS_S)
-        except (StoreFault, TimeoutError) as fault:
-            text = fault.text if isinstance(fault, StoreFault) else "no answer in time"
-            what = f"unfinished uploads cannot be ended ({self.public(text)})"
-            raise RemoteError(what, self.url) from None
 
     def public(self, text: str) -> str:
         """Return a text without secrets."""

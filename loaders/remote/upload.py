@@ -58,12 +58,7 @@ async def _put_shard(source: ServedURL, name: str, path: Path, size: int, digest
         what = f"its xxh3-128 is {found}, the manifest says {digest}"
         raise ChecksumError(what, path, None, None, "Run 'packdata verify' on it")
     for attempt in range(1, ATTEMPTS + 1):
-        try:
-            await source.again(lambda: source.objects.put(name, path))
-        except StoreFault as fault:
-            # 'packdata finish' ends uploads of shards that are there: another machine may have sent this one.
-            if fault.kind != "missing" or not await _is_there(source, name, path, size, digest):
-                raise
+        await source.again(lambda: source.objects.put(name, path))
         if await _is_there(source, name, path, size, digest):
             return size * attempt
     what = f"what arrives has another size or hash, sent {ATTEMPTS} times"

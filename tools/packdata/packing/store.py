@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,9 +54,6 @@ class Store(Protocol):
 
     def below(self, folder: str = "") -> Iterator[list[Entry]]:
         """Yield the files below a folder, some at a time."""
-
-    def end_uploads(self, names: Sequence[str] | None = None) -> int:
-        """End what was never finished, of some files or of all; return how many."""
 
 
 def store_of(place: Path) -> Store:
@@ -148,10 +145,6 @@ class FolderStore:
         yield files
         for inner in folders:
             yield from self.below(inner)
-
-    def end_uploads(self, names: Sequence[str] | None = None) -> int:
-        """Return 0: nothing is begun that is not there."""
-        return 0
 
 
 def _put_first(target: Path, data: bytes) -> bool:

@@ -12,17 +12,17 @@ from __future__ import annotations
 import tempfile
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
-from loaders.errors import ManifestError, PackError, RemoteError
+from loaders.errors import ManifestError, PackError
 from packdata.packing.provenance import PLAN
 from packdata.packing.target import is_there
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from loaders.data.manifest import ShardInfo
     from packdata.packing.store import Store
@@ -124,21 +124,6 @@ def lost_at(origin: Store, below: str, shards: Iterable[ShardInfo]) -> list[str]
     """Return which of these shards are missing in a folder of a target."""
     sizes = {entry.name: entry.size for entry in origin.in_folder(below)[0]}
     return [s.file for s in shards if sizes.get(name_at(below, s.file)) != s.size_bytes]
-
-
-def end_uploads(origin: Store, datasets: Mapping[str, Manifest]) -> None:
-    """End uploads of shards that are there, by those who were killed; who still sends one finds it there."""
-    from loaders.remote.stores import PUT_BYTES
-
-    sent_in_parts = [
-        name_at(below, shard.file)
-        for below, manifest in datasets.items()
-        for shard in manifest.shards
-        if shard.size_bytes >= PUT_BYTES
-    ]
-    with suppress(RemoteError):  # not every store tells which there are, nor tells everybody
-        if sent_in_parts:
-            origin.end_uploads(sent_in_parts)
 
 
 def manifest_at(origin: Store, below: str) -> Manifest | None:

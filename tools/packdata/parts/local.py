@@ -180,8 +180,7 @@ def finish(
     Args:
         dst: Where the parts were packed.
         overwrite: Replace the datasets that are there.
-        delete_old: At a URL, delete what lies beside the datasets of earlier ones, and end all uploads that
-            were not finished; else only those of shards that are there.
+        delete_old: At a URL, delete what lies beside the datasets of earlier ones.
         digest: Of the plan that all parts are to be of: where it made what is there, all is done.
 
     Raises:

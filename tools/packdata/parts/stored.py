@@ -10,8 +10,6 @@
    there that say that the same plan made them, deleting is all that is left.
 4. At a URL nothing that a manifest may have named is deleted but by ``delete_old``. In a folder the files of a dataset
    that was replaced are deleted after that, by a list that is written before.
-5. Unfinished uploads of the shards that it publishes are aborted: these are complete, so a process that still sends
-   one finds it there and is done. Others may belong to another packing: ``delete_old`` aborts them.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import MANIFEST_NAME, Manifest, parse_manifest
-from loaders.errors import ManifestError, PackError, RemoteError
+from loaders.errors import ManifestError, PackError
 from loaders.remote.url import is_url
 from loaders.schema import Schema
 from packdata.describe import counted
@@ -52,7 +50,6 @@ from packdata.packing.target import (
 from packdata.packing.upload import (
     ShardSender,
     as_file,
-    end_uploads,
     is_made,
     lost_at,
     manifest_at,
@@ -259,7 +256,7 @@ def finish_parts(dst: Path, *, overwrite: bool, delete_old: bool, digest: str = 
     Args:
         dst: The folder or URL.
         overwrite: Replace the datasets that are there.
-        delete_old: At a URL, delete the shards that no manifest names any more, and end uploads.
+        delete_old: At a URL, delete the shards that no manifest names any more.
         digest: Of the plan that the parts are to be of; where none is, what is there: then nothing is left to do.
     """
     began, store = time.monotonic(), store_of(dst)
@@ -305,15 +302,11 @@ def _locked(dst: Path, folders: Sequence[str], overwrite: bool) -> Iterator[None
 
 
 def _note_deleted(store: Store, summary: Summary) -> Summary:
-    """Delete the shards beside datasets that they do not have, end uploads, and tell of it."""
+    """Delete the shards beside datasets that they do not have, and note how many."""
     old = [*_unnamed(store, manifests_below(store))]
     store.delete(*old)
     deleted = f"deleted {counted(len(old), 'unreferenced shard')}"
-    try:
-        ended = f"{counted(store.end_uploads(), 'unfinished upload')} ended"
-    except RemoteError as error:
-        ended = str(error)
-    return replace(summary, notes=(*summary.notes, deleted, ended))
+    return replace(summary, notes=(*summary.notes, deleted))
 
 
 def _unnamed(store: Store, datasets: Mapping[str, Manifest]) -> Iterator[str]:
@@ -378,7 +371,6 @@ def _join(store: Store, parts: Sequence[Complete], began: float, *, overwrite: b
             store.put(REJECTED_NAME, path)
     elif store.read(REJECTED_NAME)[0] is not None:  # of what was replaced
         store.delete(REJECTED_NAME)
-    end_uploads(store, joined)
     _delete_replaced(store, joined)
     _clear(store)
     made = store.url, joined, named(rejects), [end.counts for end in ends]
