@@ -20,7 +20,14 @@ from loaders.checks import shown
 from loaders.errors import CacheError, LoadersError
 from loaders.remote.folder import VERSION, Cache, manifest_folder, shard_path
 from loaders.remote.mapping import limit_of_each
-from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, is_url, split_secrets
+from loaders.remote.url import (
+    PUBLIC_OPTIONS,
+    URL,
+    check_writable,
+    endpoint_of,
+    is_url,
+    split_secrets,
+)
 from loaders.remote.wire import Entry
 from loaders.system.locks import ForkLock
 
@@ -371,10 +378,15 @@ def get_defaults() -> dict[str, Any]:
 
 
 def target_at(place: Path | str) -> Path:
-    """Return a path, or a URL without its secrets, which this process remembers."""
+    """Return a path, or a URL without its secrets, which this process remembers.
+
+    Raises:
+        RemoteError: Nothing is written to such URLs.
+    """
     if not is_url(place):
         return Path(place)
     url, secrets = split_secrets(place)
+    check_writable(url)
     if secrets:
         _kept[url] = origin_of(place)
     return url

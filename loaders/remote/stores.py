@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 import re
-import shutil
-import uuid
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
@@ -232,9 +229,6 @@ class ObstoreObjects:
         return Got(pieces, found.meta.get("e_tag"), found.meta.get("version"))
 
     async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
-        if self._kind in ("http", "https"):  # which know no conditions, and make no folders
-            what = "nothing is written to web servers"
-            raise StoreFault("unusable", what, "Copy a packed folder there by other means")
         how: dict[str, Any] = {"chunk_size": PUT_BYTES, "max_concurrency": _PUTS_AT_ONCE}
         if only is not None:  # such a put is in one piece
             known = {"e_tag": only.etag, "version": only.version}
@@ -255,21 +249,17 @@ class ObstoreObjects:
 
     async def delete(self, names: Sequence[str]) -> None:
         delete: Any = self._api.delete_async
-        await _delete_each(names, lambda name: self._run(lambda: delete(self._writing, name)))
+        limit = asyncio.Semaphore(_DELETES_AT_ONCE)
 
+        async def one(name: str) -> None:
+            async with limit:
+                try:
+                    await self._run(lambda: delete(self._writing, name))
+                except StoreFault as fault:
+                    if fault.kind != "missing":
+                        raise
 
-async def _delete_each(names: Sequence[str], delete: Callable[[str], Awaitable[None]]) -> None:
-    limit = asyncio.Semaphore(_DELETES_AT_ONCE)
-
-    async def one(name: str) -> None:
-        async with limit:
-            try:
-                await delete(name)
-            except StoreFault as fault:
-                if fault.kind != "missing":
-                    raise
-
-    await asyncio.gather(*map(one, names))
+        await asyncio.gather(*map(one, names))
 
 
 def mark_of(etag: str | None, written: object = None) -> int:
@@ -377,56 +367,6 @@ class FsspecObjects:
         if end is not None and len(data) != end - start:
             raise StoreFault("short", f"{len(data)} bytes came where {end - start} were asked")
         return Got([data], None)
-
-    async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
-        """Write an object, whatever is there: most file systems know no condition but that none is."""
-        path = self._path(name)
-        if "file" in self._files.protocol:
-            return bool(await self._run(_put_file, path, data, only == NOTHING))
-        if only == NOTHING and await self._run(self._files.exists, path):
-            return False
-        await self._run(self._files.makedirs, path.rpartition("/")[0], exist_ok=True)
-        if isinstance(data, Path):
-            await self._run(self._files.put_file, str(data), path)
-        else:
-            await self._run(self._files.pipe_file, path, bytes(data))
-        return True
-
-    async def delete(self, names: Sequence[str]) -> None:
-        await _delete_each(names, self._delete)
-
-    async def _delete(self, name: str) -> None:
-        await self._run(self._files.rm_file, self._path(name))
-        folder = name.rpartition("/")[0]
-        if folder and "file" in self._files.protocol:  # which keeps folders of no objects
-            with suppress(StoreFault):  # there are others in it
-                await self._run(os.rmdir, self._path(folder))
-
-
-def _put_file(path: str, data: Buffer | Path, is_new: bool, tries: int = 9) -> bool:
-    """Write a file of a mounted folder all at once, or only where none is: by a link, for there may be no locks."""
-    beside = f"{path}.{uuid.uuid4().hex}"
-    with suppress(FileExistsError):  # it was there, and is not by now
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    try:
-        if isinstance(data, Path):
-            shutil.copyfile(data, beside)
-        else:
-            Path(beside).write_bytes(data)
-        if is_new:
-            os.link(beside, path)
-        else:
-            os.replace(beside, path)
-    except FileExistsError:
-        return False
-    except FileNotFoundError:  # who deleted the last object of the folder has removed it right now
-        if not tries:
-            raise
-        return _put_file(path, data, is_new, tries - 1)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(beside)
-    return True
 
 
 def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str, str]) -> Objects:

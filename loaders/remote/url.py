@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 _FILE_URL = re.compile(r"file:/+", re.IGNORECASE)
 OBSTORE_SCHEMES = frozenset(["s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https"])
+_WRITABLE = ("s3", "gs", "az")
 KINDS = {"s3a": "s3", "abfs": "az", "abfss": "az"}  # other names of schemes
 _ENDPOINT_VARIABLES = {
     "s3": ("AWS_ENDPOINT_URL",),
@@ -50,6 +51,13 @@ class URL(PosixPath):
     def absolute(self) -> URL:
         """Return it as it is."""
         return self
+
+
+def check_writable(url: URL) -> None:
+    """Raise RemoteError for a URL of a store that is read only: it has no conditional writes."""
+    if KINDS.get(url.scheme, url.scheme) not in _WRITABLE:
+        what = f"datasets are not written to {url.scheme}:// URLs"
+        raise RemoteError(what, url, "Pack into a folder, and copy the folder there")
 
 
 def is_url(place: Path | str) -> bool:

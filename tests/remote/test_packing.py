@@ -513,26 +513,3 @@ def test_a_store_that_ignores_conditions_is_packed_into_and_no_secret_stays(
 
     assert not found.stdout
     assert read_manifest(root / "out" / "packed" / "val").num_samples == 4
-
-
-def test_a_mounted_folder_is_packed_into_without_locks(
-    photos: Path, store: Store, tmp_path: Path
-) -> None:
-    """As ``file://``: parts are there at once or not at all, and the second of two finds the first."""
-    url, there = f"file://{tmp_path}/mounted", tmp_path / "mounted"
-    origin.set_defaults(store.cache, {})
-    for i in range(2):
-        pack(photos, url, part=f"{i}/2")
-        pack(photos, tmp_path / "local", part=f"{i}/2")
-    assert not [*there.rglob("*lock*")]
-    (tmp_path / "record").write_text("")
-    assert not origin.origin_of(url).put(".parts/part-00000-of-00002", tmp_path / "record", {})
-
-    finish(url)
-    finish(tmp_path / "local")
-
-    assert shards_at(there / "train") == shards_at(tmp_path / "local" / "train")
-    assert not [path for path in there.rglob("*") if path.is_file() and path.name.endswith("tmp")]
-    assert {path.name for path in there.iterdir()} == {"train", "val"}
-    names = {path.name for path in (there / "val").iterdir()}
-    assert names == {"manifest.json", *(s.file for s in read_manifest(there / "val").shards)}

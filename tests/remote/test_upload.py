@@ -1,11 +1,10 @@
 """A dataset is sent to a store: all or nothing, and what is there not again."""
 
-import asyncio
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,13 @@ import pytest
 
 from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
-from loaders.errors import ChecksumError, PackError
+from loaders.errors import ChecksumError, PackError, RemoteError
 from loaders.remote import origin
-from loaders.remote.stores import FsspecObjects
-from loaders.remote.url import URL
+from loaders.remote.url import split_secrets
 from packdata.cli import main
-from packdata.packed.combine import upload
+from packdata.packed.combine import merge, upload
+from packdata.packed.views import write as write_view
+from packdata.parts.local import finish
 from tests.remote import servers
 from tests.remote.conftest import SETTINGS, Store, storage
 from tests.waiting import wait_until
@@ -105,23 +105,20 @@ def test_a_dataset_that_is_there_is_replaced_on_demand_and_its_shards_stay(
     assert all((target / shard.file).exists() for shard in before.shards)
 
 
-def test_where_objects_have_no_mark_a_dataset_is_replaced_too(
-    packed: Path, tmp_path: Path, cache: Path
-) -> None:
-    """Such as on a network disk, by fsspec."""
-    folder, url = packed / "bucket" / "packed", f"file://{tmp_path}/out"
-    assert main(["copy", str(folder), str(tmp_path / "few"), "--where", "label == 3"]) == 0
-    origin.set_defaults(cache, {})
-    try:
-        upload(folder, url)
-        with pytest.raises(PackError):
-            upload(tmp_path / "few", url)
-        upload(tmp_path / "few", url, overwrite=True)
-    finally:
-        origin.set_defaults()
+@pytest.mark.parametrize("scheme", ["http", "hf", "file"])
+def test_a_store_that_is_only_read_is_refused_as_a_target(scheme: str, packed: Path) -> None:
+    folder, url = packed / "bucket" / "packed", f"{scheme}:///host/out"
+    writes: list[Callable[[], object]] = [
+        lambda: upload(folder, url),
+        lambda: merge(url, [folder]),
+        lambda: finish(url),
+        lambda: write_view(ShardDataset(folder), url),
+    ]
+    for write in writes:
+        with pytest.raises(RemoteError) as caught:
+            write()
 
-    found = read_manifest(tmp_path / "out").fingerprint
-    assert found == read_manifest(tmp_path / "few").fingerprint
+        assert str(caught.value.path) == str(split_secrets(url)[0])
 
 
 def test_of_two_who_publish_at_one_place_one_is_refused(
@@ -225,16 +222,3 @@ def test_a_changed_copy_is_made_and_sent(packed: Path, target: Path, tmp_path: P
     assert main(["copy", folder, str(tmp_path / "few"), "--where", "label == 3"]) == 0
 
     assert read_manifest(target).fingerprint == read_manifest(tmp_path / "few").fingerprint
-
-
-def test_a_folder_that_another_removes_as_empty_takes_an_object(tmp_path: Path) -> None:
-    async def put_and_delete(name: str) -> None:
-        objects = FsspecObjects(URL(f"file://{tmp_path}"), {}, {})
-        for _ in range(150):
-            assert await objects.put(f".parts/{name}", b"x")
-            await objects.delete([f".parts/{name}"])
-
-    async def both() -> None:
-        await asyncio.gather(put_and_delete("a"), put_and_delete("b"))
-
-    asyncio.run(both())
