@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -195,8 +195,6 @@ def read_remote(origin: Origin) -> Manifest:
             if is_last or is_url(error.path):
                 path = error.path if is_url(error.path) else origin.url / MANIFEST_NAME
                 raise ManifestError(error.what, path, error.hint) from error.__cause__
-        with suppress(ManifestError):
-            origin.manifest(anew=True)
     raise AssertionError
 
 

@@ -86,15 +86,17 @@ class FileShard(NamedTuple):
         return shard
 
     def _open(self, check: Check) -> OpenShard:
-        if self.origin is None:
+        origin, info = self.origin, self.info
+        if origin is None:
             return self._open_file(self.path, check)
+        file = origin.place(info.file, info.xxh3_128)
         for _ in range(_MAX_EVICTIONS):
-            file = self.fetch()
             try:
                 return self._open_file(file, check)
             except (ShardError, FileNotFoundError) as error:
                 if isinstance(error, ShardError) and file.exists():
                     raise ShardError(error.what, self.path, hint=error.hint) from error
+            self.fetch()
         raise self._evicted()
 
     def _open_file(self, file: Path, check: Check) -> OpenShard:
@@ -135,7 +137,7 @@ class FileShard(NamedTuple):
     def is_here(self) -> bool:
         """Whether it can be mapped without fetching it first."""
         origin, info = self.origin, self.info
-        return origin is None or origin.has(info.file, info.xxh3_128)
+        return origin is None or origin.place(info.file, info.xxh3_128).exists()
 
     def check_version(self) -> None:
         """Raise StaleDatasetError if the manifest was replaced, and the new one has another shard of this name.

@@ -165,10 +165,7 @@ class Store:
         """Wait for a shard at a URL before the lock is taken."""
         shard = self.shards[number]
         if isinstance(shard, FileShard) and shard.origin is not None:
-            if shard.is_here:
-                shard.origin.count_hit()
-            else:
-                shard.fetch()
+            shard.fetch()
 
     def _is_full(self, shard: Shard) -> bool:
         """Count a shard of a cache that is to be opened; True if others must be closed for it."""

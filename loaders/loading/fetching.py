@@ -151,7 +151,7 @@ class LoaderPass:
             )
 
     def _is_here(self, file: File) -> bool:
-        return self.origin.has(file.file, file.hash)
+        return self.origin.place(file.file, file.hash).exists()
 
     def _refusal(self, least: int, budget: int, downloaded: float) -> CacheError:
         name, order = type(self._order).__name__, self._order

@@ -9,11 +9,11 @@ import math
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+    from pathlib import Path
 
 MAP_S = 1.0  # for so long the file that a client was given last stays: it is about to be mapped
 
@@ -39,13 +39,14 @@ class CacheFolder:
     def __init__(self, inside: Path) -> None:
         self._lock = inside / "lock"
         self._lock_number = _number_of(self._lock)
-        found = (CacheFile(path, path.stat().st_size) for path in _files(inside / "shards"))
+        for left in (inside / "parts").iterdir():  # by a fetcher that was killed
+            left.unlink()
+        found = (CacheFile(path, path.stat().st_size) for path in (inside / "shards").glob("??/*"))
         self.files = {file.path.stem: file for file in found}
         self.used_bytes = sum(file.size for file in self.files.values())
         self.reserved_bytes = 0
-        self._answered: dict[
-            object, tuple[str, float]
-        ] = {}  # which file a client was given last, and when
+        # Which file a client was given last, and when.
+        self._answered: dict[object, tuple[str, float]] = {}
 
     def is_removed(self) -> bool:
         """Tell whether somebody removed the fetcher's lock: another one may serve the folder now."""
@@ -60,8 +61,10 @@ class CacheFolder:
         return file is not None
 
     def note_answer(self, client: object, digest: str) -> None:
-        """Note that a client is given a file: it will map it before it asks for another."""
+        """Note that a client is given a file, which is used now: it will map it before it asks for another."""
         self._answered[client] = digest, time.monotonic()
+        with suppress(OSError):
+            os.utime(self.files[digest].path)
 
     def add(self, digest: str, path: Path, size: int) -> None:
         """Note a file that was published, and give back what was reserved for it."""
@@ -78,28 +81,16 @@ class CacheFolder:
     ) -> bool:
         """Reserve room, and evict for it; False if there is none.
 
+        First goes what nobody is known to need, longest unused first, then what is needed last.
+
         Args:
             nbytes: How much.
             budget: What may be taken in all.
             needs: How many bytes ahead files are needed, by hash; others are not known to be.
             beyond: Files that are needed no further ahead stay.
         """
-        if not self.make_room(nbytes, budget, needs, beyond):
-            return False
-        self.reserved_bytes += nbytes
-        return True
-
-    def make_room(
-        self, nbytes: int, budget: int, needs: Mapping[str, int], beyond: float = -1.0
-    ) -> bool:
-        """Evict until so many bytes fit; False if they do not.
-
-        First goes what nobody is known to need, longest unused first, then what is needed last.
-        """
         missing = self.used_bytes + self.reserved_bytes + nbytes - budget
-        if missing <= 0:
-            return True
-        candidates = self._candidates(needs, beyond)
+        candidates = self._candidates(needs, beyond) if missing > 0 else []
         if sum(self.files[digest].size for digest in candidates) < missing:
             return False  # nothing is deleted in vain
         for digest in candidates:
@@ -108,6 +99,7 @@ class CacheFolder:
             missing -= self.files[digest].size
             self.files[digest].path.unlink(missing_ok=True)
             self._forget(digest)
+        self.reserved_bytes += nbytes
         return True
 
     def _candidates(self, needs: Mapping[str, int], beyond: float) -> list[str]:
@@ -133,30 +125,8 @@ def _number_of(path: Path) -> int | None:
     return None
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    yield from (path for path in folder.glob("??/*") if path.is_file() and not path.is_symlink())
-
-
 def publish(path: Path, data: bytes) -> None:
     """Write a file all at once."""
     beside = path.with_name(f"{path.name}.tmp")
     beside.write_bytes(data)
     os.replace(beside, path)
-
-
-def _boot() -> str:
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
-def sweep(inside: Path) -> None:
-    """Delete what a fetcher left unfinished, and set aside what was published before the last boot."""
-    for left in (inside / "parts").iterdir():
-        left.unlink()
-    boot, noted = _boot(), inside / "boot"
-    if noted.exists() and noted.read_text() == boot:
-        return
-    for path in (inside / "shards").glob("??/*"):
-        path.rename(inside / "unverified" / path.name)
-    publish(noted, boot.encode())

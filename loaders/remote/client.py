@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from loaders import version
 from loaders.errors import CacheError, LoadersError, RemoteError
-from loaders.remote.folder import prepare, small_file
+from loaders.remote.folder import prepare, shard_path, small_file
 from loaders.remote.url import OBSTORE_SCHEMES
-from loaders.remote.wire import KILLED, Connection
+from loaders.remote.wire import Connection
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
@@ -55,21 +55,11 @@ class Client:
         self._inside, self._hello = inside, hello
         self._free: list[Connection] = []
         weakref.finalize(self, _hang_up, self._free)
-        self._owner, self._num_hits = os.getpid(), 0
+        self._owner = os.getpid()
         self._lock = ForkLock()
 
-    def ask(
-        self,
-        message: dict[str, Any],
-        on_wait: Callable[[dict[str, Any]], object] = bool,
-        nbytes: int = 0,
-    ) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a message.
-
-        Args:
-            message: The question.
-            on_wait: Called with what the fetcher says while it works on it.
-            nbytes: How many bytes follow the answer, as its ``"data"``.
 
         Raises:
             RemoteError: What the store answers is of no use, or the fetcher does not answer.
@@ -79,24 +69,11 @@ class Client:
             with suppress(*_NOBODY), self._lent() as connection:
                 try:
                     connection.send(message)
-                    return connection.answer(on_wait, nbytes)
+                    return connection.answer()
                 except TimeoutError as error:
                     raise self._silent() from error
         what = f"its fetcher died {_ATTEMPTS} times during one request"
         raise CacheError(what, self._inside.parent, _look(self._inside))
-
-    def count_hit(self) -> None:
-        """Count a shard that was needed and here, which nobody asks for: sent over a connection that is free."""
-        with self._lock.plain:
-            self._forget_parent()
-            self._num_hits += 1
-            if self._free:
-                self._send_hits(self._free[-1])
-
-    def _send_hits(self, connection: Connection) -> None:
-        with suppress(OSError):
-            connection.send({"op": "hit", "number": self._num_hits})
-            self._num_hits = 0
 
     @contextmanager
     def _lent(self) -> Iterator[Connection]:
@@ -117,16 +94,14 @@ class Client:
 
     def _take(self) -> Connection:
         with self._lock.plain:
-            self._forget_parent()
+            if (
+                self._owner != os.getpid()
+            ):  # a forked child: the parent goes on with its own copies
+                _hang_up(self._free)
+                self._owner = os.getpid()
             if self._free:
                 return self._free.pop()
         return self.connect()
-
-    def _forget_parent(self) -> None:
-        """In a forked child, close the connections of the parent, which goes on with its own copies."""
-        if self._owner != os.getpid():
-            _hang_up(self._free)
-            self._owner, self._num_hits = os.getpid(), 0
 
     def connect(self) -> Connection:
         """Return a new connection, which has said hello."""
@@ -145,8 +120,6 @@ class Client:
     def _give(self, connection: Connection) -> None:
         with self._lock.plain:
             self._free.append(connection)
-            if self._num_hits:
-                self._send_hits(connection)
 
     def _silent(self) -> RemoteError:
         hint = "Look for it with ps"
@@ -160,32 +133,32 @@ class ReadOnlyCache:
     """Answers in the place of a fetcher, for a cache that cannot be written: what lies in it is served.
 
     Args:
+        inside: The cache folder of this version.
         manifest: The folder of the manifest that it has of a URL.
         error: That it cannot be written: raised for what does not lie in it.
     """
 
-    def __init__(self, manifest: Path, error: CacheError) -> None:
-        self._manifest, self._error = manifest, error
+    def __init__(self, inside: Path, manifest: Path, error: CacheError) -> None:
+        self._inside, self._manifest, self._error = inside, manifest, error
 
-    def ask(self, message: dict[str, Any], *_: Any) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a message, as ``Client.ask``."""
         match message["op"]:
             case "alive":
                 return {"budget": 1 << 62}
             case "stats":
                 return {"stats": {"cached_bytes": 0, "budget_bytes": 0}}
-            case "manifest" if not message["anew"]:
+            case "manifest":
                 return {"folder": str(self._manifest)}
             case "file" if (path := small_file(self._manifest, message["name"])).exists():
                 return {"path": str(path)}
+            case "shard" if shard_path(self._inside, message["file"], message["hash"]).exists():
+                return {"limit": None}
         raise self._error
 
     def connect(self) -> Connection:
         """Raise the error."""
         raise self._error
-
-    def count_hit(self) -> None:
-        """Count nothing."""
 
 
 def _hang_up(connections: list[Connection]) -> None:
@@ -218,7 +191,7 @@ def connect(inside: Path) -> Connection:
 
 
 def _start(inside: Path) -> None:
-    """Start a fetcher, and wait until it listens, has found that another one does, or was killed."""
+    """Start a fetcher, and wait until it listens, or has found that another one does."""
     command = [sys.executable, "-P", "-m", "loaders.remote.fetcher", str(inside)]
     with open(inside / "fetcher.log", "ab") as log:
         started = subprocess.Popen(
@@ -234,8 +207,8 @@ def _start(inside: Path) -> None:
         code = started.wait(START_S)
     except subprocess.TimeoutExpired:
         started.kill()
-        code = abs(started.wait())
-    if code > 0 and code != KILLED:
+        code = started.wait()
+    if code:
         raise CacheError("its fetcher could not be started", inside.parent, _look(inside))
 
 

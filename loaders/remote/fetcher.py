@@ -1,7 +1,6 @@
 """The fetcher: one process per cache folder, which holds all clients of stores. ``python -m loaders.remote.fetcher``.
 
-1. Start: any client starts it; the holder of the folder's lock serves. What lies in ``parts/`` is deleted,
-   and shards from before the last boot are to be hashed again.
+1. Start: any client starts it; the holder of the folder's lock serves. What lies in ``parts/`` is deleted.
 2. It serves its own user, over a socket in the folder. A connection says hello, with the URL and how to reach it. A
    client has gone when its connection ends, or its process: a fork of it keeps the connection open.
 3. A client may give the order in which it will read shards. A file is fetched once for all that wait for it, and they
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import json
 import logging
@@ -32,18 +30,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
-from loaders.remote.cached import CacheFolder, publish, sweep
+from loaders.remote.cached import CacheFolder, publish
 from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.folder import default_size, manifest_folder, shard_path, small_file
-from loaders.remote.objects import listing, read_objects, read_ranges
+from loaders.remote.objects import delete, listing, put, read_ranges
 from loaders.remote.orders import Orders
-from loaders.remote.source import ServedURL, describe_wait
+from loaders.remote.source import ServedURL
 from loaders.remote.transfer import Download, not_written
-from loaders.remote.upload import put, remove
 from loaders.remote.url import URL
 from loaders.remote.wire import (
     BEAT_S,
-    KILLED,
     MAX_CONNECTIONS,
     MAX_LINE_BYTES,
     SOCKET_NAME,
@@ -53,7 +49,6 @@ from loaders.remote.wire import (
     peer,
     socket_name,
 )
-from loaders.system.regular import hash_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -62,8 +57,6 @@ logger = logging.getLogger("loaders.remote.fetcher")
 IDLE_S = 3.0
 _FAILED_S = 8.0  # a file that failed is not tried again
 _MANIFEST_S = 5.0  # a manifest is shared by ranks that start together
-_SECRETS_S = 10.0  # to wait for the process that has the secrets
-_FULL_S = 10.0  # a file waits for room on a disk that is full although the cache may hold more
 _AHEAD_BYTES = 512 << 20  # of files that are begun and not published, for all orders
 NO_NEED = 1 << 62  # bytes: further ahead than any file that a client is known to need
 Errors = (RemoteError, CacheError, ChecksumError, ManifestError)
@@ -193,25 +186,25 @@ class Fetcher:
             return None
         client.size, client.origin_id = message["size"], message["id"]
         self._counts.setdefault(client.origin_id, Counter())
-        found: list[ServedURL] = []
+        source: ServedURL | None = None
 
         async def greet() -> dict[str, Any]:
-            found.append(await self._source(message))
+            nonlocal source
+            source = self._source(message)
             return {}
 
         await self._answer(client.writer, greet())
-        return found[0] if found else None
+        return source
 
-    async def _source(self, hello: dict[str, Any]) -> ServedURL:
+    def _source(self, hello: dict[str, Any]) -> ServedURL:
         """Return what reads a URL: made anew where the client brings all that this needs."""
-        began = time.monotonic()
-        while hello["missing"] and hello["id"] not in self._sources:
-            if time.monotonic() - began > _SECRETS_S:
-                what = f"{', '.join(hello['missing'])} of storage= is not pickled, and not set in this process"
+        if hello["id"] not in self._sources:
+            if missing := hello["missing"]:
+                what = (
+                    f"{', '.join(missing)} of storage= is not pickled, and not set in this process"
+                )
                 hint = "Set them in the environment of this process, too, or open the URL here"
                 raise RemoteError(what, hello["url"], hint)
-            await asyncio.sleep(0.1)
-        if hello["id"] not in self._sources:
             how = [hello["url"], hello["storage"], hello["environment"]]
             key = json.dumps(how, sort_keys=True)  # all ranks share one client of the store
             if key not in self._sources:
@@ -220,14 +213,13 @@ class Fetcher:
         return self._sources[hello["id"]]
 
     async def _answer(
-        self, writer: asyncio.StreamWriter, work: Coroutine[Any, Any, dict[str, Any] | None]
+        self, writer: asyncio.StreamWriter, work: Coroutine[Any, Any, dict[str, Any]]
     ) -> None:
         """Send what some work comes to, and meanwhile that it is being worked on."""
         task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({task}, timeout=BEAT_S))[0]:
-                describe = getattr(task, "describe", str)
-                writer.write(encoded({"wait": {"what": describe()}}))
+                writer.write(encoded({"wait": True}))
                 await writer.drain()
             answer = task.result()
         except (*Errors, OSError) as error:
@@ -243,8 +235,6 @@ class Fetcher:
             defect = RemoteError(what, self._inside, "Report it")
             writer.write(encoded(error_message(defect)))
         else:
-            if answer is None:  # a message that asks for no answer
-                return
             data = answer.pop("data", b"")
             writer.write(encoded({"ok": True, **answer}))
             writer.write(data)
@@ -254,40 +244,38 @@ class Fetcher:
 
     async def _do(
         self, message: dict[str, Any], source: ServedURL, client: Connected
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, Any]:
         match message["op"]:
             case "alive":
                 return {"budget": self.budget}
             case "manifest":
-                return {"folder": str(await self._manifest(source, message))}
+                return {"folder": str(await self._manifest(source, again=message["again"]))}
             case "file":
-                return await self._small_file(source, message["name"], message["optional"])
+                return await self._small_file(source, message["name"])
             case "ranges":
                 with self._waiting(client):
-                    return {"data": await read_ranges(source, message["ranges"])}
+                    return await read_ranges(source, message["wanted"])
             case "listing":
                 return await listing(source, message)
-            case "objects":
-                return await read_objects(source, message["wanted"])
             case "put":
                 try:
-                    return await put(source, message)
+                    path = Path(message["path"])
+                    written = await put(source, message["name"], path, message["only"])
+                    return {"is_written": written}
                 finally:
                     self._put_at = time.monotonic()  # it may be a manifest, of whichever folder
             case "delete":
-                await remove(source, message["names"])
+                await delete(source, message["names"])
                 return {}
             case "shard":
                 file = File(message["file"], message["size"], message["hash"])
                 client.asked[file.hash] = file.size
-                self._counts[client.origin_id]["misses"] += 1
+                is_here = self._stored.has(file.hash)
+                self._counts[client.origin_id]["hits" if is_here else "misses"] += 1
                 with self._waiting(client):
                     await self._shard(source, file)
                 self._stored.note_answer(client, file.hash)
                 return {"limit": self._map_limit()}
-            case "hit":
-                self._counts[client.origin_id]["hits"] += message["number"]
-                return None
             case "order":
                 listed = message["files"]
                 files = None if listed is None else [File(*each) for each in listed]
@@ -329,48 +317,43 @@ class Fetcher:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    async def _manifest(self, source: ServedURL, message: dict[str, Any]) -> Path:
-        folder, anew = self._folder(source), message["anew"]
+    async def _manifest(self, source: ServedURL, *, again: bool) -> Path:
+        """Fetch the manifest, unless that was done right now; offline the last one is used."""
+        folder = self._folder(source)
         path = folder / "manifest.json"
         async with source.manifest_lock:
             asked = time.monotonic()
             is_new = asked - source.manifest_at < _MANIFEST_S and source.manifest_at > self._put_at
-            if is_new and not (anew or message.get("again")) and path.exists():
+            if is_new and not again and path.exists():
                 return folder
             try:
                 got = await source.get("manifest.json")
             except StoreFault as fault:
-                self._refuse_manifest(source, fault, is_cached=path.exists() and not anew)
-                return folder
-            publish(path, got.data)
-            about = {"url": str(source.url), "etag": got.etag}
-            publish(folder / "about.json", json.dumps(about).encode())
-            if self._put_at < asked:  # else it may be what was there before
-                source.manifest_at = time.monotonic()
+                if fault.kind == "missing":
+                    what = "there is no packed dataset (no manifest.json)"
+                    raise ManifestError(what, source.url, fault.hint) from None
+                if fault.kind != "network" or not path.exists():
+                    raise source.refused("opened", "", fault) from None
+                logger.warning("%s does not answer: its last manifest is used", source.url)
+                asked = time.monotonic()
+            else:
+                publish(path, got.data)
+                about = {"url": str(source.url), "etag": got.etag}
+                publish(folder / "about.json", json.dumps(about).encode())
+            source.manifest_at = asked
             return folder
 
-    async def _small_file(self, source: ServedURL, name: str, optional: bool) -> dict[str, Any]:
+    async def _small_file(self, source: ServedURL, name: str) -> dict[str, Any]:
         """Fetch a file that lies beside the manifest; the client checks its content."""
         try:
             got = await source.get(name)
         except StoreFault as fault:
-            if fault.kind == "missing" and optional:
-                return {"path": None}
+            if fault.kind == "missing":
+                return {"path": None, "answer": source.public(fault.text), "hint": fault.hint}
             raise source.refused("fetched", name, fault) from None
         path = small_file(self._folder(source), name)
         publish(path, got.data)
         return {"path": str(path), "etag": got.etag, "version": got.version}
-
-    def _refuse_manifest(self, source: ServedURL, fault: StoreFault, *, is_cached: bool) -> None:
-        """Go on offline if there is a manifest of before, else say what is wrong."""
-        if fault.kind == "network" and is_cached:
-            logger.warning("%s does not answer: its last manifest is used", source.url)
-            source.manifest_at = time.monotonic()
-            return
-        if fault.kind == "missing":
-            what = "there is no packed dataset (no manifest.json)"
-            raise ManifestError(what, source.url, fault.hint)
-        raise source.refused("opened", "", fault)
 
     # -- shards ------------------------------------------------------------------------------------
 
@@ -379,47 +362,15 @@ class Fetcher:
         while not self._stored.has(file.hash):
             if failure := self._failure(file):
                 raise failure
-            if await self._verify_old(file):
-                break
             download = self._download(source, file)
             download.distance = -1
-            describe_wait(download.describe)
-            download.num_waiting += 1
-            try:
-                self._pump()
-                await asyncio.shield(download.done)
-            finally:
-                download.num_waiting -= 1
-                self._leave(download)
-
-    def _leave(self, download: Download) -> None:
-        """Fetch a file that nobody waits for after those that are waited for; drop it if it is not begun."""
-        if download.num_waiting or download.done.done():
-            return
-        download.distance = self._orders.distances.get(download.file.hash, NO_NEED)
-        if not download.is_begun:
-            self._downloads.pop(download.file.hash, None)
+            self._pump()
+            await asyncio.shield(download.done)
 
     def _failure(self, file: File) -> Exception | None:
         """Return the error of a file that was just tried."""
         when, error = self._failed.get(file.hash, (-math.inf, None))
         return error if time.monotonic() - when < _FAILED_S else None
-
-    async def _verify_old(self, file: File) -> bool:
-        """Hash a file from before the last boot (a power cut may have damaged it), and use it if it is whole."""
-        old = self._old_path(file)
-        if not old.exists():
-            return False
-        target = shard_path(self._inside, file.file, file.hash)
-        is_whole = await asyncio.to_thread(hash_file, old) == file.hash
-        with contextlib.suppress(OSError):
-            if is_whole and self._stored.reserve(file.size, self.budget, self._orders.distances):
-                target.parent.mkdir(mode=0o700, exist_ok=True)
-                old.rename(target)
-                self._stored.add(file.hash, target, file.size)
-                return True
-            old.unlink()
-        return self._stored.has(file.hash)
 
     def _download(self, source: ServedURL, file: File) -> Download:
         download = self._downloads.get(file.hash)
@@ -442,7 +393,7 @@ class Fetcher:
         logger.error("%s", error)
         if isinstance(error, RemoteError) and download.is_silent:
             for other in [*self._downloads.values()]:  # nobody waits for a minute more
-                if other.source is source and other.num_waiting:
+                if other.source is source and other.distance < 0:
                     other.fail(RemoteError(error.what, other.url, error.hint))
 
     # -- what next ---------------------------------------------------------------------------------
@@ -500,12 +451,7 @@ class Fetcher:
                     is_full = True
 
     def _is_known(self, file: File) -> bool:
-        if file.hash in self._stored.files:
-            return True
-        return self._failure(file) is not None or self._old_path(file).exists()
-
-    def _old_path(self, file: File) -> Path:
-        return self._inside / "unverified" / shard_path(self._inside, file.file, file.hash).name
+        return file.hash in self._stored.files or self._failure(file) is not None
 
     def _begin(self, download: Download, beyond: float = -1.0) -> bool:
         """Give a file room, if there is some."""
@@ -521,19 +467,9 @@ class Fetcher:
             download.open()
         except OSError as error:
             self._stored.reserved_bytes -= size
-            return self._open_failed(download, error, beyond)
-        return True
-
-    def _open_failed(self, download: Download, error: OSError, beyond: float) -> bool:
-        """Make room on a disk that is full although the cache may hold more, or wait for some; else fail."""
-        size, before = download.file.size, self._stored.used_bytes
-        has_room = self._stored.make_room(size, before, self._orders.distances, beyond)
-        if has_room and self._stored.used_bytes < before:
-            return self._begin(download, beyond)
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if not is_full or time.monotonic() - download.asked_at > _FULL_S:
             download.fail(not_written(error, self._inside.parent))
-        return False
+            return False
+        return True
 
 
 def _lock(inside: Path) -> int | None:
@@ -566,7 +502,6 @@ def _run(inside: Path, ready: int) -> int:
     try:
         lock = _lock(inside)
         if lock is not None:
-            sweep(inside)
             listening = _listen(inside)
             logger.info("serving %s", inside)
             asyncio.run(Fetcher(inside).run(listening, lambda: os.write(ready, b"1")))
@@ -582,11 +517,9 @@ def _run(inside: Path, ready: int) -> int:
 def main(argv: list[str]) -> int:
     """Serve a folder, in a detached process; return when it listens: 0, or 1 if it cannot."""
     reading, writing = os.pipe()
-    if child := os.fork():
+    if os.fork():
         os.close(writing)
-        if os.read(reading, 1):
-            return 0
-        return KILLED if os.WIFSIGNALED(os.waitpid(child, 0)[1]) else 1
+        return 0 if os.read(reading, 1) else 1
     os.close(reading)
     code = _run(Path(argv[1]), writing)
     logging.shutdown()

@@ -5,7 +5,6 @@
     CACHE/CACHEDIR.TAG                    says what this folder is; without it, a folder with anything in it is refused
     CACHE/v2/lock, start, socket          the fetcher's lock, that of who starts it, and where it listens
     CACHE/v2/shards/ab/HASH.FORMAT        whole, verified files, by their xxh3-128; read-only
-    CACHE/v2/unverified/HASH.FORMAT       the same from before the last boot: hashed again before they are used
     CACHE/v2/parts/                       files on their way; what lies there when a fetcher starts is deleted
     CACHE/v2/manifests/ID/                the last manifest of each URL
     CACHE/v2/fetcher.log                  at most 1 MB, without secrets
@@ -174,7 +173,7 @@ def prepare(folder: Path) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (folder / TAG_NAME).exists():
             (folder / TAG_NAME).write_text(_TAG)
-        for name in ("shards", "parts", "manifests", "unverified"):
+        for name in ("shards", "parts", "manifests"):
             (inside / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         os.utime(inside)  # a folder that is read-only by now
     except OSError as error:

@@ -1,27 +1,27 @@
-"""What a store is asked for beside whole shards, in the fetcher: listings, ranges of objects, how it answers."""
+"""What a store is asked for beside whole shards, in the fetcher: listings, ranges of objects, writes."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from loaders.errors import RemoteError
 from loaders.remote.faults import StoreFault
-from loaders.remote.source import Tries, describe_wait
-from loaders.remote.stores import mark_of
+from loaders.remote.stores import ObjectState, mark_of
 from loaders.remote.wire import PART_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from pathlib import Path
 
     from loaders.remote.source import ServedURL
     from loaders.remote.stores import Got
 
 _AT_ONCE = 16  # of one question
-_PASSED_ON = {  # what is the fault of one object
+_REPLACED = "it was replaced since it was listed"
+_OF_OBJECT = {
     "missing": "it is not there any more",
-    "changed": "it was replaced since it was listed",
-    "short": "it was replaced since it was listed",
-}
+    "short": _REPLACED,
+}  # faults of one that was listed
 
 
 async def listing(source: ServedURL, message: dict[str, Any]) -> dict[str, Any]:
@@ -35,121 +35,78 @@ async def listing(source: ServedURL, message: dict[str, Any]) -> dict[str, Any]:
         match message["of"]:
             case "below":
                 after = message["after"]
-                found = await source.again(lambda: source.objects.below(folder, after))
+                found = await source.again(lambda _: source.bucket.below(folder, after))
                 return {"objects": found}
             case "inside":
-                objects, folders = await source.again(lambda: source.objects.in_folder(folder))
+                objects, folders = await source.again(lambda _: source.bucket.in_folder(folder))
                 return {"objects": objects, "folders": folders}
-        mark = await source.again(lambda: source.objects.look(folder))
-        return {"objects": [(folder, mark.size, mark_of(mark.etag, mark.version))]}
+        state = await source.again(lambda _: source.bucket.look(folder))
+        one = folder, state.size, mark_of(state.etag, state.version)
+        return {"objects": [one], "etag": state.etag}
     except StoreFault as fault:
         if fault.kind == "missing":
             return {"objects": [], "folders": []}
         raise source.refused("listed", folder, fault) from None
 
 
-class Ranges:
-    """Fetches ranges of objects for one question, many at a time, a large one in parts.
+async def put(source: ServedURL, name: str, path: Path, only: dict[str, Any] | None) -> bool:
+    """Write an object; with ``only`` just in place of one in that state, or return False.
+
+    Raises:
+        RemoteError: The store does not answer, or refuses; or the file cannot be read.
+    """
+    state = None if only is None else ObjectState(**only)
+    try:
+        path.stat()
+        return await source.again(lambda _: source.bucket.put(name, path, state))
+    except StoreFault as fault:
+        raise source.refused("written", name, fault) from None
+    except OSError as error:
+        what = f"what is to be sent cannot be read ({error.strerror or error})"
+        raise RemoteError(what, path, "Its fetcher may run in another container") from None
+
+
+async def delete(source: ServedURL, names: list[str]) -> None:
+    """Delete objects; those that are not there are no error."""
+    try:
+        await source.again(lambda _: source.bucket.delete(names))
+    except StoreFault as fault:
+        raise source.refused("deleted", "" if names[1:] else names[0], fault) from None
+
+
+async def read_ranges(source: ServedURL, wanted: list[list[Any]]) -> dict[str, Any]:
+    """Return ranges of objects, one after the other, and by number why one of an object that was listed is not read.
 
     Args:
         source: Where they are.
-        names: The objects, as far as they are said to who waits.
-    """
-
-    def __init__(self, source: ServedURL, names: list[str]) -> None:
-        self._source, self._limit = source, asyncio.Semaphore(_AT_ONCE)
-        self._tries, self._num_wanted, self._num_here = Tries(source), 0, 0
-        self._where = f"{source.url / names[0]}" if names else str(source.url)
-        self._where += f" and {len(names) - 1} others" if len(names) > 1 else ""
-        describe_wait(self._describe)
-
-    def _describe(self) -> str:
-        num = f"{self._num_here} of {self._num_wanted} ranges are here"
-        return f"fetching ranges of {self._where}, {num}{self._tries}"
-
-    async def get(self, name: str, start: int, end: int, etag: str | None = None) -> list[Got]:
-        """Return the parts of a range, of the object with this e-tag; StoreFault if one does not come."""
-        parts = [self._part(name, *each, etag) for each in _parts(start, end)]
-        # Most have one part, which needs no task of its own.
-        return [await parts[0]] if len(parts) == 1 else await asyncio.gather(*parts)
-
-    async def _part(self, name: str, start: int, end: int, etag: str | None) -> Got:
-        self._num_wanted += 1
-        async with self._limit:
-            tries = Tries(self._source, self._tries)
-
-            def call() -> Coroutine[Any, Any, Got]:
-                return self._source.objects.get(name, start, end, etag, tries.hear)
-
-            got = await self._source.again(call, tries=tries)
-        self._num_here += 1
-        return got
-
-
-def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
-    return ((at, min(at + PART_BYTES, end)) for at in range(start, end, PART_BYTES))
-
-
-async def read_ranges(source: ServedURL, wanted: list[tuple[str, int, int]]) -> bytes:
-    """Return ranges of shards, one after the other, each of the object of which the first of them was read.
+        wanted: Of each the object's name, where the range begins and ends, and of an object that was listed its mark.
 
     Raises:
-        RemoteError: One cannot be fetched.
+        RemoteError: The store does not answer, or refuses, or an object that was not listed is missing.
     """
-    ranges = Ranges(source, [*dict.fromkeys(name for name, _, _ in wanted)])
+    limit = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(name: str, start: int, end: int) -> list[Got]:
+    async def part(name: str, start: int, end: int) -> Got:
+        async with limit:
+            return await source.again(lambda hear: source.objects.get(name, start, end, hear))
+
+    async def one(
+        name: str, start: int, end: int, mark: int | None = None
+    ) -> tuple[bytes, str | None]:
+        starts = range(start, end, PART_BYTES)
         try:
-            found = await ranges.get(name, start, end, source.etags.get(name))
-            for got in found:
-                if got.etag is not None and source.etags.setdefault(name, got.etag) != got.etag:
-                    raise StoreFault("changed", f"it has another e-tag: {got.etag}")
-            return found
+            found = await asyncio.gather(
+                *(part(name, i, min(i + PART_BYTES, end)) for i in starts)
+            )
         except StoreFault as fault:
-            source.etags.pop(name, None)
-            raise source.refused("fetched", name, fault) from None
+            if mark is None or fault.kind not in _OF_OBJECT:
+                raise source.refused("fetched", name, fault) from None
+            return b"", _OF_OBJECT[fault.kind]
+        if mark and mark & 1 and any(got.etag and mark_of(got.etag) != mark for got in found):
+            return b"", _REPLACED
+        return b"".join(got.data for got in found), None
 
     found = await asyncio.gather(*(one(*each) for each in wanted))
-    return b"".join(piece for parts in found for got in parts for piece in got.pieces)
-
-
-async def read_objects(
-    source: ServedURL, wanted: list[tuple[str, int, int, int, int]]
-) -> dict[str, Any]:
-    """Return ranges of objects that were listed, one after the other, and by number why one cannot be read.
-
-    Args:
-        source: Where they are.
-        wanted: Of each its name, size and mark (``Entry``), and where the range begins and ends.
-
-    Raises:
-        RemoteError: The store does not answer, or refuses.
-    """
-    ranges = Ranges(source, [name for name, *_ in wanted])
-
-    async def is_another(name: str, size: int) -> bool:
-        try:
-            return (await source.objects.look(name)).size != size
-        except StoreFault:
-            return False
-
-    async def one(name: str, size: int, mark: int, start: int, end: int) -> bytes | str:
-        try:
-            found = await ranges.get(name, start, end)
-            etags = {got.etag for got in found}
-            if any(etag and mark & 1 and mark_of(etag) != mark for etag in etags):
-                raise StoreFault("changed", "it has another e-tag")
-            if not all(etags) and await is_another(name, size):
-                raise StoreFault("changed", "it has another size")
-            return b"".join(got.data for got in found)
-        except StoreFault as fault:
-            if fault.kind in _PASSED_ON or (
-                fault.kind != "network" and await is_another(name, size)
-            ):
-                return _PASSED_ON.get(fault.kind, _PASSED_ON["changed"])
-            raise source.refused("fetched", name, fault) from None
-
-    found = await asyncio.gather(*(one(*each) for each in wanted))
-    faults = {i: each for i, each in enumerate(found) if isinstance(each, str)}
-    data = b"".join(each for each in found if not isinstance(each, str))
+    data = b"".join(data for data, _ in found)
+    faults = {i: fault for i, (_, fault) in enumerate(found) if fault}
     return {"faults": faults, "nbytes": len(data), "data": data}

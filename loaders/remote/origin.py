@@ -11,24 +11,15 @@ import re
 import threading
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from loaders.checks import shown
-from loaders.errors import CacheError, LoadersError
+from loaders.errors import CacheError, RemoteError
 from loaders.remote.folder import VERSION, Cache, manifest_folder, shard_path
 from loaders.remote.mapping import limit_of_each
-from loaders.remote.url import (
-    PUBLIC_OPTIONS,
-    URL,
-    check_writable,
-    endpoint_of,
-    is_url,
-    split_secrets,
-)
-from loaders.remote.wire import Entry
+from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, split_secrets
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
@@ -63,7 +54,7 @@ class Origin:
         self._client: Client | ReadOnlyCache | None = None
         self._inside: Path | None = None
         self.max_mapped: int | None = None  # bytes of the cache, by this process
-        self._waits: dict[int, dict[str, Any]] = {}
+        self._waits: dict[int, str] = {}  # by thread
         self.said = set[Any]()  # what was told of it once
         self._lock = ForkLock()
 
@@ -129,12 +120,7 @@ class Origin:
         if not isinstance(error.__cause__, OSError) or not manifest.exists():
             raise error
         self._inside = inside
-        return ReadOnlyCache(manifest, error)
-
-    def connect(self) -> None:
-        """Start the fetcher, or find it; what fails does so again when something is asked."""
-        with suppress(OSError, LoadersError):
-            _ = self.client
+        return ReadOnlyCache(inside, manifest, error)
 
     @property
     def inside(self) -> Path:
@@ -144,17 +130,14 @@ class Origin:
         assert self._inside is not None
         return self._inside
 
-    def manifest(self, *, anew: bool = False) -> Path:
-        """Return the folder in which the manifest lies as a file.
-
-        Args:
-            anew: Download it, whatever is known of it: what came before is damaged.
+    def manifest(self) -> Path:
+        """Return the folder in which the manifest lies as a file: of one that is opened again the manifest of now.
 
         Raises:
             ManifestError: There is none at the URL.
             RemoteError: It cannot be fetched.
         """
-        message = {"op": "manifest", "anew": anew, "again": self.url in _opened}
+        message = {"op": "manifest", "again": self.url in _opened}
         _opened.add(self.url)
         return Path(self.client.ask(message)["folder"])
 
@@ -164,53 +147,14 @@ class Origin:
         Raises:
             RemoteError: It cannot be fetched.
         """
-        return Path(self.client.ask({"op": "file", "name": name, "optional": False})["path"])
+        found = self.client.ask({"op": "file", "name": name})
+        if found["path"] is None:
+            raise RemoteError(f"missing ({found['answer']})", self.url / name, found["hint"])
+        return Path(found["path"])
 
-    def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
-        """Return an object's bytes (None: there is none), and the mark by which ``put`` replaces just this state of it.
-
-        Raises:
-            RemoteError: It cannot be fetched.
-        """
-        found = self.client.ask({"op": "file", "name": name, "optional": True})
-        data = found["path"] and Path(found["path"]).read_bytes()
-        mark = {"etag": found.get("etag"), "version": found.get("version")}
-        return data, mark if data is None else mark | {"size": len(data)}
-
-    def put(self, name: str, path: Path, only: Mapping[str, Any] | None = None) -> bool:
-        """Send a small file; tell whether it was written.
-
-        Args:
-            name: Of the object, below the URL.
-            path: The file, of less than 5 GB.
-            only: Write it only in place of what ``read`` has seen (``{}``: of nothing). Some stores ignore that.
-
-        Raises:
-            RemoteError: It cannot be sent.
-        """
-        message = {"op": "put", "name": name, "path": str(path.absolute()), "only": only}
-        return bool(self.client.ask(message)["is_written"])
-
-    def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> int:
-        """Send a file under a name that no other content has; return the bytes that were sent: 0 if it is there.
-
-        It is there when its size, and its e-tag, or else its hash, are those of the file.
-
-        Raises:
-            RemoteError: It cannot be sent.
-            ChecksumError: The file has another hash, or what arrives is never the same.
-        """
-        message = {"op": "put", "name": name, "path": str(path.absolute())}
-        return int(self._wait_for(message | {"size": size_bytes, "hash": digest})["sent"])
-
-    def delete(self, *names: str) -> None:
-        """Delete objects; those that are not there are no error."""
-        if names:
-            self.client.ask({"op": "delete", "names": names})
-
-    def has(self, file: str, digest: str) -> bool:
-        """Tell whether a shard lies in the cache."""
-        return shard_path(self.inside, file, digest).exists()
+    def place(self, file: str, digest: str) -> Path:
+        """Return where a shard lies in the cache, if it does."""
+        return shard_path(self.inside, file, digest)
 
     def shard(self, file: str, size_bytes: int, digest: str) -> Path:
         """Return a shard as a file of the cache, when it is there and verified.
@@ -221,38 +165,21 @@ class Origin:
             RemoteError: It cannot be fetched; the same error for all that wait for it.
             CacheError: There is no room for it.
         """
-        path = shard_path(self.inside, file, digest)
-        try:
-            self._touch(path)
-        except FileNotFoundError:
-            message = {"op": "shard", "file": file, "size": size_bytes, "hash": digest}
-            self.max_mapped = self._wait_for(message)["limit"]
-        return path
-
-    @staticmethod
-    def _touch(path: Path) -> None:
-        """Note when a file was last used; FileNotFoundError if it is not there."""
-        try:
-            os.utime(path)
-        except OSError:  # of a cache that is read-only
-            path.stat()
+        message = {"op": "shard", "file": file, "size": size_bytes, "hash": digest}
+        self.max_mapped = self.ask(message, f"fetching {self.url / file}")["limit"]
+        return self.place(file, digest)
 
     @property
     def map_limit(self) -> int | None:
         """How many bytes of the cache one reader of this process may map; None: all."""
         return None if self.max_mapped is None else limit_of_each(self.max_mapped)
 
-    def count_hit(self) -> None:
-        """Count a shard that is needed and here; the fetcher counts those that are not."""
-        self.client.count_hit()
-
-    def _wait_for(self, message: dict[str, Any], nbytes: int = 0) -> dict[str, Any]:
-        """Ask for what may take long; ``waits`` has what the fetcher says meanwhile."""
+    def ask(self, message: dict[str, Any], what: str) -> dict[str, Any]:
+        """Return the fetcher's answer; ``waits`` says meanwhile what is waited for."""
         thread = threading.get_ident()
+        self._waits[thread] = what
         try:
-            return self.client.ask(
-                message, lambda state: self._waits.__setitem__(thread, state), nbytes
-            )
+            return self.client.ask(message)
         finally:
             self._waits.pop(thread, None)
 
@@ -264,62 +191,16 @@ class Origin:
         """
         got = list[memoryview]()
         for some in _of_bytes(wanted, _ANSWER_BYTES):
-            nbytes = sum(end - start for _, start, end in some)
-            answer = self._wait_for({"op": "ranges", "ranges": some}, nbytes)
-            view, at = memoryview(answer["data"]), 0
+            what = f"fetching {len(some)} ranges of {self.url}"
+            view = memoryview(self.ask({"op": "ranges", "wanted": some}, what).get("data", b""))
             for _, start, end in some:
-                got.append(view[at : at + end - start])
-                at += end - start
-        return got
-
-    def below(self, folder: str = "") -> Iterator[list[Entry]]:
-        """Yield the objects below a folder, many at a time, by name.
-
-        Raises:
-            RemoteError: They cannot be listed.
-        """
-        after = ""
-        message = {"op": "listing", "of": "below", "folder": folder}
-        while found := self.client.ask(message | {"after": after})["objects"]:
-            yield [Entry(*each) for each in found]
-            after = found[-1][0]
-
-    def in_folder(self, folder: str = "") -> tuple[list[Entry], list[str]]:
-        """Return the objects in a folder, and the folders in it.
-
-        Raises:
-            RemoteError: They cannot be listed.
-        """
-        found = self.client.ask({"op": "listing", "of": "inside", "folder": folder})
-        return [Entry(*each) for each in found["objects"]], found["folders"]
-
-    def look(self, name: str) -> Entry | None:
-        """Return an object as a listing has it; None if there is none.
-
-        Raises:
-            RemoteError: The store does not answer, or refuses.
-        """
-        found = self.client.ask({"op": "listing", "of": "one", "folder": name})["objects"]
-        return Entry(*found[0]) if found else None
-
-    def objects(self, wanted: Sequence[tuple[Entry, int, int]]) -> list[memoryview | str]:
-        """Return ranges of objects as they were listed; in the place of one that is not there, or is another, why.
-
-        Raises:
-            RemoteError: They cannot be fetched.
-        """
-        answer = self.client.ask({"op": "objects", "wanted": [(*e, i, j) for e, i, j in wanted]})
-        view, at, got = memoryview(answer.get("data", b"")), 0, list[memoryview | str]()
-        for i, (_, start, end) in enumerate(wanted):
-            fault = answer["faults"].get(str(i))
-            size = 0 if fault else end - start
-            got.append(fault or view[at : at + size])
-            at += size
+                got.append(view[: end - start])
+                view = view[end - start :]
         return got
 
     def waits(self) -> list[str]:
         """Say what threads of this process wait for."""
-        return [str(state.get("what", "")) for state in tuple(self._waits.values())]
+        return [*self._waits.values()]
 
     def budget(self) -> int:
         """Return how many bytes the cache may hold."""
@@ -348,26 +229,13 @@ def _of_bytes(
 
 _origins: WeakValueDictionary[URL, Origin] = WeakValueDictionary()
 _opened = set[URL]()  # in this process: who opens one again wants what is there by now
-_kept: dict[URL, Origin] = {}  # of URLs with secrets, which are known without them from there on
 _defaults: dict[str, Any] = {"cache": None, "storage": None}
 
 
 def set_defaults(cache: Any = None, storage: Mapping[str, Any] | None = None) -> None:
     """Set what a URL is opened with where nothing else is said, in this process: for commands."""
     _defaults.update(cache=cache, storage=storage)
-    _kept.clear()
     _origins.clear()  # which were opened otherwise
-
-
-def open_early(url: URL) -> None:
-    """Connect to the fetcher of a URL on another thread; if that fails, reading the URL raises the error."""
-    import threading
-
-    import loaders.remote.client  # noqa: F401  # not on that thread, while this one imports
-
-    with suppress(TypeError, ValueError):
-        origin = _kept[url] = origin_of(url)
-        threading.Thread(target=origin.connect, daemon=True).start()
 
 
 def get_defaults() -> dict[str, Any]:
@@ -377,31 +245,20 @@ def get_defaults() -> dict[str, Any]:
     return {"cache": _defaults["cache"], "storage": public}
 
 
-def target_at(place: Path | str) -> Path:
-    """Return a path, or a URL without its secrets, which this process remembers.
-
-    Raises:
-        RemoteError: Nothing is written to such URLs.
-    """
-    if not is_url(place):
-        return Path(place)
-    url, secrets = split_secrets(place)
-    check_writable(url)
-    if secrets:
-        _kept[url] = origin_of(place)
-    return url
-
-
 def origin_of(place: Path | str, cache: Any = None, storage: Any = None) -> Origin:
     """Return the origin of a URL: the one that this process has already, unless other options are given.
 
     Raises:
+        RemoteError: There are credentials in the URL of a bucket.
         TypeError: ``cache`` or ``storage`` is of another kind.
         ValueError: ``cache`` makes no sense.
     """
     url, secrets = split_secrets(place)
     if cache is None and storage is None and not secrets and (found := _origins.get(url)):
         return found
+    if secrets and url.scheme not in ("http", "https"):
+        what = f"a user or a '?' means nothing in a URL of {url.scheme}://"
+        raise RemoteError(what, url, "Pass credentials by storage=, or set their variables")
     storage = _defaults["storage"] if storage is None else storage
     if storage is not None and not isinstance(storage, Mapping):
         raise TypeError(f"storage must be a mapping of options, got a {type(storage).__name__}")

@@ -1,4 +1,4 @@
-"""Objects of a store: four functions, by obstore (S3, GCS, Azure, HTTP) or fsspec (any other scheme).
+"""Objects of a store, by obstore (S3, GCS, Azure, HTTP); datasets of any other scheme are read by fsspec.
 
 Imported by the fetcher alone: a client of a store does not live through a fork.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import re
-from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import xxhash
@@ -26,10 +24,10 @@ from loaders.remote.credentials import (
 )
 from loaders.remote.faults import StoreFault, fault_of, text_of
 from loaders.remote.url import KINDS, OBSTORE_SCHEMES
-from loaders.remote.wire import Entry
+from loaders.remote.wire import PUT_BYTES, Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from loaders.remote.url import URL
 
@@ -40,16 +38,10 @@ _CLIENT_OPTIONS = frozenset(
         *("proxy_ca_certificate", "proxy_excludes", "root_certificate", "user_agent"),
     )
 )
-_TIMES = ("connect_timeout", "pool_idle_timeout")
-_DURATION, _UNITS = (
-    re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|)"),
-    {"": 1, "ms": 0.001, "s": 1, "m": 60},
-)
 DEADLINE_S = 60.0  # for an answer that is asked for again and again, since its last byte
 _TIMEOUT_S = 20.0  # for a byte of one answer; for a part of a write three times that
 _PAGE, _LISTED = 1_000, 20_000  # objects of a listing: asked for, and given, at a time
 _PIECE_BYTES = 1 << 20  # of an answer, at a time
-PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
 _PUTS_AT_ONCE = 4  # of one object
 _DELETES_AT_ONCE = 64
 _ENCODINGS = ("gzip", "x-gzip", "deflate", "br", "zstd")
@@ -87,57 +79,14 @@ class Got(NamedTuple):
         return b"".join(self.pieces)
 
 
-class Objects(Protocol):
-    """The objects below a URL, by their names there; errors are ``StoreFault``.
-
-    Attributes:
-        deadline_s: How long after its last byte an answer is asked for no more.
-    """
-
-    deadline_s: float
-
-    async def below(self, folder: str, after: str) -> list[Entry]:
-        """Return the next objects below a folder, in order of name, that come after a name; none at the end."""
-
-    async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
-        """Return the objects in a folder, and the folders in it."""
-
-    async def look(self, name: str) -> ObjectState:
-        """Return an object's e-tag, version and size."""
-
-    async def get(
-        self,
-        name: str,
-        start: int,
-        end: int | None,
-        etag: str | None = None,
-        on_bytes: Callable[[int], object] = bool,
-    ) -> Got:
-        """Return bytes from ``start`` to ``end``, or all.
-
-        Args:
-            name: Of the object.
-            start: Where they begin.
-            end: Where they end; None: with the object.
-            etag: Only of the object with this e-tag.
-            on_bytes: Called with how many have come, as they come.
-        """
-
-    async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
-        """Write an object; if ``only`` is given, in place of just that one (``NOTHING``: none), or return False."""
-
-    async def delete(self, names: Sequence[str]) -> None:
-        """Delete those of some objects that are there."""
-
-
 class ObstoreObjects:
-    """Objects of S3, GCS, Azure or a web server.
+    """The objects below a URL of S3, GCS, Azure or a web server, by their names there; errors are ``StoreFault``.
 
     Args:
         open_store: Opens the store, to write or to read: then it does not ask again by itself.
         kind: Of store.
         is_keyless: Only a metadata service can give credentials.
-        limits: For how long no byte may come.
+        limits: Seconds for a byte of one answer, and for all answers to a question since the last byte.
     """
 
     def __init__(
@@ -145,7 +94,7 @@ class ObstoreObjects:
         open_store: Callable[[bool], Any],
         kind: str,
         is_keyless: bool,
-        limits: _Limits,
+        limits: tuple[float, float],
     ) -> None:
         import obstore
 
@@ -176,6 +125,7 @@ class ObstoreObjects:
             raise StoreFault("network", f"no byte came for {self._timeout_s:.0f} s") from None
 
     async def below(self, folder: str, after: str) -> list[Entry]:
+        """Return the next objects below a folder, in order of name, that come after a name; none at the end."""
         return await self._run(lambda: self._below(folder, after))
 
     async def _below(self, folder: str, after: str) -> list[Entry]:
@@ -191,11 +141,13 @@ class ObstoreObjects:
         return found
 
     async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
+        """Return the objects in a folder, and the folders in it."""
         list_folder: Any = self._api.list_with_delimiter_async
         found = await self._run(lambda: self._in_time(list_folder(self._store, folder or None)))
         return [*map(_entry, found["objects"])], [*found["common_prefixes"]]
 
     async def look(self, name: str) -> ObjectState:
+        """Return an object's e-tag, version and size."""
         head: Any = self._api.head_async
         found = await self._run(lambda: self._in_time(head(self._store, name)))
         return ObjectState(found.get("e_tag"), found.get("version"), int(found["size"]))
@@ -205,11 +157,17 @@ class ObstoreObjects:
         name: str,
         start: int,
         end: int | None,
-        etag: str | None = None,
         on_bytes: Callable[[int], object] = bool,
     ) -> Got:
+        """Return bytes from ``start`` to ``end``, or all.
+
+        Args:
+            name: Of the object.
+            start: Where they begin.
+            end: Where they end; None: with the object.
+            on_bytes: Called with how many have come, as they come.
+        """
         options: dict[str, Any] = {} if end is None else {"range": (start, end)}
-        options |= {"if_match": etag} if etag else {}
         return await self._run(lambda: self._get(name, options, on_bytes))
 
     async def _get(self, name: str, options: Any, on_bytes: Callable[[int], object]) -> Got:
@@ -229,6 +187,7 @@ class ObstoreObjects:
         return Got(pieces, found.meta.get("e_tag"), found.meta.get("version"))
 
     async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
+        """Write an object; if ``only`` is given, in place of just that one (``NOTHING``: none), or return False."""
         how: dict[str, Any] = {"chunk_size": PUT_BYTES, "max_concurrency": _PUTS_AT_ONCE}
         if only is not None:  # such a put is in one piece
             known = {"e_tag": only.etag, "version": only.version}
@@ -248,6 +207,7 @@ class ObstoreObjects:
         return True
 
     async def delete(self, names: Sequence[str]) -> None:
+        """Delete those of some objects that are there."""
         delete: Any = self._api.delete_async
         limit = asyncio.Semaphore(_DELETES_AT_ONCE)
 
@@ -274,13 +234,11 @@ def _entry(found: Any) -> Entry:
     return Entry(found["path"], int(found["size"]), mark)
 
 
-# Variables of the client that a package of fsspec would read of its own process, as its options.
-_FSSPEC_VARIABLES = {"hf": {"HF_TOKEN": "token", "HF_ENDPOINT": "endpoint"}}
-_READING = {"hf": {"cache_type": "none"}}  # by default it reads 5 MB more than it is asked for
+_HUB = {"HF_TOKEN": "token", "HF_ENDPOINT": "endpoint"}  # variables of the client, as options
 
 
 class FsspecObjects:
-    """Objects of anything that fsspec reaches, on threads."""
+    """Reads the objects below any other URL, by fsspec, on threads; errors are ``StoreFault``."""
 
     deadline_s = DEADLINE_S
 
@@ -289,84 +247,47 @@ class FsspecObjects:
     ) -> None:
         import fsspec
 
-        known: dict[str, Any] = {}
-        fsspec.config.set_conf_env(known, environment)  # FSSPEC_*
-        own = _FSSPEC_VARIABLES.get(url.scheme, {})
-        named = {own[name]: value for name, value in environment.items() if name in own}
-        all_options = {**known.get(url.scheme, {}), **named, **options}
-        self._files, self._root = fsspec.core.url_to_fs(str(url), **all_options)
-        self._reading = _READING.get(url.scheme, {})
-
-    def _path(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}".rstrip("/")
-
-    async def below(self, folder: str, after: str) -> list[Entry]:
-        if not after:
-            self._files.invalidate_cache()
-        found = await self._run(self._files.find, self._path(folder), detail=True)
-        return [each for each in self._entries(found.values()) if each.name > after]
-
-    async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
-        self._files.invalidate_cache()
+        is_hub = url.scheme == "hf"
+        hub = {_HUB[name]: value for name, value in environment.items() if name in _HUB}
+        # By default a file of the hub is read 5 MB beyond what is asked for.
+        self._reading = {"cache_type": "none"} if is_hub else {}
         try:
-            found = await self._run(self._files.ls, self._path(folder), detail=True)
-        except StoreFault as fault:
-            if fault.kind != "missing":
-                raise
-            return [], []
-        folders = [each for each in found if each["type"] == "directory"]
-        files = [each for each in found if each["type"] != "directory"]
-        return self._entries(files), [each.name for each in self._entries(folders)]
-
-    def _entries(self, found: Iterable[Mapping[str, Any]]) -> list[Entry]:
-        start = len(self._root.rstrip("/")) + 1
-        names = ("ETag", "etag", "mtime", "LastModified", "last_modified")
-        entries = (
-            Entry(
-                each["name"].rstrip("/")[start:],
-                int(each.get("size") or 0),
-                mark_of(None, next((each[name] for name in names if each.get(name)), None)),
+            self._files, self._root = fsspec.core.url_to_fs(
+                str(url), **(hub if is_hub else {}), **options
             )
-            for each in found
-        )
-        return sorted(entries)
-
-    async def _run(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        try:
-            return await asyncio.wait_for(asyncio.to_thread(call, *args, **options), DEADLINE_S)
-        except TimeoutError:
-            raise StoreFault("network", f"no answer for {DEADLINE_S:.0f} s") from None
-        except FileNotFoundError as error:
-            raise StoreFault("missing", str(error)) from None
-        except FileExistsError as error:
-            raise StoreFault("changed", str(error)) from None
-        except PermissionError as error:
-            raise StoreFault("denied", str(error)) from None
-        except Exception as error:
-            raise StoreFault("network", f"{type(error).__name__}: {error}") from None
-
-    async def look(self, name: str) -> ObjectState:
-        """Return the object's size; a file system has no more."""
-        return ObjectState(size=int(await self._run(self._files.size, self._path(name))))
+        except Exception as error:  # of whichever package
+            raise StoreFault("unusable", f"{type(error).__name__}: {error}") from None
 
     async def get(
         self,
         name: str,
         start: int,
         end: int | None,
-        etag: str | None = None,
         on_bytes: Callable[[int], object] = bool,
     ) -> Got:
-        """Return bytes from ``start`` to ``end``, or all, as ``Objects`` says; an e-tag is not compared."""
+        """Return bytes, as ``ObstoreObjects.get``."""
         if end is None:  # a small file, such as a manifest, after which all may be another
             self._files.invalidate_cache()
-        ends = {} if end is None else {"start": start, "end": end}
-        how = {**self._reading, **ends}
-        data = await self._run(self._files.cat_file, self._path(name), **how)
+        how = self._reading | ({} if end is None else {"start": start, "end": end})
+        path = f"{self._root.rstrip('/')}/{name}".rstrip("/")
+        try:
+            reading = asyncio.to_thread(self._files.cat_file, path, **how)
+            data = await asyncio.wait_for(reading, DEADLINE_S)
+        except TimeoutError:
+            raise StoreFault("network", f"no answer for {DEADLINE_S:.0f} s") from None
+        except FileNotFoundError as error:
+            raise StoreFault("missing", str(error)) from None
+        except PermissionError as error:
+            raise StoreFault("denied", str(error)) from None
+        except Exception as error:
+            raise StoreFault("network", f"{type(error).__name__}: {error}") from None
         on_bytes(len(data))
         if end is not None and len(data) != end - start:
             raise StoreFault("short", f"{len(data)} bytes came where {end - start} were asked")
         return Got([data], None)
+
+
+Objects = ObstoreObjects | FsspecObjects
 
 
 def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str, str]) -> Objects:
@@ -381,41 +302,28 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
         StoreFault: An option does not exist, or there are no credentials.
     """
     options = dict(storage)
-    user, query = options.pop("url_user", ""), options.pop("url_query", "")
     if url.scheme not in OBSTORE_SCHEMES:
-        try:
-            return FsspecObjects(url, options, environment)
-        except Exception as error:  # of whichever package
-            raise StoreFault("unusable", f"{type(error).__name__}: {error}") from None
-    kind = KINDS.get(url.scheme, url.scheme)
-    if "max_retries" in options:
-        what = "storage= has no option max_retries any more"
-        raise StoreFault(
-            "unusable", what, "Use retry_timeout: for how many seconds it is asked again"
-        )
-    limits = _limits(options)
-    client = {name: options.pop(name) for name in list(options) if name in _CLIENT_OPTIONS}
+        return FsspecObjects(url, options, environment)
+    kind, place = KINDS.get(url.scheme, url.scheme), str(url)
+    user, query = options.pop("url_user", ""), options.pop("url_query", "")
+    timeout_s, deadline_s = (
+        _seconds(options, "timeout", _TIMEOUT_S),
+        _seconds(options, "retry_timeout", DEADLINE_S),
+    )
+    client: dict[str, Any] = {"connect_timeout": "5s"}
+    client |= {name: _text(options.pop(name)) for name in _CLIENT_OPTIONS & {*options}}
     found = from_environment(kind, options, environment) if kind in WAYS else options
-    place = str(url)
     if kind in WAYS:  # of buckets, whose keys are meant as they are written
         place = place.replace("%", "%25").replace("#", "%23")
-    if query and kind in ("s3", "gs"):
-        what = (
-            f"a '?' means nothing in a URL of {kind}://, and objects below such a key are not read"
-        )
-        raise StoreFault("unusable", what, "Leave out what follows it")
     if user:
-        _add_user(kind, user, found, client)
-    if query and kind == "az":
-        found.setdefault("sas_token", query)
-    elif query:
+        client["default_headers"] = {**client.get("default_headers", {}), **_basic(user)}
+    if query:
         place += f"?{query}"
     if kind == "http" or str(found.get("endpoint")).startswith("http://"):
         client.setdefault("allow_http", True)
     if bundle := environment.get("AWS_CA_BUNDLE"):
         client.setdefault("root_certificate", _read_bundle(bundle))
-    client = {"connect_timeout": "5s"} | {n: _text(n, value) for n, value in client.items()}
-    return _opened(kind, place, found, client, limits, environment)
+    return _opened(kind, place, found, client, (timeout_s, deadline_s), environment)
 
 
 def _read_bundle(path: str) -> bytes:
@@ -426,41 +334,24 @@ def _read_bundle(path: str) -> bytes:
         raise StoreFault("unusable", what, "Name a file of certificates, or unset it") from None
 
 
-class _Limits(NamedTuple):
-    timeout_s: float
-    deadline_s: float
+def _seconds(options: dict[str, Any], name: str, default: float) -> float:
+    """Take an option that is a number of seconds."""
+    try:
+        return float(options.pop(name, default))
+    except (TypeError, ValueError):
+        raise StoreFault("unusable", f"{name} of storage= is not a number of seconds") from None
 
 
-def _limits(options: dict[str, Any]) -> _Limits:
-    """Take how long to wait out of some options."""
-    given = options.pop("timeout", _TIMEOUT_S), options.pop("retry_timeout", DEADLINE_S)
-    found = [_DURATION.fullmatch(str(each)) for each in given]
-    if None in found:
-        what = f"timeout and retry_timeout of storage= are seconds, got {given}"
-        raise StoreFault("unusable", what)
-    return _Limits(*(float(each[1]) * _UNITS[each[2]] for each in found if each))
-
-
-def _add_user(kind: str, user: str, options: dict[str, Any], client: dict[str, Any]) -> None:
+def _basic(user: str) -> dict[str, str]:
     name, _, password = user.partition(":")
-    name, password = unquote(name), unquote(password)
-    if kind in ("http", "https"):
-        basic = {
-            "Authorization": f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
-        }
-        client["default_headers"] = {**client.get("default_headers", {}), **basic}
-    elif kind == "s3":
-        options |= {"access_key_id": name, "secret_access_key": password}
+    pair = base64.b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
+    return {"Authorization": f"Basic {pair}"}
 
 
-def _text(name: str, value: Any) -> Any:
-    """Return an option as obstore reads it: numbers as text, and of seconds, which are text from a command line."""
-    if isinstance(value, bool):
-        return value
-    if name in _TIMES:
-        with suppress(TypeError, ValueError, OverflowError):
-            return f"{round(float(value) * 1000)}ms"
-    return str(value) if isinstance(value, int | float) else value
+def _text(value: Any) -> Any:
+    """Return an option of the client as obstore reads it: numbers as text."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else value
 
 
 def _opened(
@@ -468,7 +359,7 @@ def _opened(
     place: str,
     options: dict[str, Any],
     client: dict[str, Any],
-    limits: _Limits,
+    limits: tuple[float, float],
     environment: Mapping[str, str],
 ) -> Objects:
     from obstore import store as stores
@@ -495,10 +386,10 @@ def _opened(
 
     def open_store(to_write: bool) -> Any:
         # To read, ``ServedURL`` asks again, and looks at each byte.
-        timeout_s = 3 * limits.timeout_s if to_write else 3600
+        timeout_s = 3 * limits[0] if to_write else 3600
         retry = {
             "max_retries": 10 if to_write else 0,
-            "retry_timeout": timedelta(seconds=limits.deadline_s),
+            "retry_timeout": timedelta(seconds=limits[1]),
         }
         options = client | {"timeout": f"{timeout_s:.0f}s"}
         return from_url(place, client_options=options, retry_config=retry, **more)

@@ -2,7 +2,7 @@
 
 1. Normal end: all is written, the hash is that of the manifest, the file is renamed into place.
 2. A part that fails is asked for again (``ServedURL.again``).
-3. Other bytes than the manifest's (or another e-tag among the parts): all of it is fetched again, twice at most.
+3. Other bytes than the manifest's: all of it is fetched again, twice at most.
 4. Failure: what was written is deleted, and all that wait get the same error.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ import xxhash
 from loaders.errors import CacheError, ChecksumError, RemoteError
 from loaders.remote import wire
 from loaders.remote.faults import StoreFault
-from loaders.remote.source import ATTEMPTS, FINAL, Tries
+from loaders.remote.source import ATTEMPTS, FINAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 _MAX_UNHASHED = 32  # parts
 _TEXTS = {  # of faults for which all of the file is fetched again
     "damaged": f"its bytes are not those of the manifest, fetched {ATTEMPTS} times",
-    "changed": "it was replaced while it was fetched",
     "short": "it is smaller than the manifest says",
 }
 
@@ -50,9 +48,7 @@ class Download:
     Attributes:
         done: Ends when the file is published, or with an error.
         distance: How many bytes ahead it is needed; -1: a client waits.
-        num_waiting: How many clients wait.
         is_begun: Whether there is room for it.
-        asked_at: Since when it is wanted.
     """
 
     def __init__(
@@ -65,10 +61,7 @@ class Download:
     ) -> None:
         self.source, self.file = source, file
         self.distance = 0
-        self.asked_at = time.monotonic()
         self.is_begun = False
-        self.num_waiting = 0
-        self._tries = Tries(source)
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_end = on_end
         self.done.add_done_callback(_ignore)
@@ -80,7 +73,6 @@ class Download:
 
     def _begin_round(self) -> None:
         self._next = self._num_hashed = 0
-        self._etag: str | None = None
         self._state = xxhash.xxh3_128()
         self._arrived: dict[int, list[Any]] = {}
         self._fault: StoreFault | None = None  # of this round
@@ -89,12 +81,6 @@ class Download:
     def url(self) -> str:
         """Where the file lies."""
         return str(self.source.url / self.file.file)
-
-    def describe(self) -> str:
-        """Describe how far the download is."""
-        parts = f"part {min(self._num_hashed + 1, self._num_parts)} of {self._num_parts}"
-        room = "" if self.is_begun else ", waiting for room in the cache"
-        return f"fetching {self.url}, {parts}{room}{self._tries}"
 
     def open(self) -> None:
         """Reserve its room on the disk; ``OSError`` if there is none."""
@@ -120,14 +106,12 @@ class Download:
     def has_part(self) -> bool:
         """Whether another part can be asked for."""
         is_open = self.is_begun and self._fault is None and not self.done.done()
-        is_open &= self.source.num_flying < self.source.limit
         return is_open and self._next < min(self._num_parts, self._num_hashed + _MAX_UNHASHED)
 
     def take_part(self) -> Coroutine[Any, Any, None]:
         """Return the work of fetching the next part."""
         number, self._next = self._next, self._next + 1
         self._num_flying += 1
-        self.source.num_flying += 1
         return self._fetch(number)
 
     async def _fetch(self, number: int) -> None:
@@ -144,7 +128,6 @@ class Download:
             raise
         finally:
             self._num_flying -= 1
-            self.source.num_flying -= 1
             self._land()
 
     def _land(self) -> None:
@@ -158,21 +141,18 @@ class Download:
             self._descriptor = -1
 
     async def _get(self, number: int) -> Got:
-        start, tries = number * wire.PART_BYTES, Tries(self.source, self._tries)
+        start, name = number * wire.PART_BYTES, self.file.file
         end = min(start + wire.PART_BYTES, self.file.size)
-
-        def call() -> Coroutine[Any, Any, Got]:
-            return self.source.objects.get(self.file.file, start, end, self._etag, tries.hear)
 
         def is_final(fault: StoreFault) -> bool:
             return self._fault is not None or fault.kind in FINAL or fault.kind in _TEXTS
 
-        return await self.source.again(call, is_final, tries)
+        source = self.source
+        return await source.again(
+            lambda hear: source.objects.get(name, start, end, hear), is_final
+        )
 
     async def _accept(self, number: int, got: Got) -> None:
-        if got.etag is not None and self._etag not in (None, got.etag):
-            raise StoreFault("changed", f"its e-tag was {self._etag}, and is {got.etag} now")
-        self._etag = self._etag or got.etag
         await asyncio.to_thread(_write, self._descriptor, got.pieces, number * wire.PART_BYTES)
         self._arrived[number] = got.pieces
         while self._num_hashed in self._arrived and not self.done.done():
@@ -197,8 +177,8 @@ class Download:
 
     def _fail_round(self, fault: StoreFault) -> None:
         """Fetch all of it again, or give up."""
-        self._tries.note(fault)
         self._num_rounds += 1
+        self.source.num_retries += 1
         if fault.kind in _TEXTS and self._num_rounds < ATTEMPTS:
             self._begin_round()
         else:

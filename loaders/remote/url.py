@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 _FILE_URL = re.compile(r"file:/+", re.IGNORECASE)
 OBSTORE_SCHEMES = frozenset(["s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https"])
-_WRITABLE = ("s3", "gs", "az")
 KINDS = {"s3a": "s3", "abfs": "az", "abfss": "az"}  # other names of schemes
 _ENDPOINT_VARIABLES = {
     "s3": ("AWS_ENDPOINT_URL",),
@@ -53,13 +52,6 @@ class URL(PosixPath):
         return self
 
 
-def check_writable(url: URL) -> None:
-    """Raise RemoteError for a URL of a store that is read only: it has no conditional writes."""
-    if KINDS.get(url.scheme, url.scheme) not in _WRITABLE:
-        what = f"datasets are not written to {url.scheme}:// URLs"
-        raise RemoteError(what, url, "Pack into a folder, and copy the folder there")
-
-
 def is_url(place: Path | str) -> bool:
     """Tell whether a place is a URL, and not the path of something that exists."""
     if isinstance(place, URL):
@@ -69,7 +61,7 @@ def is_url(place: Path | str) -> bool:
 
 
 def split_secrets(place: Path | str) -> tuple[URL, dict[str, str]]:
-    """Return a URL, and what of it is secret: ``user`` (and password) and ``query``, where there are such.
+    """Return a URL, and what of it is secret: ``user`` (and password) and ``query``.
 
     ``Path("s3://bucket")`` loses a slash, which is put back.
     """
@@ -81,6 +73,7 @@ def split_secrets(place: Path | str) -> tuple[URL, dict[str, str]]:
     # Keys of buckets may hold a '#', which begins a fragment on web servers alone.
     parts = urlsplit(text, allow_fragments=text[:4].lower() == "http")
     user, _, host = parts.netloc.rpartition("@")
+    secrets = {"user": user, "query": parts.query}
     public = urlunsplit((parts.scheme.lower(), host, parts.path.rstrip("/"), "", ""))
     if parts.scheme.lower() == "file" and not public.startswith("file://"):
         public = public.replace("file:", "file://", 1)
@@ -88,7 +81,6 @@ def split_secrets(place: Path | str) -> tuple[URL, dict[str, str]]:
     if is_odd and parts.scheme.lower() != "file":
         what = "a key with '//' or '/./' in it is another object than the one without, and is not read"
         raise RemoteError(what, public, "Copy the objects to a folder without these")
-    secrets = {"user": user, "query": parts.query}
     return URL(public), {name: value for name, value in secrets.items() if value}
 
 

@@ -1,8 +1,8 @@
 """Messages between clients and the fetcher: a line of JSON each, over a socket of the cache folder.
 
-A request is answered by any number of ``{"wait": ...}`` (work in progress), then by one line with ``"ok"`` or
-``"error"``. A fetcher that is silent for ``SILENCE_S`` while it owes an answer counts as stopped. A message with
-``"op": "hit"`` has no answer.
+A request is answered by any number of ``{"wait": true}`` (work in progress), then by one line with ``"ok"`` or
+``"error"``; an answer with ``"nbytes"`` is followed by so many bytes. A fetcher that is silent for ``SILENCE_S`` while
+it owes an answer counts as stopped.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 BEAT_S = 1.0  # between two lines of a request that is being worked on
 SILENCE_S = 60.0
 MAX_CONNECTIONS = 16  # of the fetcher to stores: 10 Gbit/s of one that gives 80 MB/s on each
 PART_BYTES = 8 << 20  # of a shard, by a request
+PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
 MAX_LINE_BYTES = 256 << 20
 SOCKET_NAME = "socket"
-KILLED = 3  # exit status of the command that starts a fetcher, if the fetcher is killed before it listens
 _GONE = "the fetcher has gone"
 Failure = RemoteError | CacheError | ChecksumError | ManifestError
 _ERRORS = {kind.__name__: kind for kind in (RemoteError, CacheError, ChecksumError, ManifestError)}
@@ -71,12 +71,6 @@ def error_message(error: Failure) -> dict[str, Any]:
     return {"error": type(error).__name__, "args": args}
 
 
-def raise_error(message: dict[str, Any]) -> None:
-    """Raise the error that a message stands for, if it does."""
-    if "error" in message:
-        raise _ERRORS[message["error"]](*message["args"])
-
-
 def peer(connection: Any) -> tuple[int, int]:
     """Return the process and the user at the other end of a socket; 0 for a process of another container."""
     option = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -109,56 +103,32 @@ class Connection:
         except BaseException:
             self._socket.close()
             raise
-        self._rest = bytearray()
+        self._answers: Any = self._socket.makefile("rb", 1 << 18)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message."""
         self._socket.sendall(encoded(message))
 
-    def receive(self) -> dict[str, Any]:
-        """Return the next message; ``OSError`` if the other end is gone, ``TimeoutError`` if it is silent."""
-        while (end := self._rest.find(b"\n")) < 0:
-            self._rest += self._more()
-        line = bytes(self._rest[:end])
-        del self._rest[: end + 1]
-        message: dict[str, Any] = json.loads(line)
-        return message
+    def answer(self) -> dict[str, Any]:
+        """Return the answer to what was sent, with bytes that follow as its ``"data"``, or raise its error.
 
-    def receive_bytes(self, nbytes: int) -> bytearray:
-        """Return the bytes that follow a message."""
-        data, at = bytearray(nbytes), min(nbytes, len(self._rest))
-        data[:at] = self._rest[:at]
-        del self._rest[:at]
-        with memoryview(data) as view:
-            while at < nbytes:
-                got = self._socket.recv_into(view[at:])
-                if not got:
-                    raise ConnectionResetError(_GONE)
-                at += got
-        return data
-
-    def answer(
-        self, on_wait: Callable[[dict[str, Any]], object] = bool, nbytes: int = 0
-    ) -> dict[str, Any]:
-        """Return the answer to what was sent, or raise its error.
-
-        Args:
-            on_wait: Called with what the fetcher says while it works.
-            nbytes: How many bytes follow, as ``"data"`` of the answer, where the answer itself does not say so.
+        ``OSError`` if the other end is gone, ``TimeoutError`` if it is silent.
         """
-        while "wait" in (message := self.receive()):
-            on_wait(message["wait"])
-        raise_error(message)
-        if nbytes := message.get("nbytes", nbytes):
-            message["data"] = self.receive_bytes(nbytes)
+        message: dict[str, Any] = {"wait": True}
+        while "wait" in message:
+            line = self._answers.readline()
+            if not line.endswith(b"\n"):
+                raise ConnectionResetError(_GONE)
+            message = json.loads(line)
+        if "error" in message:
+            raise _ERRORS[message["error"]](*message["args"])
+        if nbytes := message.get("nbytes", 0):
+            message["data"] = bytearray(nbytes)
+            if self._answers.readinto(message["data"]) != nbytes:
+                raise ConnectionResetError(_GONE)
         return message
-
-    def _more(self) -> bytes:
-        data = self._socket.recv(1 << 18)
-        if not data:
-            raise ConnectionResetError(_GONE)
-        return data
 
     def close(self) -> None:
         """Hang up."""
+        self._answers.close()
         self._socket.close()

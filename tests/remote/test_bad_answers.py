@@ -134,17 +134,14 @@ def test_all_that_wait_for_a_shard_get_the_same_error(proxy: servers.Proxy, cach
     assert len([each for each in proxy.requests() if "shard-00003-" in each["path"]]) == 1
 
 
-def test_who_waits_says_for_which_part_and_what_the_store_answered(
-    proxy: servers.Proxy, cache: Path
-) -> None:
+def test_who_waits_says_for_which_shard(proxy: servers.Proxy, cache: Path) -> None:
     remote = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint))
     proxy.set(faults=[{"kind": "503", "match": "shard-00003"}])
     (origin,) = remote.store.remotes
 
     with ThreadPoolExecutor(1) as pool:
         failing = pool.submit(remote.store.shards[3].fetch)  # type: ignore[union-attr]
-        said = ("shard-00003-", "part 1 of 1", "retries", "503")
-        wait_until(lambda: any(all(each in text for each in said) for text in origin.waits()))
+        wait_until(lambda: any("shard-00003-" in text for text in origin.waits()))
         assert isinstance(failing.exception(60), RemoteError)
 
     assert not origin.waits()

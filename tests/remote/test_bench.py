@@ -53,7 +53,7 @@ def test_a_plan_of_a_url_downloads_no_shard_and_shows_no_secret(
     assert first["num_requests"] == 10
     assert first["seconds"] == pytest.approx(first["num_bytes"] / 3e6)
     assert not proxy.requests(".lmdb")
-    assert main(["plan", S3.replace("://", "://somebody:swordfish@"), *options]) == 0
+    assert main(["plan", S3.replace("://", "://somebody:swordfish@"), *options])
     assert "swordfish" not in capsys.readouterr().out
     origin.set_defaults()
 

@@ -23,10 +23,9 @@ import torch
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, concat
 from loaders.data.manifest import read_manifest
-from loaders.errors import CacheError, SampleError
+from loaders.errors import CacheError, RemoteError, SampleError
 from loaders.remote import fetcher
 from loaders.remote.cached import CacheFolder
-from loaders.remote.fetcher import NO_NEED
 from loaders.remote.folder import Cache, prepare
 from loaders.remote.needs import Needs, downloads
 from loaders.remote.source import ServedURL
@@ -109,19 +108,20 @@ def test_what_nobody_needs_goes_first_then_what_is_needed_last_but_not_what_was_
         path = tmp_path / f"shards/{name[:2]}/{name}.lmdb"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"1234")
+    (tmp_path / "parts").mkdir()
     stored = CacheFolder(tmp_path)
     needs = {"near": 10, "far": 500, "told": 900}
     stored.note_answer("a client", "told")
 
     left = []
     for size in (12, 8, 4):
-        assert stored.make_room(0, size, needs)
+        assert stored.reserve(0, size, needs)
         left.append(sorted(stored.files))
 
     assert left == [["far", "near", "told"], ["near", "told"], ["told"]]
-    assert not stored.make_room(0, 0, needs)
+    assert not stored.reserve(0, 0, needs)
     monkeypatch.setattr("loaders.remote.cached.MAP_S", 0.0)
-    assert stored.make_room(0, 0, needs)
+    assert stored.reserve(0, 0, needs)
 
 
 @pytest.mark.slow
@@ -508,24 +508,6 @@ def _impatient() -> Any:
     return lambda inside: Connection(inside, timeout_s=2.0)
 
 
-def test_only_shards_of_this_boot_are_trusted(server: str, cache: Path) -> None:
-    """After a power cut a published file may have other bytes: it is hashed before it is used."""
-    remote = ShardDataset(S3, cache=cache, storage=storage(server))
-    expected = [int(remote.read([i])[0].label) for i in (0, 100)]
-    files = sorted((cache / "v2" / "shards").glob("??/*"))
-    del remote
-    pid = fetcher_of(cache)
-    os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not is_alive(pid))
-    (cache / "v2" / "boot").write_text("another")
-    files[0].chmod(0o600)
-    files[0].write_bytes(bytes(files[0].stat().st_size))
-
-    remote = ShardDataset(S3, cache=cache, storage=storage(server))
-
-    assert [int(remote.read([i])[0].label) for i in (0, 100)] == expected
-
-
 def test_belady_downloads_least() -> None:
     reads = [0, 1, 2, 3] * 3
 
@@ -576,27 +558,6 @@ def of(path: Path) -> tuple[ServedURL, File]:
     return ServedURL(url, {}, {}), File(shard.file, shard.size_bytes, shard.xxh3_128)
 
 
-@pytest.mark.parametrize("is_begun", [False, True])
-def test_what_nobody_waits_for_any_more_comes_last_and_is_not_begun(
-    packed: Path, inside: Path, is_begun: bool
-) -> None:
-    async def run() -> None:
-        serving, (source, file) = fetcher.Fetcher(inside), of(packed / "bucket" / "packed")
-        waiting = asyncio.create_task(serving._shard(source, file))
-        await asyncio.sleep(0.05)
-        download = serving._downloads[file.hash]  # without clients nothing is fetched
-        if is_begun:
-            serving._begin(download)
-
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-
-        assert download.distance == NO_NEED
-        assert (file.hash in serving._downloads) == is_begun
-
-    asyncio.run(run())
-
-
 def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
     packed: Path, inside: Path, tmp_path: Path
 ) -> None:
@@ -614,13 +575,15 @@ def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
             return got
 
         source.objects.get = slow  # type: ignore[method-assign]
-        reading = asyncio.create_task(serving._manifest(source, {"anew": False}))
+        reading = asyncio.create_task(serving._manifest(source, again=False))
         await asyncio.sleep(0.1)
+        shutil.copy(tmp_path / "new", folder / "manifest.json")
         message = {"op": "put", "name": "manifest.json", "path": str(tmp_path / "new")}
         writer: Any = None
-        await serving._do({**message, "only": None}, source, writer)
+        with pytest.raises(RemoteError):  # of this scheme; its answer may be lost of others
+            await serving._do({**message, "only": None}, source, writer)
         is_put.set()
         assert (await reading / "manifest.json").read_bytes() != b"another"
-        return (await serving._manifest(source, {"anew": False}) / "manifest.json").read_bytes()
+        return (await serving._manifest(source, again=False) / "manifest.json").read_bytes()
 
     assert asyncio.run(run()) == b"another"

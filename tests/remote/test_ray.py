@@ -21,7 +21,7 @@ NUM_PARTS, NUM_FILES = 8, 64
 PACKS = {
     "images": "images SRC DST --shard-size 32kB --shuffle 0",
     "tokens": "tokens SRC DST --documents line --shard-size 1MB --shuffle 7",
-    "tables": "tables SRC/c*/*.csv DST --target b --shard-size 64kB --shuffle 7",
+    "tables": "tables SRC DST --target b --shard-size 64kB --shuffle 7",
 }
 
 

@@ -2,15 +2,12 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from loaders import DataLoader, ShardDataset
 from loaders.errors import ChecksumError, SampleError
-from loaders.remote.wire import KILLED
 from tests.remote import servers
 from tests.remote.conftest import fetcher_of, is_alive, storage
 from tests.remote.test_remote import S3, assert_same, batches
@@ -35,42 +32,6 @@ def test_a_cache_that_is_removed_while_it_is_read_is_made_anew(
     assert_same(batches(remote, batch_size=60), batches(local, batch_size=60))
     wait_until(lambda: not is_alive(pid))
     assert fetcher_of(cache) != pid
-
-
-@pytest.mark.parametrize("end", ["kill -9 $$", f"exit {KILLED}"])
-def test_a_fetcher_that_is_killed_while_it_starts_is_started_again(
-    packed: Path,
-    server: str,
-    cache: Path,
-    tmp_path: Path,
-    end: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    python, killed = tmp_path / "python", tmp_path / "killed"
-    python.write_text(
-        f'#!/bin/sh\n[ -e "{killed}" ] && exec "{sys.executable}" "$@"\n: > "{killed}"\n{end}\n'
-    )
-    python.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(python))
-
-    remote = ShardDataset(S3, cache=cache, storage=storage(server))
-
-    assert killed.exists()
-    assert int(remote.read([3])[0].label) == 3
-
-
-def test_who_starts_a_fetcher_tells_that_it_was_killed(tmp_path: Path) -> None:
-    script = """
-import os, signal, sys
-from loaders.remote import fetcher
-fetcher._run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-sys.exit(fetcher.main(["", sys.argv[1]]))
-"""
-    command = [sys.executable, "-c", script, str(tmp_path)]
-
-    assert (
-        subprocess.run(command, env=os.environ | {"PYTHONWARNINGS": "ignore"}).returncode == KILLED
-    )
 
 
 def test_an_object_that_ends_early_is_named_so(packed: Path, server: str, cache: Path) -> None:

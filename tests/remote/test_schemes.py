@@ -157,39 +157,23 @@ def test_a_server_is_given_by_any_of_its_names(
     assert origin.Origin(URL("s3://b"), Cache(), {name: server}).endpoint == server
 
 
-@pytest.mark.parametrize(
-    ("given", "taken"),
-    [
-        ({"pool_max_idle_per_host": 5}, "5"),
-        ({"pool_max_idle_per_host": "5"}, "5"),
-        ({"http1_only": True}, "true"),
-        ({"connect_timeout": "3"}, "3000ms"),
-        ({"pool_idle_timeout": "90s"}, "90s"),
-    ],
-)
-def test_options_of_the_client_are_numbers_or_their_texts_and_times_are_seconds(
-    given: dict[str, Any], taken: str
-) -> None:
-    """Or what obstore takes: it refuses what it does not know."""
-    objects: Any = open_objects(URL("s3://bucket/packed"), {"skip_signature": True, **given}, {})
+@pytest.mark.parametrize(("given", "taken"), [(5, "5"), ("7", "7")])
+def test_options_of_the_client_are_numbers_or_their_texts(given: Any, taken: str) -> None:
+    options = {"skip_signature": True, "pool_max_idle_per_host": given}
+    objects: Any = open_objects(URL("s3://bucket/packed"), options, {})
 
-    (name,) = given
-    assert objects._store.client_options[name] == taken
+    assert objects._store.client_options["pool_max_idle_per_host"] == taken
 
 
-@pytest.mark.parametrize(
-    ("given", "seconds"), [(7, 7), ("1.5", 1.5), ("30s", 30), ("2m", 120), ("800 ms", 0.8)]
-)
-def test_how_long_to_wait_is_seconds_or_has_a_unit(given: Any, seconds: float) -> None:
+@pytest.mark.parametrize(("given", "seconds"), [(7, 7), ("1.5", 1.5)])
+def test_how_long_to_wait_is_seconds(given: Any, seconds: float) -> None:
     options = {"skip_signature": True, "retry_timeout": given}
 
     assert open_objects(URL("s3://bucket/packed"), options, {}).deadline_s == seconds
 
 
-@pytest.mark.parametrize(
-    "option", [{"timeout": "soon"}, {"retry_timeout": None}, {"max_retries": 3}]
-)
-def test_an_option_that_is_no_time_or_is_gone_is_refused(option: dict[str, Any]) -> None:
+@pytest.mark.parametrize("option", [{"timeout": "soon"}, {"retry_timeout": None}])
+def test_an_option_that_is_no_number_of_seconds_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(StoreFault) as caught:
         open_objects(URL("s3://bucket/packed"), option, {})
 

@@ -15,6 +15,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import ChecksumError, PackError, RemoteError
 from loaders.remote import origin
 from loaders.remote.url import split_secrets
+from packdata.bucket import bucket_at
 from packdata.cli import main
 from packdata.packed.combine import merge, upload
 from packdata.packed.views import write as write_view
@@ -185,7 +186,7 @@ def test_objects_are_deleted_and_one_that_is_not_there_is_no_error(store: Store)
     (there / "sub").mkdir(parents=True)
     for name in (*names, "other"):
         (there / name).write_text(name)
-    place = origin.origin_of("s3://out")
+    place = bucket_at("s3://out")
 
     place.delete(*names, "gone")
     place.delete()

@@ -18,10 +18,10 @@ from loaders.checks import shown
 from loaders.codecs import Codec, codec_for
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.errors import CodecError, SourceError
-from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, MultiLabel, Text
 from loaders.system.regular import read_regular
+from packdata.bucket import bucket_at
 from packdata.sources.base import Column, Item, Source, is_folder, is_missing, read_file
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tup
 
 def _is_dataset(path: Path) -> bool:
     if isinstance(path, URL):
-        return origin_of(path).read(MANIFEST_NAME)[0] is not None
+        return bucket_at(path).read(MANIFEST_NAME)[0] is not None
     return is_folder(path, "classes= takes a file or dataset that you may read")
 
 

@@ -25,9 +25,8 @@ from loaders.data.manifest import (
 )
 from loaders.data.view import join_views, open_view
 from loaders.errors import PackError, SchemaError
-from loaders.remote.origin import origin_of as origin_at
-from loaders.remote.origin import target_at
 from loaders.remote.url import URL
+from packdata.bucket import bucket_at, target_at
 from packdata.describe import counted
 from packdata.inspect.compare import schema_differences
 from packdata.packed.content import ViewContent
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 
     from loaders.data.manifest import ShardInfo
     from loaders.data.view import View
-    from loaders.remote.origin import Origin
+    from packdata.bucket import Bucket
     from packdata.packed.rewrite import Note
     from packdata.packing.links import OnLink
 
@@ -158,7 +157,7 @@ def _check_merged_before(folder: Path) -> None:
     """Raise PackError for a target that ``merge`` did not make: it may be meant as one more source."""
     hint = "The target comes last: choose a folder that is new or empty"
     is_sent = isinstance(folder, URL)
-    there = manifest_at(origin_at(folder), "") if is_sent else find_datasets(folder, [""]).get("")
+    there = manifest_at(bucket_at(folder), "") if is_sent else find_datasets(folder, [""]).get("")
     if there is not None and there.provenance.get("command") != "merge":
         what = (
             "a packed dataset is there, which 'packdata merge' did not make and does not replace"
@@ -261,8 +260,8 @@ class _Sending:
     note: Callable[[str], object] = str
 
     @property
-    def _origin(self) -> Origin:
-        return origin_at(self.url)
+    def _origin(self) -> Bucket:
+        return bucket_at(self.url)
 
     def merge(self, provenance: Mapping[str, Any], *, overwrite: bool) -> Manifest:
         """Make the datasets one at the URL.
@@ -306,7 +305,6 @@ class _Sending:
             RemoteError: The store does not answer, or refuses.
         """
         origin = self._origin
-        origin.manifest(anew=True)
         grown = open_view(self.url, "never")
         data, seen = origin.read(MANIFEST_NAME)
         before = parse_manifest(data or b"", self.url / MANIFEST_NAME)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.data.shards import FileShard
 from loaders.errors import PackError
-from loaders.remote.origin import target_at
 from loaders.remote.url import URL
+from packdata.bucket import target_at
 from packdata.packing.journal import Reached, flatten_plan
 from packdata.packing.packing import Packing
 from packdata.packing.provenance import PACKER

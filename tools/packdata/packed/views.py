@@ -17,8 +17,8 @@ from loaders.data.columns import Column, column_of, row_views
 from loaders.data.manifest import read_manifest
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
-from loaders.remote.origin import target_at
 from loaders.schema import Array, Bytes, Field, Json, Text
+from packdata.bucket import target_at
 from packdata.describe import counted
 from packdata.images.fit import SizeOption
 from packdata.packed.content import ViewContent, check_no_stream, written_fields

@@ -13,11 +13,11 @@ import xxhash
 
 from loaders.data.formats import hash_file
 from loaders.errors import ShardError
-from loaders.remote.origin import origin_of
 from loaders.remote.url import URL
 from loaders.remote.wire import Entry
 from loaders.system.publish import publish_bytes, publish_file, sync_folder
 from loaders.system.regular import read_regular
+from packdata.bucket import bucket_at
 from packdata.packing.disk import GO_ON, explained
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Store(Protocol):
 
 def store_of(place: Path) -> Store:
     """Return the store at a place, as ``target_at`` returns it."""
-    return origin_of(place) if isinstance(place, URL) else FolderStore(place)
+    return bucket_at(place) if isinstance(place, URL) else FolderStore(place)
 
 
 class FolderStore:

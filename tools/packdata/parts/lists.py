@@ -10,9 +10,9 @@ import pyarrow as pa
 import xxhash
 
 from loaders.errors import PackError
-from loaders.remote.origin import origin_of, target_at
-from loaders.remote.url import URL, is_url, place_of
+from loaders.remote.url import URL, is_url, place_of, split_secrets
 from loaders.remote.wire import Entry
+from packdata.bucket import bucket_at, target_at
 from packdata.packing.store import store_of
 from packdata.packing.target import PARTS_NAME
 from packdata.packing.upload import as_file
@@ -43,14 +43,14 @@ def keep_list(source: Path | str, dst: Path | str, *, overwrite: bool = False) -
         PackError: A list is there, or it cannot be kept.
         SourceError, RemoteError: The source cannot be listed.
     """
-    origin, place, name = origin_of(source), target_at(dst), _name(source)
+    origin, place, name = bucket_at(source), target_at(dst), _name(source)
     if not overwrite and _read(place, name) is not None:
         hint = "Pass overwrite=True to make it anew; what was packed by it is then refused"
         raise PackError(f"a list of {origin.url} is there", place, hint)
     tree = list_origin(origin)
     if one_object(origin, tree) is not None and _is_list(origin.url):
         # One object, and the pictures that it names lie beside it, and below.
-        _keep(place, _name(origin.url.parent), list_origin(origin_of(origin.url.parent)))
+        _keep(place, _name(origin.url.parent), list_origin(bucket_at(origin.url.parent)))
     _keep(place, name, kept_entries(origin, tree))
     return len(tree), tree.num_bytes
 
@@ -78,7 +78,7 @@ def kept_lists(
     lists, place = {}, target_at(dst)
     for source in filter(is_url, sources):
         data = _read(place, _name(source))
-        url = origin_of(source).url
+        url, _ = split_secrets(source)
         if data is None and not overwrite and holds_datasets(place):
             return {}
         if data is None:
@@ -86,7 +86,7 @@ def kept_lists(
             raise PackError(f"no list of {url} is there", place, hint)
         lists[url] = _unpacked(data)
         if _is_list(url) and (data := _read(place, _name(url.parent))):
-            lists[origin_of(url.parent).url] = _unpacked(data)
+            lists[url.parent] = _unpacked(data)
     return lists
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import PackError
-from loaders.remote.origin import target_at
 from loaders.remote.url import URL
+from packdata.bucket import target_at
 from packdata.claimed import claimed_folder, on_the_way
 from packdata.packing.engine import counted_folders, pack_recipes, plan_of, target_folders
 from packdata.packing.shards import DEFAULT_SHARD_BYTES

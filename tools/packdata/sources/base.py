@@ -20,9 +20,9 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.errors import SourceError
-from loaders.remote.origin import origin_of
 from loaders.remote.url import is_url, place_of
 from loaders.system.regular import NotRegularError, read_regular, regular
+from packdata.bucket import bucket_at
 from packdata.sources.listed import ListedURL
 from packdata.sources.names import twice
 from packdata.sources.objects import RemoteFile, fetched_ahead
@@ -234,7 +234,7 @@ def _explained(path: Path | str, where: str, hint: str = "") -> Iterator[None]:
 
 
 def _read_object(url: Path) -> bytes:
-    data, _ = origin_of(str(url.parent)).read(url.name)
+    data, _ = bucket_at(str(url.parent)).read(url.name)
     if data is None:
         raise FileNotFoundError
     return data

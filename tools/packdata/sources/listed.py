@@ -21,9 +21,9 @@ import numpy as np
 import xxhash
 
 from loaders.errors import SourceError
-from loaders.remote.origin import origin_of
 from loaders.remote.url import URL, is_url, split_secrets
 from loaders.remote.wire import Entry
+from packdata.bucket import bucket_at
 from packdata.sources.fetched import expect_in_order, local_path
 from packdata.sources.names import Names
 from packdata.sources.objects import RemoteFile
@@ -31,7 +31,7 @@ from packdata.sources.objects import RemoteFile
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
-    from loaders.remote.origin import Origin
+    from packdata.bucket import Bucket
 
 _BEHIND_SLASH = chr(ord("/") + 1)
 
@@ -48,7 +48,7 @@ class Tree:
 
     def __init__(
         self,
-        origin: Origin,
+        origin: Bucket,
         entries: Iterable[Entry],
         *,
         is_given: bool = False,
@@ -281,7 +281,7 @@ def list_sources(sources: Iterable[Path | str]) -> None:
         SourceError: Nothing is there.
     """
     for source in filter(is_url, sources):
-        origin = origin_of(source)
+        origin = bucket_at(source)
         url = str(origin.url)
         tree = _trees.get(url)
         if tree is not None and tree.is_given:
@@ -305,18 +305,18 @@ def objects_beside(file: ListedURL) -> Tree:
     return _trees[str(file.parent)]
 
 
-def _objects(origin: Origin) -> Iterator[Entry]:
+def _objects(origin: Bucket) -> Iterator[Entry]:
     return (entry for some in origin.below() for entry in some)
 
 
-def list_origin(origin: Origin) -> Tree:
+def list_origin(origin: Bucket) -> Tree:
     """List what lies below a URL, or the one object that it is."""
     tree = Tree(origin, _objects(origin))
     if tree:
         return tree
     bucket, _, key = str(origin.url).partition("://")[2].partition("/")
     if key or not bucket:
-        above = origin_of(str(origin.url.parent))
+        above = bucket_at(str(origin.url.parent))
         if (one := above.look(origin.url.name)) is not None:
             return Tree(above, [one])
     hint = "Check the URL"
@@ -350,7 +350,7 @@ def with_beside(place: Path | str) -> Path:
     for url in (each for each in places if each.parent.name):  # above a bucket nothing is listed
         if (known := _trees.get(str(url))) is not None and not known.is_flat:
             break
-        origin = origin_of(str(url))
+        origin = bucket_at(str(url))
         if entries := origin.in_folder()[0]:
             _trees[str(url)] = Tree(origin, entries, is_flat=True)
             break
@@ -358,12 +358,12 @@ def with_beside(place: Path | str) -> Path:
     return path
 
 
-def one_object(origin: Origin, tree: Tree) -> Entry | None:
+def one_object(origin: Bucket, tree: Tree) -> Entry | None:
     """Return the object that a URL is, where no other was listed of it."""
     return tree.find(origin.url.name) if tree.origin.url == origin.url.parent else None
 
 
-def kept_entries(origin: Origin, tree: Tree) -> Iterator[Entry]:
+def kept_entries(origin: Bucket, tree: Tree) -> Iterator[Entry]:
     """Yield what was listed of a source as ``given`` takes it: one object has no name below itself."""
     one = one_object(origin, tree)
     yield from tree if one is None else [one._replace(name="")]
@@ -373,10 +373,10 @@ def kept_entries(origin: Origin, tree: Tree) -> Iterator[Entry]:
 def given(lists: Mapping[URL, Iterable[Entry]]) -> Iterator[None]:
     """Let URLs be what lists of their objects say, that were made before: they are not listed again meanwhile."""
     for url, entries in lists.items():
-        tree = Tree(origin_of(url), entries, is_given=True)
+        tree = Tree(bucket_at(url), entries, is_given=True)
         if len(tree) == 1 and not tree.names[0]:  # the URL is of one object
             one = tree.entry(0)._replace(name=url.name)
-            tree = Tree(origin_of(str(url.parent)), [one], is_given=True)
+            tree = Tree(bucket_at(str(url.parent)), [one], is_given=True)
         _trees[str(url)] = tree
     try:
         yield

@@ -14,8 +14,8 @@ from loaders.errors import SourceError
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
-    from loaders.remote.origin import Origin
     from loaders.remote.wire import Entry
+    from packdata.bucket import Bucket
 
 T = TypeVar("T")
 _ASKS, _ASK_ITEMS, _ASK_BYTES = 8, 32, 4 << 20  # questions on their way, and how much each is for
@@ -31,7 +31,7 @@ class RemoteFile:
     __slots__ = ("_number", "_some", "end", "entry", "origin", "start", "where")
 
     def __init__(
-        self, origin: Origin, entry: Entry, where: str, start: int = 0, end: int | None = None
+        self, origin: Bucket, entry: Entry, where: str, start: int = 0, end: int | None = None
     ) -> None:
         self.origin, self.entry, self.where = origin, entry, where
         self.start, self.end = start, entry.size if end is None else min(end, entry.size)
@@ -81,7 +81,7 @@ def _checked(got: memoryview | str, where: str) -> memoryview:
 class _OpenObject(io.RawIOBase):
     """An object as a file: what is read in its order comes in larger and larger ranges, a large one in several."""
 
-    def __init__(self, origin: Origin, entry: Entry, where: str) -> None:
+    def __init__(self, origin: Bucket, entry: Entry, where: str) -> None:
         self._origin, self._entry, self._where = origin, entry, where
         self._at, self._next, self._size = 0, 0, _FIRST_BYTES
         self._first, self._data = 0, b""

@@ -1,0 +1,149 @@
+"""A URL that is listed, packed from, and written to: what packdata asks its fetcher for.
+
+A shard's name in a store holds its hash: all who send it send the same bytes, so no lock and no condition is needed.
+It is there if its size is right, and its e-tag is one that stores make of these bytes (MD5, or MD5 of the MD5s of
+parts); where an e-tag is something else, the object is read back and hashed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from loaders.errors import ChecksumError, RemoteError
+from loaders.remote.origin import origin_of
+from loaders.remote.url import KINDS, URL, place_of
+from loaders.remote.wire import PART_BYTES, PUT_BYTES, Entry
+from loaders.system.regular import hash_file, regular
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from loaders.remote.origin import Origin
+
+_ATTEMPTS = 3  # to send a shard
+_WRITABLE = ("s3", "gs", "az")
+
+
+def bucket_at(place: Path | str) -> Bucket:
+    """Return what lists and writes at a URL."""
+    return Bucket(origin_of(place))
+
+
+def target_at(place: Path | str) -> Path:
+    """Return a path, or a URL without its secrets.
+
+    Raises:
+        RemoteError: Nothing is written to such URLs: their stores have no conditional writes.
+    """
+    target = place_of(place)
+    if isinstance(target, URL) and KINDS.get(target.scheme, target.scheme) not in _WRITABLE:
+        what = f"datasets are not written to {target.scheme}:// URLs"
+        raise RemoteError(what, target, "Pack into a folder, and copy the folder there")
+    return target
+
+
+class Bucket:
+    """The objects at a URL, as a ``Store`` that is also listed and read by ranges; RemoteError if it cannot be."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin, self.url = origin, origin.url
+
+    def _ask(self, op: str, **about: Any) -> dict[str, Any]:
+        return self._origin.ask({"op": op, **about}, f"{op}: {self.url}")
+
+    def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
+        """Return an object's bytes (None: there is none), and the mark by which ``put`` replaces just this state."""
+        found = self._ask("file", name=name)
+        data = found["path"] and Path(found["path"]).read_bytes()
+        mark = {"etag": found.get("etag"), "version": found.get("version")}
+        return data, mark if data is None else mark | {"size": len(data)}
+
+    def put(self, name: str, path: Path, only: Mapping[str, Any] | None = None) -> bool:
+        """Send a file, with ``only`` just in place of what ``read`` has seen ({}: of nothing; some stores ignore that).
+
+        Return whether it was written.
+        """
+        found = self._ask("put", name=name, path=str(path.absolute()), only=only)
+        return bool(found["is_written"])
+
+    def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> int:
+        """Send a file under a name that no other content has; return the bytes that were sent: 0 if it is there.
+
+        Raises:
+            ChecksumError: The file has another hash, or what arrives is never the same.
+        """
+        if self._is_there(name, path, size_bytes, digest):
+            return 0
+        if (found := hash_file(path)) != digest:
+            what = f"its xxh3-128 is {found}, the manifest says {digest}"
+            raise ChecksumError(what, path, None, None, "Run 'packdata verify' on it")
+        for attempt in range(1, _ATTEMPTS + 1):
+            self.put(name, path)
+            if self._is_there(name, path, size_bytes, digest):
+                return size_bytes * attempt
+        what = f"what arrives has another size or hash, sent {_ATTEMPTS} times"
+        raise ChecksumError(what, self.url / name, None, None, "Check the network and the store")
+
+    def _is_there(self, name: str, path: Path, size_bytes: int, digest: str) -> bool:
+        found = self._ask("listing", of="one", folder=name)
+        if not found["objects"] or found["objects"][0][1] != size_bytes:
+            return False
+        etag = (found["etag"] or "").strip('"')
+        if etag and etag == _etag(path, "-" in etag):
+            return True
+        state = xxhash.xxh3_128()
+        for start in range(0, size_bytes, PART_BYTES):
+            state.update(
+                *self._origin.ranges([(name, start, min(start + PART_BYTES, size_bytes))])
+            )
+        return state.hexdigest() == digest
+
+    def delete(self, *names: str) -> None:
+        """Delete objects; those that are not there are no error."""
+        if names:
+            self._ask("delete", names=names)
+
+    def below(self, folder: str = "") -> Iterator[list[Entry]]:
+        """Yield the objects below a folder, many at a time, by name."""
+        after = ""
+        while found := self._ask("listing", of="below", folder=folder, after=after)["objects"]:
+            yield [Entry(*each) for each in found]
+            after = found[-1][0]
+
+    def in_folder(self, folder: str = "") -> tuple[list[Entry], list[str]]:
+        """Return the objects in a folder, and the folders in it."""
+        found = self._ask("listing", of="inside", folder=folder)
+        return [Entry(*each) for each in found["objects"]], found["folders"]
+
+    def look(self, name: str) -> Entry | None:
+        """Return an object as a listing has it; None if there is none."""
+        found = self._ask("listing", of="one", folder=name)["objects"]
+        return Entry(*found[0]) if found else None
+
+    def objects(self, wanted: Sequence[tuple[Entry, int, int]]) -> list[memoryview | str]:
+        """Return ranges of objects as they were listed; in the place of one that is not there, or is another, why."""
+        answer = self._ask("ranges", wanted=[(e.name, i, j, e.mark) for e, i, j in wanted])
+        view, got = memoryview(answer.get("data", b"")), list[memoryview | str]()
+        for i, (_, start, end) in enumerate(wanted):
+            fault = answer["faults"].get(str(i))
+            size = 0 if fault else end - start
+            got.append(fault or view[:size])
+            view = view[size:]
+        return got
+
+
+def _etag(path: Path, in_parts: bool) -> str:
+    """Return the e-tag that S3 gives a file that was sent whole, or in parts of ``PUT_BYTES``."""
+    with open(path, "rb", opener=regular) as file:
+        if not in_parts:
+            return hashlib.file_digest(file, _md5).hexdigest()
+        parts = [_md5(part).digest() for part in iter(lambda: file.read(PUT_BYTES), b"")]
+    return f"{_md5(b''.join(parts)).hexdigest()}-{len(parts)}"
+
+
+def _md5(data: bytes = b"") -> Any:
+    return hashlib.md5(data, usedforsecurity=False)
