@@ -180,7 +180,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "line",
     [
-        "tables plain DST --target kind --missing mean --dates parts --numeric x --on-error skip",
+        "tables plain DST --target kind --missing mean --dates days --numeric x --on-error skip",
         "tables plain DST --features id,gap,code --standardize --missing nan",
         "tables rows DST --target a",
         "tokens ids DST",
