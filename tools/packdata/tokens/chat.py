@@ -9,7 +9,7 @@ Source:
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -22,13 +22,15 @@ from loaders.errors import LoadersError, SourceError
 from packdata.sources.base import read_file
 from packdata.sources.listed import with_beside
 from packdata.tokens.contents import DocumentForm, type_of, value_of
-from packdata.tokens.documents import join_documents
+from packdata.tokens.documents import joined, one_document, placed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from packdata.tokens.documents import Document, Documents, Place, Reject
+    import numpy.typing as npt
+
+    from packdata.tokens.documents import Documents, Place, Reject
 
     Message = Mapping[str, Any]
 
@@ -309,20 +311,24 @@ class Chat(DocumentForm):
         return self.of_rows(rows, place)
 
     def of_rows(self, rows: Sequence[Sequence[Any]], place: Place) -> Documents:
-        """Return the text of each row, less those that the template refuses."""
-        found: list[Document] = []
+        """Return the text of each row as UTF-8, with 1 for each byte that the assistant says, 0 for others."""
+        found: list[Documents] = []
         kept: list[int] = []
         rejects: list[Reject] = []
         for number, (messages, tools) in enumerate(rows):
             try:
-                found.append(self._document(messages, tools))
-                kept.append(number)
+                data, wanted = self._document(messages, tools)
             except (ValueError, RecursionError) as error:
                 rejects.append((place(number), SourceError(str(error), place(number))))
-        return join_documents(found, lambda number: place(kept[number]), rejects)
+            else:
+                found.append(one_document(data, wanted, str))
+                kept.append(number)
+        documents = joined(found, rejects)
+        return replace(documents, place=placed(documents.ends, lambda i: place(kept[i])))
 
-    def _document(self, messages: Any, tools: Any) -> Document:
-        """Return the text as UTF-8, and 1 for each byte that the assistant says."""
+    def _document(
+        self, messages: Any, tools: Any
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
         _check_messages(messages, self.column)
         if isinstance(tools, str):
             tools = json.loads(tools)

@@ -248,7 +248,9 @@ class Ids(DocumentForm):
                 if has_null[row]:
                     what = f"{name!r} is null, or holds one"
                 rejects.append((place(row), SourceError(what, place(row))))
-        used = {name: values[np.repeat(good, sizes)] for name, (values, sizes, _) in lists.items()}
+        used = {name: values for name, (values, *_) in lists.items()}
+        if not good.all():
+            used = {n: values[np.repeat(good, sizes)] for n, (values, sizes, _) in lists.items()}
         ids, labels = used[self.column], used.get(LABELS)
         for name in LOSS_MASKS:
             if name in used:

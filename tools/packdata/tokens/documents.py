@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +16,6 @@ import xxhash
 from loaders.errors import SourceError
 from packdata.readers import UTF8_HINT
 
-Document = tuple[npt.NDArray[Any], npt.NDArray[Any] | None]  # data, and its labels
 Place = Callable[[int], str]
 Reject = tuple[str, SourceError]
 IGNORED = -100  # as a label: torch's cross_entropy counts no such target
@@ -56,10 +57,13 @@ class Documents:
 
     def in_order(self, order: npt.NDArray[np.int64]) -> Documents:
         """Return the documents in another order; all of them must end here."""
-        labels, starts = self.labels, self.starts[order].tolist()
-        bounds = [*zip(starts, self.ends[order].tolist(), strict=True)]
-        documents = [(self.data[a:b], None if labels is None else labels[a:b]) for a, b in bounds]
-        return join_documents(documents, lambda i: self.place(starts[i]), self.rejects)
+        return joined([self.one(i) for i in order.tolist()], self.rejects)
+
+    def one(self, i: int) -> Documents:
+        """Return a document by itself."""
+        start, end = int(self.ends[i - 1]) if i else 0, int(self.ends[i])
+        labels = None if self.labels is None else self.labels[start:end]
+        return one_document(self.data[start:end], labels, lambda at: self.place(start + at))
 
     def only_utf8(self) -> Documents:
         """Leave out documents that are not UTF-8; all of them must end here."""
@@ -90,16 +94,33 @@ def placed(ends: npt.NDArray[np.int64], place: Place) -> Place:
     return lambda at: place(int(np.searchsorted(ends, at, "right")))
 
 
-def join_documents(
-    documents: Sequence[Document], place: Place, rejects: Sequence[Reject] = ()
+def one_document(
+    data: npt.NDArray[Any], labels: npt.NDArray[Any] | None, place: Place
 ) -> Documents:
-    """Return single documents end to end; ``place`` is of their numbers."""
-    sizes = np.fromiter((len(data) for data, _ in documents), np.int64, len(documents))
-    ends = np.cumsum(sizes, dtype=np.int64)
-    data = np.concatenate([np.empty(0, np.uint8), *(d for d, _ in documents)])
-    labels = [beside for _, beside in documents if beside is not None]
-    joined = np.concatenate(labels) if labels else None
-    return Documents(data, ends, placed(ends, place), tuple(rejects), joined)
+    """Return a single document."""
+    return Documents(data, np.array([len(data)]), place, labels=labels)
+
+
+def joined(documents: Sequence[Documents], rejects: Sequence[Reject] = ()) -> Documents:
+    """Return documents end to end, with more that are left out."""
+    if len(documents) == 1 and not rejects:
+        return documents[0]
+    firsts = [0, *accumulate(len(each.data) for each in documents)]
+
+    def place(at: int) -> str:
+        i = min(bisect_right(firsts, at), len(documents)) - 1
+        return documents[i].place(at - firsts[i])
+
+    data = np.concatenate([np.empty(0, np.uint8), *(each.data for each in documents)])
+    ends = [each.ends + first for each, first in zip(documents, firsts, strict=False)]
+    labels = [each.labels for each in documents if each.labels is not None]
+    return Documents(
+        data,
+        np.concatenate([np.empty(0, np.int64), *ends]),
+        place,
+        (*rejects, *(reject for each in documents for reject in each.rejects)),
+        np.concatenate(labels) if labels else None,
+    )
 
 
 def not_utf8(byte: int, where: str) -> Reject:

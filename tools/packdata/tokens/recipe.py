@@ -10,7 +10,7 @@ import numpy as np
 from loaders.errors import SourceError
 from loaders.schema import Array, Field, Schema, Tokens
 from packdata.recipe import Block, Recipe, Tally, Target
-from packdata.tokens.documents import IGNORED, Documents, join_documents
+from packdata.tokens.documents import IGNORED, joined
 from packdata.tokens.rows import (
     DOCUMENT_ENDS,
     LABELS,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from packdata.recipe import Draw
-    from packdata.tokens.documents import Piece, Reject, TokenSource
+    from packdata.tokens.documents import Documents, Piece, Reject, TokenSource
     from packdata.tokens.options import TokenOptions
     from packdata.tokens.tokenizer import Tokenizer, Vocabulary
 
@@ -147,18 +147,15 @@ def _encoded(documents: Documents, tokenizer: Tokenizer) -> tuple[Documents, Seq
     try:
         return _encode(documents, tokenizer), ()
     except ValueError:
-        found, places, rejects = [], [], []
-    for start, end in zip(documents.starts.tolist(), documents.ends.tolist(), strict=True):
-        labels = None if documents.labels is None else documents.labels[start:end]
-        one = Documents(documents.data[start:end], np.array([end - start]), str, labels=labels)
-        where = documents.place(start)
+        found: list[Documents] = []
+        rejects: list[Reject] = []
+    for i in range(len(documents)):
+        one = documents.one(i)
         try:
-            ids = _encode(one, tokenizer)
-            found.append((ids.data, ids.labels))
-            places.append(where)
+            found.append(_encode(one, tokenizer))
         except ValueError as error:
-            rejects.append((where, SourceError(str(error), where)))
-    return join_documents(found, places.__getitem__).without_empty(), rejects
+            rejects.append((one.place(0), SourceError(str(error), one.place(0))))
+    return joined(found), rejects
 
 
 def _encode(documents: Documents, tokenizer: Tokenizer) -> Documents:

@@ -9,7 +9,6 @@ import numpy as np
 import xxhash
 
 from loaders.codecs.tokenizer import decoder_of
-from loaders.errors import LoadersError, ShardError
 from loaders.schema import Tokens
 from packdata.moments import percentiles
 from packdata.tokens.rows import DOCUMENT_ENDS, NUM_TOKENS, TOKENS
@@ -60,15 +59,9 @@ def token_text(view: View, i: int) -> str:
     assert isinstance(field, Tokens)
     sample = view.sample(i, [TOKENS, NUM_TOKENS, DOCUMENT_ENDS])
     ids = sample[TOKENS][: int(sample[NUM_TOKENS])]
-    note = ""
-    try:
-        decoder = decoder_of(view.path, field)
-    except ShardError:
-        raise
-    except LoadersError as error:
-        decoder, note = None, f" ({error})"
+    decoder = decoder_of(view.path, field)
     if decoder is None:
-        return " ".join(map(str, ids[:64].tolist())) + (" ..." if len(ids) > 64 else "") + note
+        return " ".join(map(str, ids[:64].tolist())) + (" ..." if len(ids) > 64 else "")
     ends = sample[DOCUMENT_ENDS].astype(np.int64)
     parts = np.split(ids, ends[ends < len(ids)])
     return " ¶ ".join(decoder.decode(part) for part in parts)

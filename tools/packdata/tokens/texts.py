@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from codecs import utf_8_decode
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate
@@ -28,7 +26,7 @@ from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
 from packdata.sources.row_kinds import ROW_KINDS, open_row_file
 from packdata.tokens.contents import Texts
-from packdata.tokens.documents import Documents, Piece, TokenSource, not_utf8, texts_of
+from packdata.tokens.documents import Documents, Piece, TokenSource, joined, not_utf8, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,11 +75,13 @@ class Range(NamedTuple):
     """A range of one file, which a thread reads by itself."""
 
     file: DocumentFile
+    where: str  # for messages
     start: int  # bytes, or rows of the group
     stop: int
     nbytes: int
     is_last: bool = True  # of a file of text
     group: Any = None  # of rows
+    run: object = None  # what ranges share that are best read one after the other
 
 
 class Recent:
@@ -89,7 +89,7 @@ class Recent:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[Any, Future[Any]] = {}
+        self._kept: dict[Any, Any] = {}
 
     def __reduce__(self) -> tuple[type[Recent], tuple[()]]:
         return Recent, ()
@@ -97,16 +97,10 @@ class Recent:
     def get(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return what is kept by a key, made first if there is none."""
         with self._lock:
-            found = self._kept.pop(key, None)
-            self._kept[key] = future = Future() if found is None else found
-            if len(self._kept) > 2:
-                del self._kept[next(iter(self._kept))]
-        if found is None:
-            try:
-                future.set_result(make())
-            except BaseException as error:
-                future.set_exception(error)
-        return future.result()
+            if key not in self._kept:
+                self._kept = dict([*self._kept.items()][-1:])
+                self._kept[key] = make()
+            return self._kept[key]
 
 
 class DocumentFile(ABC):
@@ -123,16 +117,8 @@ class DocumentFile(ABC):
     def read(self, given: Range, stored: RemoteFile | None = None) -> Documents:
         """Return the documents of a range, from ``stored`` if its bytes are fetched ahead."""
 
-    @abstractmethod
-    def where(self, given: Range) -> str:
-        """Return the place of a range, for messages."""
-
     def ahead(self, given: Range) -> RemoteFile | None:
         """Return what fetches a range ahead, if it lies in a store."""
-        return None
-
-    def run(self, given: Range) -> object:
-        """Return what ranges share that are best read one after the other."""
         return None
 
 
@@ -146,9 +132,9 @@ class TextFile(DocumentFile):
         return NEWLINE if is_lines else self.options.separator
 
     def ranges(self) -> Iterator[Range]:
-        size, read = self.file.size, self.file.read
+        size, read, run = self.file.size, self.file.read, None
         if self.file.compression is not None:
-            data = self.file.unpacked()
+            data, run = self.file.unpacked(), self.file.path
             size, read = len(data), lambda start, stop: data[start:stop]
         mark, start = self._mark, 0
         if self.file.kind == "text" and self.options.separator is not None:
@@ -159,7 +145,9 @@ class TextFile(DocumentFile):
                 stop = _end_behind(read, start, stop, size, mark)
             else:
                 stop = min(start + (self.options.cut or size), size)
-            yield Range(self, start, stop, stop - start, stop == size)
+            name, is_last = self.file.name, stop == size
+            where = name if start == 0 and is_last else f"{name}, bytes {start} to {stop}"
+            yield Range(self, where, start, stop, stop - start, is_last, run=run)
             start = stop
 
     def _check_line_ends(self, head: bytes, separator: bytes) -> None:
@@ -168,18 +156,10 @@ class TextFile(DocumentFile):
             wanted = separator.replace(NEWLINE, b"\r\n").decode()
             raise SourceError(r"lines end in \r\n", self.file.path, f"Pass documents={wanted!r}")
 
-    def where(self, given: Range) -> str:
-        if given.start == 0 and given.is_last:
-            return self.file.name
-        return f"{self.file.name}, bytes {given.start} to {given.stop}"
-
     def ahead(self, given: Range) -> RemoteFile | None:
         if self.file.stored is None or self.file.compression is not None:
             return None
         return self.file.stored.part(given.start, given.stop + _MAX_CHAR_BYTES - 1)
-
-    def run(self, given: Range) -> object:
-        return None if self.file.compression is None else self.file.path
 
     def read(self, given: Range, stored: RemoteFile | None = None) -> Documents:
         """Return the documents of a range, less those that are not UTF-8, or not JSON.
@@ -203,8 +183,8 @@ class TextFile(DocumentFile):
 
         if blob.count(0, 0, _CHECKED_BYTES) > min(len(blob), _CHECKED_BYTES) // _MAX_NUL_SHARE:
             hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
-            error = SourceError("the file is full of NUL bytes, not text", self.where(given), hint)
-            return replace(_NONE, rejects=((self.where(given), error),))
+            error = SourceError("the file is full of NUL bytes, not text", given.where, hint)
+            return replace(_NONE, rejects=((given.where, error),))
         begin = len(_BOM) if given.start == 0 and blob.startswith(_BOM) else 0
         text = blob[begin : given.nbytes]
         if self.file.kind == "jsonl":
@@ -230,10 +210,8 @@ class TextFile(DocumentFile):
 
     def _split(self, data: npt.NDArray[np.uint8], given: Range) -> Documents:
         """Return the documents; ``place`` gives offsets, as text."""
-        if self.options.documents == "line":
-            return split_lines(data)
-        if self.options.separator is not None:
-            return split_at(data, self.options.separator)
+        if self._mark is not None:
+            return split_at(data, self._mark, is_line=self.options.documents == "line")
         return Documents(data, np.array([len(data)] if given.is_last else [], np.int64), str)
 
 
@@ -291,10 +269,8 @@ class CsvFile(DocumentFile):
             pa.schema([(name, pa.string()) for name in self._rows.columns]), self.file.path
         )
         for part in self._rows.parts():
-            yield Range(self, part.start, part.stop, part.stop - part.start, group=part)
-
-    def where(self, given: Range) -> str:
-        return f"{self.file.name}, from line {given.group.line}"
+            where, nbytes = f"{self.file.name}, from line {part.line}", part.stop - part.start
+            yield Range(self, where, part.start, part.stop, nbytes, group=part)
 
     def read(self, given: Range, stored: RemoteFile | None = None) -> Documents:
         """Return each row as a document, less those of more or fewer cells."""
@@ -331,21 +307,16 @@ class TableFile(DocumentFile):
             size = max(1, self._rows.nbytes(group, self._columns))
             step = max(1, rows * self.options.piece_bytes // size)
             for first in range(0, rows, step):
-                last = min(first + step, rows)
-                yield Range(self, first, last, size * (last - first) // rows, group=group)
-
-    def where(self, given: Range) -> str:
-        first = self._firsts[given.group]
-        return f"{self.file.name}, rows {first + given.start} to {first + given.stop - 1}"
-
-    def run(self, given: Range) -> object:
-        return self.file.path, given.group
+                last, before = min(first + step, rows), self._firsts[group]
+                where = f"{self.file.name}, rows {before + first} to {before + last - 1}"
+                nbytes, run = size * (last - first) // rows, (self.file.path, group)
+                yield Range(self, where, first, last, nbytes, group=group, run=run)
 
     def read(self, given: Range, stored: RemoteFile | None = None) -> Documents:
         """Return each row as a document, less those that cannot be one."""
         content, group = self.options.content, given.group
         make = partial(self._rows.table, group, self._columns)
-        table = self.recent.get(self.run(given), make)
+        table = self.recent.get(given.run, make)
         table = table.slice(given.start, given.stop - given.start)
         none = pa.nulls(len(table))  # of tools, which some files lack
         columns = (
@@ -355,7 +326,7 @@ class TableFile(DocumentFile):
         try:
             arrays = [column if kind is None else column.cast(kind) for column, kind in columns]
         except pa.ArrowException as error:
-            raise SourceError(f"values cannot be read ({error})", self.where(given)) from error
+            raise SourceError(f"values cannot be read ({error})", given.where) from error
         first = self._firsts[group] + given.start
         return content.of_table(
             pa.Table.from_arrays(arrays, names=[*content.types]),
@@ -363,38 +334,21 @@ class TableFile(DocumentFile):
         )
 
 
-def split_lines(data: npt.NDArray[np.uint8]) -> Documents:
-    r"""Make each line a document, without its end (``\n`` or ``\r\n``)."""
-    text = data.tobytes()
-    breaks = np.flatnonzero(data == ord("\n"))
-    if len(breaks) == 0 or breaks[-1] != len(data) - 1:  # no line end at the end
-        breaks = np.append(breaks, len(data))
-    ends = breaks - np.arange(len(breaks))
-    if b"\r" in text:
-        before = np.maximum(breaks - 1, 0)
-        is_end = breaks < len(data)
-        ends -= np.cumsum((data[before] == ord("\r")) & (breaks > 0) & is_end)
-        text = text.replace(b"\r\n", b"\n")
-
-    def place(at: int) -> str:
-        line = int(np.searchsorted(ends, at, "right"))
-        return str(at + (int(breaks[line - 1] - ends[line - 1]) + 1 if line else 0))
-
-    return Documents(np.frombuffer(text.replace(b"\n", b""), np.uint8), ends, place)
-
-
-def split_at(data: npt.NDArray[np.uint8], separator: bytes) -> Documents:
-    """Make what lies between separators documents, without these."""
+def split_at(data: npt.NDArray[np.uint8], separator: bytes, *, is_line: bool = False) -> Documents:
+    r"""Make what lies between separators documents, without these, and lines without the rest of ``\r\n``."""
     parts = data.tobytes().split(separator)
+    starts = np.cumsum([0, *map(len, parts)]) + len(separator) * np.arange(len(parts) + 1)
+    if is_line:
+        parts[:-1] = [part.removesuffix(b"\r") for part in parts[:-1]]
     if not parts[-1]:  # nothing follows the last separator
         parts.pop()
     ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), dtype=np.int64)
-    kept = np.frombuffer(b"".join(parts), np.uint8)
 
     def place(at: int) -> str:
-        return str(at + len(separator) * int(np.searchsorted(ends, at, "right")))
+        number = int(np.searchsorted(ends, at, "right"))
+        return str(starts[number] + at - (ends[number - 1] if number else 0))
 
-    return Documents(kept, ends, place)
+    return Documents(np.frombuffer(b"".join(parts), np.uint8), ends, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +360,7 @@ class TextPiece:
     @property
     def where(self) -> str:
         first, more = self.parts[0][0], len(self.parts) - 1
-        return first.file.where(first) + (f" and {counted(more, 'more file')}" if more else "")
+        return first.where + (f" and {counted(more, 'more file')}" if more else "")
 
     @property
     def reads(self) -> list[RemoteFile]:
@@ -414,26 +368,7 @@ class TextPiece:
         return [stored for _, stored in self.parts if stored is not None]
 
     def read(self) -> Documents:
-        return join([part.file.read(part, stored) for part, stored in self.parts])
-
-
-def join(documents: Sequence[Documents]) -> Documents:
-    """Return the documents of several ranges as those of one."""
-    if len(documents) == 1:
-        return documents[0]
-    sizes = [len(d.data) for d in documents]
-    firsts = [0, *accumulate(sizes)]
-    ends = [d.ends + first for d, first in zip(documents, firsts, strict=False)]
-
-    def place(at: int) -> str:
-        i = min(bisect_right(firsts, at) - 1, len(documents) - 1)
-        return documents[i].place(at - firsts[i])
-
-    rejects = tuple(reject for d in documents for reject in d.rejects)
-    data = np.concatenate([d.data for d in documents])
-    labels = [d.labels for d in documents if d.labels is not None]
-    joined = np.concatenate(labels) if labels else None
-    return Documents(data, np.concatenate(ends), place, rejects, joined)
+        return joined([part.file.read(part, stored) for part, stored in self.parts])
 
 
 class TextSource(TokenSource):
@@ -479,9 +414,8 @@ class TextSource(TokenSource):
         """Yield of each piece the number of the first that begins in the same compressed file, or group of rows."""
         first, last = 0, None
         for number, (part, *_) in enumerate(self._plan):
-            run = part.file.run(part)
-            first = first if last is not None and run == last else number
-            last = run
+            first = first if last is not None and part.run == last else number
+            last = part.run
             yield first
 
     def pieces(self, start: int = 0) -> Iterator[Piece]:

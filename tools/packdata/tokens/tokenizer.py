@@ -16,7 +16,7 @@ import xxhash
 
 from loaders.codecs.tokenizer import BytesDecoder, JsonDecoder, import_tokenizers
 from loaders.errors import SourceError
-from packdata.tokens.documents import IGNORED, Documents, join_documents, texts_of
+from packdata.tokens.documents import IGNORED, Documents, joined, one_document, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,27 +84,28 @@ class JsonTokenizer(JsonDecoder):
     def encode(self, documents: Documents) -> Documents:
         """Return the ids of each document, and their labels where its bytes have some."""
         if documents.labels is not None:
-            return self._encode_labelled(documents, documents.labels)
+            return self._encode_labelled(documents)
         batch = self._tokenizer.encode_batch_fast(texts_of(documents), add_special_tokens=False)
         ids = [encoding.ids for encoding in batch]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         flat = np.fromiter(itertools.chain.from_iterable(ids), np.uint32, int(lengths.sum()))
         return Documents(flat, np.cumsum(lengths), documents.place)
 
-    def _encode_labelled(self, documents: Documents, wanted: npt.NDArray[Any]) -> Documents:
-        """Return ids, of which those have a label that hold a character whose bytes are ``wanted``."""
+    def _encode_labelled(self, documents: Documents) -> Documents:
+        """Return ids, of which those have a label that hold a character with a label."""
         batch = self._tokenizer.encode_batch(texts_of(documents), add_special_tokens=False)
         found = []
-        bounds = zip(documents.starts.tolist(), documents.ends.tolist(), strict=True)
-        for encoding, (start, end) in zip(batch, bounds, strict=True):
+        for i, encoding in enumerate(batch):
+            one = documents.one(i)
             ids = np.array(encoding.ids, np.uint32)
-            is_first = documents.data[start:end] & 0xC0 != 0x80  # byte of a character
-            before = np.cumsum(np.append(0, wanted[start:end][is_first]), dtype=np.int64)
+            is_first = one.data & 0xC0 != 0x80  # byte of a character
+            wanted = np.asarray(one.labels)[is_first]
+            before = np.cumsum(np.append(0, wanted), dtype=np.int64)
             spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
             is_wanted = before[spans[:, 1]] > before[spans[:, 0]]
-            found.append((ids, np.where(is_wanted, ids.astype(np.int32), IGNORED)))
-        starts = documents.starts
-        return join_documents(found, lambda number: documents.place(int(starts[number])))
+            labels = np.where(is_wanted, ids.astype(np.int32), IGNORED)
+            found.append(one_document(ids, labels, one.place))
+        return joined(found)
 
 
 Tokenizer = BytesTokenizer | JsonTokenizer
