@@ -14,10 +14,9 @@ import pytest
 
 from loaders.errors import SchemaError, SourceError
 from packdata.cli import main
-from packdata.delimited import CsvRows
 from packdata.rows import COMPRESSIONS
 from packdata.tables import pack_tables, plan_tables
-from packdata.tables.kept import TableReader
+from packdata.tables.files import TableFiles
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
 
@@ -209,15 +208,14 @@ def test_all_columns_that_are_not_there_are_told_at_once(tmp_path: Path) -> None
 # ------------------------------------------------------------------------------ folders of keys
 
 
-@pytest.mark.parametrize("source", ["in", "in/*/*.parquet"])
-def test_folders_of_keys_are_refused(tmp_path: Path, source: str) -> None:
-    (tmp_path / "in/year=2023").mkdir(parents=True)
-    (tmp_path / "in/year=2024").mkdir()
+def test_folders_of_keys_are_refused(tmp_path: Path) -> None:
     for year in (2023, 2024):
+        (tmp_path / f"in/year={year}").mkdir(parents=True)
         pq.write_table(pa.table({"x": [1.0]}), tmp_path / f"in/year={year}/a.parquet")
 
-    with pytest.raises(SourceError, check=lambda e: "year=202" in str(e.path)):
-        pack_tables(str(tmp_path / source), tmp_path / "out")
+    for source in (tmp_path / "in", f"{tmp_path}/in/*/*.parquet"):
+        with pytest.raises(SourceError):
+            pack_tables(source, tmp_path / "out")
     assert pack_tables(tmp_path / "in/year=2024", tmp_path / "one").samples == 1
 
 
@@ -311,17 +309,17 @@ def test_what_is_read_a_second_time_takes_the_room_of_what_was_kept_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where numbers turn out to be names, after some parts were read as numbers."""
-    file = CsvRows(write(tmp_path, "a\n" + "1\n" * 100))
-    (part,) = file.parts(0)
-    (rows,) = file.read(part, None, {})
+    files = TableFiles([write(tmp_path, "a\n" + "1\n" * 100)])
+    (part,) = files[0].parts(0)
+    (rows,) = files[0].read(part, None, {})
     first, second = (pa.array(np.full(100, each, np.float64)) for each in (1, 2))
-    monkeypatch.setattr("packdata.tables.kept.MOST_BYTES", 3 * first.nbytes // 2)
-    reader = TableReader([file], keeps=True)
+    monkeypatch.setattr("packdata.tables.files.MOST_BYTES", 3 * first.nbytes // 2)
+    files.keep_some()
 
     for values in (first, second):
-        reader.keep(part, rows, {"a": values})
+        files.keep(part, rows, {"a": values})
 
-    (found,) = reader.read(part, ["a"], {"a": "number"})
+    (found,) = files.read(part, ["a"], {"a": "number"})
     assert found.table["a"].to_pylist() == second.to_pylist()
 
 

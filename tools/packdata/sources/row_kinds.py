@@ -90,11 +90,10 @@ class ArrowRows(TypedRows):
     Args:
         path: The file, or what to call the table.
         rows: The table, if it is in memory.
-        digest: Hash of all its values.
     """
 
-    def __init__(self, path: Path, rows: pa.Table | None = None, digest: str = "") -> None:
-        self.rows, self.digest = open_arrow(path) if rows is None else rows, digest
+    def __init__(self, path: Path, rows: pa.Table | None = None) -> None:
+        self.rows = open_arrow(path) if rows is None else rows
         super().__init__(path, self.rows.schema, [len(self.rows)])
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from loaders.errors import SourceError
 from loaders.schema import Array, Categories, Features, Label
 from packdata.moments import Moments, standardized
 from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, ColumnPlan, TargetColumn
-from packdata.tables.values import in_words, spelled_once
+from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,11 +90,11 @@ def plan_columns(
     features = _features(numbers, roles, scan, options) if numbers else None
     if features is not None and not skips:
         _check_range(features, source)
-    targets = tuple(_target(name, roles[name], scan, options) for name in options.target)
+    targets = tuple(_target(name, roles[name], scan) for name in options.target)
     taken = {FEATURES, CATEGORIES, MISSING}
     targets = tuple(replace(t, field=_free_name(t.field, taken)) for t in targets)
     texts = [name for name in learned if roles[name] == "text"]
-    categories = _categories(texts, scan, options) if texts else None
+    categories = _categories(texts, scan) if texts else None
     mask = options.missing_mask and features is not None
     return ColumnPlan(features, categories, targets, mask)
 
@@ -120,8 +120,8 @@ def _role(name: str, column: ColumnScan, options: TableOptions, source: Path | s
         raise SourceError(f"{what} ({bad.shown!r})", bad.where, hint)
     if not column.groups:
         hint = f"Leave it out: {drop}"
-        if column.num_unsure:
-            hint += f"; categorical={[name]} takes {next(iter(column.counts))!r} as text"
+        if column.words:
+            hint += f"; categorical={[name]} takes {next(iter(column.words))!r} as text"
         raise SourceError(f"column {name!r} has no value in any row", source, hint)
     if name in options.categorical or name in options.numeric:
         return "text" if name in options.categorical else "number"
@@ -158,17 +158,11 @@ def _mixed(name: str, column: ColumnScan) -> SourceError:
     return SourceError(f"{what} ({usual.shown!r}: {usual.where})", first.where, hint)
 
 
-def _target(name: str, role: str, scan: Scan, options: TableOptions) -> TargetColumn:
+def _target(name: str, role: str, scan: Scan) -> TargetColumn:
     if role != "text":
         return TargetColumn(field_name(name), name, "days" if role == "date" else role)
-    classes = scan.classes.get(name) or _sorted_classes(_known_texts(name, scan, options))
+    classes = scan.classes.get(name) or _sorted_classes(scan.columns[name].known_texts())
     return TargetColumn(field_name(name), name, "label", classes)
-
-
-def _known_texts(name: str, scan: Scan, options: TableOptions) -> Mapping[str, int]:
-    """Return how often each text of a column occurs; of numbers that are to be categories, 3 and 3.0 are one."""
-    texts = scan.columns[name].known_texts
-    return spelled_once(texts) if name in options.categorical else texts
 
 
 def _sorted_classes(names: Mapping[str, int]) -> tuple[str, ...]:
@@ -224,7 +218,7 @@ def _moments(column: ColumnScan, how: str) -> Moments:
     if how != "flag":
         return column.moments if column.moments.count else Moments(least=0.0, most=0.0)
     moments = Moments()
-    for text, count in column.known_texts.items():
+    for text, count in column.known_texts().items():
         flag = float(text.strip().lower() == "true")
         moments.add(Moments(count, flag, 0.0, flag, flag))
     return moments
@@ -249,7 +243,7 @@ def _check_numbers(numbers: Sequence[str], scan: Scan, options: TableOptions) ->
     lacking = [name for name in numbers if "missing" in scan.columns[name].first]
     if lacking and options.missing == "error":
         columns = [scan.columns[name] for name in lacking]
-        counts = [c.num_missing + c.num_unsure for c in columns]
+        counts = [scan.num_rows - column.groups.total() for column in columns]
         named = [f"{name} ({count:,})" for name, count in zip(lacking, counts, strict=True)]
         what = f"column {lacking[0]!r} has no value here; values are missing in {in_words(named)}"
         hint = "missing='nan' or 'mean' says what becomes of them, on_error='skip' leaves such rows out"
@@ -269,8 +263,8 @@ def _check_range(features: Features, source: Path | str) -> None:
             raise SourceError(what, source, hint)
 
 
-def _categories(names: Sequence[str], scan: Scan, options: TableOptions) -> Categories:
-    vocabularies = tuple(_by_count(_known_texts(name, scan, options)) for name in names)
+def _categories(names: Sequence[str], scan: Scan) -> Categories:
+    vocabularies = tuple(_by_count(scan.columns[name].known_texts()) for name in names)
     largest = max(map(len, vocabularies))
     dtype = next(t for t in ("uint8", "uint16", "uint32") if largest <= np.iinfo(t).max)
     return Categories(dtype=dtype, columns=tuple(names), vocabularies=vocabularies)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 from glob import has_magic
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from loaders.errors import SchemaError, SourceError
+from loaders.system.limits import available_memory
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
 from packdata.options import changed
@@ -27,7 +29,7 @@ from packdata.sources.row_kinds import ArrowRows, ParquetRows, listed_files
 from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from packdata.rows import Part, Rows
@@ -44,6 +46,7 @@ _KINDS: dict[str, Callable[[Path], RowFile]] = {
     **dict.fromkeys((".arrow", ".feather", ".ipc"), ArrowRows),
 }
 _SUFFIXES = (*DELIMITED, *_KINDS)
+MOST_BYTES = 1 << 30  # that are kept of text
 FOLDER = "folder"  # where the suffixes of files are counted
 
 
@@ -80,141 +83,135 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]
     return list(paths.values()), ignored
 
 
-class LazyTableFile(RowFile):
-    """A file of a source: opened as what its suffix says, when it is first asked about.
-
-    Args:
-        path: The file.
-        options: How CSV files are read.
-        missing: Texts that stand for no value in these.
-    """
-
-    def __init__(self, path: Path, options: CsvOptions, missing: Sequence[str]) -> None:
-        self.path, self._options, self._missing = path, options, tuple(missing)
-
-    @cached_property
-    def opened(self) -> RowFile:
-        """The file itself; SourceError if it cannot be read, or is not a table."""
-        return _open(self.path, self._options, self._missing)
-
-    @property
-    def unit(self) -> str:  # type: ignore[override]
-        """What places in it are counted in."""
-        return self.opened.unit
-
-    @property
-    def is_text(self) -> bool:  # type: ignore[override]
-        """Whether reading it means parsing text."""
-        return self.opened.is_text
-
-    @property
-    def columns(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        """Its columns."""
-        return None if suffix_inside(self.path.name) in JSON_LINES else self.opened.columns
-
-    @property
-    def guesses(self) -> frozenset[Kind]:  # type: ignore[override]
-        """Of what kinds texts may be."""
-        return self.opened.guesses
-
-    def parts(self, number: int = 0) -> Iterator[Part]:
-        """List the parts of the file."""
-        return self.opened.parts(number)
-
-    def read(
-        self,
-        part: Part,
-        columns: Sequence[str] | None = None,
-        kinds: Mapping[str, Kind] = MappingProxyType({}),
-    ) -> Iterator[Rows]:
-        """Read columns of a part."""
-        yield from self.opened.read(part, columns, kinds)
-
-
 def is_csv(path: Path) -> bool:
     """Tell whether a file is read as CSV."""
     return suffix_inside(path.name) in _CELLS
 
 
-def opened(file: RowFile) -> RowFile:
-    """Return what a file of a source is."""
-    return file.opened if isinstance(file, LazyTableFile) else file
+class TableFiles:
+    """The files of a table, each opened when it is first asked for.
 
-
-def open_tables(
-    paths: Sequence[Path], options: CsvOptions | None = None, missing: Sequence[str] = ()
-) -> list[RowFile]:
-    """Return files to be opened.
+    What was parsed of text is kept for a second reading: a GiB at most, and no more than a quarter of what is free.
 
     Args:
-        paths: The files.
+        paths: The files, or what to call a table in memory.
         options: How CSV files are read.
         missing: Texts that stand for no value in these.
+        frame: The table in memory.
+        digest: Hash of all its values.
 
     Raises:
         SchemaError: There are options for CSV files, but no such file.
     """
-    opened_in_order(paths)
-    options = CsvOptions() if options is None else options
-    given = changed(options)
-    if given and not any(map(is_csv, paths)):
-        raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
-    return [LazyTableFile(path, options, missing) for path in paths]
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        options: CsvOptions | None = None,
+        missing: Sequence[str] = (),
+        frame: RowFile | None = None,
+        digest: str = "",
+    ) -> None:
+        opened_in_order(paths)
+        self.paths, self._missing, self.digest = paths, missing, digest
+        self._options = CsvOptions() if options is None else options
+        self._opened: dict[int, RowFile] = {} if frame is None else {0: frame}
+        self._kept: dict[Part, Rows] = {}
+        self._room, self._lock = 0, threading.Lock()
+        if (given := changed(self._options)) and not any(map(is_csv, paths)):
+            raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int) -> RowFile:
+        """Return a file; SourceError if it cannot be read, or is not a table."""
+        if number not in self._opened:
+            self._opened[number] = _open(self.paths[number], self._options, self._missing)
+        return self._opened[number]
+
+    def columns(self, number: int) -> tuple[str, ...] | None:
+        """Return the columns of a file, None for JSON lines: such a file is not opened."""
+        path = self.paths[number]
+        return None if suffix_inside(path.name) in JSON_LINES else self[number].columns
+
+    def keep_some(self) -> None:
+        """Keep from now on what is parsed of text."""
+        self._room = min(MOST_BYTES, available_memory() // 4)
+
+    def keep(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
+        """Keep the columns of a part, one array for each of the rows' own, if there is room."""
+        table = pa.table(dict(columns))
+        with self._lock:
+            before = self._kept.get(part)  # read a second time, as something else
+            room = self._room + (0 if before is None else before.table.nbytes)
+            if columns and table.nbytes <= room:
+                self._room = room - table.nbytes
+                self._kept[part] = replace(rows, table=table)
+
+    def read(
+        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
+    ) -> Iterator[Rows]:
+        """Read columns of a part, see ``RowFile.read``: from what was kept, if it has what shall be text as text."""
+        kept = self._kept.get(part)
+        if kept is not None and columns is not None:
+            types = dict(zip(kept.table.column_names, kept.table.schema.types, strict=True))
+            if all(
+                name in types
+                and (kinds.get(name) != "text" or pa.types.is_dictionary(types[name]))
+                for name in columns
+            ):
+                yield replace(kept, table=kept.table.select([*columns]))
+                return
+        yield from self[part.file].read(part, columns, kinds)
 
 
-@dataclass(frozen=True, slots=True)
 class CommonColumns:
     """The columns to read, which every file must have, once.
 
-    Attributes:
-        first: The first file that names its columns; None if all rows name their own.
+    Args:
+        files: The files.
         wanted: The columns that matter; None for all but ``drop``.
         drop: Columns that may differ.
+
+    Attributes:
+        first: Number of the first file that names its columns; None if all rows name their own.
+        columns: Those to read; None where rows name their own.
     """
 
-    first: RowFile | None
-    wanted: Sequence[str] | None
-    drop: Sequence[str] = ()
+    def __init__(
+        self, files: TableFiles, wanted: Sequence[str] | None, drop: Sequence[str] = ()
+    ) -> None:
+        self._files, self._drop, self._takes_all = files, {*drop}, wanted is None
+        numbers = range(len(files))
+        self.first = next((i for i in numbers if files.columns(i) is not None), None)
+        self.columns = None if wanted is None else list(wanted)
+        if wanted is None and self.first is not None:
+            self.columns = self._of(self.first)
 
-    @classmethod
-    def of(
-        cls, files: Iterable[RowFile], wanted: Sequence[str] | None, drop: Sequence[str] = ()
-    ) -> CommonColumns:
-        """Take what the first of some files has."""
-        first = next((file for file in files if file.columns is not None), None)
-        return cls(first, wanted, drop)
+    def _of(self, number: int) -> list[str]:
+        return [name for name in self._files.columns(number) or () if name not in self._drop]
 
-    @property
-    def columns(self) -> list[str] | None:
-        """Their names; None where rows name their own."""
-        if self.wanted is not None:
-            return list(self.wanted)
-        return None if self.first is None else self._of(self.first)
-
-    def _of(self, file: RowFile) -> list[str]:
-        dropped = {*self.drop}
-        return [name for name in file.columns or () if name not in dropped]
-
-    def check(self, file: RowFile) -> None:
+    def check(self, number: int) -> None:
         """Raise SourceError for a file that lacks one, or has more than one of a name, or others."""
-        if file.columns is None or self.first is None:
+        if self.first is None or self._files.columns(number) is None:
             return
-        mine, columns = Counter(self._of(file)), dict.fromkeys(self.columns or ())
+        path, first = self._files.paths[number], self._files.paths[self.first]
+        mine, columns = Counter(self._of(number)), dict.fromkeys(self.columns or ())
         missing = [name for name in columns if name not in mine]
-        more = [name for name in mine if self.wanted is None and name not in columns]
+        more = [name for name in mine if self._takes_all and name not in columns]
         if missing or more:
             found = [f"missing {in_words(missing)}"] if missing else []
             found += [f"unexpected {in_words(more)}"] if more else []
-            what = f"columns differ from {self.first.path.name}: {'; '.join(found)}"
+            what = f"columns differ from {first.name}: {'; '.join(found)}"
             hint = "features= names the columns to take, drop= those to leave out"
-            raise SourceError(what, file.path, hint)
-        twice = [name for name, n in mine.items() if n > 1 and name in columns]
-        if twice:
+            raise SourceError(what, path, hint)
+        if twice := [name for name, n in mine.items() if n > 1 and name in columns]:
             what = f"duplicate column {', '.join(map(repr, twice[:5]))}"
             hint = f"drop={twice} leaves them out"
-            if isinstance(opened(file), CsvRows):
+            if is_csv(path):
                 hint += ", names= with skip_rows=1 gives other names; header=False if it has none"
-            raise SourceError(what, file.path, hint)
+            raise SourceError(what, path, hint)
 
 
 def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
@@ -249,15 +246,10 @@ def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
     for path in inside:
         if path in tables:
             found.append((path, None))
-        elif "=" in path.name and path.is_dir():
-            raise SourceError("folders such as year=2024 are not read", path, _KEYS_HINT)
         else:
             found.append((path, FOLDER if path.is_dir() else suffix_of(path.name)))
     if not any(other is None for _, other in found):
-        folders = [path for path in inside if path.is_dir()]
-        below = (suffix_of(path.name) for each in folders for path in sorted(each.iterdir()))
-        suffix = next((suffix for suffix in below if suffix in _SUFFIXES), None)
-        hint = f"'{folder}/**/*{suffix}' takes those in its folders" if suffix else ""
+        hint = f"'{folder}/**/*.csv' takes the CSV files in its folders, other suffixes in the same way"
         raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", folder, hint)
     return found
 

@@ -41,12 +41,11 @@ from packdata.tables.columns import (
     plan_columns,
     plan_like,
 )
-from packdata.tables.files import CommonColumns, is_csv, list_tables, open_tables, opened
-from packdata.tables.kept import TableReader
+from packdata.tables.files import CommonColumns, TableFiles, is_csv, list_tables
 from packdata.tables.options import TableOptions
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import Scanner
-from packdata.tables.typed import frame_table, is_frame
+from packdata.tables.typed import frame_files, is_frame
 from packdata.tables.values import in_words
 from packdata.types import KINDS, kinds_of
 
@@ -55,9 +54,7 @@ if TYPE_CHECKING:
 
     from packdata.packing.settings import OnError
     from packdata.packing.summary import Summary
-    from packdata.rows import RowFile
     from packdata.tables.scan import Scan
-    from packdata.types import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ class TablesPlan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON types."""
         return {
-            "files": [str(file.path) for file in self.recipe.reader.files],
+            "files": [str(path) for path in self.recipe.files.paths],
             "parts": len(self.recipe),
             "rows": self.recipe.num_samples,
             "schema": self.recipe.schema.to_json(),
@@ -97,7 +94,7 @@ class TablesPlan:
     def __str__(self) -> str:
         rows = self.recipe.num_samples
         count = "rows" if rows is None else counted(rows, "row")
-        files = counted(len(self.recipe.reader.files), "file")
+        files = counted(len(self.recipe.files), "file")
         return "\n".join(
             [f"{count} in {files}:", *self.recipe.columns.lines(), *self._source_notes()]
         )
@@ -117,8 +114,7 @@ class TablesPlan:
         return [*self.recipe.columns.notes, *self._source_notes(), *notes]
 
     def _source_notes(self) -> list[str]:
-        files = [file.path for file in self.recipe.reader.files]
-        return [*passed_over(self.ignored), *joined_splits(files)]
+        return [*passed_over(self.ignored), *joined_splits(self.recipe.files.paths)]
 
     def amount(self, packed: Summary) -> str:
         """Leave it to the number of samples."""
@@ -128,15 +124,15 @@ class TablesPlan:
         """Tell whether the files are still as they were read first."""
         try:
             list_sources(self.sources)
-            return bool(_identity(self.recipe.reader.files) == self.recipe.identity["source"])
+            return bool(_identity(self.recipe.files) == self.recipe.identity["source"])
         except SourceError:
             return False
 
 
-def _identity(files: Sequence[RowFile]) -> dict[str, Any]:
-    if digest := getattr(files[0], "digest", ""):
+def _identity(files: TableFiles) -> dict[str, Any]:
+    if digest := files.digest:
         return {"kind": "frame", "digest": digest}
-    return files_identity("table", [file.path for file in files])
+    return files_identity("table", files.paths)
 
 
 def plan_tables(
@@ -177,61 +173,54 @@ def plan_tables(
         _check_like(chosen)
         missing_values = chosen.missing_values or missing_values_of(like)
         chosen = replace(chosen, missing_values=missing_values)
-    files, given, ignored = _opened(sources, csv, chosen.missing_values)
-    if options.get("missing_values") and not any(is_csv(file.path) for file in files):
+    ignored: Counter[str] = Counter()
+    given: tuple[Path | str, ...] = ()
+    if is_frame(sources):
+        files = frame_files(sources)
+    else:
+        sources = [sources] if isinstance(sources, str | Path) else [*sources]
+        paths, ignored = list_tables(sources)
+        files = TableFiles(paths, csv, chosen.missing_values)
+        given = tuple(without_secrets(sources))
+    if options.get("missing_values") and not any(map(is_csv, files.paths)):
         hint = "replace these texts before, such as by frame.replace('?', None)"
         raise SchemaError(f"missing_values is for CSV files, and there is none: {hint}")
     before = _identity(files)
-    reader = TableReader(files, keeps=keeps and like is None)
     first_pass = FirstPass() if first_pass is None else first_pass
     if like is None:
+        if keeps:
+            files.keep_some()
         learned: list[_Learned] = []
-        scanner = _scanner(reader, chosen, workers, on_error, progress)
+        scanner = _scanner(files, chosen, workers, on_error, progress)
 
         def learn() -> dict[str, Any]:
-            learned.append(_learned(scanner, chosen))
+            learned.append(_learned(scanner))
             return _as_json(*learned[0])
 
         taken = first_pass.get(_ROWS, learn, _WHAT)
         with first_pass.reading():
             parts, plan, rows = learned[0] if learned else _from_json(taken)
     else:
-        common = CommonColumns.of(files, None, chosen.drop)
-        plan = plan_like(like, common.columns, chosen.drop, (common.first or files[0]).path)
-        taken_over = CommonColumns.of(files, list(plan.kinds))
-        for file in files:
-            common.check(file)
-            taken_over.check(file)
-        parts, rows = [part for i, file in enumerate(files) for part in file.parts(i)], None
-    told = _told(chosen, csv)
+        common = CommonColumns(files, None, chosen.drop)
+        plan = plan_like(like, common.columns, chosen.drop, files.paths[common.first or 0])
+        for number in range(len(files)):
+            common.check(number)
+        rows = None
+        parts = [part for number in range(len(files)) for part in files[number].parts(number)]
+    told = {OPTIONS: changed(chosen), **changed(csv)}
     same = None if like is None else read_manifest(like).fingerprint
     identity = {"command": "tables", "source": before, **told, "like": same}
     first_pass.check(identity)
+    names = [path.name for path in files.paths[:100]]
     provenance = {
         "command": "tables",
-        "source": {"files": [file.path.name for file in files][:100], "num_files": len(files)},
+        "source": {"files": names, "num_files": len(files)},
         **told,
         "like": same,
         TARGETS: _targets_as_json(plan),
     }
-    recipe = TablesRecipe(reader, parts, plan, rows, identity, provenance)
+    recipe = TablesRecipe(files, parts, plan, rows, identity, provenance)
     return TablesPlan(recipe, format, given, dict(ignored), first_pass)
-
-
-def _opened(
-    sources: Sequence[Path | str] | Path | str | Any, csv: CsvOptions, missing: Sequence[str]
-) -> tuple[list[RowFile], tuple[Path | str, ...], Counter[str]]:
-    """Return the files of sources, what these are called, and what else folders hold."""
-    if is_frame(sources):
-        return [frame_table(sources)], (), Counter()
-    sources = [sources] if isinstance(sources, str | Path) else [*sources]
-    paths, ignored = list_tables(sources)
-    files = open_tables(paths, csv, missing)
-    return files, tuple(without_secrets(sources)), ignored
-
-
-def _told(options: TableOptions, csv: CsvOptions) -> dict[str, Any]:
-    return {OPTIONS: changed(options), **changed(csv)}
 
 
 _ROWS, _WHAT = "rows", "types, categories and statistics"  # in the plan, and in words
@@ -269,56 +258,34 @@ def _from_json(told: Mapping[str, Any]) -> _Learned:
 
 
 def _scanner(
-    reader: TableReader,
+    files: TableFiles,
     options: TableOptions,
     workers: int | None,
     on_error: OnError,
     progress: Progress | None,
 ) -> Scanner:
-    """Return what reads all rows once: as what they seem to be, but for what the options say."""
-    files = reader.files
+    """Return what reads all rows once; files that are here are opened and compared before."""
     asked = [*options.features, *options.categorical, *options.numeric, *options.target]
     wanted = list(dict.fromkeys(asked)) if options.features else None
-    common = CommonColumns.of(files, wanted, options.drop)
-    if common.first is not None and not {*options.named} <= {*(common.first.columns or ())}:
-        known = [name for file in files for name in file.columns or ()]
-        check_names(options.named, list(dict.fromkeys(known)), files[0].path)
+    common = CommonColumns(files, wanted, options.drop)
+    numbers = range(len(files))
+    if common.first is not None and not {*options.named} <= {*(files.columns(common.first) or ())}:
+        known = [name for number in numbers for name in files.columns(number) or ()]
+        check_names(options.named, list(dict.fromkeys(known)), files.paths[0])
     if common.columns == []:
         raise SchemaError("no column is left to pack")
-    local = (file for file in files if not isinstance(file.path, ListedURL))
-    for file in local:  # objects are opened and checked when they have come
-        opened(file)
-        common.check(file)
-    kinds: dict[str, Kind] = dict.fromkeys(options.categorical, "text")
-    kinds |= dict.fromkeys(options.numeric, "number")
-    return Scanner(
-        reader,
-        common,
-        kinds,
-        options.drop,
-        options.dates is not None,
-        check_workers(workers),
-        on_error,
-        Quiet() if progress is None else progress,
-    )
+    for number in numbers:  # objects are opened and checked when they have come
+        if not isinstance(files.paths[number], ListedURL):
+            common.check(number)
+            _ = files[number]
+    progress = Quiet() if progress is None else progress
+    return Scanner(files, common, options, check_workers(workers), on_error, progress)
 
 
-def _learned(scanner: Scanner, options: TableOptions) -> _Learned:
-    """Return what was found of all rows; they are read again where a late part tells that numbers are names."""
-    files, found = scanner.reader.files, scanner.scan()
-    late = [
-        name
-        for name, column in found.columns.items()
-        if {"code"} <= column.groups.keys() <= {"code", "number", "text", "flag"}
-        and column.moments.count
-        and name not in scanner.kinds
-    ]
-    if late:
-        kinds: dict[str, Kind] = {**scanner.kinds, **dict.fromkeys(late, "text")}
-        found = replace(scanner, kinds=kinds).scan()
-    found.classes = opened(files[0]).classes
-    plan = plan_columns(found, options, files[0].path, skips=scanner.on_error == "skip")
-    notes = (*_rounded(plan, found), *_header_notes(scanner.common))
+def _learned(scanner: Scanner) -> _Learned:
+    found, source = scanner.scan(), scanner.files.paths[0]
+    plan = plan_columns(found, scanner.options, source, skips=scanner.on_error == "skip")
+    notes = (*_rounded(plan, found), *_header_notes(scanner))
     return found.parts, replace(plan, notes=notes), found.num_rows + found.bad
 
 
@@ -334,10 +301,11 @@ def _rounded(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
             yield f"{dtype} rounds values of {name}; see dtype="
 
 
-def _header_notes(common: CommonColumns) -> Iterator[str]:
+def _header_notes(scanner: Scanner) -> Iterator[str]:
     """Say that the first row of a CSV file looks like values: years are names in many tables, ``0.1`` is none."""
-    file = None if common.first is None else opened(common.first)
-    names = (common.columns or []) if isinstance(file, CsvRows) and file.header else []
+    first = scanner.common.first
+    file = None if first is None else scanner.files[first]
+    names = (scanner.common.columns or []) if isinstance(file, CsvRows) and file.header else []
     kinds = [KINDS[code] for code in kinds_of(pa.array(names, pa.string()))]
     is_odd = any(
         kind == "code" or (kind == "number" and not name.strip().isdigit())

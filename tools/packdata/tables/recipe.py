@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from packdata.tables.values import (
     Floats,
     Numbers,
     codes,
-    combined,
     group_of,
     has_value,
     numbers,
@@ -36,13 +34,13 @@ from packdata.tables.values import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from loaders.schema import Features
+    from loaders.schema import Categories, Features
     from packdata.recipe import Draw
-    from packdata.rows import Part, RowFile, Rows
+    from packdata.rows import Part, RowFile
     from packdata.tables.chosen import ColumnPlan, TargetColumn
-    from packdata.tables.kept import TableReader
-    from packdata.types import Kind
+    from packdata.tables.files import TableFiles
 
 Matrix = npt.NDArray[Any]
 Why = str | Callable[[], str]  # a reason in words, or what makes some
@@ -57,7 +55,7 @@ class TablesRecipe(Recipe):
     """Turns parts of tables into rows of features, categories and targets.
 
     Args:
-        reader: Of the files.
+        files: The files.
         parts: Their parts.
         columns: What becomes of every column.
         num_samples: Rows of all parts, if known.
@@ -72,30 +70,20 @@ class TablesRecipe(Recipe):
 
     def __init__(
         self,
-        reader: TableReader,
+        files: TableFiles,
         parts: Sequence[Part],
         columns: ColumnPlan,
         num_samples: int | None,
         identity: Mapping[str, Any],
         provenance: Mapping[str, Any],
     ) -> None:
-        self.reader, self.parts, self.columns, self.num_samples = (
-            reader,
-            parts,
-            columns,
-            num_samples,
-        )
-        self.identity, self.provenance = identity, provenance
+        self.files, self.parts, self.columns = files, parts, columns
+        self.num_samples, self.identity, self.provenance = num_samples, identity, provenance
         self.schema = columns.schema
         self.targets: Sequence[Target] = [Target("", self.schema)]
         self.tally = Tally()
-        categories = columns.categories
-        self._vocabularies = {
-            name: pa.array(vocabulary, pa.string())
-            for name, vocabulary in (
-                zip(categories.columns, categories.vocabularies, strict=True) if categories else ()
-            )
-        }
+        words = columns.categories.vocabularies if columns.categories else ()
+        self._vocabularies = [pa.array(vocabulary, pa.string()) for vocabulary in words]
         self._classes = {t.field: pa.array(t.classes, pa.string()) for t in columns.targets}
 
     def __len__(self) -> int:
@@ -107,32 +95,30 @@ class TablesRecipe(Recipe):
 
     def name(self, item: Part) -> str:
         """Return where a part begins."""
-        return place(self.reader.files[item.file], item.line)
+        return place(self.files[item.file], item.line)
 
     def encode(self, item: Part, draw: Draw | None = None) -> list[Block]:
         """Return the rows of a part."""
-        file, kinds = self.reader.files[item.file], self.columns.kinds
-        pieces: list[dict[str, Matrix]] = [
-            {name: self._empty(name) for name in self.schema.fields}
-        ]
+        file, kinds = self.files[item.file], self.columns.kinds
+        pieces = [{name: self._empty(name) for name in self.schema.fields}]
         rejects: list[tuple[int, Why]] = []
-        for rows in self.reader.read(item, list(kinds), kinds):
-            arrays, counted, wrong = self._arrays(file, rows)
-            if wrong:
-                kept = _others(rows, wrong)
+        for rows in self.files.read(item, list(kinds), kinds):
+            table = _Table(rows.table, file.path)
+            arrays = self._arrays(table)
+            counted = {what: flags for what, flags in table.counted.items() if flags.any()}
+            if table.wrong:
+                kept = np.setdiff1d(np.arange(len(table)), list(table.wrong))
                 arrays = {name: array[kept] for name, array in arrays.items()}
                 counted = {what: flags[kept] for what, flags in counted.items()}
             pieces.append(arrays)
             for what, flags in counted.items():
                 self.tally.add(what, int(flags.sum()))
-            rejects += [*rows.bad, *_placed(rows, wrong)]
+            rejects += [*rows.bad, *((rows.line(row), why) for row, why in table.wrong.items())]
         columns = {name: _column([piece[name] for piece in pieces]) for name in self.schema.fields}
-        block = Block(columns, tuple(self._rejects(file, rejects)))
         if draw is not None:
-            order = draw(len(block))
-            drawn = {name: FixedColumn(column.data[order]) for name, column in columns.items()}
-            block = replace(block, columns=drawn)
-        return [block]
+            order = draw(len(columns[next(iter(columns))]))
+            columns = {name: FixedColumn(column.data[order]) for name, column in columns.items()}
+        return [Block(columns, tuple(self._rejects(file, rejects)))]
 
     def _empty(self, name: str) -> Matrix:
         field = self.schema.fields[name]
@@ -145,132 +131,105 @@ class TablesRecipe(Recipe):
             where = place(file, line)
             yield where, SourceError(why if isinstance(why, str) else why(), where)
 
-    def _arrays(
-        self, file: RowFile, rows: Rows
-    ) -> tuple[dict[str, Matrix], dict[str, Flags], Mapping[int, Why]]:
-        """Return the values of every field, the rows that are counted as something, and those that cannot be packed.
-
-        Rows that cannot be packed come with the reason.
-        """
-        table = _Table(rows.table)
-        for name in self.columns.kinds:
-            kind = table.array(name).type
-            if group_of(kind) == "other":
-                raise SourceError(f"column {name!r}: {why_other(kind)}", file.path)
+    def _arrays(self, table: _Table) -> dict[str, Matrix]:
+        """Return the values of every field; the table has the rows that cannot be packed, and why."""
         arrays: dict[str, Matrix] = {}
-        counted: dict[str, Flags] = {}
         if self.columns.features is not None:
-            arrays[FEATURES], missing = self._features(table, counted)
+            arrays[FEATURES], missing = self._features(table, self.columns.features)
             if self.columns.missing_mask:
                 arrays[MISSING] = missing
         if self.columns.categories is not None:
-            arrays[CATEGORIES] = self._categories(table, counted)
+            arrays[CATEGORIES] = self._categories(table, self.columns.categories)
         # Classes of rows that are left out are none: why those are is to be told first.
         for target in sorted(self.columns.targets, key=lambda target: target.how == "label"):
-            arrays[target.field] = self._target(target, table)
-        return arrays, counted, table.wrong
+            is_label = target.how == "label"
+            arrays[target.field] = (self._label if is_label else self._number)(target, table)
+        return arrays
 
-    def _features(self, table: _Table, counted: dict[str, Flags]) -> tuple[Matrix, Flags]:
-        features = self.columns.features
-        assert features is not None
+    def _features(self, table: _Table, features: Features) -> tuple[Matrix, Flags]:
         rows = np.empty((len(features.columns), len(table)), features.dtype)  # turned at once
         mask = np.zeros(rows.T.shape if self.columns.missing_mask else (0, 0), bool)
         for i, (column, how) in enumerate(features.sources):
-            array = table.array(column)
-            is_plain = how == "number" and pa.types.is_float64(array.type) and not array.null_count
-            if is_plain and _fill(rows[i], _scaled(array.to_numpy(), features, i)):
-                continue  # nothing is missing, as NaN would be
-            values, missing = table.numbers(column, how), table.missing(column, how)
+            values, missing, bad = table.numbers(column, how)
+            what = f"column {column!r}"
             if missing.any():
-                counted[_MISSING + column] = missing
+                table.counted[_MISSING + column] = missing
                 if self.columns.missing_mask:
                     mask[:, i] = missing
                 if features.missing == "error":
-                    table.note(missing, f"column {column!r} has no value")
+                    table.note(missing, f"{what} has no value")
                 elif features.missing == "mean":
                     values = np.where(missing, features.mean[i], values)
-            values = _scaled(values, features, i)
-            if not _fill(rows[i], values):
-                is_too_large = np.isinf(rows[i]) & np.isfinite(values) & ~missing
-                self._note_unfit(column, how, is_too_large, table)
+            if features.standardized:
+                values = standardized(values, features.mean[i], features.std[i])
+            _fill(rows[i], values)
+            if not np.isfinite(rows[i]).all():
+                table.note_unfit(what, column, how, bad, np.isinf(rows[i]) & ~missing)
         return np.ascontiguousarray(rows.T), mask
 
-    def _note_unfit(self, column: str, how: str, is_too_large: Flags, table: _Table) -> None:
-        """Note where a value of a column is bad or infinite, or larger than the features are."""
-        assert self.columns.features is not None
-        what = f"column {column!r}"
-        table.note_bad(what, column, how)
-        is_infinite = np.isinf(table.numbers(column, how))
-        table.note_infinite(f"{what} is infinite", column, how, is_infinite)
-        what = f"{what} is more than {self.columns.features.dtype} holds"
-        table.note_infinite(what, column, how, is_too_large)
-
-    def _categories(self, table: _Table, counted: dict[str, Flags]) -> Matrix:
-        categories = self.columns.categories
-        assert categories is not None
+    def _categories(self, table: _Table, categories: Categories) -> Matrix:
         out = np.empty((len(table), len(categories.columns)), categories.dtype)
         for i, column in enumerate(categories.columns):
-            found = codes(table.array(column), self._vocabularies[column])
-            out[:, i] = found
+            out[:, i] = found = codes(table.array(column), self._vocabularies[i])
             if not found.all():
                 known = has_value(table.array(column))
-                counted[_MISSING + column] = ~known
-                counted[_UNKNOWN + column] = known & (found == 0)
+                table.counted[_MISSING + column] = ~known
+                table.counted[_UNKNOWN + column] = known & (found == 0)
         return out
 
-    def _target(self, target: TargetColumn, table: _Table) -> Matrix:
-        column, what = target.column, f"target {target.column!r}"
-        if target.how == "label":
-            array = table.array(column)
-            found = codes(array, self._classes[target.field]) - 1
-            known = has_value(array)
-            table.note(~known, f"{what} has no value")
-            few = f"is none of its {len(target.classes)} classes"
-            table.note(known & (found < 0), lambda row: f"{what}: {shown(array, row)!r} {few}")
-            return found
-        values = table.numbers(column, target.how)
-        table.note(table.missing(column, target.how), f"{what} has no value")
-        table.note_bad(what, column, target.how)
-        dtype = self.schema.fields[target.field].dtype
-        with np.errstate(over="ignore"):
-            out = values.astype(dtype)
-        what = f"{what} is infinite, or too large"
-        table.note_infinite(what, column, target.how, np.isinf(out))
+    def _label(self, target: TargetColumn, table: _Table) -> Matrix:
+        array, what = table.array(target.column), f"target {target.column!r}"
+        found = codes(array, self._classes[target.field]) - 1
+        known = has_value(array)
+        table.note(~known, f"{what} has no value")
+        few = f"is none of its {len(target.classes)} classes"
+        table.note(known & (found < 0), lambda row: f"{what}: {shown(array, row)!r} {few}")
+        return found
+
+    def _number(self, target: TargetColumn, table: _Table) -> Matrix:
+        values, missing, bad = table.numbers(target.column, target.how)
+        what = f"target {target.column!r}"
+        out = np.empty(len(values), self.columns.target_dtype)
+        _fill(out, values)
+        table.note(missing, f"{what} has no value")
+        table.note_unfit(what, target.column, target.how, bad, np.isinf(out))
         return out
-
-
-_WORDS = {"number": "number", "flag": "flag"}
 
 
 class _Table:
-    """The columns of some rows, each converted once; ``wrong`` says of rows that cannot be packed why."""
+    """The columns of some rows, each converted once.
 
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
+    Attributes:
+        wrong: Rows that cannot be packed, and why.
+        counted: Rows that are counted as something.
+    """
+
+    def __init__(self, table: pa.Table, path: Path) -> None:
+        self._table, self._path = table, path
         self.wrong: dict[int, Why] = {}
+        self.counted: dict[str, Flags] = {}
         self._arrays: dict[str, pa.Array] = {}
-        self._numbers: dict[tuple[str, Kind], Numbers] = {}
+        self._numbers: dict[tuple[str, str], Numbers] = {}
 
     def __len__(self) -> int:
         return len(self._table)
 
     def array(self, column: str) -> pa.Array:
+        """Return a column; SourceError if its values have no place in a row."""
         if column not in self._arrays:
-            self._arrays[column] = plain(combined(self._table[column]))
+            array = self._arrays[column] = plain(self._table[column])
+            if group_of(array.type) == "other":
+                raise SourceError(f"column {column!r}: {why_other(array.type)}", self._path)
         return self._arrays[column]
 
-    def _of(self, column: str, how: str) -> Numbers:
-        group = kind_of(how)
-        if (column, group) not in self._numbers:
-            self._numbers[column, group] = numbers(self.array(column), group)
-        return self._numbers[column, group]
-
-    def numbers(self, column: str, how: str) -> Floats:
-        values = self._of(column, how).values
-        return values / DAY_US if how == "days" else values
-
-    def missing(self, column: str, how: str) -> Flags:
-        return self._of(column, how).missing
+    def numbers(self, column: str, how: str) -> Numbers:
+        """Return a column as numbers, of dates the days."""
+        if (column, how) not in self._numbers:
+            found = numbers(self.array(column), kind_of(how))
+            if how == "days":
+                found = found._replace(values=found.values / DAY_US)
+            self._numbers[column, how] = found
+        return self._numbers[column, how]
 
     def note(self, flags: Flags, why: str | Callable[[int], str]) -> None:
         """Note where rows cannot be packed; of each the first reason is kept."""
@@ -278,39 +237,19 @@ class _Table:
             if row not in self.wrong:
                 self.wrong[row] = why if isinstance(why, str) else partial(why, row)
 
-    def note_bad(self, what: str, column: str, how: str) -> None:
-        """Note where a value is none of its kind."""
-        array, kind = self.array(column), _WORDS.get(how, "date")
+    def note_unfit(self, what: str, column: str, how: str, bad: Flags, is_large: Flags) -> None:
+        """Note where a value is none of its kind, infinite, or larger than the dtype holds."""
+        array, kind, values = self.array(column), kind_of(how), self.numbers(column, how).values
+        self.note(bad, lambda row: f"{what}: {shown(array, row)!r} is no {kind}")
         self.note(
-            self._of(column, how).bad, lambda row: f"{what}: {shown(array, row)!r} is no {kind}"
+            is_large & ~bad,
+            lambda row: f"{what} is infinite or too large ({float(values[row])!r})",
         )
 
-    def note_infinite(self, what: str, column: str, how: str, flags: Flags) -> None:
-        """Note where a number is too large."""
-        values = self._of(column, how).values
-        self.note(flags, lambda row: f"{what} ({float(values[row])!r})")
 
-
-def _scaled(values: Floats, features: Features, i: int) -> Floats:
-    """Return the values of a feature as they are stored, before they are rounded."""
-    if not features.standardized:
-        return values
-    return standardized(values, features.mean[i], features.std[i])
-
-
-def _fill(row: Matrix, values: Floats) -> bool:
-    """Fill a row with values; tell whether all of them are finite there."""
+def _fill(row: Matrix, values: Floats) -> None:
     with np.errstate(over="ignore"):
         row[:] = values
-    return bool(np.isfinite(row).all())
-
-
-def _others(rows: Rows, wrong: Mapping[int, Why]) -> npt.NDArray[np.int64]:
-    return np.setdiff1d(np.arange(len(rows.table)), list(wrong))
-
-
-def _placed(rows: Rows, wrong: Mapping[int, Why]) -> list[tuple[int, Why]]:
-    return [(rows.line(row), why) for row, why in wrong.items()]
 
 
 def _column(arrays: Sequence[Matrix]) -> FixedColumn:

@@ -11,6 +11,7 @@ import xxhash
 from loaders.errors import SourceError
 from packdata.rows import PART_ROWS
 from packdata.sources.row_kinds import ArrowRows
+from packdata.tables.files import TableFiles
 
 # Of pandas, of Arrow and whatever speaks its protocol, of polars' LazyFrame, and of Hugging Face's Dataset.
 _FRAME_ATTRIBUTES = ("iloc", "__arrow_c_stream__", "collect_schema", "with_format")
@@ -21,14 +22,14 @@ def is_frame(source: Any) -> bool:
     return any(hasattr(source, name) for name in _FRAME_ATTRIBUTES)
 
 
-def frame_table(frame: Any) -> ArrowRows:
-    """Open a table in memory; the index of a pandas DataFrame is no column of it."""
+def frame_files(frame: Any) -> TableFiles:
+    """Return a table in memory as one file; the index of a pandas DataFrame is no column of it."""
     path = Path(type(frame).__name__)
     table = _as_table(frame, path)
     digest = xxhash.xxh3_128(str(table.schema).encode())
     for batch in table.to_batches(PART_ROWS):
         digest.update(batch.serialize())
-    return ArrowRows(path, table, digest.hexdigest())
+    return TableFiles([path], frame=ArrowRows(path, table), digest=digest.hexdigest())
 
 
 def _as_table(frame: Any, name: Path) -> pa.Table:
