@@ -755,27 +755,6 @@ class TestTars:
         (item,) = open_source(path, label_column="label").items()
         assert item.labels["label"] == 7
 
-    def test_arrays_are_fields_of_one_shape(self, tmp_path: Path) -> None:
-        arrays = [np.ones((2, 3), ">f4"), np.zeros((2, 3), "<f4"), np.zeros((2, 5), "<f4")]
-        members: dict[str, bytes] = {}
-        for i, array in enumerate(arrays):
-            file = io.BytesIO()
-            np.save(file, array)
-            members |= {f"{i}.jpg": b"", f"{i}.clip-emb.npy": file.getvalue()}
-        objects = io.BytesIO()
-        np.save(objects, np.array([{}]), allow_pickle=True)
-        members |= {"3.jpg": b"", "3.clip-emb.npy": objects.getvalue(), "4.jpg": b""}
-
-        source = open_source(write_tar(tmp_path / "a.tar", members))
-        items = list(source.items())
-
-        assert source.labels == {"clip_emb": Column("array", dtype="float32", dims=(2, 3))}
-        assert [item.labels["clip_emb"].shape for item in items[:2]] == [(2, 3), (2, 3)]
-        assert items[4].labels == {"clip_emb": None}
-        for item in items[2:4]:
-            with pytest.raises(SourceError):
-                item.read()
-
     def test_several_files_and_patterns(self, tmp_path: Path) -> None:
         for i in range(3):
             write_tar(
@@ -823,7 +802,7 @@ class TestTars:
 
         source = open_source(write_tar(tmp_path / "a.tar", members))
 
-        assert source.ignored == {".v2.*": 1, "no suffix": 1}
+        assert source.ignored == {".v2.jpg": 1, "no suffix": 1}
         with pytest.raises(SourceError, check=At("b.tar")):
             open_source(write_tar(tmp_path / "b.tar", {"2.v2.raw": b""}))
 
@@ -1156,7 +1135,7 @@ class TestRecognition:
 
     def test_unknown_files_come_with_a_hint_of_their_own(self, tmp_path: Path) -> None:
         hints = set()
-        for name in ("a.zip", "a.jpg", "a.xyz"):
+        for name in ("a.mds", "a.jpg", "a.xyz"):
             touch(tmp_path, name)
             with pytest.raises(SourceError, check=At(name)) as caught:
                 open_source(tmp_path / name)

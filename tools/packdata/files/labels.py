@@ -182,8 +182,6 @@ def _field(name: str, column: Column, classes: tuple[str, ...] | None, has_gaps:
     if column.kind in ("int", "float"):
         whole = "float64" if has_gaps else "int64"
         return Array(dtype=whole if column.kind == "int" else "float32")
-    if column.kind == "array":
-        return Array(dtype=column.dtype, dims=column.dims)
     return {"text": Text(), "json": Json(), "bytes": Bytes()}[column.kind]
 
 

@@ -65,15 +65,14 @@ HEAD_NBYTES = 26  # of a PNG: up to its depth and color type
 _PNG = b"\x89PNG"
 _FLOAT32_WHOLE, FLOAT64_WHOLE = 1 << 24, 1 << 53  # up to here they hold every whole number
 
-ColumnKind = Literal["class", "int", "float", "text", "json", "bytes", "array"]
+ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column of labels."""
 
-    # ``class`` (values are names of ``classes``, or their numbers), ``int``, ``float``, ``text``, ``json``,
-    # ``bytes`` or ``array``.
+    # ``class``: values are names of ``classes``, or their numbers.
     kind: ColumnKind
     classes: tuple[str, ...] = ()  # the names by number, for ``class``
     numbered: bool = False  # True if the source itself fixes the order of the classes
@@ -82,8 +81,6 @@ class Column:
     # How many of its numbers are missing, if NaN can stand for them: not in the field ``label``, nor beside whole
     # numbers that float64 may round.
     num_missing: int = 0
-    dtype: str = ""  # of an ``array``
-    dims: tuple[int | None, ...] = ()  # of an ``array``, None for an axis that varies
     field: Field | None = None  # what a dataset says of it, where that is known
     # How boxes in it are written (``packdata.geometry.BOX_FORMATS``), or ``keypoints``.
     form: str = ""

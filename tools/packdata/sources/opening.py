@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from loaders.errors import SourceError
 from packdata.rows import suffix_inside
 from packdata.sources.arrow import saved_splits
 from packdata.sources.base import (
-    PICTURE_SUFFIXES,
     PICTURES,
     FileKind,
     Source,
@@ -35,10 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLIT_NAMES)}|t10k)([-_.].*)?", re.IGNORECASE)
-_LOOKED_FOR = (
-    "Sources are a folder of pictures or of one folder per class, a .csv, .tsv or .jsonl list, "
-    "WebDataset .tar files, .parquet files with pictures, folders of datasets.save_to_disk, or "
-    "MNIST's images-idx3-ubyte"
+_ARCHIVES = (
+    ", WebDataset .tar files, .parquet files with pictures, folders of datasets.save_to_disk, or MNIST's "
+    "images-idx3-ubyte"
 )
 
 
@@ -53,7 +51,7 @@ def open_source(
     label_column: str | None = None,
     # Which files are looked for. Other kinds than pictures come in folders and lists.
     kind: FileKind = PICTURES,
-    # Files of a folder whose names end so are passed over: masks beside their pictures.
+    # Files of a folder whose names end so are skipped: masks beside their pictures.
     without: str = "",
 ) -> Source:
     """Recognize what lies at a path and list its items.
@@ -68,55 +66,39 @@ def open_source(
         "mask_column": mask_column,
         "label_column": label_column,
     }
-    if kind is not PICTURES:
-        return _open_files(path, kind, columns, without)
-    files = paths if len(paths) > 1 else _files_at(path)
     name = path.resolve().name if path.exists() else path.name
+    files = paths if len(paths) > 1 else _files_at(path, kind)
     if files is None:
         _check_columns_unused(path, columns)
-        return FolderSource(path, PICTURES, without)
+        return FolderSource(path, kind, without)
     for file in files:
         check_regular(file, file)
-    _check_one_kind(path, files)
+    kinds = {_archive_kind(file.name) or suffix_of(file.name) or file.name for file in files}
+    if len(kinds) > 1:
+        raise SourceError(f"files of several kinds ({', '.join(sorted(kinds))})", path)
     opened_in_order(files)
     first = files[0]
-    archive = _archive_kind(first.name)
+    archive = _archive_kind(first.name) if kind is PICTURES else ""
     if archive == "tar":
         _check_columns_unused(path, columns | {"label_column": None})
         return TarSource(files, name, label_column=label_column)
     if archive in ROW_KINDS:
         return RowsSource(files, name, **columns)
     if len(files) > 1:
-        names = ", ".join(file.name for file in files[:3])
-        raise SourceError(f"several sources lie there ({names})", path, "Choose one")
+        names = few([file.name for file in files], 3)
+        raise SourceError(f"several sources ({names})", path, "Choose one")
     if archive == "idx":
         _check_columns_unused(path, columns)
         return IdxSource(first)
     if suffix_inside(first.name) in LIST_SUFFIXES:
-        return ListSource(first, PICTURES, **columns)
-    raise _unknown(first)
-
-
-def _open_files(
-    path: Path, kind: FileKind, columns: Mapping[str, str | None], without: str
-) -> Source:
-    """Open a folder or list of files that are no pictures."""
-    if path.is_dir():
-        check_folder(path)
-        _check_columns_unused(path, columns)
-        return FolderSource(path, kind, without)
-    if not path.exists():
-        raise nothing_at(path)
-    if suffix_inside(path.name) in LIST_SUFFIXES:
-        return ListSource(path, kind, **columns)
-    if suffix_of(path.name) in kind.suffixes:
+        return ListSource(first, kind, **columns)
+    hint = foreign_hint(path.name) or (
+        f"Give a folder of {kind.names} ({' '.join(sorted(kind.suffixes))}) or of one folder per class, a .csv, .tsv "
+        f"or .jsonl list of such files{_ARCHIVES if kind is PICTURES else ''}"
+    )
+    if suffix_of(first.name) in kind.suffixes:
         hint = "Give the folder that holds it, with a file for each sample; packdata.pack takes the rows of one array"
-        raise SourceError("a single file is not a source", path, hint)
-    if foreign_hint(path.name):
-        raise _unknown(path)
-    hint = f"Sources are a folder of {kind.names} ({', '.join(sorted(kind.suffixes))}) or of one"
-    hint += " folder per class, or a .csv, .tsv or .jsonl list of such files; packdata.pack takes lists in columns"
-    raise SourceError("this kind of source is not known", path, hint)
+    raise SourceError("this kind of source is not known", first, hint)
 
 
 def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[Path]] | None:
@@ -135,20 +117,20 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
         return None
     if kind is PICTURES and (saved := saved_splits(path)):
         return {name: [folder] for name, folder in saved.items()}
-    inside = _look_into(path)
-    archives = _archives(inside) if kind is PICTURES else []
-    splits = {name: [path / name] for name in inside.folders if name.lower() in SPLIT_NAMES}
-    others = [name for name in inside.folders if name not in splits]
+    files, folders = _look_into(path)
+    archives = _archives(path, files) if kind is PICTURES else []
+    splits = {name: [path / name] for name in folders if name.lower() in SPLIT_NAMES}
+    others = [name for name in folders if name not in splits]
     if splits:  # what holds no files of the kind is neither a split nor a class
         others = [name for name in others if _holds(path, name, kind)]
     if not splits or (others and len(splits) == 1):
-        return _split_files(inside, archives)
+        return _split_files(path, archives)
     if others:
         raise _no_safe_reading(path, splits, f"other folders ({few(others)})")
     known = {name.lower() for name in splits}
     if lost := [f.name for f in archives if _named_split(f.name) not in (None, *known)]:
         raise _no_safe_reading(path, splits, f"files of other splits ({few(lost)})")
-    if lost := [name for name in inside.files if suffix_of(name) in kind.suffixes]:
+    if lost := [name for name in files if suffix_of(name) in kind.suffixes]:
         raise _no_safe_reading(path, splits, f"{kind.names} beside them ({few(lost)})")
     return _in_order(splits)
 
@@ -156,7 +138,7 @@ def find_splits(path: Path | str, kind: FileKind = PICTURES) -> dict[str, list[P
 def files_beside(splits: Mapping[str, Sequence[Path]]) -> Counter[str]:
     """Count the files that lie beside folders of splits, by suffix; none where splits are files."""
     parents = {path.parent for paths in splits.values() for path in paths if path.is_dir()}
-    return Counter(suffix_of(name) for folder in parents for name in _look_into(folder).files)
+    return Counter(suffix_of(name) for folder in parents for name in _look_into(folder)[0])
 
 
 def _holds(path: Path, folder: str, kind: FileKind) -> bool:
@@ -197,21 +179,14 @@ def _split_rank(name: str) -> tuple[int, str]:
     return SPLIT_NAMES.index(name.lower()), name
 
 
-class _Inside(NamedTuple):
-    """What lies in a folder, by name; what is hidden is left out."""
-
-    folder: Path
-    files: list[str]
-    folders: list[str]
-
-
-def _look_into(folder: Path) -> _Inside:
+def _look_into(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of files and folders in a folder; what is hidden is left out."""
     files, folders = scan(folder)
     names = [file.name for file in files if not is_hidden(file.name)]
-    return _Inside(folder, names, [name for name in folders if not is_hidden(name)])
+    return names, [name for name in folders if not is_hidden(name)]
 
 
-def _split_files(inside: _Inside, archives: Sequence[Path]) -> dict[str, list[Path]] | None:
+def _split_files(folder: Path, archives: Sequence[Path]) -> dict[str, list[Path]] | None:
     """Group ``train.tar``, ``train-00000-of-00002.parquet`` or MNIST's two files by split."""
     splits: dict[str, list[Path]] = {}
     for file in archives:
@@ -220,95 +195,68 @@ def _split_files(inside: _Inside, archives: Sequence[Path]) -> dict[str, list[Pa
     if len(splits) < 2:
         return None
     if others := [file.name for file in archives if _named_split(file.name) is None]:
-        raise _no_safe_reading(inside.folder, splits, f"other files ({few(others)})")
-    _check_alone(inside, archives)
+        raise _no_safe_reading(folder, splits, f"other files ({few(others)})")
+    _check_alone(folder, archives)
     return _in_order(splits)
 
 
-def _check_alone(inside: _Inside, archives: Sequence[Path]) -> None:
+def _check_alone(folder: Path, archives: Sequence[Path]) -> None:
     """Raise SourceError if pictures lie beside tar, IDX or files of rows, or in folders there."""
-    if picture := next(_pictures(inside), None):
-        what = f"it holds both pictures ({picture}) and {few([file.name for file in archives])}"
+    if picture := next(_pictures(folder), None):
+        what = f"pictures ({picture}) beside {few([file.name for file in archives])}"
         hint = "Move either away, or pack one by itself: a folder, a file or a pattern of files"
-        raise SourceError(what, inside.folder, hint)
+        raise SourceError(what, folder, hint)
 
 
-def _pictures(inside: _Inside) -> Iterator[str]:
-    """Yield the pictures in a folder and below it."""
-    yield from filter(_is_picture, inside.files)
-    for below in inside.folders:
-        for relative, entries in files_below(inside.folder, below):
-            names = (entry.name for entry in entries or ())
-            yield from (f"{relative}/{name}" for name in names if _is_picture(name))
+def _pictures(folder: Path) -> Iterator[str]:
+    for relative, entries in files_below(folder):
+        for name in (entry.name for entry in entries or ()):
+            if suffix_of(name) in PICTURES.suffixes and not is_hidden(name):
+                yield f"{relative}/{name}".lstrip("/")
 
 
-def _is_picture(name: str) -> bool:
-    return suffix_of(name) in PICTURE_SUFFIXES and not is_hidden(name)
-
-
-def _archives(inside: _Inside) -> list[Path]:
+def _archives(folder: Path, names: Sequence[str]) -> list[Path]:
     """Return the tar, IDX and files of rows; of an IDX file that is there twice, not the .gz."""
-    if (listed := listed_files(inside.folder, inside.files)) is not None:
+    if (listed := listed_files(folder, names)) is not None:
         return listed
-    kinds = {name: kind for name in inside.files if (kind := _archive_kind(name))}
-    files = [inside.folder / name for name in kinds if (inside.folder / name).is_file()]
-    twice = {f"{file.name}.gz" for file in files if kinds[file.name] == "idx"}
-    return [file for file in files if file.name not in twice]
+    kinds = {name: kind for name in names if (kind := _archive_kind(name))}
+    twice = {f"{name}.gz" for name, kind in kinds.items() if kind == "idx"}
+    return [folder / name for name in kinds if name not in twice and (folder / name).is_file()]
 
 
 def _archive_kind(name: str) -> str:
+    if name.lower().endswith(TAR_SUFFIXES):
+        return "tar"
     is_idx = name.lower().endswith(IDX_SUFFIXES) and IDX_IMAGES.fullmatch(name)
-    is_tar = name.lower().endswith(TAR_SUFFIXES)
-    return "tar" if is_tar else row_kind(name) or ("idx" if is_idx else "")
+    return row_kind(name) or ("idx" if is_idx else "")
 
 
 def are_of_one_archive(paths: Sequence[Path | str]) -> bool:
     """Tell whether files are tars, or files of rows of one kind, all of them."""
     places = [*map(place_of_source, paths)]
-    kinds = {_archive_kind(place.name) for place in places if place.is_file()}
-    return (
-        len(kinds) == 1
-        and kinds <= {"tar", *ROW_KINDS}
-        and all(place.is_file() for place in places)
-    )
+    kinds = {_archive_kind(place.name) if place.is_file() else "" for place in places}
+    return len(kinds) == 1 and kinds <= {"tar", *ROW_KINDS}
 
 
-def _files_at(path: Path) -> list[Path] | None:
-    """Return the files to read, all of one kind, or None for a folder of pictures."""
+def _files_at(path: Path, kind: FileKind) -> list[Path] | None:
+    """Return the files to read, or None for a folder of pictures."""
     if is_folder(path):
         check_folder(path)
-        inside = _look_into(path)
-        files = _archives(inside)
-        if not files or any(map(_is_picture, inside.files)):
+        names, _ = _look_into(path)
+        files = _archives(path, names) if kind is PICTURES else []
+        if not files or any(suffix_of(name) in kind.suffixes for name in names):
             return None
-        _check_alone(inside, files)
-    elif path.exists():
-        files = [path]
-    else:
-        files = sorted(files_matching(path), key=str)
-        if not files:
-            braces = "{" in str(path)  # as WebDataset writes them
-            hint = "A pattern has '*' in place of braces" if braces else "Check the path"
-            raise nothing_at(path, hint)
-    return files
-
-
-def _check_one_kind(path: Path, files: Sequence[Path]) -> None:
-    kinds = {_archive_kind(file.name) or suffix_of(file.name) or file.name for file in files}
-    if len(kinds) > 1:
-        raise SourceError(f"files of several kinds lie there ({', '.join(sorted(kinds))})", path)
+        _check_alone(path, files)
+        return files
+    if path.exists():
+        return [path]
+    if files := sorted(files_matching(path), key=str) if kind is PICTURES else []:
+        return files
+    braces = "{" in str(path)  # as WebDataset writes them
+    raise nothing_at(path, "A pattern has '*' in place of braces" if braces else "Check the path")
 
 
 def _check_columns_unused(path: Path, columns: Mapping[str, str | None]) -> None:
     for column in columns.values():
         if column is not None:
             raise SourceError(f"no columns, so none is called {column!r}", path)
-
-
-def _unknown(path: Path) -> SourceError:
-    hint = foreign_hint(path.name) or _LOOKED_FOR
-    if suffix_of(path.name) in PICTURE_SUFFIXES:
-        hint = "Give the folder that holds it"
-    elif suffix_of(path.name) in (".zip", ".rar", ".7z"):
-        hint = "Unpack it first"
-    return SourceError("this kind of source is not known", path, hint)

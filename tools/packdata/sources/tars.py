@@ -2,15 +2,13 @@
 
 ``.jpg``, ``.png`` and the other pictures are the image, ``.seg.png`` or ``.mask.png`` a mask. ``.cls`` is a whole
 number, or in all samples a name of a class, ``.json`` any JSON value, of which one key may be the label, ``.txt`` a
-caption, ``.npy`` an array, of one shape in all samples. The headers are read once, at the start, and classes with
-them; after that any sample is one seek away (in ``.tar.gz`` one pass: a packing that is continued reads the file
-from its beginning).
+caption. The headers are read once, at the start, and classes with them; after that any sample is one seek away (in
+``.tar.gz`` one pass: a packing that is continued reads the file from its beginning).
 """
 
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import tarfile
 import zlib
@@ -22,8 +20,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from loaders.checks import shown
 from loaders.errors import SourceError
 from packdata.readers import parse_json
@@ -31,7 +27,6 @@ from packdata.sources.base import (
     HEAD_NBYTES,
     LABEL_NAMES,
     PICTURE_SUFFIXES,
-    PICTURES,
     Column,
     Item,
     Source,
@@ -39,10 +34,8 @@ from packdata.sources.base import (
     check_unique,
     column_of,
     files_identity,
-    identifier_of,
     is_hidden,
 )
-from packdata.sources.folders import no_files
 from packdata.sources.refused import check_name, check_regular
 from packdata.wording import few
 
@@ -51,30 +44,60 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+_IMAGE, _MASK, _LABEL = "image", "mask", "label"
 _MASKS = frozenset({"seg.png", "mask.png"})
-_LABELS = {
-    "cls": ("label", Column("int")),
-    "json": ("json", Column("json")),
-    "txt": ("caption", Column("text")),
-}
+_FIELDS = {"cls": _LABEL, "json": "json", "txt": "caption"}  # by suffix
 _READ_ERRORS = (OSError, EOFError, zlib.error)  # what gzip raises on damage
 _BLOCK = 512
-_IMAGE = "image."  # begins the role of a picture; behind it stands what its name has before the last suffix
-LABEL = "label"
 _NEIGHBOURS = "The members of a sample are neighbours: make the tar with --sort=name"
 
 
 @dataclass(slots=True)
 class _Sample:
-    """Name, offset and size of a sample's members by role (``image.``, ``mask``, ``cls``, ...)."""
+    """Name, offset and size of a sample's members by role (``image``, ``mask``, ``cls``, ...)."""
 
-    tar: int
+    path: Path  # of the tar
     key: str
     members: dict[str, tuple[str, int, int]] = field(default_factory=dict)
 
-    def place(self, role: str, path: Path) -> str:
+    def place(self, role: str) -> str:
         """Say where a member is."""
-        return f"{path}: {self.members[role][0]}"
+        return f"{self.path}: {self.members[role][0]}"
+
+    def read(self, file: IO[bytes], role: str, most: int | None = None) -> bytes:
+        """Return a member, or no more than its beginning, from the opened tar; SourceError if it is not whole."""
+        _, offset, size = self.members[role]
+        size = size if most is None else min(size, most)
+        try:
+            file.seek(offset)
+            data = file.read(size)
+        except _READ_ERRORS as error:
+            raise SourceError(f"cannot be read ({error})", self.place(role)) from error
+        if len(data) < size:
+            what = f"{len(data)} of {size} bytes are there"
+            raise SourceError(what, self.place(role), "Was the file changed?")
+        return data
+
+    def value(self, file: IO[bytes], role: str) -> Any:
+        """Return what a member holds; of ``.cls`` its text."""
+        data = self.read(file, role)
+        try:
+            if role == "json":
+                return parse_json(data)
+            return data.decode().strip() if role == "cls" else data.decode()
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"cannot be read ({error})", self.place(role)) from error
+
+    def reader(self, file: IO[bytes], role: str) -> Any:
+        """Return a function that gives a member: read when called, or from .gz now, in passing."""
+        if not _is_gzip(self.path):
+            return partial(self._read_anew, role)
+        data = self.read(file, role)
+        return lambda: data
+
+    def _read_anew(self, role: str) -> bytes:
+        with _open_tar(self.path) as file:
+            return self.read(file, role)
 
 
 class TarSource(Source):
@@ -88,50 +111,30 @@ class TarSource(Source):
         self.paths, self.name = list(paths), name
         self.identity = files_identity(self.kind, self.paths)
         ignored: Counter[str] = Counter()
-        self._samples: list[_Sample] = []
-        for number, path in enumerate(self.paths):
-            self._samples += _scan_tar(path, number, ignored)
-        places = [str(path) for path in self.paths]
-        keys = lambda: ((s.key, places[s.tar]) for s in self._samples)  # noqa: E731
+        self._samples = [sample for path in self.paths for sample in _scan_tar(path, ignored)]
+        keys = lambda: ((sample.key, str(sample.path)) for sample in self._samples)  # noqa: E731
         check_unique(keys, self.paths[0], _NEIGHBOURS)
-        roles = Counter(role for sample in self._samples for role in sample.members)
-        self._image = self._find_image(roles, ignored)
+        roles = {role for sample in self._samples for role in sample.members}
+        if _IMAGE not in roles:
+            what = f"no member is called KEY.jpg, or by another picture's suffix: {few(ignored)}"
+            hint = "packdata.pack takes samples of several pictures, and pictures called otherwise"
+            raise SourceError(what, self.paths[0], hint)
         self.ignored = dict(ignored)
-        self.has_masks = "mask" in roles
-        self._roles = [role for role in _LABELS if role in roles]
-        self._arrays = {role: _field_of(role) for role in sorted(roles) if _is_array(role)}
+        self.has_masks = _MASK in roles
+        self._roles = [role for role in _FIELDS if role in roles]
         self._label_key = self._find_label_key(label_column)
-        self.labels = dict(self._columns())
-        if LABEL not in self.labels:
-            self.notes = _folders_note(self._samples)
-
-    def _find_image(self, roles: Counter[str], ignored: Counter[str]) -> str:
-        """Return the role of the image: the plain one, or the only one there is."""
-        pictures = [role for role in roles if role.startswith(_IMAGE)]
-        if not pictures:
-            raise no_files(self.paths[0], PICTURES, ignored)
-        image = _IMAGE if _IMAGE in pictures else pictures[0]
-        if image != _IMAGE and len(pictures) > 1:
-            names = few([role.removeprefix(_IMAGE) for role in sorted(pictures)])
-            hint = "packdata.pack takes them, with a field of Images, or one for each"
-            raise SourceError(f"samples have several pictures ({names})", self.paths[0], hint)
-        for role in pictures:
-            if role != image:
-                ignored[f".{role.removeprefix(_IMAGE)}.*"] += roles[role]
-        return image
-
-    def _columns(self) -> Iterator[tuple[str, Column]]:
-        for role in self._roles:
-            name, column = _LABELS[role]
-            yield name, self._class_column() if role == "cls" else column
+        self.labels = {_FIELDS[role]: self._column(role) for role in self._roles}
         if self._label_key is not None:
-            yield LABEL, column_of(LABEL, (self._label_of(v) for v in self._values("json")))
-        for role, name in self._arrays.items():
-            first = next(self._values(role), np.zeros((), np.float32))
-            yield name, Column("array", dtype=first.dtype.name, dims=first.shape)
+            self.labels[_LABEL] = column_of(_LABEL, map(self._label_of, self._values("json")))
+        folders = sorted({sample.key.rpartition("/")[0] for sample in self._samples} - {""})
+        if _LABEL not in self.labels and len(folders) > 1:
+            self.notes = [
+                f"no label: folders in the tars ({few(folders)}) are not read as classes; unpack them, or add .cls"
+            ]
 
-    def _class_column(self) -> Column:
-        """Return whole numbers if there is one, else the names of classes."""
+    def _column(self, role: str) -> Column:
+        if role != "cls":
+            return Column("json" if role == "json" else "text")
         names = {text for text in self._values("cls") if text}
         if not names or any(map(_is_whole, names)):
             return Column("int")
@@ -142,8 +145,7 @@ class TarSource(Source):
         first = next(self._values("json"), None) if "json" in self._roles else None
         known = first if isinstance(first, dict) else {}
         if wanted is not None and wanted not in known:
-            what = f"no {wanted!r} in .json, but {sorted(known)}"
-            raise SourceError(what, self.paths[0])
+            raise SourceError(f"no {wanted!r} in .json, but {sorted(known)}", self.paths[0])
         if wanted is not None or "cls" in self._roles:
             return wanted
         usual = (key for key in LABEL_NAMES if isinstance(known.get(key), int | str))
@@ -157,13 +159,13 @@ class TarSource(Source):
         for sample, file in self._opened():
             if role in sample.members:
                 with suppress(SourceError):
-                    yield _read_value(file, sample, role, self.paths[sample.tar])
+                    yield sample.value(file, role)
 
     def _opened(self, start: int = 0) -> Iterator[tuple[_Sample, IO[bytes]]]:
         """Yield samples with their tar, opened once."""
         samples = self._samples[start:] if start else self._samples
-        for number, some in groupby(samples, attrgetter("tar")):
-            with _open_tar(self.paths[number]) as file:
+        for path, some in groupby(samples, attrgetter("path")):
+            with _open_tar(path) as file:
                 for sample in some:
                     yield sample, file
 
@@ -178,39 +180,33 @@ class TarSource(Source):
 
     def mask_heads(self) -> Iterator[bytes]:
         for sample, file in self._opened():
-            if "mask" in sample.members:
-                _, offset, size = sample.members["mask"]
-                where = sample.place("mask", self.paths[sample.tar])
-                yield _read_member(file, offset, min(size, HEAD_NBYTES), where)
+            if _MASK in sample.members:
+                yield sample.read(file, _MASK, HEAD_NBYTES)
 
     def _item(self, sample: _Sample, file: IO[bytes]) -> Item:
-        path, members = self.paths[sample.tar], sample.members
-        if self._image not in members:
+        members = sample.members
+        if _IMAGE not in members:
             names = ", ".join(name for name, _, _ in members.values())
-            return broken_item(sample.key, "the sample has no picture", f"{path}: {names}")
+            return broken_item(sample.key, "the sample has no picture", f"{sample.path}: {names}")
         try:
-            labels = self._labels(file, sample, path)
-            read = _reader(file, sample, self._image, path)
-            mask = _reader(file, sample, "mask", path) if "mask" in members else None
+            labels = self._labels(file, sample)
+            read = sample.reader(file, _IMAGE)
+            mask = sample.reader(file, _MASK) if _MASK in members else None
         except SourceError as error:
             return broken_item(sample.key, error.what, str(error.path), error.hint)
-        name = members["mask"][0] if mask is not None else None
-        return Item(
-            sample.key, sample.place(self._image, path), read, labels, mask, mask_name=name
-        )
+        name = members[_MASK][0] if mask is not None else None
+        return Item(sample.key, sample.place(_IMAGE), read, labels, mask, mask_name=name)
 
-    def _labels(self, file: IO[bytes], sample: _Sample, path: Path) -> dict[str, Any]:
+    def _labels(self, file: IO[bytes], sample: _Sample) -> dict[str, Any]:
         labels = dict.fromkeys(self.labels)
-        for role in (*self._roles, *self._arrays):
+        for role in self._roles:
             if role in sample.members:
-                value = _read_value(file, sample, role, path)
-                if role == "cls" and self.labels[LABEL].kind == "int":
-                    value = _whole(value, sample.place(role, path))
-                if role in self._arrays:
-                    _check_array(value, self.labels[self._arrays[role]], sample.place(role, path))
+                value = sample.value(file, role)
+                if role == "cls" and self.labels[_LABEL].kind == "int":
+                    value = _whole(value, sample.place(role))
+                labels[_FIELDS[role]] = value
                 if role == "json" and self._label_key is not None:
-                    labels[LABEL] = self._label_of(value)
-                labels[self._arrays.get(role) or _LABELS[role][0]] = value
+                    labels[_LABEL] = self._label_of(value)
         return labels
 
 
@@ -222,31 +218,35 @@ def _open_tar(path: Path) -> IO[bytes]:
             return cast("IO[bytes]", gzip.open(path, "rb"))
         return open(path, "rb")
     except OSError as error:
-        raise SourceError(f"it cannot be read ({error.strerror})", path) from error
+        raise SourceError(f"cannot be read ({error.strerror})", path) from error
 
 
 def _is_gzip(path: Path) -> bool:
     return path.name.lower().endswith("gz")
 
 
-def _scan_tar(path: Path, number: int, ignored: Counter[str]) -> list[_Sample]:
+def _scan_tar(path: Path, ignored: Counter[str]) -> list[_Sample]:
     """Return the samples of one tar file, from its headers."""
     samples: list[_Sample] = []
     try:
         with _open_tar(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # keep no header twice
-                if member.isdir():
+                if member.isdir() or is_hidden(os.path.basename(member.name)):
                     continue
-                key, role = _role_of(member)
+                key, suffix, role = _role_of(member)
                 if role is None:
-                    if not is_hidden(os.path.basename(member.name)):
-                        ignored[_suffix_of(member.name)] += 1
+                    ignored[suffix] += 1
                     continue
                 check_name(member.name, path)
                 if not samples or samples[-1].key != key:
-                    samples.append(_Sample(number, key))
-                _add(samples[-1], role, member, path)
+                    samples.append(_Sample(path, key))
+                members = samples[-1].members
+                if role in members:
+                    what = f"{members[role][0]} and {member.name} are both the {role} of sample {key!r}"
+                    hint = "The part of a name before its first dot is the sample"
+                    raise SourceError(what, path, hint)
+                members[role] = (member.name, member.offset_data, member.size)
             _check_end(file, tar.offset, path)
     except (tarfile.TarError, *_READ_ERRORS) as error:
         what = f"not a whole tar file ({error})"
@@ -254,44 +254,20 @@ def _scan_tar(path: Path, number: int, ignored: Counter[str]) -> list[_Sample]:
     return samples
 
 
-def _role_of(member: tarfile.TarInfo) -> tuple[str, str | None]:
+def _role_of(member: tarfile.TarInfo) -> tuple[str, str, str | None]:
+    """Return the sample of a member, what follows its first dot, and its role, None for one that is skipped."""
     folder, _, name = member.name.removeprefix("./").rpartition("/")
-    stem, _, suffix = name.partition(".")
-    suffix = suffix.lower()
-    role = None
-    part, _, kind = suffix.rpartition(".")
-    if suffix in _MASKS:
-        role = "mask"
-    elif f".{kind}" in PICTURE_SUFFIXES and not suffix.endswith((".seg.png", ".mask.png")):
-        role = _IMAGE + part
-    elif suffix in _LABELS or _is_array(suffix):
-        role = suffix
-    usable = member.isreg() and not is_hidden(name) and not member.issparse()
-    return (f"{folder}/{stem}" if folder else stem), role if usable else None
-
-
-def _suffix_of(name: str) -> str:
-    """Return what follows a name's first dot: the part that says why it is no picture or label."""
-    dot, suffix = os.path.basename(name).partition(".")[1:]
-    return dot + suffix or "no suffix"
-
-
-def _folders_note(samples: Sequence[_Sample]) -> list[str]:
-    """Say that folders inside are no classes, where there are several."""
-    folders = sorted({sample.key.rpartition("/")[0] for sample in samples} - {""})
-    if len(folders) < 2:
-        return []
-    return [
-        f"no label: folders in the tars ({few(folders)}) are not read as classes; unpack them, or add .cls"
-    ]
-
-
-def _add(sample: _Sample, role: str, member: tarfile.TarInfo, path: Path) -> None:
-    if role in sample.members:
-        other = sample.members[role][0]
-        what = f"{other} and {member.name} are both the {role} of sample {sample.key!r}"
-        raise SourceError(what, path, "The part of a name before its first dot is the sample")
-    sample.members[role] = (member.name, member.offset_data, member.size)
+    stem, dot, suffix = name.partition(".")
+    kind, role = suffix.lower(), None
+    if kind in _MASKS:
+        role = _MASK
+    elif f".{kind}" in PICTURE_SUFFIXES:
+        role = _IMAGE
+    elif kind in _FIELDS:
+        role = kind
+    is_usable = member.isreg() and not member.issparse()
+    key = f"{folder}/{stem}" if folder else stem
+    return key, dot + suffix or "no suffix", role if is_usable else None
 
 
 def _check_end(file: IO[bytes], offset: int, path: Path) -> None:
@@ -309,82 +285,12 @@ def _check_end(file: IO[bytes], offset: int, path: Path) -> None:
         raise SourceError(what, path, "Tar files that were joined must be unpacked and made anew")
 
 
-def _reader(file: IO[bytes], sample: _Sample, role: str, path: Path) -> Any:
-    """Return a function that gives a member: read when called, or from .gz now, in passing."""
-    name, offset, size = sample.members[role]
-    if not _is_gzip(path):
-        return partial(_read_at, path, offset, size, name)
-    data = _read_member(file, offset, size, f"{path}: {name}")
-    return lambda: data
-
-
-def _read_at(path: Path, offset: int, size: int, name: str) -> bytes:
-    with _open_tar(path) as file:
-        return _read_member(file, offset, size, f"{path}: {name}")
-
-
-def _read_member(file: IO[bytes], offset: int, size: int, where: str) -> bytes:
-    try:
-        file.seek(offset)
-        data = file.read(size)
-    except _READ_ERRORS as error:
-        raise SourceError(f"it cannot be read ({error})", where) from error
-    if len(data) < size:
-        raise SourceError(f"it ends after {len(data)} of {size} bytes", where, "Was it changed?")
-    return data
-
-
-def _read_value(file: IO[bytes], sample: _Sample, role: str, path: Path) -> Any:
-    """Return what a member holds; of ``.cls`` its text."""
-    name, offset, size = sample.members[role]
-    data = _read_member(file, offset, size, f"{path}: {name}")
-    try:
-        if _is_array(role):
-            return _as_numbers(np.load(io.BytesIO(data), allow_pickle=False))
-        if role == "json":
-            return parse_json(data)
-        return data.decode().strip() if role == "cls" else data.decode()
-    except (ValueError, EOFError, RecursionError) as error:
-        raise SourceError(f"it cannot be read ({error})", f"{path}: {name}") from error
-
-
 def _is_whole(text: str) -> bool:
     return text.removeprefix("-").isdecimal()
 
 
 def _whole(text: str, where: str) -> int:
     if not _is_whole(text):
-        hint = "It takes a class number, or in all samples the name of a class"
-        raise SourceError(f"it is not a whole number, but {shown(text)}", where, hint)
+        hint = "Give a class number, or in all samples the name of a class"
+        raise SourceError(f"not a whole number: {shown(text)}", where, hint)
     return int(text)
-
-
-# -- arrays ----------------------------------------------------------------------------------------
-
-
-def _is_array(role: str) -> bool:
-    return role == "npy" or role.endswith(".npy")
-
-
-def _field_of(role: str) -> str:
-    """Return the name of an array's field: what stands before ``.npy``.
-
-    Example:
-        >>> _field_of("npy"), _field_of("text-emb.npy")
-        ('npy', 'text_emb')
-    """
-    return identifier_of(role.removesuffix(".npy"))
-
-
-def _as_numbers(array: Any) -> Any:
-    if array.dtype.kind not in "uifb":
-        raise ValueError(f"it holds {array.dtype}, not numbers")
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-
-
-def _check_array(array: Any, column: Column, where: str) -> None:
-    if (array.dtype.name, array.shape) != (column.dtype, column.dims):
-        what = f"an array of {array.dtype} and shape {array.shape}"
-        hint = "packdata.pack takes arrays of different shapes"
-        first = f"{column.dtype} and shape {column.dims}"
-        raise SourceError(f"{what}, the first one of {first}", where, hint)
