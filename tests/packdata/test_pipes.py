@@ -13,7 +13,6 @@ from loaders.errors import SourceError
 from loaders.schema import Image
 from packdata.arrays.plan import pack_arrays
 from packdata.images.plan import pack_images
-from packdata.sources.base import read_head
 from packdata.tables import pack_tables
 from packdata.tokens.plan import pack_tokens
 from tests.packdata.command_sources import make_sources
@@ -85,9 +84,3 @@ def test_what_a_writer_is_given_may_be_no_pipe_either() -> None:
         writer.add(image="x.png")
 
     assert not Path("out").exists()
-
-
-def test_the_head_of_a_mask_is_not_waited_for() -> None:
-    os.mkfifo("x.png")
-
-    assert read_head("x.png") == b""

@@ -20,7 +20,6 @@ from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.errors import CodecError, SourceError
 from loaders.remote.url import URL, place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, MultiLabel, Text
-from loaders.system.regular import read_regular
 from packdata.bucket import bucket_at
 from packdata.sources.base import Column, Item, Source, is_folder, is_missing, read_file
 
@@ -243,9 +242,7 @@ def _classes_of_dataset(folder: Path, name: str) -> tuple[str, ...]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        data = read_file(path, str(path)) if isinstance(path, URL) else read_regular(path)
-        text = data.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SourceError(f"class names cannot be read from it ({reason})", path) from error
+        text = read_file(path, str(path)).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"class names are not UTF-8 ({error})", path) from error
     return [line.strip() for line in text.splitlines() if line.strip()]

@@ -10,6 +10,7 @@ sample each becomes one of the field ``images``.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -33,7 +34,7 @@ from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.alike import encode_alike, encode_jpeg_planes
 from packdata.images.fit import Fit, SizeOption
-from packdata.images.headers import PNG_START, read_header
+from packdata.images.headers import read_header
 from packdata.images.jpegtran import (
     check_jpegtran,
     divide_without_loss,
@@ -44,7 +45,6 @@ from packdata.images.pictures import (
     Picture,
     decode_mask,
     decode_picture,
-    open_pil,
 )
 from packdata.images.profiles import CONVERTED
 from packdata.images.scratch import Scratch
@@ -496,8 +496,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             and mask.dtype != wanted.dtype
             and mask.max() > np.iinfo(wanted.dtype).max
         ):
-            what = f"its mask holds {mask.max()}, but had 8 bits when the source was listed"
-            raise SourceError(what, where, "Was it changed?")
+            what = f"the mask holds {mask.max()}, and the first {_NUM_PEEKED} masks have 8 bits"
+            raise SourceError(what, where, "Pass keep_depth=True")
         return mask if wanted is None else mask.astype(wanted.dtype)
 
     def _mask_bytes(self, item: Item) -> bytes | None:
@@ -562,15 +562,18 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         return formats.most_common(1)[0][0] if formats else None
 
     def _mask_dtype(self) -> str | None:
-        """uint16 if asked for, or if any mask is; None if there are none."""
+        """uint16 if asked for, or if one of the first masks is; None if there are none."""
         if self.masks is None and not self.source.has_masks:
             return None
         known = self.options.marks and self.options.marks.dtype
         if known or self.options.keep_depth:
             return known or "uint16"
-        source, masks = self.source, self.masks
-        heads = source.mask_heads() if masks is None else masks.heads(source.keys())
-        return "uint16" if any(map(_has_16_bits, heads)) else "uint8"
+        for item in islice(self.source.items(0), _NUM_PEEKED):
+            with suppress(SourceError, CodecError):  # it is rejected in its turn
+                data = self._mask_bytes(item)
+                if data and decode_mask(data, self.options.max_pixels).dtype == np.uint16:
+                    return "uint16"
+        return "uint8"
 
 
 def _check_sides(codec: Codec, pixels: npt.NDArray[Any]) -> None:
@@ -582,13 +585,3 @@ def _check_sides(codec: Codec, pixels: npt.NDArray[Any]) -> None:
             f"{name} holds up to {limit} pixels in height and width, and it has {height} x {width}: "
             "pass sizes= to make it smaller, or codec='png'"
         )
-
-
-def _has_16_bits(head: bytes) -> bool:
-    """Tell it of a mask's ``read_head``; what is no mask is rejected in its turn."""
-    if head.startswith(PNG_START):
-        return head[24:25] == b"\x10"
-    try:
-        return open_pil(head).mode.startswith("I")
-    except CodecError:
-        return False

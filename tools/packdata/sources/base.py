@@ -25,7 +25,7 @@ from loaders.system.regular import NotRegularError, read_regular, regular
 from packdata.bucket import bucket_at
 from packdata.sources.listed import ListedURL
 from packdata.sources.names import twice
-from packdata.sources.objects import RemoteFile, fetched_ahead
+from packdata.sources.objects import RemoteFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -50,19 +50,19 @@ _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 _OWN_LIBRARY = "Its own library reads it, and packdata.pack takes the samples: examples/from_{}.py"
 STREAMING_HINT = _OWN_LIBRARY.format("mds.py and examples/from_litdata")
-# By what is in the name of a file that is read by its own library alone.
+# By what is in the name of a file that is not read.
 _FOREIGN = {
     ".beton": (
         "FFCV's files are read by FFCV alone: pack what it was written from, or write the samples that "
         "ffcv.Loader gives with packdata.Writer"
     ),
+    ".tar.gz": "Members of a compressed tar cannot be read one by one: gunzip it first",
+    ".tgz": "Members of a compressed tar cannot be read one by one: gunzip it first",
     ".mds": _OWN_LIBRARY.format("mds"),
     ".tfrecord": _OWN_LIBRARY.format("tfrecord"),
 }
 OWN_KEYS = "Give each row a key of its own, in a column 'key', or remove one"
 _RENAME = "Keys are names, mostly without suffix: rename or remove one"
-HEAD_NBYTES = 26  # of a PNG: up to its depth and color type
-_PNG = b"\x89PNG"
 _FLOAT32_WHOLE, FLOAT64_WHOLE = 1 << 24, 1 << 53  # up to here they hold every whole number
 
 ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
@@ -95,12 +95,11 @@ class FileKind:
     # Names that the column of their paths in a list may have, the first found is taken.
     columns: tuple[str, ...]
     option: str  # the option that names another column
-    command: str  # the command that packs them
 
 
-PICTURES = FileKind("pictures", PICTURE_SUFFIXES, PATH_COLUMNS, "image_column=", "images")
+PICTURES = FileKind("pictures", PICTURE_SUFFIXES, PATH_COLUMNS, "image_column=")
 _ARRAY_COLUMNS = ("array", "volume", *PATH_COLUMNS)
-ARRAYS = FileKind("arrays", frozenset({".npy", ".npz"}), _ARRAY_COLUMNS, "array_column=", "arrays")
+ARRAYS = FileKind("arrays", frozenset({".npy", ".npz"}), _ARRAY_COLUMNS, "array_column=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +173,6 @@ class Source(ABC):
     def keys(self) -> Iterator[str]:
         """Yield the key of each item, without a look at pictures."""
 
-    def mask_heads(self) -> Iterator[bytes]:
-        """Yield the ``read_head`` of each mask that items come with."""
-        return iter(())
-
 
 def broken_item(key: str, what: str, where: str, hint: str = "") -> Item:
     """Return an item whose reading fails: it is rejected in its turn, and the listing goes on."""
@@ -237,34 +232,6 @@ def _read_object(url: Path) -> bytes:
     return data
 
 
-def read_head(file: Path | str | RemoteFile) -> bytes:
-    """Return what tells the depth of a mask: the first bytes of a PNG, all of another file.
-
-    What cannot be read gives b"": it is rejected when it is packed.
-    """
-    try:
-        if isinstance(file, RemoteFile):
-            head = file()
-            return head if head.startswith(_PNG) or file.is_whole else file.part()()
-        with open(file, "rb", opener=regular) as opened:
-            head = opened.read(HEAD_NBYTES)
-            return head if head.startswith(_PNG) else head + opened.read()
-    except (OSError, ValueError):
-        # ValueError: a NUL in the name, no regular file, or another object.
-        return b""
-
-
-def read_heads(files: Iterable[str | RemoteFile]) -> Iterator[bytes]:
-    """Yield the ``read_head`` of each mask; of a store some are fetched ahead."""
-    some = (
-        file.part(0, HEAD_NBYTES)
-        if isinstance(file, RemoteFile) and file.where.endswith(".png")
-        else file
-        for file in files
-    )
-    return map(read_head, fetched_ahead(some))
-
-
 def is_hidden(name: str) -> bool:
     """Tell whether a file or folder is the system's own: dot files, Thumbs.db and the like."""
     return name.startswith(".") or name.lower() in _SYSTEM_FILES
@@ -276,7 +243,7 @@ def suffix_of(name: str) -> str:
 
 
 def foreign_hint(name: str) -> str:
-    """Return how to pack a file that its own library alone reads; "" for others."""
+    """Return how to pack a file that is not read; "" for others."""
     return next((hint for mark, hint in _FOREIGN.items() if mark in name.lower()), "")
 
 

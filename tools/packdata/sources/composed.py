@@ -44,6 +44,3 @@ class ExtendedSource(Source):
 
     def keys(self) -> Iterator[str]:
         return self.source.keys()
-
-    def mask_heads(self) -> Iterator[bytes]:
-        return self.source.mask_heads()

@@ -7,11 +7,10 @@ the folders below it sorted by path, in each of those the files sorted by name.
 from __future__ import annotations
 
 import os
-import shlex
 from collections import Counter
-from contextlib import suppress
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
@@ -26,12 +25,10 @@ from packdata.sources.base import (
     is_hidden,
     key_of,
     read_file,
-    read_heads,
     shared_keys,
     suffix_of,
 )
-from packdata.sources.idx import IDX_IMAGES
-from packdata.sources.listed import ListedEntry, ListedURL, StoredNames
+from packdata.sources.listed import ListedEntry, ListedURL, StoredNames, real_path
 from packdata.sources.names import Names
 from packdata.sources.objects import RemoteFile
 from packdata.sources.refused import check_name
@@ -39,11 +36,9 @@ from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 Entry = os.DirEntry[str] | ListedEntry
 LINK_ABOVE = "link to a folder above"
-_ARCHIVES = (".parquet", ".tar")
 
 
 class Listing:
@@ -103,18 +98,18 @@ def files_below(root: Path, folder: str = "") -> Iterator[tuple[str, Iterable[En
     Links are followed; what leads to a folder above, be it of ``root`` itself, has None. Folders
     are named relative to ``root``; hidden ones are passed over. SourceError where one cannot be listed.
     """
-    above = _inodes_above(root) | ({_inode(root)} if folder else set())
+    above = {*map(str, Path(real_path(root)).parents), *([real_path(root)] if folder else [])}
     pending = [(folder, above)]
     while pending:
         relative, above = pending.pop()
-        inode = _inode(root / relative)
-        if inode in above:
+        real = real_path(root / relative)
+        if real in above:
             yield relative, None
             continue
         entries, folders = scan(root / relative)
         yield relative, entries
         inner = (f"{relative}/{name}".lstrip("/") for name in folders if not is_hidden(name))
-        pending += [(path, above | {inode}) for path in inner]
+        pending += [(path, above | {real}) for path in inner]
 
 
 def scan(folder: Path) -> tuple[Iterable[Entry], list[str]]:
@@ -143,22 +138,6 @@ def _stat(entry: Entry) -> os.stat_result | None:
         return entry.stat()
     except OSError:  # a link to nowhere: it is rejected when it is read
         return None
-
-
-def _inode(folder: Path) -> tuple[int, int]:
-    try:
-        stat = folder.stat()
-    except OSError as error:
-        raise SourceError(f"the folder cannot be listed ({error.strerror})", folder) from error
-    return stat.st_dev, stat.st_ino
-
-
-def _inodes_above(root: Path) -> frozenset[tuple[int, int]]:
-    found = set()
-    for folder in () if isinstance(root, ListedURL) else root.resolve().parents:
-        with suppress(SourceError):  # a folder that cannot be read: no link leads there
-            found.add(_inode(folder))
-    return frozenset(found)
 
 
 class FolderSource(Source):
@@ -233,22 +212,12 @@ def _mixed(root: Path, kind: FileKind, files: Iterable[str], num_top: int) -> So
 def no_files(root: Path, kind: FileKind, ignored: Counter[str]) -> SourceError:
     """Return the error that there is nothing of a kind, with what is there instead."""
     if not ignored:
-        return SourceError(f"it holds no {kind.names}", root, "Check the path")
+        return SourceError(f"no {kind.names}", root, "Check the path")
     seen = ", ".join(f"{count} x {suffix}" for suffix, count in ignored.most_common(5))
     hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
-    place = _archive_below(root) if kind is PICTURES and root.is_dir() else None
-    if place is not None:
-        hint = f"Give the folder in which such files lie: packdata images {shlex.quote(str(place))} DST"
-    return SourceError(f"it holds no {kind.names}, but {seen}", root, hint)
-
-
-def _archive_below(root: Path) -> Path | None:
-    """Return the first folder that holds files of many pictures, as of Hugging Face, or torchvision's MNIST."""
-    for relative, entries in sorted(files_below(root), key=lambda found: found[0]):
-        names = [entry.name for entry in entries or ()]
-        if any(suffix_of(name) in _ARCHIVES or IDX_IMAGES.fullmatch(name) for name in names):
-            return root / relative
-    return None
+    if kind is PICTURES:
+        hint += "; tar, Parquet and IDX files are looked for in this folder alone, not below"
+    return SourceError(f"no {kind.names}, but {seen}", root, hint)
 
 
 def split_suffix(suffix: str) -> tuple[str, str]:
@@ -313,10 +282,6 @@ class MaskFolder:
         """Return the path of the mask for a picture, beginning as the folder's was given."""
         file = self.files.get(key)
         return None if file is None else os.path.join(self.root, file)
-
-    def heads(self, keys: Iterable[str]) -> Iterator[bytes]:
-        """Yield the ``read_head`` of each mask that one of the keys has."""
-        return read_heads(map(self._mask, filter(None, map(self.files.get, keys))))
 
     def read(self, item: Item) -> bytes:
         """Return the bytes of the mask for a picture; SourceError if there is none."""

@@ -199,12 +199,11 @@ class ListedURL(URL):
 
     def stat(self, *, follow_symlinks: bool = True) -> Any:
         """Tell what a file system does; ``FileNotFoundError`` if it is not there."""
-        ino = xxhash.xxh3_64_intdigest(str(self).encode())
         if self.is_dir():
-            return SimpleNamespace(st_mode=stat.S_IFDIR, st_dev=-1, st_ino=ino)
+            return SimpleNamespace(st_mode=stat.S_IFDIR)
         if (stored := self.stored) is None:
             raise FileNotFoundError(2, "there is no such object", str(self))
-        return stat_of(stored.entry, ino)
+        return stat_of(stored.entry)
 
     def scan(self) -> tuple[Iterator[ListedEntry], list[str]]:
         """Return what is directly inside, by name: objects, and names of folders."""
@@ -221,10 +220,9 @@ def _sent(text: str, listed: str, tree: Tree | None) -> ListedURL:
     return ListedURL(text)
 
 
-def stat_of(entry: Entry, ino: int = 0) -> Any:
+def stat_of(entry: Entry) -> Any:
     """Tell of an object what a file system tells of a file: its size, and what changes with it."""
-    about = {"st_size": entry.size, "st_mtime_ns": entry.mark}
-    return SimpleNamespace(st_mode=stat.S_IFREG, st_dev=-1, st_ino=ino, **about)
+    return SimpleNamespace(st_mode=stat.S_IFREG, st_size=entry.size, st_mtime_ns=entry.mark)
 
 
 class ListedEntry(NamedTuple):

@@ -41,7 +41,6 @@ from packdata.sources.base import (
     open_file,
     read_each,
     read_file,
-    read_heads,
     shared_keys,
 )
 from packdata.sources.listed import ListedURL, objects_beside, stat_of
@@ -218,10 +217,6 @@ class ListSource(Source):
         """Return a path, from the list's folder on."""
         name = self._name(cell)
         return os.path.relpath(name, self._folder) if os.path.isabs(name) else name
-
-    def mask_heads(self) -> Iterator[bytes]:
-        cells = self._rows.values(self._mask) if self._mask is not None else ()
-        return read_heads(self._file(str(cell), str(cell)) for cell in cells if cell is not None)
 
     def _mask_of(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return what an item says of its mask; ``where`` is the place of its picture."""

@@ -51,11 +51,6 @@ class RemoteFile:
         """Of the object."""
         return f"{self.origin.url}/{self.entry.name}"
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of the object."""
-        return (self.start, self.end) == (0, self.entry.size)
-
     def part(self, start: int = 0, end: int | None = None) -> RemoteFile:
         """Return what reads another range of the object, or all of it."""
         return RemoteFile(self.origin, self.entry, self.where, start, end)

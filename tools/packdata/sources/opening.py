@@ -27,7 +27,7 @@ from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.refused import check_folder, check_regular, nothing_at
 from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind
 from packdata.sources.rows import RowsSource
-from packdata.sources.tars import TAR_SUFFIXES, TarSource
+from packdata.sources.tars import TAR_SUFFIX, TarSource
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _archives(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _archive_kind(name: str) -> str:
-    if name.lower().endswith(TAR_SUFFIXES):
+    if suffix_of(name) == TAR_SUFFIX:
         return "tar"
     is_idx = name.lower().endswith(IDX_SUFFIXES) and IDX_IMAGES.fullmatch(name)
     return row_kind(name) or ("idx" if is_idx else "")

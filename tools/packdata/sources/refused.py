@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from contextlib import suppress
 from pathlib import Path
 
 from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import SourceError
-from loaders.remote.url import URL
 
 # Of Delta Lake, Iceberg and Hudi: files of rows that were deleted since stay in the folder.
 _LOGS = {
@@ -48,21 +46,16 @@ def check_folder(folder: Path) -> None:
         hint = "'packdata copy', 'split', 'merge' and 'extend' work on packed datasets"
         raise SourceError("a packed dataset cannot be a source", folder, hint)
     check_no_log(folder)
-    # Above it, too: it may be a partition. Files are named one by one, or by a pattern.
-    is_inside = folder.is_dir() and not isinstance(folder, URL)
-    for table in folder.absolute().parents if is_inside else ():
-        with suppress(PermissionError):
-            check_no_log(table, folder)
 
 
-def check_no_log(table: Path, folder: Path | None = None) -> None:
-    """Raise SourceError, which names a ``folder`` below, for a table that has a log of which files are its own."""
+def check_no_log(folder: Path) -> None:
+    """Raise SourceError for a table that has a log of which files are its own."""
     for name, pattern in _LOGS.items():
-        log = table / name
+        log = folder / name
         if log.is_dir() and any(pattern.fullmatch(path.name) for path in log.iterdir()):
             what = f"its table has a log ({log}): rows that were deleted or replaced may lie in its files"
             hint = "Write the rows that it has to a Parquet file; a pattern such as '*.parquet' takes all of them"
-            raise SourceError(what, folder or table, hint)
+            raise SourceError(what, folder, hint)
 
 
 def check_mode(mode: int, where: Path | str) -> None:

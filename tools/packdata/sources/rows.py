@@ -32,7 +32,6 @@ from packdata.sources.base import (
     first_named,
     read_each,
     read_file,
-    read_head,
     relative_names,
 )
 from packdata.sources.row_kinds import open_row_file, row_kind
@@ -101,14 +100,6 @@ class RowsSource(Source):
             keys = _read_column(file, "key").to_pylist() if self._has_keys else [None] * length
             for row, key in enumerate(keys):
                 yield self._row_key(file.path, row) if key is None else str(key)
-
-    def mask_heads(self) -> Iterator[bytes]:
-        mask = self._mask
-        for file in self._files if mask is not None else []:
-            for group in range(len(file.groups)):
-                for value in file.table(group, [str(mask)]).column(0):
-                    data, path = _content(value.as_py(), file.path.parent)
-                    yield data or (read_head(path) if path else b"")
 
     def _row_key(self, path: Path, row: int) -> str:
         return f"{self._stems[path]}/{row:08d}"

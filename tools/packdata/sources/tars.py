@@ -2,29 +2,25 @@
 
 ``.jpg``, ``.png`` and the other pictures are the image, ``.seg.png`` or ``.mask.png`` a mask. ``.cls`` is a whole
 number, or in all samples a name of a class, ``.json`` any JSON value, of which one key may be the label, ``.txt`` a
-caption. The headers are read once, at the start, and classes with them; after that any sample is one seek away (in
-``.tar.gz`` one pass: a packing that is continued reads the file from its beginning).
+caption. The headers are read once, at the start, and classes with them; after that any sample is one seek away.
 """
 
 from __future__ import annotations
 
-import gzip
 import os
 import tarfile
-import zlib
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 from loaders.checks import shown
 from loaders.errors import SourceError
 from packdata.readers import parse_json
 from packdata.sources.base import (
-    HEAD_NBYTES,
     LABEL_NAMES,
     PICTURE_SUFFIXES,
     Column,
@@ -35,19 +31,19 @@ from packdata.sources.base import (
     column_of,
     files_identity,
     is_hidden,
+    open_file,
 )
-from packdata.sources.refused import check_name, check_regular
+from packdata.sources.refused import check_name
 from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+TAR_SUFFIX = ".tar"
 _IMAGE, _MASK, _LABEL = "image", "mask", "label"
 _MASKS = frozenset({"seg.png", "mask.png"})
 _FIELDS = {"cls": _LABEL, "json": "json", "txt": "caption"}  # by suffix
-_READ_ERRORS = (OSError, EOFError, zlib.error)  # what gzip raises on damage
 _BLOCK = 512
 _NEIGHBOURS = "The members of a sample are neighbours: make the tar with --sort=name"
 
@@ -64,15 +60,14 @@ class _Sample:
         """Say where a member is."""
         return f"{self.path}: {self.members[role][0]}"
 
-    def read(self, file: IO[bytes], role: str, most: int | None = None) -> bytes:
-        """Return a member, or no more than its beginning, from the opened tar; SourceError if it is not whole."""
+    def read(self, file: IO[bytes], role: str) -> bytes:
+        """Return a member, from the opened tar; SourceError if it is not whole."""
         _, offset, size = self.members[role]
-        size = size if most is None else min(size, most)
         try:
             file.seek(offset)
             data = file.read(size)
-        except _READ_ERRORS as error:
-            raise SourceError(f"cannot be read ({error})", self.place(role)) from error
+        except OSError as error:
+            raise SourceError(f"cannot be read ({error.strerror})", self.place(role)) from error
         if len(data) < size:
             what = f"{len(data)} of {size} bytes are there"
             raise SourceError(what, self.place(role), "Was the file changed?")
@@ -88,14 +83,8 @@ class _Sample:
         except (ValueError, RecursionError) as error:
             raise SourceError(f"cannot be read ({error})", self.place(role)) from error
 
-    def reader(self, file: IO[bytes], role: str) -> Any:
-        """Return a function that gives a member: read when called, or from .gz now, in passing."""
-        if not _is_gzip(self.path):
-            return partial(self._read_anew, role)
-        data = self.read(file, role)
-        return lambda: data
-
-    def _read_anew(self, role: str) -> bytes:
+    def read_anew(self, role: str) -> bytes:
+        """Return a member of the tar, which is opened for it."""
         with _open_tar(self.path) as file:
             return self.read(file, role)
 
@@ -178,11 +167,6 @@ class TarSource(Source):
     def keys(self) -> Iterator[str]:
         return (sample.key for sample in self._samples)
 
-    def mask_heads(self) -> Iterator[bytes]:
-        for sample, file in self._opened():
-            if _MASK in sample.members:
-                yield sample.read(file, _MASK, HEAD_NBYTES)
-
     def _item(self, sample: _Sample, file: IO[bytes]) -> Item:
         members = sample.members
         if _IMAGE not in members:
@@ -190,12 +174,13 @@ class TarSource(Source):
             return broken_item(sample.key, "the sample has no picture", f"{sample.path}: {names}")
         try:
             labels = self._labels(file, sample)
-            read = sample.reader(file, _IMAGE)
-            mask = sample.reader(file, _MASK) if _MASK in members else None
         except SourceError as error:
             return broken_item(sample.key, error.what, str(error.path), error.hint)
-        name = members[_MASK][0] if mask is not None else None
-        return Item(sample.key, sample.place(_IMAGE), read, labels, mask, mask_name=name)
+        read, where = partial(sample.read_anew, _IMAGE), sample.place(_IMAGE)
+        if _MASK not in members:
+            return Item(sample.key, where, read, labels)
+        mask = partial(sample.read_anew, _MASK)
+        return Item(sample.key, where, read, labels, mask, mask_name=members[_MASK][0])
 
     def _labels(self, file: IO[bytes], sample: _Sample) -> dict[str, Any]:
         labels = dict.fromkeys(self.labels)
@@ -211,18 +196,7 @@ class TarSource(Source):
 
 
 def _open_tar(path: Path) -> IO[bytes]:
-    """Open a tar file, decompressed; SourceError if that fails."""
-    check_regular(path, path)  # not by an opener: gzip takes a name, or leaves the file open
-    try:
-        if _is_gzip(path):
-            return cast("IO[bytes]", gzip.open(path, "rb"))
-        return open(path, "rb")
-    except OSError as error:
-        raise SourceError(f"cannot be read ({error.strerror})", path) from error
-
-
-def _is_gzip(path: Path) -> bool:
-    return path.name.lower().endswith("gz")
+    return open_file(path, str(path))
 
 
 def _scan_tar(path: Path, ignored: Counter[str]) -> list[_Sample]:
@@ -248,7 +222,7 @@ def _scan_tar(path: Path, ignored: Counter[str]) -> list[_Sample]:
                     raise SourceError(what, path, hint)
                 members[role] = (member.name, member.offset_data, member.size)
             _check_end(file, tar.offset, path)
-    except (tarfile.TarError, *_READ_ERRORS) as error:
+    except (tarfile.TarError, OSError) as error:
         what = f"not a whole tar file ({error})"
         raise SourceError(what, path, "Copy or make it again") from error
     return samples
