@@ -3,6 +3,8 @@
 NAMES = {
     "augment.AugMix": "use RandAugment or TrivialAugmentWide, or torchvision's in transform=",
     "augment.ElasticTransform": "use torchvision's or albumentations' in transform=",
+    "loaders.Denormalize": "multiply by std and add mean",
+    "loaders.Mosaic": "join pictures of a batch in the training loop",
     "loaders.InflateOnDevice": "pass the dataset itself to the loader, which decompresses on the host",
     "RAMDataset.from_frame": "use RAMDataset.from_arrays(**packdata.arrays_of(frame, target=...))",
 }

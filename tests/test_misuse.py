@@ -27,7 +27,6 @@ from loaders import (
     BatchAugment,
     BlockShuffled,
     DataLoader,
-    Denormalize,
     Mixture,
     Normalize,
     RAMDataset,
@@ -257,7 +256,7 @@ AUGMENT: list[Case] = [
             schema={"a": Array(dims=g.images.shape[1:], spatial=3)},
         ),
         SchemaError,
-        "3 x 16 x 16 .* crop of 8 x 8 x 8.*if the first axis holds channels.*spatial=2",
+        "3 x 16 x 16 .*pad_if_needed=True",
     ),
     (
         lambda g: RAMDataset.from_arrays(
@@ -266,7 +265,7 @@ AUGMENT: list[Case] = [
             schema={"a": Array(dims=g.images.shape[1:], spatial=3)},
         ),
         SchemaError,
-        "crops 2 axes, the samples have 3.*spatial=2",
+        "crops 2 axes, the samples have 3.*spatial=",
     ),
     (lambda g: augment.Views([CROP]), TypeError, r"Views\(weak=\[\.\.\.\]"),
     (lambda g: augment.Views(a=CROP), TypeError, "a must be a list of ops"),
@@ -314,8 +313,6 @@ NORMALIZING: list[Case] = [
     (lambda g: Normalize.from_stats(g.folder / "stats.txt"), ValueError, "'packdata stats "),
     (lambda g: Normalize.from_stats(3), TypeError, "stats must be what 'packdata stats"),
     (lambda g: Normalize.from_stats({"a": 1}), ValueError, "no mean and std"),
-    (lambda g: Denormalize.of(3), TypeError, "takes a Normalize, got 3"),
-    (lambda g: Denormalize.of(NORMALIZE)([1]), TypeError, "a tensor of floats, got .1"),
 ]
 
 LOADING: list[Case] = [

@@ -73,12 +73,7 @@ class Edits(NamedTuple):
 
     @staticmethod
     def of(kind: Any, *values: Any) -> Edits:
-        """Return one edit per sample, from arrays ``(N,)``, or numbers that hold for all.
-
-        Example:
-            >>> Edits.of(Kind.SOLARIZE, np.array([128.0, 64.0])).kinds.tolist()
-            [[7], [7]]
-        """
+        """Return one edit per sample, from arrays ``(N,)``, or numbers that hold for all."""
         columns = np.broadcast_arrays(kind, *values) if values else [np.atleast_1d(kind)]
         found = np.zeros((len(columns[0]), 1, NUM_VALUES))
         for i, column in enumerate(columns[1:]):
@@ -108,12 +103,6 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
 
     Raises:
         BatchError: The image has another dtype or shape.
-
-    Example:
-        >>> image = np.array([[[0], [100], [200]]], np.uint8)
-        >>> edit(image, [Kind.INVERT, Kind.BRIGHTNESS], [[], [0.5]])
-        >>> image.ravel().tolist()
-        [127, 77, 27]
     """
     if image.ndim != 3 or image.shape[2] not in (1, 3) or image.dtype != np.uint8:
         raise BatchError(

@@ -40,12 +40,6 @@ def check_ops(ops: Sequence[Op], num_axes: int) -> None:
     Raises:
         TypeError: ``ops`` is not a list of ops.
         BatchError: An op resamples, or needs another number of axes.
-
-    Example:
-        >>> from loaders.augment import Resize
-        >>> check_ops([Resize(8)], 3)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        loaders.errors.BatchError: Resize(size=8...) resamples; arrays can only be cropped and flipped
     """
     for op in as_ops(ops):
         if hasattr(op, "interpolation") and not isinstance(op, PixelOp):
@@ -66,10 +60,6 @@ def output_lengths(ops: Sequence[Op], lengths: Sequence[int | None]) -> tuple[in
 
     Raises:
         BatchError: An array of these lengths is smaller than its crop.
-
-    Example:
-        >>> output_lengths([RandomCrop(8), RandomFlip()], (None, 16, 16))
-        (8, 8, 8)
     """
     known = [length for length in lengths if length is not None]
     if len(known) == len(lengths):
@@ -107,10 +97,6 @@ def cut(
 
     Raises:
         BatchError: ``out`` has another shape or dtype.
-
-    Example:
-        >>> cut(np.arange(12).reshape(3, 4), (1, 2, 2, 2), (False, True)).tolist()
-        [[7, 6], [11, 10]]
     """
     num_axes = len(flip)
     corner, lengths = box[:num_axes], box[num_axes:]

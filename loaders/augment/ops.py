@@ -47,31 +47,25 @@ def _array(size: Size) -> Ints:
     return np.array(_pair(size), np.int64)
 
 
-def _set_lengths(op: RandomCrop | CenterCrop) -> None:
-    """Normalize a crop's ``size`` to a tuple; one int stands for all axes."""
-    size: Any = op.size
-    is_one = not isinstance(size, (tuple, list))
-    lengths = (size, size) if is_one else tuple(size)
+def _as_lengths(size: Any) -> Lengths:
+    """Check a crop's ``size``, and return it: one length for all axes, or a tuple of one for each."""
+    lengths = tuple(size) if isinstance(size, (tuple, list)) else (size,)
     if not lengths or not all(_is_length(length) for length in lengths):
         raise ValueError(
             f"size must be a positive int or one for each axis (height, width), got {size!r}"
         )
-    object.__setattr__(op, "size", tuple(int(length) for length in lengths))
-    object.__setattr__(op, "_fits_all", is_one)
-
-
-_IF_CHANNELS = "; if the first axis holds channels, declare it: Array(dtype=..., dims=..., spatial=2) in the schema"
+    return tuple(map(int, lengths)) if isinstance(size, (tuple, list)) else int(size)
 
 
 def crop_lengths(op: RandomCrop | CenterCrop, num_axes: int) -> tuple[int, ...]:
     """Return a crop's size for samples of ``num_axes`` axes; BatchError if it was given for another number of them."""
-    assert isinstance(op.size, tuple)
-    if len(op.size) == num_axes:
-        return op.size
-    if not op._fits_all:
-        hint = _IF_CHANNELS if len(op.size) < num_axes else ""
-        raise BatchError(f"{op} crops {len(op.size)} axes, the samples have {num_axes}{hint}")
-    return op.size[:1] * num_axes
+    if isinstance(op.size, int):
+        return (op.size,) * num_axes
+    if len(op.size) != num_axes:
+        raise BatchError(
+            f"{op} crops {len(op.size)} axes, the samples have {num_axes} (Array(spatial=...) says how many)"
+        )
+    return op.size
 
 
 def _check_resampling(op: Any) -> None:
@@ -212,7 +206,7 @@ class RandomCrop(Op):
         p: Probability of that; all other crops, and those of samples without nonzero points, are placed at random.
         fill: Padding value of pixels: one number, or one per channel; None: that of other ops, or 0.
         padding_mode: ``"constant"`` pads with ``fill``; ``"edge"``, ``"reflect"`` and ``"symmetric"`` continue the
-            image (and its masks), as in torchvision.
+            image (and its masks), as in torchvision; not beside rotations, shears and other warps.
 
     Raises:
         ValueError: At construction, an invalid size or padding, or ``p`` outside [0, 1].
@@ -231,13 +225,12 @@ class RandomCrop(Op):
     p: float = 0.5
     fill: Fill | None = field(default=None, kw_only=True)
     padding_mode: PaddingMode = field(default="constant", kw_only=True)
-    _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
     num_draws: ClassVar[int] = 2
     per_axis: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _set_lengths(self)
+        object.__setattr__(self, "size", _as_lengths(self.size))
         if self.padding != 0 and not _is_length(self.padding):
             raise ValueError(f"padding must be an int of at least 0, got {self.padding!r}")
         as_fill_mask(self.fill_mask)
@@ -271,13 +264,9 @@ class RandomCrop(Op):
         rows = np.flatnonzero((room < 0).any(axis=1))
         if len(rows):
             lengths = window.size[rows[0]].tolist()
-            crop = crop_lengths(self, len(lengths))
-            is_picture = len(lengths) == 2
             raise BatchError(
-                f"sample {window.indices[rows[0]]} is {' x '.join(map(str, lengths))} pixels when "
-                f"it reaches {self}, smaller than the crop of {' x '.join(map(str, crop))}; "
-                f"pass pad_if_needed=True"
-                f"{' or put a Resize before it' if is_picture else _IF_CHANNELS}"
+                f"sample {window.indices[rows[0]]} is {' x '.join(map(str, lengths))} pixels when it reaches {self}, "
+                "which is larger: pass pad_if_needed=True, or put a Resize before it"
             )
 
 
@@ -301,12 +290,11 @@ class CenterCrop(Op):
 
     size: Lengths
     fill_mask: int | None = None
-    _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
     num_draws: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        _set_lengths(self)
+        object.__setattr__(self, "size", _as_lengths(self.size))
         as_fill_mask(self.fill_mask)
 
     def move(self, window: Window, draws: Floats) -> None:

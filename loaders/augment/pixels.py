@@ -194,12 +194,9 @@ def steps_of(
     steps[:, 7] = _FLIPS[geometry.flips @ (2, 1)]
     is_inside: npt.NDArray[np.bool_] = (starts >= 0) & (ends <= shapes)
     is_ready = is_inside[:, 0] & is_inside[:, 1]
-    return steps, is_ready & ~geometry.is_warped & _is_stepped(geometry.resampling)
-
-
-def _is_stepped(resampling: Resampling) -> bool:
-    """Return whether ``take_steps`` can resample so."""
-    return not resampling.is_filtered and resampling.interpolation in _METHODS
+    how = geometry.resampling
+    is_stepped = not how.is_filtered and how.interpolation in _METHODS
+    return steps, is_ready & ~geometry.is_warped & is_stepped
 
 
 def _reduced_boxes(
@@ -338,11 +335,6 @@ def reductions(
 
     Returns:
         ``(N,)``: 1, 2, 4 or 8.
-
-    Example:
-        >>> boxes = np.array([[0, 0, 900, 1000], [0, 0, 900, 400]])
-        >>> reductions(boxes, np.array([[224, 224]])).tolist()
-        [4, 1]
     """
     times = (boxes[:, 2:] // sizes).min(axis=1)
     reductions: npt.NDArray[np.int64] = _POWERS[np.searchsorted(_POWERS[1:], times, "right")]
@@ -394,11 +386,6 @@ def move_boxes(
 
     Raises:
         BatchError: ``boxes`` is not ``(n, 4)``.
-
-    Example:
-        >>> boxes = np.array([[10, 20, 30, 40]], np.float32)
-        >>> move_boxes(boxes, box=(20, 0, 50, 100), size=(25, 50), flip=(False, True)).tolist()
-        [[35.0, 0.0, 45.0, 10.0]]
     """
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise BatchError(f"boxes must be (n, 4), got {boxes.shape}")
@@ -450,11 +437,6 @@ def move_keypoints(
 
     Raises:
         BatchError: ``points`` has another shape.
-
-    Example:
-        >>> points = np.array([[[10, 20], [30, 40]]], np.float32)
-        >>> move_keypoints(points, (20, 0, 50, 100), (25, 50), (False, True), [(0, 1)]).tolist()
-        [[[35.0, 10.0], [45.0, 0.0]]]
     """
     if points.ndim != 3 or points.shape[2] not in (2, 3):
         raise BatchError(f"keypoints must be (n, num, 2) or (n, num, 3), got {points.shape}")

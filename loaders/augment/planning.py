@@ -27,13 +27,6 @@ def resampling_of(ops: Sequence[Op]) -> Resampling:
     """Return how a list of ops resamples: as its last resizing op says.
 
     If that op has ``antialias=None``, images are filtered if no op draws at random.
-
-    Example:
-        >>> from loaders.augment import CenterCrop, RandomResizedCrop, Resize
-        >>> resampling_of([Resize(256), CenterCrop(224)]).is_filtered
-        True
-        >>> resampling_of([RandomResizedCrop(224)]).is_filtered
-        False
     """
     mode, warp = _padding_mode(ops), _warp(ops)
     for op in reversed(ops):
@@ -49,8 +42,7 @@ def resampling_of(ops: Sequence[Op]) -> Resampling:
 
 
 def _warp(ops: Sequence[Op]) -> str:
-    moving = [op for op in ops if not hasattr(op, "edit")]
-    ways = {way for op in moving if (way := getattr(op, "interpolation", None)) is not None}
+    ways = {op.interpolation for op in ops if _resamples(op)}  # type: ignore[attr-defined]
     return "nearest" if ways == {"nearest"} else "bilinear"
 
 
@@ -60,7 +52,17 @@ def _padding_mode(ops: Sequence[Op]) -> str:
         raise ValueError(
             f"padding_mode must be the same in all ops that set it, got {' and '.join(sorted(modes))}"
         )
-    return modes.pop() if modes else "constant"
+    mode = modes.pop() if modes else "constant"
+    turns = [op for op in ops if _resamples(op) and not hasattr(op, "antialias")]
+    if mode != "constant" and turns:
+        raise ValueError(
+            f"padding_mode={mode!r} beside {type(turns[0]).__name__}: use 'constant'; warps only fill"
+        )
+    return mode
+
+
+def _resamples(op: Op) -> bool:
+    return hasattr(op, "interpolation") and not hasattr(op, "edit")
 
 
 def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
@@ -89,11 +91,6 @@ def fill_mask_of(ops: Sequence[Op]) -> int:
 
     Raises:
         ValueError: Ops set different ones; 0 is one of them where it is set.
-
-    Example:
-        >>> from loaders.augment import CenterCrop, RandomCrop
-        >>> fill_mask_of([RandomCrop(32, padding=4, fill_mask=255), CenterCrop(28)])
-        255
     """
     return int(_one_of(ops, "fill_mask"))
 
@@ -122,11 +119,6 @@ def output_size(ops: Sequence[Op], size: tuple[int, int] | None = None) -> tuple
 
     Raises:
         TypeError: ``ops`` is not a list of ops.
-
-    Example:
-        >>> from loaders.augment import CenterCrop, Resize
-        >>> output_size([Resize(256), CenterCrop(224)]), output_size([Resize(256)])
-        ((224, 224), None)
     """
     for op in as_ops(ops):
         size = op.resized(size)
@@ -160,17 +152,11 @@ def plan(
         known: Crop points and boxes for ops that need them; None: none.
 
     Raises:
-        BatchError: Shapes do not match, an image is empty, or one is smaller than its crop.
-
-    Example:
-        >>> from loaders.augment import CenterCrop
-        >>> sizes, indices = np.array([[6, 8], [3, 9]]), np.array([10, 11])
-        >>> plan([CenterCrop(4)], sizes, seed=0, epoch=0, indices=indices).boxes.tolist()
-        [[1, 2, 4, 4], [0, 2, 4, 4]]
+        BatchError: An image is empty, or smaller than its crop.
     """
     indices = np.asarray(indices)
     draws = np.zeros(1, np.int64) if draws is None else np.asarray(draws)
-    window = Window(_checked_sizes(sizes, indices, draws), indices)
+    window = Window(_checked_sizes(sizes, indices), indices)
     num_axes = window.size.shape[1]
     keys = [key64(_DOMAIN, seed, epoch, view, position) for position in range(len(ops))]
     nums = [num_axes if getattr(op, "per_axis", False) else op.num_draws for op in ops]
@@ -201,19 +187,10 @@ def _source_points(points: Floats | None, lengths: Ints) -> Floats | None:
     return points * lengths
 
 
-def _checked_sizes(sizes: npt.NDArray[Any], indices: Ints, draws: Ints) -> Ints:
+def _checked_sizes(sizes: npt.NDArray[Any], indices: Ints) -> Ints:
     sizes = np.asarray(sizes, np.int64)
-    num = len(indices)
-    fits = sizes.ndim == 2 and len(sizes) == num and sizes.shape[1] > 0
-    if not fits or indices.ndim != 1 or draws.shape not in ((num,), (1,)):
-        raise BatchError(
-            f"sizes must be (N, 2) or (N, axes), indices and draws (N,), "
-            f"got {sizes.shape}, {indices.shape} and {draws.shape}"
-        )
-    if num and sizes.min() < 1:
+    if len(sizes) and sizes.min() < 1:
         row = int(sizes.min(axis=1).argmin())
-        names = ("height", "width") if sizes.shape[1] == 2 else map("axis {}".format, range(32))
-        lengths = zip(names, sizes[row].tolist(), strict=False)
-        listed = ", ".join(f"{name} {length}" for name, length in lengths)
-        raise BatchError(f"sample {indices[row]} is empty: {listed}")
+        lengths = " x ".join(map(str, sizes[row].tolist()))
+        raise BatchError(f"sample {indices[row]} is empty: {lengths}")
     return sizes

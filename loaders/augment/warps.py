@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 
     from loaders.augment.geometry import Floats, Ints, Move, Window
 
-_INVERSE = cv2.WARP_INVERSE_MAP
-_BORDERS = {
-    "constant": cv2.BORDER_CONSTANT,
-    "edge": cv2.BORDER_REPLICATE,
-    "reflect": cv2.BORDER_REFLECT_101,
-    "symmetric": cv2.BORDER_REFLECT,
-}
-
 
 def affine_matrices(
     angle: Floats,
@@ -285,7 +277,6 @@ def carry_out(
         return apply(image, box, size, flip, fill, out=out, nearest=nearest, resampling=resampling)
     return warp(
         image, matrix, size, fill, out=out, interpolation="nearest" if nearest else resampling.warp,
-        padding_mode=resampling.padding_mode,
     )  # fmt: skip
 
 
@@ -297,7 +288,6 @@ def warp(
     *,
     out: npt.NDArray[Any] | None = None,
     interpolation: str = "bilinear",
-    padding_mode: str = "constant",
 ) -> npt.NDArray[Any]:
     """Warp an image by a matrix.
 
@@ -308,7 +298,6 @@ def warp(
         fill: Value outside the image: one number, or one per channel.
         out: Array to write to; a new one by default.
         interpolation: ``"bilinear"`` or ``"nearest"``.
-        padding_mode: As in ``RandomCrop``.
 
     Returns:
         ``out``.
@@ -323,7 +312,7 @@ def warp(
     centred = np.linalg.inv(shift) @ matrix @ shift
     flags = cv2.INTER_NEAREST if interpolation == "nearest" else cv2.INTER_LINEAR
     around = tuple(np.broadcast_to(fill, 4).tolist()) if np.ndim(fill) == 0 else tuple(fill)
-    settings = (flags | _INVERSE, _BORDERS[padding_mode], around)
+    settings = (flags | cv2.WARP_INVERSE_MAP, cv2.BORDER_CONSTANT, around)
     flat, target = image, out
     if image.ndim == 3 and image.shape[2] == 1:
         flat, target = image[..., 0], out[..., 0]

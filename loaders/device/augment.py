@@ -115,11 +115,6 @@ def _warped(drawn: Geometry) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     rows = np.flatnonzero(drawn.is_warped)
     if drawn.matrices is None or not len(rows):
         return None, None
-    if drawn.resampling.padding_mode not in ("constant", "edge"):
-        what = (
-            f"padding_mode={drawn.resampling.padding_mode!r} of rotations, shears and other warps"
-        )
-        raise BatchError(f"{what} is done on the host")
     return torch.from_numpy(rows), torch.from_numpy(drawn.matrices[rows])
 
 
@@ -283,11 +278,7 @@ def _turned(masks: torch.Tensor, moves: Moves) -> torch.Tensor:
     at = (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).flatten(1)
     some = masks.index_select(0, moves.warped).flatten(1)
     found = some.gather(1, at).view(inside.shape)
-    return (
-        found
-        if moves.resampling.padding_mode == "edge"
-        else found.masked_fill(~inside, moves.fill_mask)
-    )
+    return found.masked_fill(~inside, moves.fill_mask)
 
 
 def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:

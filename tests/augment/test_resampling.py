@@ -277,8 +277,11 @@ def test_evaluation_is_filtered_and_training_is_fast_unless_said_otherwise() -> 
         lambda: as_augment(
             [augment.RandomCrop(8, fill=1), augment.Resize((8, 8), pad=True, fill=2)]
         ),
+        lambda: as_augment(
+            [augment.RandomCrop(8, padding_mode="edge"), augment.RandomRotation(9)]
+        ),
     ],
-    ids=["filter", "max_size of two sides", "max_size", "padding", "fills"],
+    ids=["filter", "max_size of two sides", "max_size", "padding", "fills", "warps"],
 )
 def test_what_cannot_be_meant_is_refused(make: Any) -> None:
     with pytest.raises(ValueError):
