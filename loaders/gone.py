@@ -9,6 +9,7 @@ NAMES = {
     "RAMDataset.from_frame": "use RAMDataset.from_arrays(**packdata.arrays_of(frame, target=...))",
 }
 OPTIONS = {  # by function and option: "DataLoader(pool=)"
+    "ShardDataset(scale=)": "pack the images of each resolution with --size",
     "RAMDataset(shared='all_users')": "pass shared=True: each user has a copy, or use ShardDataset, "
     "whose files lie once in the page cache",
     "cache={'mode': 'records'}": "make a dataset of a few samples by packdata.write(view, dst)",

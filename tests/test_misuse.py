@@ -113,7 +113,7 @@ DATASETS: list[Case] = [
     (lambda g: ShardDataset(g.path, transform={"x": abs}), SchemaError, "samples have"),
     (lambda g: ShardDataset(g.path, batching="pad"), TypeError, "batching must be {field:"),
     (lambda g: ShardDataset(g.path, check=False), ValueError, "check must be 'first'"),
-    (lambda g: ShardDataset(g.path, scale=None), ValueError, "scale must be 1, 1/2, 1/4 or 1/8"),
+    (lambda g: g.shard.replace(scale=1 / 2), TypeError, "removed before 1.0, pack .* --size"),
     (lambda g: ShardDataset(g.path, on_error="skip"), ValueError, "on_error must be 'raise' or"),
     (lambda g: RAMDataset(g.images), TypeError, "RAMDataset.from_arrays takes arrays.*an ndarray"),
     (lambda g: RAMDataset(g.files), TypeError, "RAMDataset.from_files loose files"),
