@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Size = int | tuple[int, int]
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
-Interpolation = Literal["bilinear", "bicubic", "area", "nearest"]
+Interpolation = Literal["bilinear", "bicubic", "nearest"]
 Lengths = int | tuple[int, ...]  # of a crop: one for all axes, or one for each
 
 
@@ -314,8 +314,7 @@ class Resize(Op):
 
     Args:
         size: Length of the shorter side in pixels; or (height, width).
-        interpolation: ``"bilinear"``, ``"bicubic"``, ``"area"`` (mean of the pixels covered) or ``"nearest"``. Masks
-            always use ``"nearest"``.
+        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``. Masks always use ``"nearest"``.
         max_size: Upper limit of the longer side, if ``size`` is one length: larger results are scaled down to it.
         antialias: True: Pillow's filters on sub-pixel boxes; about a millisecond per image of 224 x 224. False: fast,
             on boxes of whole pixels: interpolated without a filter, or averaged over areas where both sides shrink

@@ -36,8 +36,7 @@ def resampling_of(ops: Sequence[Op]) -> Resampling:
         antialias = op.antialias
         if antialias is None:
             antialias = not any(each.num_draws for each in ops)
-        is_filtered = interpolation == "area" or (antialias and interpolation != "nearest")
-        return Resampling(interpolation, bool(is_filtered), mode, warp)
+        return Resampling(interpolation, antialias and interpolation != "nearest", mode, warp)
     return Resampling(padding_mode=mode, warp=warp)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import simplejpeg
 
 from loaders.codecs.markers import JPEG_START, SOS, frame_of, segments
 from loaders.errors import CodecError
@@ -126,14 +125,10 @@ def picture_head(record: Any, max_pixels: int = MAX_PIXELS) -> PictureHead:
 
 
 def _jpeg_size(record: Any) -> tuple[int, int]:
-    try:
-        height, width, *_ = simplejpeg.decode_jpeg_header(record)
-    except KeyError:  # of a sampling that has no name there, such as 4:4:1, which it decodes
-        frame = frame_of(memoryview(record))
-        if frame is None:
-            raise ValueError("no frame header") from None
-        return frame.height, frame.width
-    return height, width
+    frame = frame_of(memoryview(record))
+    if frame is None:
+        raise ValueError("no frame header")
+    return frame.height, frame.width
 
 
 def picture_size(record: Any, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:

@@ -340,21 +340,12 @@ def _filtered(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return positions and weights of one of Pillow's filters, at a box ``(N, 2)`` of an axis: start and extent."""
     start, extent = region[:, :1], region[:, 1:]
-    sizes = torch.full_like(extent, size)  # divided by a number, CUDA multiplies by its reciprocal
-    scale, at = extent / sizes, _positions(flip, size)
-    # Calculated as Pillow does, and from the same pixel on, as the host hands it the pixels below a box alone: whether
-    # a pixel lies on the edge of an area hangs on the last bit.
-    margin = (SUPPORT[how.interpolation] * scale.clamp(min=1)).ceil() + 1
-    begin = (start - margin).floor().clamp_(min=0)
-    low, high = ((edge - begin).float().to(region.dtype) for edge in (start, start + extent))
-    scale = (high - low) / sizes
-    centre, wide = low + (at + 0.5) * scale, scale.clamp(min=1)
-    reach = SUPPORT[how.interpolation] * wide
-    first, last = ((edge + 0.5).floor().long() for edge in (centre - reach, centre + reach))
+    at, scale = _positions(flip, size), extent / size
+    centre, wide = start + (at + 0.5) * scale, scale.clamp(min=1)
+    first = (centre - SUPPORT[how.interpolation] * wide + 0.5).floor().long()
     taps = first.unsqueeze(-1) + torch.arange(num, device=region.device)
-    x = (taps - centre.unsqueeze(-1) + 0.5) * (1 / wide).unsqueeze(-1)
-    weights = filter_weights(x, how.interpolation) * (taps < last.unsqueeze(-1))
-    taps += begin.long().unsqueeze(-1)
+    x = (taps - centre.unsqueeze(-1) + 0.5) / wide.unsqueeze(-1)
+    weights = filter_weights(x, how.interpolation)
     weights = weights / weights.sum(-1, keepdim=True)
     is_mixed = is_between_pixels(start, extent, size, length)
     # Where a box reaches outside; else the image ends where it does.
@@ -487,7 +478,9 @@ def _nearest_positions(moves: Moves, axis: int, length: int) -> tuple[torch.Tens
     if moves.regions is None:
         return _inside(corner + (2 * at + 1) * extent // (2 * size), length, mode)
     start, extent = moves.regions[:, :, axis].to(_real(moves.table)).unsqueeze(2).unbind(1)
-    scale = extent / torch.full_like(extent, size)  # as the host: see ``_filtered``
+    scale = extent / torch.full_like(
+        extent, size
+    )  # by a number, CUDA multiplies by its reciprocal
     found = (start + (at + 0.5) * scale).floor().long()
     positions, inside = _inside(found, length, mode)
     if mode == "constant":

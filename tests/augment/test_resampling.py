@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 PHOTOS = sorted(Path(__file__).parents[1].joinpath("data/photos").glob("*/*.jpg"))
 EVAL: list[Any] = [augment.Resize(96), augment.CenterCrop(80)]
-FILTERS = {
-    "bilinear": Pillow.Resampling.BILINEAR,
-    "bicubic": Pillow.Resampling.BICUBIC,
-    "area": Pillow.Resampling.BOX,
-}
+FILTERS = {"bilinear": Pillow.Resampling.BILINEAR, "bicubic": Pillow.Resampling.BICUBIC}
 
 
 def noise(shape: tuple[int, ...], dtype: str = "uint8", seed: int = 0) -> Array:
@@ -173,8 +169,6 @@ RECIPES: dict[str, list[Any]] = {
         augment.RandomHorizontalFlip(),
         augment.RandomVerticalFlip(),
     ],
-    "area": [augment.RandomResizedCrop(24, interpolation="area")],
-    "areas of ties": [augment.RandomResizedCrop(12, interpolation="area")],
     "fast cubic": [augment.RandomResizedCrop(24, interpolation="bicubic")],
     "nearest": [augment.RandomResizedCrop(24, interpolation="nearest")],
     "reflected": [augment.RandomCrop(40, padding=9, padding_mode="reflect")],
@@ -263,7 +257,6 @@ def test_evaluation_is_filtered_and_training_is_fast_unless_said_otherwise() -> 
     assert not is_filtered(augment.Resize(96), augment.RandomHorizontalFlip())
     assert not is_filtered(crop(8))
     assert is_filtered(crop(8, antialias=True))
-    assert is_filtered(crop(8, interpolation="area"))
     assert not is_filtered(crop(8, interpolation="nearest", antialias=True))
 
 
