@@ -53,27 +53,13 @@ def apply(
     nearest: bool = False,
     resampling: Resampling = FAST,
 ) -> Array:
-    """Crop, resize and flip one image in one resampling.
+    """Crop, resize and flip one image in one resampling, into ``out`` or a new array, and return that.
 
-    If box and size agree, pixels are copied. Otherwise they are interpolated bilinearly between pixel centres, or
-    averaged over areas (``cv2.INTER_AREA``) where both sides shrink by more than 2. At the edges of the box its own
-    edge pixels are repeated. Where the box reaches outside the image it is filled.
-
-    Args:
-        image: ``(H, W, C)`` or ``(H, W)``, pixels contiguous; uint8, uint16, int16, float32 or float64; any integer,
-            bool or float if nothing is interpolated.
-        box: y, x, height, width in source pixels: a row of ``Geometry.boxes`` as plain ints, or, if images are
-            filtered, of ``Geometry.regions`` as floats.
-        size: Height and width of the result: a row of ``Geometry.sizes``.
-        flip: Vertical, horizontal: a row of ``Geometry.flips``.
-        fill: Value outside the image: one number, or one per channel.
-        out: Contiguous array of the result's shape and dtype to write to, such as a row of a batch; a new one by
-            default. It must not overlap the image.
-        nearest: Nearest-neighbour instead: for masks, whose values must not be mixed.
-        resampling: ``Geometry.resampling``; the default is the fast bilinear way.
-
-    Returns:
-        ``out``.
+    ``image`` is ``(H, W)`` or ``(H, W, C)``, pixels contiguous. Box, size and flip are a row of a ``Geometry``: the
+    box of ``regions`` if images are filtered. If box and size agree, pixels of any dtype are copied; ``nearest``, for
+    masks, picks them. Otherwise they are interpolated bilinearly between pixel centres, or averaged over areas
+    (``cv2.INTER_AREA``) where both sides shrink by more than 2. At the edges of the box its own edge pixels are
+    repeated. Outside the image it is ``fill``. ``out`` must not overlap the image.
 
     Raises:
         BatchError: Shapes or dtypes do not match, or the dtype cannot be interpolated.
@@ -171,16 +157,10 @@ _FLIPS = np.array([_NO_FLIP, 1, 0, -1])  # none, horizontal, vertical, both
 def steps_of(
     geometry: Geometry, sizes: npt.NDArray[np.int64], reductions: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Compute what ``apply`` does to N uint8 images, for ``take_steps``.
+    """Compute what ``apply`` does to N uint8 images, for ``take_steps``: ``(N, 8)`` int64, each row a ``Step``.
 
-    Args:
-        geometry: Boxes, sizes and flips.
-        sizes: ``(N, 2)``: height and width of the stored images, before a JPEG decoder reduces them.
-        reductions: ``(N,)``: by how much the decoder reduces them: 1, 2, 4 or 8.
-
-    Returns:
-        ``(N, 8)`` int64, each row a ``Step``; and ``(N,)`` bool: False where ``apply`` is needed (boxes that reach
-        outside the image, filters, ``"nearest"``, warps).
+    And ``(N,)`` bool: False where ``apply`` is needed (boxes that reach outside the image, filters, ``"nearest"``,
+    warps). ``sizes`` ``(N, 2)`` are those of the stored images, before a JPEG decoder reduces them.
     """
     boxes, shapes = _reduced_boxes(geometry.boxes, sizes, reductions)
     starts, extents = boxes[:, :2], boxes[:, 2:]
@@ -221,12 +201,9 @@ def moved_steps(steps: Sequence[Step], top: int, left: int) -> list[Step]:
 
 
 def take_steps(image: Array, steps: Sequence[Step], outs: Sequence[Array]) -> None:
-    """Do what ``apply`` does, checking only what a bad file could cause.
+    """Do what ``apply`` does to a uint8 image of at most 4 channels, checking only what a bad file could cause.
 
-    Args:
-        image: ``(H, W, C)`` uint8 with at most 4 channels.
-        steps: Steps whose boxes lie inside the image.
-        outs: For each step a contiguous array of its size, with the image's dtype and channels.
+    Boxes of steps lie inside the image; ``outs`` are contiguous arrays of their sizes.
 
     Raises:
         BatchError: The image is smaller than the one that the steps were computed for.
@@ -329,12 +306,7 @@ def reductions(
 ) -> npt.NDArray[np.int64]:
     """Return by how much a decoder may shrink each image so that its crop is at least as large as the result.
 
-    Args:
-        boxes: ``(N, 4)``: y, x, height, width.
-        sizes: ``(N, 2)``: height and width of the results.
-
-    Returns:
-        ``(N,)``: 1, 2, 4 or 8.
+    1, 2, 4 or 8, ``(N,)``, of boxes ``(N, 4)`` and sizes of results ``(N, 2)``.
     """
     times = (boxes[:, 2:] // sizes).min(axis=1)
     reductions: npt.NDArray[np.int64] = _POWERS[np.searchsorted(_POWERS[1:], times, "right")]
@@ -371,18 +343,10 @@ def move_boxes(
     flip: Sequence[bool],
     matrix: npt.NDArray[np.float64] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Move bounding boxes as ``apply`` moves pixels.
+    """Move boxes ``(n, 4)``, x1, y1, x2, y2 in source pixels, as ``apply`` (with a matrix ``warp``) moves pixels.
 
-    Args:
-        boxes: ``(n, 4)``: x1, y1, x2, y2 in source pixels.
-        box: As in ``apply``.
-        size: As in ``apply``.
-        flip: As in ``apply``.
-        matrix: As in ``warp``, instead of box and flip: a box becomes the one that encloses its warped corners.
-
-    Returns:
-        ``(n, 4)`` float32, in pixels of the result and clipped to it. Number and order stay: boxes outside the
-        result have zero width or height, for the caller to keep or drop together with their labels.
+    They are clipped to the result. Number and order stay: boxes outside of it have zero width or height, for the
+    caller to keep or drop together with their labels. Of a warp they enclose their corners.
 
     Raises:
         BatchError: ``boxes`` is not ``(n, 4)``.
@@ -421,19 +385,10 @@ def move_keypoints(
     pairs: Sequence[Sequence[int]] = (),
     matrix: npt.NDArray[np.float64] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Move keypoints as ``apply`` moves pixels.
+    """Move keypoints ``(n, num, 2)``, x and y, or ``(n, num, 3)`` with COCO's visibility, as ``move_boxes``.
 
-    Args:
-        points: ``(n, num, 2)``: x, y in source pixels; or ``(n, num, 3)`` with COCO's visibility.
-        box: As in ``apply``.
-        size: As in ``apply``.
-        flip: As in ``apply``.
-        pairs: Pairs of points (left and right eye) to swap in a horizontal flip, or if the matrix mirrors.
-        matrix: As in ``warp``, instead of box and flip.
-
-    Returns:
-        float32 of the same shape, in pixels of the result. With visibility, points outside the result and unlabelled
-        points are 0, 0, 0.
+    ``pairs`` of points (left and right eye) are swapped in a horizontal flip, or if the matrix mirrors. With
+    visibility, points outside the result and unlabelled points are 0, 0, 0.
 
     Raises:
         BatchError: ``points`` has another shape.

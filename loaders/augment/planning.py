@@ -86,11 +86,7 @@ def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
 
 
 def fill_mask_of(ops: Sequence[Op]) -> int:
-    """Return the padding value of masks: the one that ops set, or 0.
-
-    Raises:
-        ValueError: Ops set different ones; 0 is one of them where it is set.
-    """
+    """Return the padding value of masks: the one that ops set, or 0; ValueError if ops set different ones."""
     return int(_one_of(ops, "fill_mask"))
 
 
@@ -110,16 +106,8 @@ def _one_of(ops: Sequence[Op], name: str) -> Any:
 
 
 def output_size(ops: Sequence[Op], size: tuple[int, int] | None = None) -> tuple[int, int] | None:
-    """Return the (height, width) of all results; None if they depend on the sample.
-
-    Args:
-        ops: The list of ops.
-        size: (height, width) of all source images; None: they differ.
-
-    Raises:
-        TypeError: ``ops`` is not a list of ops.
-    """
-    for op in as_ops(ops):
+    """Return the (height, width) of all results, of images of one size or of any (None); None if they differ."""
+    for op in ops:
         size = op.resized(size)
     return size
 
@@ -137,16 +125,16 @@ def plan(
 ) -> Geometry:
     """Draw the parameters of a batch and reduce them to one ``Geometry``.
 
-    A sample's row depends on ``ops``, its own size, index and draw, and on ``seed``, ``epoch`` and ``view``: it is
-    the same in any batch, and alone.
+    A sample's row depends on ``ops`` (and their positions), its own size, index and draw, and on ``seed``, ``epoch``
+    and ``view``: it is the same in any batch, and alone.
 
     Args:
-        ops: The list of ops; the position of an op is part of its random key.
+        ops: The list of ops.
         sizes: ``(N, 2)`` integers: height and width of each image in source pixels; for volumes ``(N, 3)``, and so on.
         seed: The run's seed.
         epoch: The epoch, from 0.
         indices: ``(N,)`` integers: positions in the dataset.
-        draws: ``(N,)`` integers: the how-manieth repeat of its index in the epoch each sample is; 0 by default.
+        draws: ``(N,)`` integers: the occurrence of each sample's index within the epoch; 0 by default.
         view: Number of the view, if several are made from one decode.
         known: Crop points and boxes for ops that need them; None: none.
 

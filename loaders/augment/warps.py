@@ -289,18 +289,9 @@ def warp(
     out: npt.NDArray[Any] | None = None,
     interpolation: str = "bilinear",
 ) -> npt.NDArray[Any]:
-    """Warp an image by a matrix.
+    """Warp an image of up to 4 channels by a matrix ``(3, 3)`` from x, y of the result to x, y of the image.
 
-    Args:
-        image: ``(H, W)`` or ``(H, W, C)`` with up to 4 channels, of a dtype that ``apply`` interpolates.
-        matrix: ``(3, 3)``: from x, y of the result to x, y of the image, in pixels from the top left corner.
-        size: Height and width of the result.
-        fill: Value outside the image: one number, or one per channel.
-        out: Array to write to; a new one by default.
-        interpolation: ``"bilinear"`` or ``"nearest"``.
-
-    Returns:
-        ``out``.
+    In pixels from the top left corner. Outside the image it is ``fill``.
 
     Raises:
         BatchError: OpenCV cannot warp this dtype or number of channels.

