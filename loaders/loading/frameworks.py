@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError
@@ -25,7 +24,6 @@ class AccelerateHook:
 
     def __init__(self, current: Pass) -> None:
         self.current = current
-        self._is_closed = False
 
     @property
     def end_of_dataloader(self) -> bool:
@@ -39,28 +37,32 @@ class AccelerateHook:
 
     def close(self) -> None:
         """Let accelerate forget it."""
-        if not self._is_closed:
-            self._is_closed = True
-            with suppress(ValueError):  # it has forgotten everything, and accelerate 1.4 says so
-                _call_accelerate("_remove_dataloader", self)
+        if (state := _gradient_state()) is not None:
+            rest = [each for each in state.dataloader_references if each is not self]
+            state.dataloader_references = rest
 
 
 def register_with_accelerate(iteration: object, current: Pass) -> AccelerateHook | None:
-    """Register an iteration with accelerate, where that is in use, until the iteration is closed or dropped."""
-    hook = AccelerateHook(current)
-    if not _call_accelerate("_add_dataloader", hook):
+    """Register an iteration with accelerate, where that is in use, until the iteration is closed or dropped.
+
+    Raises:
+        LoadersError: It is a release that keeps the active loader apart from its list.
+    """
+    if (state := _gradient_state()) is None:
         return None
+    hook = AccelerateHook(current)
+    state.dataloader_references = [*state.dataloader_references, hook]
+    is_seen = state.active_dataloader is hook
+    if not is_seen:
+        raise LoadersError("accelerate 1.4 or newer is needed to know where an epoch ends")
     weakref.finalize(iteration, hook.close).atexit = False
     return hook
 
 
-def _call_accelerate(method: str, hook: AccelerateHook) -> bool:
-    """Call a method of accelerate's state; False if accelerate is not in use."""
-    state: Any = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
-    if state is None or not getattr(state, "_shared_state", None):
-        return False
-    getattr(state(), method, _ignore)(hook)
-    return True
+def _gradient_state() -> Any:
+    """Return accelerate's list of loaders; None if accelerate is not in use."""
+    state: Any = sys.modules.get("accelerate.state")
+    return state.GradientState() if state is not None and state.is_initialized() else None
 
 
 def check_no_mesh() -> None:
@@ -70,7 +72,7 @@ def check_no_mesh() -> None:
         LoadersError: Several ranks are of one replica of the model, and need equal batches.
     """
     state: Any = sys.modules.get("accelerate.state")
-    if state is None or not getattr(state, "is_initialized", bool)():
+    if state is None or not state.is_initialized():
         return
     config = getattr(state.AcceleratorState(), "parallelism_config", None)
     num = getattr(config, "non_data_parallel_size", 1)
@@ -87,7 +89,3 @@ def without_ignite(batch_sampler: Any) -> Any:
     is_wrapped = type(batch_sampler).__module__ == "ignite.engine.deterministic"
     inner = getattr(batch_sampler, "batch_sampler", None) if is_wrapped else None
     return inner if isinstance(inner, EpochBatches) else batch_sampler
-
-
-def _ignore(hook: AccelerateHook) -> None:
-    """Stand for a method that a release of accelerate does not have."""

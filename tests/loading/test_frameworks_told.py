@@ -16,46 +16,32 @@ def numbers(num: int) -> RAMDataset:
     return RAMDataset.from_arrays(x=torch.arange(num))
 
 
-class Weak:
-    """accelerate's state from 1.5 on: what ends unnoticed stays, as None."""
+class GradientState:
+    """accelerate's, of which all are one: it keeps weak references, of what ends unnoticed None."""
 
-    _shared_state: ClassVar[dict[str, Any]] = {"refs": []}
+    refs: ClassVar[list[Any]] = []
 
-    def _add_dataloader(self, told: Any) -> None:
-        self._shared_state["refs"].append(weakref.ref(told))
+    @property
+    def dataloader_references(self) -> list[Any]:
+        return [ref() for ref in self.refs]
 
-    def _remove_dataloader(self, told: Any) -> None:
-        refs = self._shared_state["refs"]
-        refs[:] = [ref for ref in refs if ref() is not told]
+    @dataloader_references.setter
+    def dataloader_references(self, hooks: list[Any]) -> None:
+        self.refs[:] = map(weakref.ref, hooks)
 
-    @classmethod
-    def active(cls) -> list[Any]:
-        return [ref() for ref in cls._shared_state["refs"]]
-
-
-class Strong(Weak):
-    """That of older ones: it keeps what it is told of, and forgets nothing twice."""
-
-    _shared_state: ClassVar[dict[str, Any]] = {"refs": []}
-
-    def _add_dataloader(self, told: Any) -> None:
-        self._shared_state["refs"].append(told)
-
-    def _remove_dataloader(self, told: Any) -> None:
-        self._shared_state["refs"].remove(told)
-
-    @classmethod
-    def active(cls) -> list[Any]:
-        return list(cls._shared_state["refs"])
+    @property
+    def active_dataloader(self) -> Any:
+        return self.dataloader_references[-1]
 
 
-@pytest.fixture(params=[Weak, Strong])
-def state(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> GradientState:
     module: Any = ModuleType("accelerate.state")
-    module.GradientState = request.param
+    module.GradientState, module.is_initialized = GradientState, lambda: True
+    module.AcceleratorState = SimpleNamespace
     monkeypatch.setitem(sys.modules, "accelerate.state", module)
-    request.param._shared_state["refs"].clear()
-    return request.param
+    GradientState.refs.clear()
+    return GradientState()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -70,10 +56,10 @@ def test_accelerate_sees_the_end_of_an_epoch_after_another_loop_within_was_left(
     for _ in train:
         for _ in evaluated:
             break
-        ends.append([told.end_of_dataloader for told in state.active()])
+        ends.append([told.end_of_dataloader for told in state.dataloader_references])
 
     assert ends == [[False]] * 3 + [[True]]
-    assert state.active() == []
+    assert state.dataloader_references == []
 
 
 def test_accelerate_keeps_no_iteration_that_was_left(state: Any) -> None:
@@ -85,7 +71,7 @@ def test_accelerate_keeps_no_iteration_that_was_left(state: Any) -> None:
     gc.collect()
 
     assert reference() is None
-    assert state.active() == []
+    assert state.dataloader_references == []
 
 
 def test_accelerate_forgets_an_iteration_once(state: Any) -> None:
@@ -94,7 +80,7 @@ def test_accelerate_forgets_an_iteration_once(state: Any) -> None:
     iterator.close()
 
     later = iter(DataLoader(numbers(2), 2))
-    state._shared_state["refs"].clear()  # it was reset
+    state.refs.clear()  # it was reset
     later.close()
 
 
@@ -103,7 +89,9 @@ def test_accelerate_learns_where_padding_begins(state: Any, pad: Any, remainder:
     """``gather_for_metrics`` cuts the last batches of all ranks there."""
     loader = DataLoader(numbers(11), 2, rank=0, world_size=2, pad=pad)
 
-    told = [(t.end_of_dataloader, t.remainder) for _ in loader for t in state.active()]
+    told = [
+        (t.end_of_dataloader, t.remainder) for _ in loader for t in state.dataloader_references
+    ]
 
     assert told == [(False, remainder)] * 2 + [(True, remainder)]
 
@@ -113,7 +101,10 @@ def test_an_iteration_that_is_sent_to_another_epoch_is_told_of_that_one(state: A
     iterator = iter(loader)
     loader.set_epoch(3)
 
-    assert [[t.end_of_dataloader for t in state.active()] for _ in iterator] == [[False], [True]]
+    assert [[t.end_of_dataloader for t in state.dataloader_references] for _ in iterator] == [
+        [False],
+        [True],
+    ]
 
 
 def test_accelerate_asks_for_uneven_batches_where_they_are_even() -> None:
@@ -157,7 +148,7 @@ def test_ranks_of_a_mesh_of_accelerates_are_refused_unless_they_are_passed(
     monkeypatch: pytest.MonkeyPatch, size: int, given: dict[str, Any]
 ) -> None:
     module: Any = ModuleType("accelerate.state")
-    module.is_initialized = lambda: True
+    module.GradientState, module.is_initialized = GradientState, lambda: True
     config = SimpleNamespace(non_data_parallel_size=size)
     module.AcceleratorState = lambda: SimpleNamespace(parallelism_config=config)
     monkeypatch.setitem(sys.modules, "accelerate.state", module)
@@ -168,3 +159,12 @@ def test_ranks_of_a_mesh_of_accelerates_are_refused_unless_they_are_passed(
     else:
         with pytest.raises(LoadersError, match="mesh"):
             iter(loader)
+
+
+def test_releases_of_accelerate_that_would_not_see_the_end_are_refused(
+    state: GradientState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GradientState, "active_dataloader", None)
+
+    with pytest.raises(LoadersError, match="accelerate"):
+        iter(DataLoader(numbers(4), 2))
