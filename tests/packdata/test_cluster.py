@@ -126,7 +126,7 @@ def test_a_plan_that_was_sent_packs_the_same(
     elif kind == "tokens":
         plan = plan_tokens("a.txt", TokenOptions(documents="line", train_bpe=270))
     else:
-        plan = plan_tables(["t.csv"], target=("kind",), keeps=True)
+        plan = plan_tables(["t.csv"], target=("kind",))
 
     sent: SourcePlan = pickle.loads(pickle.dumps(plan))
 

@@ -823,24 +823,6 @@ class TestTars:
 
 
 class TestParquet:
-    def test_names_of_classes_in_lists_are_said_to_be_lost(self, tmp_path: Path) -> None:
-        kind = {"names": ["zebra", "ant"], "_type": "ClassLabel"}
-        features = {
-            "tags": {"feature": kind, "_type": "List"},
-            "objects": [{"bbox": {"_type": "List"}, "category": kind}],
-            "plain": {"feature": {"_type": "Value"}, "_type": "List"},
-            "label": kind,
-        }
-        columns = {"tags": [[1]], "objects": [[{"category": 1}]], "plain": [[1]], "label": [1]}
-        table = pa.table({"image": [{"bytes": b"A", "path": None}], **columns})
-        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-        pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "a.parquet")
-
-        notes = open_source(tmp_path / "a.parquet").notes
-
-        assert [note.split()[0] for note in notes] == ["tags", "objects"]
-        assert all("zebra, ant" in note for note in notes)
-
     def test_hugging_face_columns(self, tmp_path: Path) -> None:
         features = {"label": {"names": ["zebra", "ant"], "_type": "ClassLabel"}}
         table = pa.table(

@@ -309,12 +309,11 @@ def test_what_is_read_a_second_time_takes_the_room_of_what_was_kept_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where numbers turn out to be names, after some parts were read as numbers."""
+    first, second = (pa.array(np.full(100, each, np.float64)) for each in (1, 2))
+    monkeypatch.setattr("packdata.tables.files.MOST_BYTES", 3 * first.nbytes // 2)
     files = TableFiles([write(tmp_path, "a\n" + "1\n" * 100)])
     (part,) = files[0].parts(0)
     (rows,) = files[0].read(part, None, {})
-    first, second = (pa.array(np.full(100, each, np.float64)) for each in (1, 2))
-    monkeypatch.setattr("packdata.tables.files.MOST_BYTES", 3 * first.nbytes // 2)
-    files.keep_some()
 
     for values in (first, second):
         files.keep(part, rows, {"a": values})

@@ -135,23 +135,19 @@ class CsvRows(TextRows):
             raise SourceError(what, self.path, UTF8_HINT) from error
         line = head[:begin].count(b"\n") + 1
         cells = csv_rows(text, self.path, delimiter=self.delimiter, first_line=line)[0][2]
-        self._check_cells(cells, text, head[begin + end :])
+        self._check_cells(cells, text)
         if not self.header:
             return begin, line, cells
         return begin + end, line + text.count("\n"), cells
 
-    def _check_cells(self, cells: list[str], text: str, rest: bytes) -> None:
+    def _check_cells(self, cells: list[str], text: str) -> None:
         if "\r" in text.strip("\r\n"):
             what = "its lines end in carriage returns alone"
             raise SourceError(what, self.path, r"Convert it: tr '\r' '\n' < FILE")
         others = [mark for mark in ";\t|" if mark in text]
-        if not others and _is_in_words(text, rest):
-            others = [" "]
         if len(cells) == 1 and others:
             what = f"the file has one column, {cells[0][:60]!r}"
-            hint = f"Is it separated by {others[0]!r}? Pass delimiter="
-            if cells[0].startswith("sep="):  # a line that Excel takes for itself
-                hint += ", and leave this line out: skip_rows=1"
+            hint = f"Is it separated by {others[0]!r}? Pass delimiter=; skip_rows=1 leaves out a line 'sep=;'"
             raise SourceError(what, self.path, hint)
 
     def parts(self, number: int = 0) -> Iterator[Part]:
@@ -239,11 +235,7 @@ class CsvRows(TextRows):
     def _why_not(self, cells: list[str]) -> str:
         if len(cells) != len(self.columns):
             named = "line 1 names" if self.header else "the first row has"
-            what = f"the row has {len(cells)} cells, {named} {len(self.columns)}"
-            is_comment = self.header and self.columns[0].startswith("#")
-            return (
-                f"{what} (skip_rows= leaves comments above the names out)" if is_comment else what
-            )
+            return f"the row has {len(cells)} cells, {named} {len(self.columns)}"
         for name, cell in zip(self.columns, cells, strict=True):
             if not cell.isascii():
                 try:
@@ -310,17 +302,3 @@ def _quoted(data: Text, delimiter: int) -> Iterator[tuple[int, int]]:
         close = len(data) if close < 0 else close
         yield at, close
         at = data.find(b'"', close + 1)
-
-
-def _is_in_words(first: str, rest: bytes) -> bool:
-    """Tell whether a row of words is followed by one of as many, some of them numbers."""
-    words = rest.split(b"\n", 1)[0].split()
-    return len(words) == len(first.split()) > 1 and any(map(_is_number, words))
-
-
-def _is_number(word: bytes) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

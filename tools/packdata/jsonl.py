@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -120,19 +119,14 @@ def _column(values: list[Any], kind: Kind | None) -> pa.Array:
     if kind == "text" or found <= {str}:
         return _texts(values)
     if found <= {int, float}:
-        return pa.array([_float(value) for value in values], pa.float64())
+        return pa.array(
+            [None if v is None else float(str(v)) for v in values], pa.float64()
+        )  # also of more digits than float() takes of an int
     if found == {bool}:
         return pa.array(values, pa.bool_())
     if kind is not None and _JsonCell not in found:
         return _texts(values)
     return pa.ExtensionArray.from_storage(pa.json_(pa.string()), _texts(values))
-
-
-def _float(value: float | None) -> float | None:
-    try:
-        return None if value is None else float(value)
-    except OverflowError:  # a whole number of more than 308 digits
-        return math.inf if value and value > 0 else -math.inf
 
 
 def _texts(values: list[Any]) -> pa.Array:

@@ -23,7 +23,11 @@ UTF8_HINT = (
     "Convert it from the encoding in which it was saved, which only its author knows: "
     "iconv -f CP1252 -t UTF-8 FILE if that was Windows in Western Europe, -f MACINTOSH an old Mac"
 )
-_UTF16_HINT = "Convert it: iconv -f UTF-16{} -t UTF-8 FILE"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_NUL_HINT = (
+    "Convert it: iconv -f UTF-16 -t UTF-8 FILE (UTF-16LE, UTF-16BE without a mark at its beginning); "
+    r"tr -d '\0' < FILE removes NUL bytes from other text"
+)
 _MOST_NESTED = 64  # Arrow's parser is recursive, and ends the process where the stack does
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _csv_limit = threading.Lock()
@@ -31,14 +35,7 @@ _csv_limit = threading.Lock()
 
 def encoding_hint(head: bytes) -> str:
     """Return how to make UTF-8 of a text that is none, from its beginning."""
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return _UTF16_HINT.format("")
-    places = [i for i, code in enumerate(head[:200]) if not code]
-    if len({i % 2 for i in places}) == 1 and len(places) * 8 >= len(head[:200]):
-        return _UTF16_HINT.format("LE" if places[0] % 2 else "BE")
-    if places:
-        return r"It holds NUL bytes, which no text has: tr -d '\0' < FILE removes them"
-    return UTF8_HINT
+    return _NUL_HINT if b"\0" in head[:200] or head[:2] in _UTF16_MARKS else UTF8_HINT
 
 
 def csv_rows(

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -170,24 +170,18 @@ class TypedRows(RowFile):
 
 def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
     """Return the names of classes by column, as Hugging Face's ``datasets`` wrote them into the schema."""
-    named = {name: names_of(feature) for name, feature in features_of(schema).items()}
-    return {name: names for name, names in named.items() if names}
-
-
-def features_of(schema: pa.Schema) -> dict[str, Any]:
-    """Return what Hugging Face's ``datasets`` wrote of columns into the schema."""
     try:
-        return dict(json.loads(schema.metadata[b"huggingface"])["info"]["features"])
+        features = dict(json.loads(schema.metadata[b"huggingface"])["info"]["features"])
     except (TypeError, KeyError, ValueError):
         return {}
-
-
-def names_of(feature: Any) -> tuple[str, ...]:
-    """Return the names of the classes of a feature."""
-    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
-        return ()
-    names = feature.get("names")
-    return tuple(map(str, names)) if isinstance(names, list) else ()
+    return {
+        name: tuple(map(str, feature["names"]))
+        for name, feature in features.items()
+        if isinstance(feature, dict)
+        and feature.get("_type") == "ClassLabel"
+        and isinstance(feature.get("names"), list)
+        and feature["names"]
+    }
 
 
 def _named(array: pa.Array, classes: tuple[str, ...] | None) -> pa.Array:

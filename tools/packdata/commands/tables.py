@@ -47,7 +47,6 @@ def _plan(args: argparse.Namespace, options: dict[str, Any]) -> TablesPlan:
     return plan_tables(
         args.src,
         format=args.format,
-        keeps=not args.dry_run,
         workers=args.workers,
         on_error=args.on_error,
         progress=Meter("read", "rows"),

@@ -2,8 +2,7 @@
 
 Source:
     Hugging Face datasets, ``Dataset.save_to_disk``: ``state.json`` lists the files (streams of
-    Arrow), ``dataset_dict.json`` the splits, each a folder of that form. The cache of ``load_dataset``:
-    the files of all splits (``NAME-SPLIT.arrow``) beside ``dataset_info.json``, which names the splits.
+    Arrow), ``dataset_dict.json`` the splits, each a folder of that form.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,11 +18,7 @@ from loaders.errors import SourceError
 from packdata.sources.base import read_file
 from packdata.sources.refused import check_name, check_regular
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
-_MAPPED = "cache-"  # begins the names of files that ``map``, ``filter`` and the like leave
 
 
 def open_arrow(path: Path) -> pa.Table:
@@ -70,27 +65,6 @@ def saved_files(folder: Path) -> list[Path]:
     if lost := [path for path in paths if not path.is_file()]:
         raise SourceError("it is listed in state.json and is not there", lost[0], "Copy it again")
     return paths
-
-
-def cached_files(folder: Path, names: Iterable[str]) -> list[Path] | None:
-    """Return the Arrow files of a folder in the cache of ``load_dataset``, less what was mapped; None if it has none.
-
-    Raises:
-        SourceError: They are of several splits.
-    """
-    files = sorted(
-        name for name in names if name.endswith(".arrow") and not name.startswith(_MAPPED)
-    )
-    known = _json(folder / INFO).get("splits") if files else None
-    splits = sorted(
-        split
-        for split in (known if isinstance(known, dict) else ())
-        if any(f"-{split}{mark}" in name for name in files for mark in ".-")
-    )
-    if len(splits) > 1:
-        hint = f"Give the files of one by a pattern, such as '*-{splits[0]}*.arrow'"
-        raise SourceError(f"it holds several splits ({', '.join(splits)})", folder, hint)
-    return [folder / name for name in files] or None
 
 
 def _is_plain(name: Any) -> bool:

@@ -12,7 +12,6 @@ from packdata.rows import FEW_ROWS, PART_ROWS, Part, TypedRows
 from packdata.sources.arrow import (
     INFO,
     STATE,
-    cached_files,
     open_arrow,
     read_json,
     saved_files,
@@ -154,13 +153,16 @@ def listed_files(folder: Path, names: Collection[str]) -> list[Path] | None:
     """Return the files that an index in a folder lists, in its order; None if there is none among its ``names``.
 
     Raises:
-        SourceError: The index is damaged, a file is missing, a cache holds several splits, or the index is another
-            library's: its chunks would be taken for plain ids.
+        SourceError: The index is damaged, a file is missing, the folder is a cache of ``load_dataset``, or the index is
+            another library's: its chunks would be taken for plain ids.
     """
     if STATE in names:
         return saved_files(folder)
-    if INFO in names and (cached := cached_files(folder, names)) is not None:
-        return cached
+    if INFO in names and any(name.endswith(".arrow") for name in names):
+        hint = (
+            "Give the files of one split, or save it: load_dataset(...)['train'].save_to_disk(...)"
+        )
+        raise SourceError("the folder is a cache of load_dataset", folder, hint)
     index = read_json(folder / _INDEX) if _INDEX in names else None
     if isinstance(index, dict) and index.keys() & {"shards", "chunks"}:
         what = "folder of MosaicML Streaming or LitData"

@@ -7,17 +7,16 @@ number of pictures a row.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from loaders.errors import SourceError
-from packdata.rows import class_names, features_of, names_of
+from packdata.rows import class_names
 from packdata.sources.base import (
     FLOAT64_WHOLE,
     OWN_KEYS,
@@ -35,7 +34,6 @@ from packdata.sources.base import (
     relative_names,
 )
 from packdata.sources.row_kinds import open_row_file, row_kind
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +80,6 @@ class RowsSource(Source):
         plain = [column for column in schema.names if column not in taken]
         self._fields = field_names(plain, self.paths[0], label_column, schema.names)
         self.labels = self._find_labels(schema)
-        self.notes = tuple(_lost_names(schema, self._fields.values()))
         if self._has_keys:
             check_unique(self._read_keys, self.paths[0], OWN_KEYS)
 
@@ -198,15 +195,11 @@ def _check_alike(path: Path, schema: pa.Schema, first: Path, wanted: pa.Schema) 
         what = f"its columns differ from those of {first}"
         raise SourceError(what, path, "Pack files of different columns one by one")
     names, others = class_names(schema), class_names(wanted)
-    for column in names | others:
-        pairs = zip_longest(names.get(column, ()), others.get(column, ()))
-        for number, (found, other) in enumerate(pairs):
-            if found != other:
-                what = (
-                    f"class {number} of its column {column!r} is {found!r}, in {first} {other!r}"
-                )
-                hint = "Pack them one by one, with the same classes=, then 'packdata merge' them"
-                raise SourceError(what, path, hint)
+    differ = [column for column in names | others if names.get(column) != others.get(column)]
+    if differ:
+        what = f"classes of column {differ[0]!r} differ from those of {first}"
+        hint = "Pack them one by one, with the same classes=, then 'packdata merge' them"
+        raise SourceError(what, path, hint)
 
 
 def _stems(paths: Sequence[Path]) -> list[str]:
@@ -318,21 +311,3 @@ def _find_mask(schema: pa.Schema, wanted: str | None, path: Path) -> str | None:
         return _find_image(schema, wanted, path, several=False)
     has_mask = "mask" in schema.names and _is_picture(schema.field("mask").type)
     return "mask" if has_mask else None
-
-
-def _names_inside(feature: Any) -> tuple[str, ...]:
-    """Return the names of the first classes in lists or structs."""
-    parts: Iterable[Any] = feature if isinstance(feature, list) else ()
-    if isinstance(feature, dict):
-        parts = feature.values()
-    return next(filter(None, (names_of(part) or _names_inside(part) for part in parts)), ())
-
-
-def _lost_names(schema: pa.Schema, columns: Iterable[str]) -> Iterator[str]:
-    """Say which columns hold numbers of classes in lists, whose names no field has."""
-    features = features_of(schema)
-    for column in columns:
-        feature = features.get(column)
-        if names := () if names_of(feature) else _names_inside(feature):
-            what = f"{column} keeps its numbers of classes, but not their {len(names)} names"
-            yield f"{what} ({few(names, 3)})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import keyword
 import re
 from collections.abc import Mapping
@@ -45,11 +44,8 @@ def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str)
     absent = [name for name in names if name not in known]
     if not absent:
         return
-    near = {name: difflib.get_close_matches(name, columns, 3, 0.5) for name in absent}
-    hint = " ".join(f"Is it {' or '.join(map(repr, found))}?" for found in near.values() if found)
-    kind = "column" if len(absent) == 1 else "columns"
-    what = f"the table has no {kind} {in_words([repr(name) for name in absent])}"
-    raise SourceError(what, where, hint or f"It has {in_words(columns)}")
+    what = f"missing column {in_words([repr(name) for name in absent])}"
+    raise SourceError(what, where, f"The table has {in_words([*map(repr, columns)], 20)}")
 
 
 def plan_columns(

@@ -117,7 +117,7 @@ class TableFiles:
         self._options = CsvOptions() if options is None else options
         self._opened: dict[int, RowFile] = {} if frame is None else {0: frame}
         self._kept: dict[Part, Rows] = {}
-        self._room, self._lock = 0, threading.Lock()
+        self._room, self._lock = min(MOST_BYTES, available_memory() // 4), threading.Lock()
         if (given := changed(self._options)) and not any(map(is_csv, paths)):
             raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
 
@@ -134,10 +134,6 @@ class TableFiles:
         """Return the columns of a file, None for JSON lines: such a file is not opened."""
         path = self.paths[number]
         return None if suffix_inside(path.name) in JSON_LINES else self[number].columns
-
-    def keep_some(self) -> None:
-        """Keep from now on what is parsed of text."""
-        self._room = min(MOST_BYTES, available_memory() // 4)
 
     def keep(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
         """Keep the columns of a part, one array for each of the rows' own, if there is room."""

@@ -140,7 +140,6 @@ def plan_tables(
     *,
     format: Format = "parquet",
     like: Path | str | None = None,
-    keeps: bool = False,
     workers: int | None = None,
     on_error: OnError = "fail",
     progress: Progress | None = None,
@@ -153,7 +152,6 @@ def plan_tables(
         sources: Files, patterns, folders, or one of these; or one table in memory: a DataFrame, or a table of Arrow.
         format: Of the shards.
         like: A packed table whose columns, categories and statistics to take.
-        keeps: Keep what was parsed of text files until the plan is carried out, instead of parsing it again then.
         workers: Threads.
         on_error: ``"fail"`` or ``"skip"``.
         progress: Is told of every row.
@@ -188,8 +186,6 @@ def plan_tables(
     before = _identity(files)
     first_pass = FirstPass() if first_pass is None else first_pass
     if like is None:
-        if keeps:
-            files.keep_some()
         learned: list[_Learned] = []
         scanner = _scanner(files, chosen, workers, on_error, progress)
 
@@ -319,8 +315,7 @@ def _header_notes(scanner: Scanner) -> Iterator[str]:
 def _check_like(options: TableOptions) -> None:
     given = [name for name in changed(options) if name not in ("drop", "missing_values")]
     if given:
-        verb = "follows" if len(given) == 1 else "follow"
-        raise SchemaError(f"{', '.join(given)} {verb} from the dataset of like=")
+        raise SchemaError(f"{', '.join(given)}: the dataset of like= sets these options")
 
 
 def pack_tables(
@@ -353,7 +348,6 @@ def pack_tables(
     plan = plan_tables(
         sources,
         format=format,
-        keeps=True,
         workers=workers,
         on_error=on_error,
         first_pass=first_pass,
