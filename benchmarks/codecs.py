@@ -31,6 +31,7 @@ import packdata
 from loaders import ShardDataset
 from loaders.buffers import Slots
 from loaders.codecs import codec_for
+from loaders.codecs.dct import DctCodec
 from loaders.codecs.picture import encode_jpeg
 from loaders.schema import Image
 
@@ -102,6 +103,10 @@ def contenders(images: list[np.ndarray], folder: Path, num: int) -> list[Contend
         whole = psnr_db(images, dataset)
         quality = None if name == "raw" else whole
         found.append(Contender(name, half_of(dataset), nbytes, quality))
+        if isinstance(codec, DctCodec):
+            for text, side in (("1/2", 4), ("1/4", 2), ("1/8", 1)):
+                smaller = half_of(dataset.replace(scale=side / 8))
+                found.append(Contender(f"{name}, scale {text}", smaller, nbytes, None))
     return found
 
 
@@ -128,7 +133,7 @@ def measure(found: list[Contender], repeats: int) -> dict[str, list[float]]:
 
 
 def table(size: int, found: list[Contender], rates: dict[str, list[float]]) -> str:
-    """Return a Markdown table; ratios are to JPEG."""
+    """Return a Markdown table; ratios are to JPEG, of scales to the full one."""
     lines = [
         f"### {size} x {size}, quality {QUALITY}",
         "",
@@ -145,7 +150,17 @@ def table(size: int, found: list[Contender], rates: dict[str, list[float]]) -> s
             f"| {contender.name} | {contender.bytes_per_image:,.0f} | {share:.2f} | {rate:,.0f} "
             f"| {times:.1f} | {quality} |"
         )
-    return "\n".join([*lines, "", ""])
+    return "\n".join([*lines, "", *_scales(found, rates), ""])
+
+
+def _scales(found: list[Contender], rates: dict[str, list[float]]) -> list[str]:
+    lines = []
+    for contender in found:
+        name, _, scale = contender.name.partition(", scale ")
+        if scale:
+            times = statistics.median(rates[contender.name]) / statistics.median(rates[name])
+            lines.append(f"- {name} at {scale}: {times:.2f} times the images/s")
+    return lines
 
 
 def conditions(photos: str) -> dict[str, Any]:

@@ -170,17 +170,20 @@ def dct(run: Run) -> None:
     num, side, distinct = run.size(512, 2), run.size(224, 16), run.size(32, 2)
     pictures = smooth_pictures(distinct, side)
     module = Normalize.imagenet(torch.bfloat16).to(run.device)
-    coded = Image(size=(side, side), codec="dct", quality=90)
-    codec: Any = codec_for(coded)
-    records = [np.frombuffer(codec.encode(p), np.uint8) for p in pictures]
-    rows = np.empty((num, codec.row_nbytes), np.uint8)
-    escapes = codec.fill([records[i % distinct] for i in range(num)], rows)
-    half = Coefficients(*(torch.from_numpy(part) for part in (rows, *escapes)))
-    moved = Coefficients(*(part.to(run.device) for part in half))
-    finish = DctFinish.of(coded).to(run.device)
-    check(finish(moved), DctFinish.of(coded)(half), 1, "dct")
-    took = seconds(run, lambda: module(finish(moved)), 15)
-    run.add("dct", f"dct {side} px, then Normalize bf16", num / took, "images/s", batch=num)
+    for scale in (1, 1 / 2, 1 / 4):
+        coded = Image(size=(side, side), codec="dct", quality=90)
+        codec: Any = codec_for(coded)
+        records = [np.frombuffer(codec.encode(p), np.uint8) for p in pictures]
+        rows = np.empty((num, codec.row_nbytes(round(8 * scale))), np.uint8)
+        escapes = codec.fill([records[i % distinct] for i in range(num)], rows)
+        half = Coefficients(*(torch.from_numpy(part) for part in (rows, *escapes)))
+        host = DctFinish.of(coded, scale)
+        moved = Coefficients(*(part.to(run.device) for part in half))
+        finish = DctFinish.of(coded, scale).to(run.device)
+        check(finish(moved), host(half), 1, f"dct at scale {scale}")
+        name = f"dct {side} px at scale {scale:g}, then Normalize bf16"
+        took = seconds(run, lambda finish=finish, moved=moved: module(finish(moved)), 15)
+        run.add("dct", name, num / took, "images/s", batch=num)
     coded = Image(size=(side, side), codec="yuv420")
     codec = codec_for(coded)
     encoded = [np.frombuffer(codec.encode(p), np.uint8) for p in pictures]

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from loaders.datasets.encoded import JpegOnDevice
     from loaders.datasets.memory.ram import RAMDataset
     from loaders.datasets.mixture import Mixture
+    from loaders.datasets.mosaic import Mosaic
     from loaders.datasets.packed import concat
     from loaders.datasets.reading.samples import Fields, collate
     from loaders.datasets.shard import ShardDataset
     from loaders.datasets.tokens.windows import TokenWindows
     from loaders.device.augment import BatchAugment
     from loaders.device.decode import DctFinish, Yuv420Finish
+    from loaders.device.denormalize import Denormalize
     from loaders.device.jpeg import JpegFinish
     from loaders.device.mix import CutMix, MixUp
     from loaders.device.normalize import Normalize
@@ -45,11 +47,13 @@ _WHERE = {
     "MixUp": "loaders.device.mix",
     "DataLoader": "loaders.loading.loader",
     "DctFinish": "loaders.device.decode",
+    "Denormalize": "loaders.device.denormalize",
     "Fields": "loaders.datasets.reading.samples",
     "JpegFinish": "loaders.device.jpeg",
     "JpegOnDevice": "loaders.datasets.encoded",
     "LoadersError": "loaders.errors",
     "Mixture": "loaders.datasets.mixture",
+    "Mosaic": "loaders.datasets.mosaic",
     "Normalize": "loaders.device.normalize",
     "RAMDataset": "loaders.datasets.memory.ram",
     "ShardDataset": "loaders.datasets.shard",
@@ -74,12 +78,14 @@ __all__ = [
     "CutMix",
     "DataLoader",
     "DctFinish",
+    "Denormalize",
     "Fields",
     "JpegFinish",
     "JpegOnDevice",
     "LoadersError",
     "MixUp",
     "Mixture",
+    "Mosaic",
     "Normalize",
     "RAMDataset",
     "ShardDataset",

@@ -1,15 +1,10 @@
 """What left before 1.0, and what to use instead: errors about such a name or option end with it."""
 
 NAMES = {
-    "augment.AugMix": "use RandAugment or TrivialAugmentWide, or torchvision's in transform=",
-    "augment.ElasticTransform": "use torchvision's or albumentations' in transform=",
-    "loaders.Denormalize": "multiply by std and add mean",
-    "loaders.Mosaic": "join pictures of a batch in the training loop",
     "loaders.InflateOnDevice": "pass the dataset itself to the loader, which decompresses on the host",
     "RAMDataset.from_frame": "use RAMDataset.from_arrays(**packdata.arrays_of(frame, target=...))",
 }
 OPTIONS = {  # by function and option: "DataLoader(pool=)"
-    "ShardDataset(scale=)": "pack the images of each resolution with --size",
     "RAMDataset(shared='all_users')": "pass shared=True: each user has a copy, or use ShardDataset, "
     "whose files lie once in the page cache",
     "cache={'mode': 'records'}": "make a dataset of a few samples by packdata.write(view, dst)",

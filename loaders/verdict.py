@@ -187,7 +187,7 @@ _DO_FOR: dict[Holds, dict[Bound, str]] = {
         "cpu": "give a sample less work (pack images at the size that crops need, RAMDataset(..., decode=True), a "
         "cheaper transform), or the process more cores",
         "memory": "make samples smaller (crop at packing, narrower dtypes)",
-        "finish": "crop smaller",
+        "finish": "crop smaller, or decode at a smaller scale",
     },
     "tokens": {
         "memory": "TokenWindows(..., dtype='stored') is narrower",

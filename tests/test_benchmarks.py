@@ -82,11 +82,11 @@ def test_a_character_model_learns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_codec_cases_run(tmp_path: Path) -> None:
-    """Each codec has bytes and a rate, in the report and in the JSON file."""
+    """Each codec and scale has bytes and a rate, in the report and in the JSON file."""
     ran("codecs.py", "--sizes", "32", "--samples", "24", "--repeats", "1", out=tmp_path)
 
     codecs = json.loads((tmp_path / "results/codecs.json").read_text())["cases"][0]["codecs"]
-    assert len(codecs) == 5
+    assert len(codecs) == 11
     assert all(rate > 0 for codec in codecs for rate in codec["images_per_s"])
     assert all(f"| {codec['name']} |" in (tmp_path / "RESULTS.md").read_text() for codec in codecs)
 

@@ -27,6 +27,7 @@ from loaders import (
     BatchAugment,
     BlockShuffled,
     DataLoader,
+    Denormalize,
     Mixture,
     Normalize,
     RAMDataset,
@@ -113,7 +114,7 @@ DATASETS: list[Case] = [
     (lambda g: ShardDataset(g.path, transform={"x": abs}), SchemaError, "samples have"),
     (lambda g: ShardDataset(g.path, batching="pad"), TypeError, "batching must be {field:"),
     (lambda g: ShardDataset(g.path, check=False), ValueError, "check must be 'first'"),
-    (lambda g: g.shard.replace(scale=1 / 2), TypeError, "removed before 1.0, pack .* --size"),
+    (lambda g: ShardDataset(g.path, scale=None), ValueError, "scale must be 1, 1/2, 1/4 or 1/8"),
     (lambda g: ShardDataset(g.path, on_error="skip"), ValueError, "on_error must be 'raise' or"),
     (lambda g: RAMDataset(g.images), TypeError, "RAMDataset.from_arrays takes arrays.*an ndarray"),
     (lambda g: RAMDataset(g.files), TypeError, "RAMDataset.from_files loose files"),
@@ -256,7 +257,7 @@ AUGMENT: list[Case] = [
             schema={"a": Array(dims=g.images.shape[1:], spatial=3)},
         ),
         SchemaError,
-        "3 x 16 x 16 .*pad_if_needed=True",
+        "3 x 16 x 16 .* crop of 8 x 8 x 8.*if the first axis holds channels.*spatial=2",
     ),
     (
         lambda g: RAMDataset.from_arrays(
@@ -265,7 +266,7 @@ AUGMENT: list[Case] = [
             schema={"a": Array(dims=g.images.shape[1:], spatial=3)},
         ),
         SchemaError,
-        "crops 2 axes, the samples have 3.*spatial=",
+        "crops 2 axes, the samples have 3.*spatial=2",
     ),
     (lambda g: augment.Views([CROP]), TypeError, r"Views\(weak=\[\.\.\.\]"),
     (lambda g: augment.Views(a=CROP), TypeError, "a must be a list of ops"),
@@ -313,6 +314,8 @@ NORMALIZING: list[Case] = [
     (lambda g: Normalize.from_stats(g.folder / "stats.txt"), ValueError, "'packdata stats "),
     (lambda g: Normalize.from_stats(3), TypeError, "stats must be what 'packdata stats"),
     (lambda g: Normalize.from_stats({"a": 1}), ValueError, "no mean and std"),
+    (lambda g: Denormalize.of(3), TypeError, "takes a Normalize, got 3"),
+    (lambda g: Denormalize.of(NORMALIZE)([1]), TypeError, "a tensor of floats, got .1"),
 ]
 
 LOADING: list[Case] = [

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaders import Normalize
+from loaders import Denormalize, Normalize
 from loaders.device.normalize import IMAGENET_MEAN, IMAGENET_STD
 from loaders.errors import BatchError
 
@@ -177,6 +177,9 @@ def test_statistics_of_0_to_1_are_scaled_for_uint8_and_refuse_the_rest(dtype: to
     for each in (normalize, Normalize([0.5] * 3, [0.2] * 3, max_value=1), Normalize.imagenet()):
         with pytest.raises(BatchError):
             each(images.expand(len(each.mean), 2, 2).to(dtype))
+    Denormalize([0.5], [0.2], torch.uint8, max_value=1)
+    with pytest.raises(ValueError):
+        Denormalize([0.5], [0.2], torch.uint16, max_value=1)
 
 
 @pytest.mark.parametrize("max_value", [255, 65535])
@@ -420,3 +423,64 @@ def test_autocast_does_not_change_it() -> None:
 
     assert found.dtype == torch.float32
     assert torch.equal(found, module(images))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(2, 3, 16, 16), (3, 16, 16), (2, 3, 2, 16, 16)])
+def test_denormalize_gives_the_pixels_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    images = some_images(*shape)
+    normalize = Normalize.imagenet(dtype)
+
+    found = Denormalize.of(normalize)(normalize(images))
+
+    assert torch.equal(found, images)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (3, 5, 7), (2, 3, 4, 5, 7), (0, 3, 5, 7)])
+def test_denormalize_equals_a_float64_reference(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """Within half a step of x * std + mean, cut to the range: rounded to the nearest."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(1)).mul_(2).to(dtype)
+    column = (-1, *(1,) * max(2, len(shape) - 2))
+    std, mean = (np.array(v).reshape(column) for v in (IMAGENET_STD, IMAGENET_MEAN))
+    expected = np.clip(values.double().numpy() * std + mean, 0, 255)
+
+    found = Denormalize(IMAGENET_MEAN, IMAGENET_STD)(values)
+
+    assert found.dtype == torch.uint8
+    assert found.shape == shape
+    assert np.abs(found.numpy() - expected).max(initial=0) <= 0.5 + 1e-4
+
+
+def test_denormalize_equals_the_formula_and_clamps() -> None:
+    values = torch.tensor([[[[-9.0, 0.0, 0.004, 0.5, 1.0, 7.0]]]])
+    module = Denormalize([100.0], [250.0])
+
+    found = module(values)
+
+    assert found.flatten().tolist() == [0, 100, 101, 225, 255, 255]
+    assert values.flatten()[0] == -9  # the input stays as it was
+
+
+def test_denormalize_16_bits() -> None:
+    images = some_images(2, 1, 8, 8, dtype=torch.uint16)
+    normalize = Normalize([30000.0], [9000.0])
+
+    assert torch.equal(Denormalize([30000.0], [9000.0], torch.uint16)(normalize(images)), images)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, 1, 4, 4), torch.zeros(3, 4)],
+)
+def test_denormalize_refuses_what_it_is_not_for(images: torch.Tensor) -> None:
+    with pytest.raises(BatchError):
+        Denormalize(IMAGENET_MEAN, IMAGENET_STD)(images)
+
+
+def test_denormalize_checks_its_dtype() -> None:
+    Denormalize([1.0], [2.0], torch.uint8)
+    with pytest.raises(ValueError):
+        Denormalize([1.0], [2.0], torch.int32)

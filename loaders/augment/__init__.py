@@ -11,7 +11,7 @@ An op of your own subclasses ``Op`` and moves a ``Window``, or subclasses ``Pixe
 from typing import Any
 
 from loaders.augment import presets
-from loaders.augment.auto import RandAugment, TrivialAugmentWide
+from loaders.augment.auto import AugMix, RandAugment, TrivialAugmentWide
 from loaders.augment.colour import (
     ColorJitter,
     GaussianBlur,
@@ -42,16 +42,18 @@ from loaders.augment.ops import (
 )
 from loaders.augment.views import Views
 from loaders.augment.warps import (
+    ElasticTransform,
     RandomAffine,
     RandomPerspective,
     RandomRotation,
 )
 from loaders.checks import did_you_mean
-from loaders.gone import gone
 
 __all__ = [
+    "AugMix",
     "CenterCrop",
     "ColorJitter",
+    "ElasticTransform",
     "GaussianBlur",
     "Op",
     "PixelOp",
@@ -92,7 +94,7 @@ _NO_OPS = ("Op", "PixelOp", "Window")
 
 def __getattr__(name: str) -> Any:
     ops = [each for each in __all__ if each[0].isupper() and each not in _NO_OPS]
-    hint = gone(f"augment.{name}", did_you_mean(name, ops)) or (
+    hint = did_you_mean(name, ops) or (
         f": the ops are {', '.join(ops)}; functions of your own go to transform=, "
         "or run on batches, on the device"
     )

@@ -1,10 +1,10 @@
-"""RandAugment and TrivialAugmentWide: ops and strengths drawn per sample, from a list of fourteen.
+"""RandAugment, TrivialAugmentWide and AugMix: ops and strengths drawn per sample, from a list of fourteen.
 
 They are pixel ops, though some of them move pixels: as in torchvision, masks, boxes and keypoints do not follow, so
 datasets with such fields are refused.
 
-Source: Cubuk et al., "RandAugment", 2019; Müller and Hutter, "TrivialAugment", 2021; the lists of ops and their
-strengths are those of ``torchvision.transforms.v2``.
+Source: Cubuk et al., "RandAugment", 2019; Müller and Hutter, "TrivialAugment", 2021; Hendrycks et al., "AugMix", 2019;
+the lists of ops and their strengths are those of ``torchvision.transforms.v2``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from loaders.augment.edits import NUM_VALUES, Edits, Kind
 from loaders.augment.geometry import pick
 from loaders.augment.resampling import Fill, as_fill
 from loaders.augment.warps import affine_matrices, as_values
-from loaders.checks import one_of, whole_number
+from loaders.checks import one_of, real_number, whole_number
 
 if TYPE_CHECKING:
     from loaders.augment.geometry import Floats, Ints
@@ -178,3 +178,100 @@ class TrivialAugmentWide(PixelOp):
         strengths = _Strengths(_WIDE, self.num_magnitude_bins, (8, 2), (0.0, 32.0))
         which, signs = pick(draws[:, 0], len(_WIDE)), _sign(draws[:, 2])
         return strengths.edits(which, bins, signs, sizes, self.interpolation, self.fill)
+
+
+_MIX = _RAND[1:]
+_MIX_BINS = 10
+_NUM_TRIES = 6  # of a number of the Gamma distribution: each fails 1 time in 20 at most
+_GAMMA_DRAWS = 1 + 3 * _NUM_TRIES
+_LONGEST = 3  # chain of a random length
+
+
+@dataclass(frozen=True, slots=True)
+class AugMix(PixelOp):
+    """Blend the image with several chains of random ops, each applied to the original image.
+
+    Args:
+        severity: Strengths are drawn from the weakest ``severity`` of ten.
+        mixture_width: Number of chains.
+        chain_depth: Ops per chain; below 1: one to three, drawn at random.
+        alpha: Parameter of the Dirichlet and Beta distributions of the weights.
+        all_ops: Include brightness, color, contrast and sharpness.
+        interpolation: As in ``RandAugment``.
+        fill: As in ``RandAugment``.
+
+    Raises:
+        ValueError: At construction, a number is out of range.
+    """
+
+    severity: int = 3
+    mixture_width: int = 3
+    chain_depth: int = -1
+    alpha: float = 1.0
+    all_ops: bool = True
+    interpolation: Literal["nearest", "bilinear"] = "bilinear"
+    fill: Fill | None = None
+    num_draws: int = field(init=False, repr=False, compare=False, default=0)  # type: ignore[misc]
+
+    edits_places = True
+
+    def __post_init__(self) -> None:
+        whole_number("severity", self.severity, at_least=1, below=_MIX_BINS + 1)
+        whole_number("mixture_width", self.mixture_width, at_least=1)
+        whole_number("chain_depth", self.chain_depth)
+        real_number("alpha", self.alpha, at_least=1e-3)
+        one_of("interpolation", self.interpolation, ("nearest", "bilinear"))
+        object.__setattr__(self, "fill", as_fill(self.fill or 0))
+        chains = self.mixture_width * (1 + 3 * self._depth)
+        num = (2 + self.mixture_width) * _GAMMA_DRAWS + chains
+        object.__setattr__(self, "num_draws", num)
+
+    @property
+    def _depth(self) -> int:
+        return self.chain_depth if self.chain_depth > 0 else _LONGEST
+
+    def edit(self, draws: Floats, sizes: Ints) -> Edits:
+        num, width = len(draws), self.mixture_width
+        first, last = np.split(draws, [(2 + width) * _GAMMA_DRAWS], axis=1)
+        logs = _log_gammas(self.alpha, first.reshape(num, 2 + width, -1))
+        own = _shares(logs[:, :2])[:, :1]
+        others = _shares(logs[:, 2:]) * (1 - own)
+        parts = [Edits.of(np.full(num, Kind.KEEP), own[:, 0])]
+        for i, chain in enumerate(np.split(last, width, axis=1)):
+            depth = 1 + pick(chain[:, 0], _LONGEST) if self.chain_depth < 1 else self._depth
+            for k, numbers in enumerate(np.split(chain[:, 1:], self._depth, axis=1)):
+                parts.append(self._one(numbers, sizes).where(np.broadcast_to(k < depth, num)))
+            is_last = float(i == width - 1)
+            parts.append(Edits.of(np.full(num, Kind.MIX), others[:, i], is_last))
+        return Edits.joined(parts)
+
+    def _one(self, draws: Floats, sizes: Ints) -> Edits:
+        """Return one edit per sample from its three draws."""
+        space = tuple(one for one in _MIX if self.all_ops or one[0] not in _FACTORS)
+        strengths = _Strengths(space, _MIX_BINS, (4, 0), (1 / 3, 0.0))
+        which, bins = pick(draws[:, 0], len(space)), pick(draws[:, 1], self.severity)
+        how = (_sign(draws[:, 2]), sizes, self.interpolation, self.fill)
+        return strengths.edits(which, bins, *how)
+
+
+def _shares(logs: Floats) -> Floats:
+    """Return a softmax over axis 1."""
+    numbers = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return np.asarray(numbers / numbers.sum(axis=1, keepdims=True))
+
+
+def _log_gammas(alpha: float, draws: Floats) -> Floats:
+    """Return logs of Gamma(alpha) variates, ``(N, k)``, from uniform ones ``(N, k, _GAMMA_DRAWS)``.
+
+    Logs, since a small alpha makes most variates underflow float64.
+
+    Source: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000.
+    """
+    shape = alpha if alpha >= 1 else alpha + 1
+    d = shape - 1 / 3
+    one, two, three = np.split(draws[..., 1:], 3, axis=2)
+    normal = np.sqrt(-2 * np.log1p(-one)) * np.cos(2 * np.pi * two)
+    cubes = np.maximum(1 + normal / np.sqrt(9 * d), 1e-9) ** 3
+    is_taken = np.log1p(-three) < normal**2 / 2 + d * (1 - cubes + np.log(cubes))
+    found = np.take_along_axis(cubes, is_taken.argmax(axis=2)[..., None], axis=2)[..., 0] * d
+    return np.log(found) + (0 if alpha >= 1 else np.log(np.maximum(draws[..., 0], 1e-16)) / alpha)

@@ -58,6 +58,8 @@ class Kind(IntEnum):
     ERASE = 13  # y, x, height, width; 1 for noise; the seed of it, or the value of each channel
     # 2 x 3 of the matrix from result to source; 1 for bilinear; the fill of each channel
     WARP = 14
+    KEEP = 15  # weight of the original image, from which several chains of edits start
+    MIX = 16  # weight of the chain that ends here; 1 if it is the last one
 
 
 class Edits(NamedTuple):
@@ -73,7 +75,12 @@ class Edits(NamedTuple):
 
     @staticmethod
     def of(kind: Any, *values: Any) -> Edits:
-        """Return one edit per sample, from arrays ``(N,)``, or numbers that hold for all."""
+        """Return one edit per sample, from arrays ``(N,)``, or numbers that hold for all.
+
+        Example:
+            >>> Edits.of(Kind.SOLARIZE, np.array([128.0, 64.0])).kinds.tolist()
+            [[7], [7]]
+        """
         columns = np.broadcast_arrays(kind, *values) if values else [np.atleast_1d(kind)]
         found = np.zeros((len(columns[0]), 1, NUM_VALUES))
         for i, column in enumerate(columns[1:]):
@@ -94,7 +101,22 @@ class Edits(NamedTuple):
 
 
 def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
-    """Carry out the edits of a sample, rows of ``Edits`` as plain numbers, on uint8 ``(H, W, 1 or 3)``, in place."""
+    """Carry out the edits of a sample, in place.
+
+    Args:
+        image: ``(H, W, C)`` uint8, C-contiguous, C = 1 or 3.
+        kinds: A row of ``Edits.kinds`` as plain ints.
+        values: A row of ``Edits.values`` as plain floats.
+
+    Raises:
+        BatchError: The image has another dtype or shape.
+
+    Example:
+        >>> image = np.array([[[0], [100], [200]]], np.uint8)
+        >>> edit(image, [Kind.INVERT, Kind.BRIGHTNESS], [[], [0.5]])
+        >>> image.ravel().tolist()
+        [127, 77, 27]
+    """
     if image.ndim != 3 or image.shape[2] not in (1, 3) or image.dtype != np.uint8:
         raise BatchError(
             f"pixel ops take uint8 images (H, W, 1 or 3), got {image.dtype} {image.shape}"
@@ -102,6 +124,7 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
     if not image.size:
         return
     pending: Table | None = None
+    kept = total = image
     for kind, value in zip(kinds, values, strict=True):
         if kind == Kind.NONE:
             continue
@@ -116,6 +139,11 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
         measured = _MEASURED_TABLES.get(kind)
         if measured is not None:
             pending = measured(image, value)
+        elif kind == Kind.KEEP:
+            kept, total = image.copy(), image * np.float32(value[0])
+        elif kind == Kind.MIX:
+            total += image * np.float32(value[0])
+            image[...] = total if value[1] else kept  # cut off, not rounded
         else:
             _KERNELS[kind](image, value)
     if pending is not None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_c
 
 import numpy as np
 
+from loaders.augment.elastic import Ripple
 from loaders.augment.resampling import FAST, Resampling, margin_of
 from loaders.errors import BatchError
 
@@ -43,12 +44,14 @@ class Move(NamedTuple):
         size: Height and width of the result.
         flip: Vertical, horizontal.
         matrix: ``(3, 3)``, used instead of box and flip; None: box and flip hold.
+        ripple: The displacements that follow the matrix; None: there are none.
     """
 
     box: list[Any]
     size: list[int]
     flip: list[bool]
     matrix: Floats | None = None
+    ripple: Ripple | None = None
 
 
 class Known(NamedTuple):
@@ -68,6 +71,17 @@ class Known(NamedTuple):
         points = [None if each is None else each[rows] for each in self.points]
         return Known(points, None if self.boxes is None else [self.boxes[i] for i in rows])
 
+    @staticmethod
+    def joined(parts: Sequence[Known]) -> Known:
+        """Concatenate along the samples."""
+        points = [
+            None if each[0] is None else np.concatenate(each)
+            for each in zip(*(part.points for part in parts), strict=True)
+        ]
+        has_boxes = bool(parts) and parts[0].boxes is not None
+        boxes = [each for part in parts for each in part.boxes or ()]
+        return Known(points, boxes if has_boxes else None)
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
@@ -83,6 +97,7 @@ class Geometry:
         regions: ``(N, 4)`` float64, the boxes before rounding, if images are filtered; else None.
         matrices: ``(N, 3, 3)`` float64, if some samples are warped: from x, y of the result to x, y of the source.
             All zeros for samples that are not; for those that are, ``boxes`` enclose what is read. Else None.
+        ripples: The displacements of each sample, between matrix and result, if there are any; else None.
         edits: What pixel ops do to the result; None: nothing.
         kept: For each sample, which of its boxes a crop around boxes keeps, ``(n,)`` bool; None: all.
     """
@@ -93,6 +108,7 @@ class Geometry:
     resampling: Resampling = FAST
     regions: Floats | None = None
     matrices: Floats | None = None
+    ripples: Sequence[Ripple] | None = None
     edits: Edits | None = None
     kept: Sequence[npt.NDArray[np.bool_]] | None = None
 
@@ -113,6 +129,7 @@ class Geometry:
         return Move(
             *(self.places[i].tolist(), self.sizes[i].tolist(), self.flips[i].tolist()),
             self.matrices[i] if self.matrices is not None and self.is_warped[i] else None,
+            None if self.ripples is None else self.ripples[i],
         )
 
     def covers(self, lengths: Ints) -> Ints:
@@ -161,11 +178,13 @@ class Window:
             x, y to the real source. Zeros for samples that are not warped; None: none is.
         boxes: The boxes of each sample in source pixels; None: no op asks for them.
         kept: ``(total,)`` bool: which boxes are kept, those of all samples end to end; None: all.
+        ripples: The displacements of each sample; "source" above is then the frame in which they act. None: none.
+        beyond: ``(N, 3, 3)``: maps x, y of that frame to the real source.
     """
 
     __slots__ = (
-        *("base", "boxes", "extent", "flip", "indices", "kept", "origin", "points", "size"),
-        "sizes",
+        *("base", "beyond", "boxes", "extent", "flip", "indices", "kept", "origin", "points"),
+        *("ripples", "size", "sizes"),
     )
 
     def __init__(self, sizes: Ints, indices: npt.NDArray[Any]) -> None:
@@ -178,6 +197,8 @@ class Window:
         self.base: Floats | None = None
         self.boxes: Sequence[npt.NDArray[Any]] | None = None
         self.kept: npt.NDArray[np.bool_] | None = None
+        self.ripples: list[Ripple] | None = None
+        self.beyond: Floats | None = None
         self.sizes = self.size.copy()
 
     def frame_points(self) -> tuple[Ints, npt.NDArray[np.bool_]]:
@@ -194,7 +215,8 @@ class Window:
         counts = np.array([len(each) for each in self.boxes], np.int64)
         boxes = np.concatenate([*self.boxes, np.zeros((0, 4))]).astype(np.float64)
         owners = np.repeat(np.arange(len(counts)), counts)
-        inverses = np.asarray(np.linalg.inv(self._matrices()), np.float64)[owners]
+        matrices = self._matrices() if self.beyond is None else self.beyond @ self._matrices()
+        inverses = np.asarray(np.linalg.inv(matrices), np.float64)[owners]
         frame = np.tile(self.size[owners, ::-1], 2).astype(np.float64)
         return np.clip(enclosing(inverses, boxes), 0, frame), counts
 
@@ -243,8 +265,26 @@ class Window:
         )
         self.flip = self.flip & ~rows
 
+    def displace(
+        self, seeds: Ints, alpha: tuple[float, float], sigma: tuple[float, float]
+    ) -> None:
+        """Displace the pixels of all frames, as ``Ripple`` does.
+
+        Raises:
+            BatchError: The samples are not images, or a previous op displaced them.
+        """
+        if self.size.shape[1] != 2 or self.ripples is not None:
+            raise BatchError("ElasticTransform works on images, and once per list of ops")
+        self.beyond, self.base = self._matrices(), None
+        self.ripples = [
+            Ripple(seed, (height, width), alpha, sigma, np.eye(3))
+            for seed, (height, width) in zip(seeds.tolist(), self.size.tolist(), strict=True)
+        ]
+        self.origin, self.extent = np.zeros(self.size.shape), self.size.astype(np.float64)
+        self.flip = np.zeros_like(self.flip)
+
     def _matrices(self) -> Floats:
-        """Return the maps from x, y of the frame to x, y of the source."""
+        """Return the maps from x, y of the frame to x, y of the source, or of the frame that is displaced."""
         step = self.extent / self.size
         matrices = np.zeros((len(step), 3, 3))
         matrices[:, 2, 2] = 1
@@ -260,13 +300,21 @@ class Window:
 
     def _warped(self, geometry: Geometry) -> Geometry:
         """Add matrices, and for warped samples the boxes that enclose what is read."""
-        if self.base is None:  # as of volumes, always
+        if self.ripples is None and self.base is None:  # as of volumes, always
             return geometry
+        matrices, ripples = self._matrices(), self.ripples
         height, width = geometry.sizes.T.astype(np.float64)
         zero = np.zeros_like(width)
         read = np.stack([zero, zero, width, height], axis=1)
-        is_warped = self.base[:, 2, 2] != 0
-        matrices = self._matrices() * is_warped[:, None, None]
+        is_warped = np.ones(len(read), np.bool_)
+        if ripples is not None and self.beyond is not None:
+            ripples = [each._replace(frame=at) for each, at in zip(ripples, matrices, strict=True)]
+            reach = np.array([each.alpha for each in ripples]).reshape(-1, 2) / 2
+            read = enclosing(matrices, read) + np.concatenate([-reach, reach], axis=1)
+            matrices = self.beyond
+        elif self.base is not None:
+            is_warped = self.base[:, 2, 2] != 0
+            matrices = matrices * is_warped[:, None, None]
         found = enclosing(matrices, read)
         low, high = np.floor(found[:, 1::-1]) - 1, np.ceil(found[:, :1:-1]) + 1
         low, high = np.clip(low, 0, self.sizes - 1), np.clip(high, 1, self.sizes)
@@ -278,6 +326,7 @@ class Window:
             flips=geometry.flips & ~rows,
             regions=None if geometry.regions is None else np.where(rows, boxes, geometry.regions),
             matrices=matrices,
+            ripples=ripples,
         )
 
     def geometry(self, resampling: Resampling = FAST) -> Geometry:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Size = int | tuple[int, int]
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
-Interpolation = Literal["bilinear", "bicubic", "nearest"]
+Interpolation = Literal["bilinear", "bicubic", "area", "nearest"]
 Lengths = int | tuple[int, ...]  # of a crop: one for all axes, or one for each
 
 
@@ -47,25 +47,31 @@ def _array(size: Size) -> Ints:
     return np.array(_pair(size), np.int64)
 
 
-def _as_lengths(size: Any) -> Lengths:
-    """Check a crop's ``size``, and return it: one length for all axes, or a tuple of one for each."""
-    lengths = tuple(size) if isinstance(size, (tuple, list)) else (size,)
+def _set_lengths(op: RandomCrop | CenterCrop) -> None:
+    """Normalize a crop's ``size`` to a tuple; one int stands for all axes."""
+    size: Any = op.size
+    is_one = not isinstance(size, (tuple, list))
+    lengths = (size, size) if is_one else tuple(size)
     if not lengths or not all(_is_length(length) for length in lengths):
         raise ValueError(
             f"size must be a positive int or one for each axis (height, width), got {size!r}"
         )
-    return tuple(map(int, lengths)) if isinstance(size, (tuple, list)) else int(size)
+    object.__setattr__(op, "size", tuple(int(length) for length in lengths))
+    object.__setattr__(op, "_fits_all", is_one)
+
+
+_IF_CHANNELS = "; if the first axis holds channels, declare it: Array(dtype=..., dims=..., spatial=2) in the schema"
 
 
 def crop_lengths(op: RandomCrop | CenterCrop, num_axes: int) -> tuple[int, ...]:
     """Return a crop's size for samples of ``num_axes`` axes; BatchError if it was given for another number of them."""
-    if isinstance(op.size, int):
-        return (op.size,) * num_axes
-    if len(op.size) != num_axes:
-        raise BatchError(
-            f"{op} crops {len(op.size)} axes, the samples have {num_axes} (Array(spatial=...) says how many)"
-        )
-    return op.size
+    assert isinstance(op.size, tuple)
+    if len(op.size) == num_axes:
+        return op.size
+    if not op._fits_all:
+        hint = _IF_CHANNELS if len(op.size) < num_axes else ""
+        raise BatchError(f"{op} crops {len(op.size)} axes, the samples have {num_axes}{hint}")
+    return op.size[:1] * num_axes
 
 
 def _check_resampling(op: Any) -> None:
@@ -206,7 +212,7 @@ class RandomCrop(Op):
         p: Probability of that; all other crops, and those of samples without nonzero points, are placed at random.
         fill: Padding value of pixels: one number, or one per channel; None: that of other ops, or 0.
         padding_mode: ``"constant"`` pads with ``fill``; ``"edge"``, ``"reflect"`` and ``"symmetric"`` continue the
-            image (and its masks), as in torchvision; not beside rotations, shears and other warps.
+            image (and its masks), as in torchvision.
 
     Raises:
         ValueError: At construction, an invalid size or padding, or ``p`` outside [0, 1].
@@ -225,12 +231,13 @@ class RandomCrop(Op):
     p: float = 0.5
     fill: Fill | None = field(default=None, kw_only=True)
     padding_mode: PaddingMode = field(default="constant", kw_only=True)
+    _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
     num_draws: ClassVar[int] = 2
     per_axis: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _as_lengths(self.size))
+        _set_lengths(self)
         if self.padding != 0 and not _is_length(self.padding):
             raise ValueError(f"padding must be an int of at least 0, got {self.padding!r}")
         as_fill_mask(self.fill_mask)
@@ -264,9 +271,13 @@ class RandomCrop(Op):
         rows = np.flatnonzero((room < 0).any(axis=1))
         if len(rows):
             lengths = window.size[rows[0]].tolist()
+            crop = crop_lengths(self, len(lengths))
+            is_picture = len(lengths) == 2
             raise BatchError(
-                f"sample {window.indices[rows[0]]} is {' x '.join(map(str, lengths))} pixels when it reaches {self}, "
-                "which is larger: pass pad_if_needed=True, or put a Resize before it"
+                f"sample {window.indices[rows[0]]} is {' x '.join(map(str, lengths))} pixels when "
+                f"it reaches {self}, smaller than the crop of {' x '.join(map(str, crop))}; "
+                f"pass pad_if_needed=True"
+                f"{' or put a Resize before it' if is_picture else _IF_CHANNELS}"
             )
 
 
@@ -290,11 +301,12 @@ class CenterCrop(Op):
 
     size: Lengths
     fill_mask: int | None = None
+    _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
     num_draws: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _as_lengths(self.size))
+        _set_lengths(self)
         as_fill_mask(self.fill_mask)
 
     def move(self, window: Window, draws: Floats) -> None:
@@ -314,7 +326,8 @@ class Resize(Op):
 
     Args:
         size: Length of the shorter side in pixels; or (height, width).
-        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``. Masks always use ``"nearest"``.
+        interpolation: ``"bilinear"``, ``"bicubic"``, ``"area"`` (mean of the pixels covered) or ``"nearest"``. Masks
+            always use ``"nearest"``.
         max_size: Upper limit of the longer side, if ``size`` is one length: larger results are scaled down to it.
         antialias: True: Pillow's filters on sub-pixel boxes; about a millisecond per image of 224 x 224. False: fast,
             on boxes of whole pixels: interpolated without a filter, or averaged over areas where both sides shrink

@@ -27,6 +27,13 @@ def resampling_of(ops: Sequence[Op]) -> Resampling:
     """Return how a list of ops resamples: as its last resizing op says.
 
     If that op has ``antialias=None``, images are filtered if no op draws at random.
+
+    Example:
+        >>> from loaders.augment import CenterCrop, RandomResizedCrop, Resize
+        >>> resampling_of([Resize(256), CenterCrop(224)]).is_filtered
+        True
+        >>> resampling_of([RandomResizedCrop(224)]).is_filtered
+        False
     """
     mode, warp = _padding_mode(ops), _warp(ops)
     for op in reversed(ops):
@@ -36,12 +43,14 @@ def resampling_of(ops: Sequence[Op]) -> Resampling:
         antialias = op.antialias
         if antialias is None:
             antialias = not any(each.num_draws for each in ops)
-        return Resampling(interpolation, antialias and interpolation != "nearest", mode, warp)
+        is_filtered = interpolation == "area" or (antialias and interpolation != "nearest")
+        return Resampling(interpolation, bool(is_filtered), mode, warp)
     return Resampling(padding_mode=mode, warp=warp)
 
 
 def _warp(ops: Sequence[Op]) -> str:
-    ways = {op.interpolation for op in ops if _resamples(op)}  # type: ignore[attr-defined]
+    moving = [op for op in ops if not hasattr(op, "edit")]
+    ways = {way for op in moving if (way := getattr(op, "interpolation", None)) is not None}
     return "nearest" if ways == {"nearest"} else "bilinear"
 
 
@@ -51,17 +60,7 @@ def _padding_mode(ops: Sequence[Op]) -> str:
         raise ValueError(
             f"padding_mode must be the same in all ops that set it, got {' and '.join(sorted(modes))}"
         )
-    mode = modes.pop() if modes else "constant"
-    turns = [op for op in ops if _resamples(op) and not hasattr(op, "antialias")]
-    if mode != "constant" and turns:
-        raise ValueError(
-            f"padding_mode={mode!r} beside {type(turns[0]).__name__}: use 'constant'; warps only fill"
-        )
-    return mode
-
-
-def _resamples(op: Op) -> bool:
-    return hasattr(op, "interpolation") and not hasattr(op, "edit")
+    return modes.pop() if modes else "constant"
 
 
 def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
@@ -86,7 +85,16 @@ def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
 
 
 def fill_mask_of(ops: Sequence[Op]) -> int:
-    """Return the padding value of masks: the one that ops set, or 0; ValueError if ops set different ones."""
+    """Return the padding value of masks: the one that ops set, or 0.
+
+    Raises:
+        ValueError: Ops set different ones; 0 is one of them where it is set.
+
+    Example:
+        >>> from loaders.augment import CenterCrop, RandomCrop
+        >>> fill_mask_of([RandomCrop(32, padding=4, fill_mask=255), CenterCrop(28)])
+        255
+    """
     return int(_one_of(ops, "fill_mask"))
 
 
@@ -106,8 +114,21 @@ def _one_of(ops: Sequence[Op], name: str) -> Any:
 
 
 def output_size(ops: Sequence[Op], size: tuple[int, int] | None = None) -> tuple[int, int] | None:
-    """Return the (height, width) of all results, of images of one size or of any (None); None if they differ."""
-    for op in ops:
+    """Return the (height, width) of all results; None if they depend on the sample.
+
+    Args:
+        ops: The list of ops.
+        size: (height, width) of all source images; None: they differ.
+
+    Raises:
+        TypeError: ``ops`` is not a list of ops.
+
+    Example:
+        >>> from loaders.augment import CenterCrop, Resize
+        >>> output_size([Resize(256), CenterCrop(224)]), output_size([Resize(256)])
+        ((224, 224), None)
+    """
+    for op in as_ops(ops):
         size = op.resized(size)
     return size
 
@@ -125,25 +146,31 @@ def plan(
 ) -> Geometry:
     """Draw the parameters of a batch and reduce them to one ``Geometry``.
 
-    A sample's row depends on ``ops`` (and their positions), its own size, index and draw, and on ``seed``, ``epoch``
-    and ``view``: it is the same in any batch, and alone.
+    A sample's row depends on ``ops``, its own size, index and draw, and on ``seed``, ``epoch`` and ``view``: it is
+    the same in any batch, and alone.
 
     Args:
-        ops: The list of ops.
+        ops: The list of ops; the position of an op is part of its random key.
         sizes: ``(N, 2)`` integers: height and width of each image in source pixels; for volumes ``(N, 3)``, and so on.
         seed: The run's seed.
         epoch: The epoch, from 0.
         indices: ``(N,)`` integers: positions in the dataset.
-        draws: ``(N,)`` integers: the occurrence of each sample's index within the epoch; 0 by default.
+        draws: ``(N,)`` integers: the how-manieth repeat of its index in the epoch each sample is; 0 by default.
         view: Number of the view, if several are made from one decode.
         known: Crop points and boxes for ops that need them; None: none.
 
     Raises:
-        BatchError: An image is empty, or smaller than its crop.
+        BatchError: Shapes do not match, an image is empty, or one is smaller than its crop.
+
+    Example:
+        >>> from loaders.augment import CenterCrop
+        >>> sizes, indices = np.array([[6, 8], [3, 9]]), np.array([10, 11])
+        >>> plan([CenterCrop(4)], sizes, seed=0, epoch=0, indices=indices).boxes.tolist()
+        [[1, 2, 4, 4], [0, 2, 4, 4]]
     """
     indices = np.asarray(indices)
     draws = np.zeros(1, np.int64) if draws is None else np.asarray(draws)
-    window = Window(_checked_sizes(sizes, indices), indices)
+    window = Window(_checked_sizes(sizes, indices, draws), indices)
     num_axes = window.size.shape[1]
     keys = [key64(_DOMAIN, seed, epoch, view, position) for position in range(len(ops))]
     nums = [num_axes if getattr(op, "per_axis", False) else op.num_draws for op in ops]
@@ -174,10 +201,19 @@ def _source_points(points: Floats | None, lengths: Ints) -> Floats | None:
     return points * lengths
 
 
-def _checked_sizes(sizes: npt.NDArray[Any], indices: Ints) -> Ints:
+def _checked_sizes(sizes: npt.NDArray[Any], indices: Ints, draws: Ints) -> Ints:
     sizes = np.asarray(sizes, np.int64)
-    if len(sizes) and sizes.min() < 1:
+    num = len(indices)
+    fits = sizes.ndim == 2 and len(sizes) == num and sizes.shape[1] > 0
+    if not fits or indices.ndim != 1 or draws.shape not in ((num,), (1,)):
+        raise BatchError(
+            f"sizes must be (N, 2) or (N, axes), indices and draws (N,), "
+            f"got {sizes.shape}, {indices.shape} and {draws.shape}"
+        )
+    if num and sizes.min() < 1:
         row = int(sizes.min(axis=1).argmin())
-        lengths = " x ".join(map(str, sizes[row].tolist()))
-        raise BatchError(f"sample {indices[row]} is empty: {lengths}")
+        names = ("height", "width") if sizes.shape[1] == 2 else map("axis {}".format, range(32))
+        lengths = zip(names, sizes[row].tolist(), strict=False)
+        listed = ", ".join(f"{name} {length}" for name, length in lengths)
+        raise BatchError(f"sample {indices[row]} is empty: {listed}")
     return sizes

@@ -27,10 +27,14 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 Fill = float | tuple[float, ...]  # of pixels: one number, or one for each channel
-INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
+INTERPOLATIONS = ("bilinear", "bicubic", "area", "nearest")
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
-SUPPORT = {"bilinear": 1.0, "bicubic": 2.0}  # of each filter, in pixels of the result
-_PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "area": 0.5}  # of each filter, in pixels of the result
+_PILLOW = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "area": Image.Resampling.BOX,
+}
 _MODES = {1: "L", 3: "RGB", 4: "CMYK"}  # not RGBA, whose colours Pillow weighs with its alpha
 _CUBIC = -0.5
 _EDGE = 1e-6  # pixels: tolerance for float64 errors
@@ -112,7 +116,7 @@ def resample(
     flip: Sequence[bool],  # vertical, horizontal
     out: Array,  # of the result's shape and dtype; must not overlap the image
     *,
-    interpolation: str,  # ``"bilinear"`` or ``"bicubic"``
+    interpolation: str,  # ``"bilinear"``, ``"bicubic"`` or ``"area"``
     fill: Any = 0,  # value outside the image
 ) -> Array:
     """Resample a box of an image with one of Pillow's filters into ``out``, and return it."""
@@ -202,6 +206,8 @@ def filter_matrix(
 
 def filter_weights(at: Any, interpolation: str, cubic: float = _CUBIC) -> Any:
     """Return a filter's weights, not normalized, at distances from its centre; of an array or a tensor of floats."""
+    if interpolation == "area":
+        return ((at > -0.5) & (at <= 0.5)) + 0 * at
     x = abs(at)
     if interpolation == "bilinear":
         return (1 - x).clip(min=0)

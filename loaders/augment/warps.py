@@ -1,4 +1,4 @@
-"""Warps (rotation, shear, perspective) as matrices from pixels of the result to pixels of the source."""
+"""Warps (rotation, shear, perspective) as matrices from pixels of the result to pixels of the source; elastic ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from loaders.augment.colour import as_range
 from loaders.augment.edits import NUM_VALUES
-from loaders.augment.geometry import Op, between, enclosing
+from loaders.augment.geometry import Op, between, enclosing, moved_points
 from loaders.augment.ops import check_range
 from loaders.augment.pixels import apply
 from loaders.augment.resampling import Fill, Resampling, as_fill, as_fill_mask
@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.augment.elastic import Ripple
     from loaders.augment.geometry import Floats, Ints, Move, Window
+
+_INVERSE = cv2.WARP_INVERSE_MAP
+_BORDERS = {
+    "constant": cv2.BORDER_CONSTANT,
+    "edge": cv2.BORDER_REPLICATE,
+    "reflect": cv2.BORDER_REFLECT_101,
+    "symmetric": cv2.BORDER_REFLECT,
+}
 
 
 def affine_matrices(
@@ -243,6 +252,57 @@ class RandomPerspective(Op):
         window.warp(matrices, rows)
 
 
+@dataclass(frozen=True, slots=True)
+class ElasticTransform(Op):
+    """Displace pixels by smooth random noise, as if seen through water; otherwise as ``RandomAffine``.
+
+    Boxes and keypoints move by minus the displacement at their position: a good approximation for small
+    displacements, as in torchvision.
+
+    Args:
+        alpha: Strength: twice the largest displacement in pixels, before smoothing; one number, or (x, y).
+        sigma: Standard deviation of the Gaussian that smooths the noise, in pixels; one number, or (x, y).
+        interpolation: ``"nearest"`` or ``"bilinear"``; masks always use ``"nearest"``.
+        fill: Pixel value outside the image: one number, or one per channel; None: that of other ops, or 0.
+        fill_mask: Value of masks outside the image; None: that of other ops, or 0.
+
+    Raises:
+        ValueError: At construction, a number is negative, or one sigma is 0 and the other not.
+        BatchError: In ``plan``, the list has two of these ops, or the samples are not images.
+
+    Source:
+        ``ElasticTransform`` of torchvision; its noise has 256 levels here.
+    """
+
+    alpha: float | tuple[float, float] = 50.0
+    sigma: float | tuple[float, float] = 5.0
+    interpolation: Literal["nearest", "bilinear"] = "bilinear"
+    fill: Fill | None = None
+    fill_mask: int | None = field(default=None, kw_only=True)
+
+    num_draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        _check(self)
+        for name in ("alpha", "sigma"):
+            value = getattr(self, name)
+            pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+            if len(pair) != 2:
+                raise ValueError(f"{name} must be a number or (x, y), got {value!r}")
+            numbers = tuple(float(real_number(name, each, at_least=0)) for each in pair)
+            object.__setattr__(self, name, numbers)
+        sigma: Any = self.sigma
+        if any(sigma) != all(sigma):
+            raise ValueError(
+                f"sigma must be above 0 along both axes, or 0 along both, got {sigma}"
+            )
+
+    def move(self, window: Window, draws: Floats) -> None:
+        alpha: Any = self.alpha
+        sigma: Any = self.sigma
+        window.displace((draws[:, 0] * 2**24).astype(np.int64), alpha, sigma)
+
+
 def _homographies(points: Floats, images: Floats) -> tuple[npt.NDArray[np.bool_], Floats]:
     """Return the homographies ``(N, 3, 3)`` that map four points to four others, both ``(N, 4, 2)``.
 
@@ -270,13 +330,18 @@ def carry_out(
     *,
     out: npt.NDArray[Any] | None = None,
     nearest: bool = False,
+    source_size: Sequence[int] | None = None,
 ) -> npt.NDArray[Any]:
     """Carry out one sample's geometry by ``apply`` or ``warp``, which take these arguments."""
-    box, size, flip, matrix = move
+    box, size, flip, matrix, ripple = move
     if matrix is None:
-        return apply(image, box, size, flip, fill, out=out, nearest=nearest, resampling=resampling)
+        return apply(
+            image, box, size, flip, fill,
+            out=out, nearest=nearest, source_size=source_size, resampling=resampling,
+        )  # fmt: skip
     return warp(
         image, matrix, size, fill, out=out, interpolation="nearest" if nearest else resampling.warp,
+        padding_mode=resampling.padding_mode, ripple=ripple,
     )  # fmt: skip
 
 
@@ -288,10 +353,23 @@ def warp(
     *,
     out: npt.NDArray[Any] | None = None,
     interpolation: str = "bilinear",
+    padding_mode: str = "constant",
+    ripple: Ripple | None = None,
 ) -> npt.NDArray[Any]:
-    """Warp an image of up to 4 channels by a matrix ``(3, 3)`` from x, y of the result to x, y of the image.
+    """Warp an image by a matrix.
 
-    In pixels from the top left corner. Outside the image it is ``fill``.
+    Args:
+        image: ``(H, W)`` or ``(H, W, C)`` with up to 4 channels, of a dtype that ``apply`` interpolates.
+        matrix: ``(3, 3)``: from x, y of the result to x, y of the image, in pixels from the top left corner.
+        size: Height and width of the result.
+        fill: Value outside the image: one number, or one per channel.
+        out: Array to write to; a new one by default.
+        interpolation: ``"bilinear"`` or ``"nearest"``.
+        padding_mode: As in ``RandomCrop``.
+        ripple: Displacements after the matrix, which then maps from their frame.
+
+    Returns:
+        ``out``.
 
     Raises:
         BatchError: OpenCV cannot warp this dtype or number of channels.
@@ -303,13 +381,17 @@ def warp(
     centred = np.linalg.inv(shift) @ matrix @ shift
     flags = cv2.INTER_NEAREST if interpolation == "nearest" else cv2.INTER_LINEAR
     around = tuple(np.broadcast_to(fill, 4).tolist()) if np.ndim(fill) == 0 else tuple(fill)
-    settings = (flags | cv2.WARP_INVERSE_MAP, cv2.BORDER_CONSTANT, around)
+    settings = (flags | _INVERSE, _BORDERS[padding_mode], around)
     flat, target = image, out
     if image.ndim == 3 and image.shape[2] == 1:
         flat, target = image[..., 0], out[..., 0]
     try:
         flat = np.ascontiguousarray(flat)
-        if (centred[2] == (0, 0, 1)).all():
+        if ripple is not None:
+            at = moved_points(matrix[None], ripple.sources(size).reshape(1, -1, 2)) - 0.5
+            x, y = at.astype(np.float32).reshape(*size, 2).transpose(2, 0, 1)
+            done = cv2.remap(flat, x, y, flags, None, *settings[1:])
+        elif (centred[2] == (0, 0, 1)).all():
             done = cv2.warpAffine(flat, centred[:2], (size[1], size[0]), None, *settings)
         else:
             done = cv2.warpPerspective(flat, centred, (size[1], size[0]), None, *settings)

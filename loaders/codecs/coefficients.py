@@ -1,9 +1,9 @@
 """The arithmetic of JPEG: quantization tables, the 8 x 8 cosine transform, and where blocks lie.
 
 Coefficients are kept coefficient-major: ``(64, num_blocks)``, the blocks of Y row by row, then
-those of Cb and Cr. Rows are ordered by ``max(u, v)``, from low to high frequencies. The transforms
-are matrix products of whole numbers in float64: exact, so the same on every machine and in any order
-of summation.
+those of Cb and Cr. Rows are ordered by ``max(u, v)``, so the first 1, 4, 16 or 64 of them make the
+image at 1/8, 1/4, 1/2 or full scale. The transforms are matrix products of whole numbers in
+float64: exact, so the same on every machine and in any order of summation.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Product = Callable[[Floats, Floats], Floats]
+SIDES = (1, 2, 4, 8)  # of what a block becomes at 1/8, 1/4, 1/2 and full scale
 BAND_ROWS = (1, 3, 12, 48)  # coefficients of max(u, v) = 0; 1; 2 and 3; 4 to 7
 # (u, v) of each row: down and across.
 ORDER = sorted(((u, v) for u in range(8) for v in range(8)), key=lambda p: (max(p), sum(p), p))
@@ -57,10 +58,12 @@ def _scaled(table: str, percent: int) -> Ints:
     return scaled
 
 
-def cosines() -> Floats:
-    """Return the orthonormal DCT-II of 8 points: frequency by position."""
-    at = np.arange(8)
-    matrix: Floats = np.cos((2 * at[None, :] + 1) * at[:, None] * np.pi / 16) * np.sqrt(2 / 8)
+def cosines(num: int) -> Floats:
+    """Return the orthonormal DCT-II of ``num`` points: frequency by position."""
+    at = np.arange(num)
+    matrix: Floats = np.cos((2 * at[None, :] + 1) * at[:, None] * np.pi / (2 * num)) * np.sqrt(
+        2 / num
+    )
     matrix[0] /= np.sqrt(2)
     return matrix
 
@@ -68,20 +71,21 @@ def cosines() -> Floats:
 @lru_cache(maxsize=8)
 def _forward() -> Floats:
     """(64, 64): from the pixels of a block to its coefficients, times ``_FORWARD_UNITS``."""
-    both = np.kron(cosines(), cosines()) * _FORWARD_UNITS
+    both = np.kron(cosines(8), cosines(8)) * _FORWARD_UNITS
     rows: Floats = np.rint(both)[[8 * u + v for u, v in ORDER]]
     return rows
 
 
 @lru_cache(maxsize=64)
-def inverse(quality: int, *, chroma: bool) -> Floats:
-    """Return what turns stored coefficients into the pixels of blocks: ``(64, 64)``.
+def inverse(quality: int, side: int, *, chroma: bool) -> Floats:
+    """Return what turns stored coefficients into pixels, blocks of ``side`` pixels: ``(side * side, side * side)``.
 
     Entries are whole numbers, ``INVERSE_UNITS`` times those meant; dequantizing is part of them.
     """
-    both = np.kron(cosines(), cosines()).T.reshape(64, 8, 8)
+    basis = cosines(side) * np.sqrt(side / 8)
+    both = np.kron(basis, basis).T.reshape(side * side, side, side)
     divisors = quantization(quality)[chroma]
-    columns = [both[:, u, v] * divisors[u, v] for u, v in ORDER]
+    columns = [both[:, u, v] * divisors[u, v] for u, v in ORDER[: side * side]]
     return np.rint(np.stack(columns, axis=1) * INVERSE_UNITS)
 
 
@@ -120,6 +124,10 @@ class Component:
     def num_blocks(self) -> int:
         """Blocks of the plane."""
         return self.rows * self.columns
+
+    def at(self, side: int) -> Size:
+        """Return (height, width) where a block has ``side`` pixels a side."""
+        return -(-self.height * side // 8), -(-self.width * side // 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +203,20 @@ def sums_of(differences: Floats) -> Floats:
 def restore(
     coefficients: Floats, grid: Grid, quality: int, multiply: Product = product
 ) -> UInt8Array:
-    """Return the image of stored coefficients ``(64, num_blocks)``, row 0 as differences, as H x W x C.
+    """Return the image of stored coefficients as H x W x C, at the scale of their number.
 
-    ``multiply`` makes the product, of whole numbers that it keeps exact.
+    They are ``(side * side, num_blocks)`` for a side of 1, 2, 4 or 8, row 0 as differences. ``multiply`` makes the
+    product, of whole numbers that it keeps exact.
     """
+    side = round(len(coefficients) ** 0.5)
     planes = [
-        _plane(coefficients[:, part], component, inverse(quality, chroma=number > 0), multiply)
+        _plane(
+            coefficients[:, part],
+            component,
+            inverse(quality, side, chroma=number > 0),
+            side,
+            multiply,
+        )
         for number, (part, component) in enumerate(zip(grid.split(), grid.components, strict=True))
     ]
     luma = planes[0] + np.float32(128)
@@ -208,21 +224,27 @@ def restore(
     if grid.channels == 1:
         gray: UInt8Array = np.rint(luma).astype(np.uint8)[:, :, None]
         return gray
+    size = grid.components[0].at(side)
     blue, red = (np.clip(plane, -128, 127) for plane in planes[1:])
     if grid.is_halved:
-        blue, red = double(blue, grid.size), double(red, grid.size)
+        blue, red = double(blue, size), double(red, size)
     return join_rgb(luma, blue, red)
 
 
 def _plane(
-    coefficients: Floats, component: Component, weights: Floats, multiply: Product
+    coefficients: Floats,
+    component: Component,
+    weights: Floats,
+    side: int,
+    multiply: Product,
 ) -> FloatArray:
     """Return one plane, around 0."""
     rows, columns = component.rows, component.columns
     coefficients = coefficients.copy()
     coefficients[0] = sums_of(coefficients[0].reshape(rows, columns)).reshape(-1)
-    pixels = multiply(weights, coefficients).reshape(8, 8, rows, columns)
-    plane = np.empty((rows, 8, columns, 8), np.float32)
+    pixels = multiply(weights, coefficients).reshape(side, side, rows, columns)
+    plane = np.empty((rows, side, columns, side), np.float32)
     plane[...] = pixels.transpose(2, 0, 3, 1)
     plane *= np.float32(1 / INVERSE_UNITS)
-    return plane.reshape(rows * 8, columns * 8)[: component.height, : component.width]
+    height, width = component.at(side)
+    return plane.reshape(rows * side, columns * side)[:height, :width]

@@ -1,9 +1,9 @@
 """``dct``: JPEG's own transform, stored so that nothing but decompression is left for the CPU.
 
 A record holds the quantized coefficients of one image as bytes, coefficient-major, in four bands
-from low to high frequencies, each compressed on its own. Values beyond int8 are kept exactly: their
-low byte stands among the others, what is missing in a short list (*escapes*). FORMAT.md has the
-layout, byte by byte.
+from low to high frequencies, each compressed on its own. So a prefix of a record is the image at
+1/8, 1/4 or 1/2. Values beyond int8 are kept exactly: their low byte stands among the others, what
+is missing in a short list (*escapes*). FORMAT.md has the layout, byte by byte.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import zstandard
 
 from loaders.codecs.coefficients import (
     BAND_ROWS,
+    SIDES,
     Grid,
     Ints,
     Product,
@@ -100,9 +101,12 @@ class DctCodec:
         self._settings = (mode, field.quality, *field.size)
         self.band_nbytes = tuple(rows * self.grid.num_blocks for rows in BAND_ROWS)
         ends = np.cumsum(self.band_nbytes).tolist()
-        # Where each band goes, decompressed.
-        self._places = list(zip([0, *ends], ends, strict=False))
-        self.row_nbytes = 64 * self.grid.num_blocks  # the coefficients of an image
+        bounds = list(zip([0, *ends], ends, strict=False))  # where each band goes, decompressed
+        self._places = {self.row_nbytes(side): bounds[: i + 1] for i, side in enumerate(SIDES)}
+
+    def row_nbytes(self, side: int = 8) -> int:
+        """Return the coefficients of an image where a block has ``side`` pixels a side."""
+        return side * side * self.grid.num_blocks
 
     # -- encoding ----------------------------------------------------------------------------------
 
@@ -148,22 +152,26 @@ class DctCodec:
 
     # -- decoding ----------------------------------------------------------------------------------
 
-    def decode(self, record: UInt8Array, multiply: Product = product) -> UInt8Array:
-        """Return H x W x C pixels of a record; CodecError if it is damaged, or of other settings than the field's."""
-        return restore(self.unpack(record), self.grid, self.quality, multiply)
+    def decode(self, record: UInt8Array, side: int = 8, multiply: Product = product) -> UInt8Array:
+        """Return H x W x C pixels of a record.
 
-    def unpack(self, record: UInt8Array) -> npt.NDArray[np.float64]:
-        """Return the quantized coefficients of a record: ``(64, num_blocks)`` whole numbers.
+        ``side`` is 8 for full scale; 4, 2 or 1 for 1/2, 1/4 or 1/8, sides rounded up. CodecError if the record is
+        damaged, or of other settings than the field's.
+        """
+        return restore(self.unpack(record, side), self.grid, self.quality, multiply)
+
+    def unpack(self, record: UInt8Array, side: int = 8) -> npt.NDArray[np.float64]:
+        """Return the quantized coefficients of a record: ``(side * side, num_blocks)`` whole numbers.
 
         Raises:
             CodecError: The record is damaged, or of other settings than the field's.
         """
         self.check(record)
-        row = np.empty((1, self.row_nbytes), np.uint8)
+        row = np.empty((1, self.row_nbytes(side)), np.uint8)
         escapes = self.fill([record], row)
         coefficients = row.view(np.int8).reshape(-1).astype(np.float64)
         coefficients[escapes.positions] += escapes.adds
-        return coefficients.reshape(64, -1)
+        return coefficients.reshape(side * side, -1)
 
     def check(self, record: UInt8Array) -> None:
         """Compare a record with the checks in its head.
@@ -197,11 +205,12 @@ class DctCodec:
         return _Head(num_escapes, values[7:11], values[11:15])
 
     def fill(self, records: Sequence[UInt8Array], out: UInt8Array) -> Escapes:
-        """Decompress N records into rows ``(N, row_nbytes)``: the part of serving that is left for the CPU.
+        """Decompress N records into rows ``(N, row_nbytes(side))``: the part of serving that is left for the CPU.
 
         They were checked, here or by the checksums of their shard. What is missing in ``out`` is returned; CodecError
         if one cannot be decompressed.
         """
+        places = self._places[out.shape[1]]
         decompress = _FILLERS[self.compression]
         lists, flat, first = [], out.reshape(-1), 0
         for record in records:
@@ -210,11 +219,11 @@ class DctCodec:
                 num_escapes, *sizes = _SIZES.unpack_from(data)
                 at = _HEADER.size + num_escapes * 3
                 lists.append(data[_HEADER.size : at])
-                decompress(data[at:], sizes, self._places, flat[first : first + self.row_nbytes])
+                decompress(data[at:], sizes, places, flat[first : first + out.shape[1]])
             except _DAMAGE as error:
                 raise CodecError(f"the record cannot be decompressed ({error})") from error
-            first += self.row_nbytes
-        return _read_escapes(lists, self.row_nbytes)
+            first += out.shape[1]
+        return _read_escapes(lists, self.row_nbytes(), out.shape[1])
 
 
 @cache
@@ -228,9 +237,9 @@ def _lz4() -> Any:
 def _fill_lz4(
     data: memoryview, sizes: Sequence[int], places: Sequence[tuple[int, int]], row: UInt8Array
 ) -> None:
-    """Decompress the bands, one by one."""
+    """Decompress the bands that have a place, one by one."""
     at, decompress = 0, _lz4().decompress
-    for size, (first, last) in zip(sizes, places, strict=True):
+    for size, (first, last) in zip(sizes, places, strict=False):
         plain = decompress(data[at : at + size], last - first, asbytes=True)
         row[first:last] = np.frombuffer(plain, np.uint8)
         at += size
@@ -239,11 +248,11 @@ def _fill_lz4(
 def _fill_zstd(
     data: memoryview, sizes: Sequence[int], places: Sequence[tuple[int, int]], row: UInt8Array
 ) -> None:
-    """Decompress the bands straight to their place: frames in a row read as one."""
+    """Decompress the bands that have a place, straight to it: frames in a row read as one."""
     decompressor = getattr(_local, "zstd", None)
     if decompressor is None:  # each thread's own; a new one would cost more than a band
         decompressor = _local.zstd = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
-    end = sum(sizes)
+    end = sum(sizes[: len(places)])
     reader = decompressor.stream_reader(data[:end], read_across_frames=True)
     if end > len(data) or reader.readinto(row) != len(row):
         raise OSError("it ends too early")
@@ -273,15 +282,15 @@ def _write_escapes(coefficients: Ints, low: npt.NDArray[np.int8]) -> bytes:
     return escapes.tobytes()
 
 
-def _read_escapes(lists: Sequence[Any], row_nbytes: int) -> Escapes:
-    """Return the escapes of all rows."""
+def _read_escapes(lists: Sequence[Any], full_nbytes: int, row_nbytes: int) -> Escapes:
+    """Return the escapes of all rows; those of frequencies that the rows do not have are left out."""
     listed = b"".join(lists)
     if len(listed) % _ESCAPE.itemsize:
         raise CodecError("a record ends in the middle of its escape codes")
     entries = np.frombuffer(listed, _ESCAPE)
     at = np.cumsum(entries["gap"], dtype=np.int64)
     ends = np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists))) // _ESCAPE.itemsize
-    wanted = np.arange(1, len(lists) + 1) * row_nbytes
+    wanted = np.arange(1, len(lists) + 1) * full_nbytes
     kept = np.flatnonzero(entries["add"])
     if (
         len(at) < len(lists)
@@ -289,4 +298,9 @@ def _read_escapes(lists: Sequence[Any], row_nbytes: int) -> Escapes:
         or (at[kept] >= wanted[np.searchsorted(ends, kept, "right")]).any()  # the next row's
     ):
         raise CodecError("the escape codes of a record do not match its coefficients")
-    return Escapes(at[kept], entries["add"][kept].astype(np.float32) * np.float32(256))
+    at, adds = at[kept], entries["add"][kept].astype(np.float32) * np.float32(256)
+    if row_nbytes < full_nbytes:
+        rows, at = np.divmod(at, full_nbytes)
+        inside = at < row_nbytes
+        at, adds = (rows * row_nbytes + at)[inside], adds[inside]
+    return Escapes(at, adds)

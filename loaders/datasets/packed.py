@@ -32,7 +32,7 @@ from loaders.datasets.base import (
     whole_numbers,
 )
 from loaders.datasets.joining import joined
-from loaders.datasets.reading.coefficients import makers_of
+from loaders.datasets.reading.coefficients import check_scale, makers_of
 from loaders.datasets.reading.halves import Finisher, with_groups
 from loaders.datasets.reading.known import check_followed, check_known
 from loaders.datasets.reading.readers import as_forms, first_picture, forms_of, make_readers
@@ -50,7 +50,6 @@ from loaders.datasets.settings import (
     note_unmoved,
 )
 from loaders.errors import LoadersError, NoValueError, SampleError, SchemaError
-from loaders.gone import gone
 from loaders.sampling.batch import IndexBatch
 from loaders.schema import (
     VIRTUAL_FIELDS,
@@ -104,6 +103,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         transform: Transform[SampleT] | None = None,
         batching: Mapping[str, Any] | None = None,
         on_error: OnError = "raise",
+        scale: float = 1,
         max_picture_mb: int = MAX_PICTURE_MB,
         leader: str | None = None,
     ) -> None:
@@ -114,6 +114,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         self.transform = as_transform(transform)
         self.batching = as_batching(batching)
         self.on_error = on_error
+        self.scale = scale
         self.max_picture_mb = max_picture_mb
         self.epoch, self.seed = 0, 0
         self._settle_plan()
@@ -124,6 +125,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         if self.on_error not in ("raise", "replace"):
             raise ValueError(f"on_error must be 'raise' or 'replace', got {self.on_error!r}")
         self.schema.check_names(self.fields)
+        check_scale(self._shown_fields, self.scale)
         whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
         check_pixel_ops(self.augment, self._shown_fields)
         note_unmoved(self.augment, self._shown_fields)
@@ -149,6 +151,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
             fields,
             ops,
             {} if transform is not None else forms,  # it sees samples: what it makes is joined
+            self.scale,
             half=is_half,
             stored=view.schema.fields,
             leader=self.leader,
@@ -228,7 +231,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         """
         if not self._splits:
             return None
-        makers = makers_of(self._shown_fields, device)
+        makers = makers_of(self._shown_fields, self.scale, device)
         if not makers:
             return None
         sizes = {name: make.size for name, make in makers.items()}
@@ -401,8 +404,8 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
     def sizes(self, name: str = "image") -> npt.NDArray[np.int32]:
         """Return height and width of each sample's picture as it is stored, upright, ``(N, 2)``, without decoding it.
 
-        Those of one size are not read; of the rest the headers are, and verified as samples are. ``augment`` does
-        not count.
+        Those of one size are not read; of the rest the headers are, and verified as samples are. ``augment`` and
+        ``scale`` do not count.
 
         Raises:
             SchemaError: The field holds no pictures.
@@ -454,8 +457,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
     def replace(self, **settings: Any) -> Self:
         """Return the same samples with other settings: those of ``ShardDataset`` but for ``check``."""
         if unknown := set(settings) - set(SETTINGS):
-            name = min(unknown)
-            hint = gone(f"ShardDataset({name}=)", did_you_mean(name, SETTINGS))
+            hint = did_you_mean(min(unknown), SETTINGS)
             raise TypeError(f"replace() takes {sorted(SETTINGS)}, got {sorted(unknown)}{hint}")
         given: dict[str, Any] = {name: getattr(self, name) for name in SETTINGS} | settings
         given["fields"] = as_fields(given["fields"], self.schema)

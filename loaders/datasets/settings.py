@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 
 SETTINGS = (  # of ``PackedDataset.replace``
-    *("fields", "augment", "transform", "batching", "on_error", "max_picture_mb"),
+    *("fields", "augment", "transform", "batching", "on_error", "scale", "max_picture_mb"),
 )
 _log = logging.getLogger(__name__)
 _noted: set[tuple[str, ...]] = set()

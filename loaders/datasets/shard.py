@@ -61,6 +61,8 @@ class ShardDataset(PackedDataset[SampleT]):
             when it is opened; ``"never"``.
         on_error: ``"raise"``, the default, or ``"replace"`` a sample that cannot be read by another, chosen by
             the seed, counted and logged. An error of ``transform`` is raised in any case.
+        scale: 1, the default; 1/2, 1/4 or 1/8 serves ``dct`` images smaller (sides rounded up), and
+            decompresses no more than that needs.
         max_picture_mb: MiB that a picture may take, decoded: a larger one is an error before memory is taken.
         cache: Of a URL, where downloads go and how much is kept: a size such as ``"500GB"``, a folder on a local disk,
             or ``{"path": ..., "size": ...}``. Default: ``$LOADERS_CACHE`` or a folder of this user; 80 % of what is
@@ -93,6 +95,7 @@ class ShardDataset(PackedDataset[SampleT]):
         batching: Mapping[str, Any] | None = None,
         check: Check = "first",
         on_error: OnError = "raise",
+        scale: float = 1,
         max_picture_mb: int = MAX_PICTURE_MB,
         cache: Any = None,
         storage: Mapping[str, Any] | None = None,
@@ -110,5 +113,6 @@ class ShardDataset(PackedDataset[SampleT]):
             transform=transform,
             batching=batching,
             on_error=on_error,
+            scale=scale,
             max_picture_mb=max_picture_mb,
         )

@@ -35,7 +35,7 @@ from loaders.augment.resampling import (
 from loaders.checks import shown, whole_number
 from loaders.device.edits import EditRound, edit_images, group_edits
 from loaders.device.nested import map_tensors
-from loaders.device.warps import SIGNED, row_of, sources, warp
+from loaders.device.warps import SIGNED, Ripples, ripples_of, row_of, sources, warp
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Moves(NamedTuple):
     warped: torch.Tensor | None = None
     # Of these ``(n, 3, 3)`` float64, as ``augment.Geometry`` says.
     matrices: torch.Tensor | None = None
+    ripples: Ripples | None = None  # how they are displaced; None: not at all
 
 
 def draw_moves(
@@ -111,11 +112,19 @@ def draw_moves(
     )
 
 
-def _warped(drawn: Geometry) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _warped(
+    drawn: Geometry,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, Ripples | None]:
     rows = np.flatnonzero(drawn.is_warped)
     if drawn.matrices is None or not len(rows):
-        return None, None
-    return torch.from_numpy(rows), torch.from_numpy(drawn.matrices[rows])
+        return None, None, None
+    if drawn.resampling.padding_mode not in ("constant", "edge"):
+        what = (
+            f"padding_mode={drawn.resampling.padding_mode!r} of rotations, shears and other warps"
+        )
+        raise BatchError(f"{what} is done on the host")
+    ripples = None if drawn.ripples is None else ripples_of(drawn.ripples)
+    return torch.from_numpy(rows), torch.from_numpy(drawn.matrices[rows]), ripples
 
 
 def _num_taps(drawn: Geometry) -> Any:
@@ -272,13 +281,17 @@ def _turned(masks: torch.Tensor, moves: Moves) -> torch.Tensor:
     assert moves.warped is not None
     assert moves.matrices is not None
     height, width = masks.shape[1:]
-    points = sources(moves.matrices, moves.size)
+    points = sources(moves.matrices, moves.size, moves.ripples)
     x, y = points.floor().long().unbind(-1)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     at = (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).flatten(1)
     some = masks.index_select(0, moves.warped).flatten(1)
     found = some.gather(1, at).view(inside.shape)
-    return found.masked_fill(~inside, moves.fill_mask)
+    return (
+        found
+        if moves.resampling.padding_mode == "edge"
+        else found.masked_fill(~inside, moves.fill_mask)
+    )
 
 
 def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
@@ -291,7 +304,7 @@ def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
             )
         fill = row_of(np.broadcast_to(moves.fill, images.shape[1]).tolist(), images)[None]
         some = images.index_select(0, moves.warped)
-        points = sources(moves.matrices, moves.size)
+        points = sources(moves.matrices, moves.size, moves.ripples)
         turned = warp(some, points, moves.resampling.warp, fill)
         moved.index_copy_(0, moves.warped, turned)
     return edit_images(moved, moves.edits)
@@ -340,12 +353,21 @@ def _filtered(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return positions and weights of one of Pillow's filters, at a box ``(N, 2)`` of an axis: start and extent."""
     start, extent = region[:, :1], region[:, 1:]
-    at, scale = _positions(flip, size), extent / size
-    centre, wide = start + (at + 0.5) * scale, scale.clamp(min=1)
-    first = (centre - SUPPORT[how.interpolation] * wide + 0.5).floor().long()
+    sizes = torch.full_like(extent, size)  # divided by a number, CUDA multiplies by its reciprocal
+    scale, at = extent / sizes, _positions(flip, size)
+    # Calculated as Pillow does, and from the same pixel on, as the host hands it the pixels below a box alone: whether
+    # a pixel lies on the edge of an area hangs on the last bit.
+    margin = (SUPPORT[how.interpolation] * scale.clamp(min=1)).ceil() + 1
+    begin = (start - margin).floor().clamp_(min=0)
+    low, high = ((edge - begin).float().to(region.dtype) for edge in (start, start + extent))
+    scale = (high - low) / sizes
+    centre, wide = low + (at + 0.5) * scale, scale.clamp(min=1)
+    reach = SUPPORT[how.interpolation] * wide
+    first, last = ((edge + 0.5).floor().long() for edge in (centre - reach, centre + reach))
     taps = first.unsqueeze(-1) + torch.arange(num, device=region.device)
-    x = (taps - centre.unsqueeze(-1) + 0.5) / wide.unsqueeze(-1)
-    weights = filter_weights(x, how.interpolation)
+    x = (taps - centre.unsqueeze(-1) + 0.5) * (1 / wide).unsqueeze(-1)
+    weights = filter_weights(x, how.interpolation) * (taps < last.unsqueeze(-1))
+    taps += begin.long().unsqueeze(-1)
     weights = weights / weights.sum(-1, keepdim=True)
     is_mixed = is_between_pixels(start, extent, size, length)
     # Where a box reaches outside; else the image ends where it does.
@@ -478,9 +500,7 @@ def _nearest_positions(moves: Moves, axis: int, length: int) -> tuple[torch.Tens
     if moves.regions is None:
         return _inside(corner + (2 * at + 1) * extent // (2 * size), length, mode)
     start, extent = moves.regions[:, :, axis].to(_real(moves.table)).unsqueeze(2).unbind(1)
-    scale = extent / torch.full_like(
-        extent, size
-    )  # by a number, CUDA multiplies by its reciprocal
+    scale = extent / torch.full_like(extent, size)  # as the host: see ``_filtered``
     found = (start + (at + 0.5) * scale).floor().long()
     positions, inside = _inside(found, length, mode)
     if mode == "constant":

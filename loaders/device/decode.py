@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from loaders.codecs.coefficients import INVERSE_UNITS, Component, Grid, inverse
+from loaders.codecs.coefficients import INVERSE_UNITS, SIDES, Component, Grid, inverse
 from loaders.codecs.yuv import half
 from loaders.device.planes import double, write_images
 from loaders.errors import BatchError
@@ -32,7 +32,7 @@ _DEVICE_VALUES = 1 << 26
 class Coefficients(NamedTuple):
     """A batch of ``dct`` images as the host hands it over."""
 
-    planes: torch.Tensor  # uint8 ``(N, 64 * blocks)``: int8 coefficients, coefficient-major
+    planes: torch.Tensor  # uint8 ``(N, n * n * blocks)``: int8 coefficients, coefficient-major
     positions: torch.Tensor  # int64 ``(M,)``: which of all of them are beyond int8
     adds: torch.Tensor  # float32 ``(M,)``: what these lack
 
@@ -89,6 +89,7 @@ class DctFinish(nn.Module):
     Args:
         grid: Where the blocks of the images lie.
         quality: Of their quantization.
+        scale: 1, 1/2, 1/4 or 1/8: sides are rounded up. The coefficients are those of this scale.
 
     Shape:
         ``Coefficients`` of N images in, uint8 ``(N, C, H, W)`` out.
@@ -105,29 +106,30 @@ class DctFinish(nn.Module):
         [148]
     """
 
-    def __init__(self, grid: Grid, quality: int) -> None:
+    def __init__(self, grid: Grid, quality: int, scale: float = 1) -> None:
         super().__init__()
-        self.grid, self.quality = grid, quality
+        self.grid, self.quality, self.scale = grid, quality, scale
+        self.side = side_of(scale)
         self._weights: dict[torch.device, list[Matrix]] = {}
 
     @classmethod
-    def of(cls, field: Image) -> DctFinish:
+    def of(cls, field: Image, scale: float = 1) -> DctFinish:
         """Return the module for the images of a field."""
         assert field.size is not None
         assert field.quality is not None
         grid = Grid(field.size, field.channels, field.subsampling or "420")
-        return cls(grid, field.quality)
+        return cls(grid, field.quality, scale)
 
     @property
     def size(self) -> Size:
         """Height and width of the images."""
-        return self.grid.size
+        return self.grid.components[0].at(self.side)
 
     @torch.no_grad()
     def forward(self, batch: Coefficients) -> torch.Tensor:
         """Return the images."""
         planes, positions, adds = batch
-        nbytes = 64 * self.grid.num_blocks
+        nbytes = self.side**2 * self.grid.num_blocks
         _check(planes, nbytes)
         weights = self._weights_on(planes.device)
         images = _empty(planes, self.grid.channels, self.size)
@@ -168,21 +170,23 @@ class DctFinish(nn.Module):
 
     def _pixels(self, values: torch.Tensor, component: Component, weights: Matrix) -> torch.Tensor:
         """Return the pixels of a plane, around 0."""
-        rows, columns = component.rows, component.columns
+        side, rows, columns = self.side, component.rows, component.columns
         products = weights[0] @ values
         for finer in weights[1:]:
             products += finer @ values
-        pixels = products.float().view(-1, 8, 8, rows, columns)
-        plane = pixels.permute(0, 3, 1, 4, 2).reshape(-1, rows * 8, columns * 8)
+        pixels = products.float().view(-1, side, side, rows, columns)
+        plane = pixels.permute(0, 3, 1, 4, 2).reshape(-1, rows * side, columns * side)
         if products.dtype == torch.float64:  # of whole numbers, so far
             plane *= 1 / INVERSE_UNITS
-        return plane.clamp_(-128, 127)[:, : component.height, : component.width]
+        height, width = component.at(side)
+        return plane.clamp_(-128, 127)[:, :height, :width]
 
     def _weights_on(self, device: torch.device) -> list[Matrix]:
         """Return the matrices of luma and chroma: exact on the CPU, float32 where that is fast."""
         if device not in self._weights:
             exact = [
-                torch.from_numpy(inverse(self.quality, chroma=chroma)) for chroma in (False, True)
+                torch.from_numpy(inverse(self.quality, self.side, chroma=chroma))
+                for chroma in (False, True)
             ]
             self._weights[device] = [
                 (matrix,) if device.type == "cpu" else _in_two(matrix / INVERSE_UNITS, device)
@@ -192,7 +196,15 @@ class DctFinish(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the settings."""
-        return f"size={self.size}, quality={self.quality}"
+        return f"size={self.size}, quality={self.quality}, scale={self.scale}"
+
+
+def side_of(scale: object) -> int:
+    """Return what a side of 8 pixels becomes; ValueError for a scale that there is not."""
+    sides = [side for side in SIDES if isinstance(scale, int | float) and side == 8 * scale]
+    if not sides:
+        raise ValueError(f"scale must be 1, 1/2, 1/4 or 1/8, got {scale!r}")
+    return sides[0]
 
 
 def _in_two(matrix: torch.Tensor, device: torch.device) -> Matrix:

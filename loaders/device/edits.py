@@ -30,7 +30,7 @@ class EditRound(NamedTuple):
     rows: torch.Tensor | None  # int64 ``(n,)``: which samples; None: all
     values: torch.Tensor  # float32 ``(n, NUM_VALUES)``: how, of each
     # Of a blur, width and height of the largest kernel; of a warp, whether any is by the nearest pixel, and any
-    # between pixels.
+    # between pixels; of a mix, whether it is the last.
     most: tuple[int, int] = (1, 1)
 
 
@@ -49,6 +49,8 @@ def group_edits(edits: Edits | None) -> tuple[EditRound, ...]:
                 most = int(how[:, 1].max()), int(how[:, 2].max())
             elif kind == Kind.WARP:
                 most = int(not how[:, 6].all()), int(how[:, 6].any())
+            elif kind == Kind.MIX:
+                most = int(how[0, 1]), 0
             which = None if is_all else torch.from_numpy(rows)
             groups.append(EditRound(kind, which, torch.from_numpy(how), most))
     return tuple(groups)
@@ -62,10 +64,18 @@ def edit_images(images: torch.Tensor, groups: Sequence[EditRound]) -> torch.Tens
         raise BatchError(
             f"pixel ops take uint8 images (N, 1 or 3, H, W), got {images.dtype} {tuple(images.shape)}"
         )
+    kept = total = images
     for group in groups:
         rows = group.rows
         some = images if rows is None else images.index_select(0, rows)
-        made = _edited(some, group)
+        if group.kind == Kind.KEEP:
+            kept, total = some.clone(), some * _column(group.values)
+            continue
+        if group.kind == Kind.MIX:
+            total += some * _column(group.values)
+            made = _bytes(total) if group.most[0] else kept.clone()
+        else:
+            made = _edited(some, group)
         images = made if rows is None else images.index_copy_(0, rows, made)
     return images
 

@@ -35,7 +35,7 @@ def dataset_key(dataset: Any) -> str | None:
         return None  # a function has no name that stays the same
     stored = getattr(dataset, "stored_fields", {})  # decoded ones are of another codec
     fields = [(name, repr(stored.get(name))) for name in getattr(dataset, "fields", ())]
-    settings = [getattr(dataset, name, None) for name in ("augment", "device")]
+    settings = [getattr(dataset, name, None) for name in ("augment", "scale", "device")]
     text = repr((fingerprint, type(dataset).__name__, fields, settings))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

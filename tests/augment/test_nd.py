@@ -172,6 +172,7 @@ def test_volumes_have_no_canvas() -> None:
         augment.RandomRotation(30),
         augment.RandomAffine(30),
         augment.RandomPerspective(),
+        augment.ElasticTransform(),
     ],
 )
 def test_what_would_leave_arrays_beside_pictures_where_they_are_is_refused(op: Any) -> None:

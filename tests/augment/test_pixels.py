@@ -184,7 +184,74 @@ def test_each_op_of_a_list_is_torchvisions(space: str) -> None:
     assert (hits.max(axis=0) >= 0.95).mean() > 0.9  # and nearly each of them came
 
 
+@pytest.mark.parametrize("all_ops", [True, False])
+@pytest.mark.parametrize("depth", [-1, 2])
+def test_augmix_is_torchvisions_at_the_same_draws(depth: int, all_ops: bool) -> None:
+    v2 = torchvision_v2()
+    op = augment.AugMix(5, 2, depth, all_ops=all_ops, fill=7)
+    theirs = v2.AugMix(5, 2, depth, all_ops=all_ops, fill=7)
+    space = theirs._AUGMENTATION_SPACE if all_ops else theirs._PARTIAL_AUGMENTATION_SPACE
+    order = ["ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"]
+    order += ["Brightness", "Color", "Contrast", "Sharpness"] if all_ops else []
+    order += ["Posterize", "Solarize", "AutoContrast", "Equalize"]
+    image, longest = pictures()[15], depth if depth > 0 else 3
+    draws = np.random.default_rng(3).random((30, op.num_draws))
+    edits = op.edit(draws, np.array([image.shape[:2]] * 30))
+    for row, kinds, values in zip(draws, edits.kinds, edits.values, strict=True):
+        weights = values[np.isin(kinds, (Kind.KEEP, Kind.MIX)), 0]
+        assert abs(weights.sum() - 1) < 1e-9
+        tensor = torch.from_numpy(image).permute(2, 0, 1)
+        mix = weights[0] * tensor.float()
+        for chain, weight in zip(
+            np.split(row[-2 * (1 + 3 * longest) :], 2), weights[1:], strict=True
+        ):
+            made, num = tensor, depth if depth > 0 else 1 + int(chain[0] * 3)
+            for pick, at, sign in chain[1:].reshape(-1, 3)[:num]:
+                name = order[int(pick * len(order))]
+                strengths, is_signed = space[name]
+                bins = strengths(10, *image.shape[:2])
+                strength = 0.0 if bins is None else float(bins[int(at * 5)])
+                strength *= -1 if is_signed and sign <= 0.5 else 1
+                how = {"interpolation": theirs.interpolation, "fill": theirs._fill}
+                made = theirs._apply_image_or_video_transform(made, name, strength, **how)
+            mix += weight * made
+        found = image.copy()
+        edit(found, kinds.tolist(), values.tolist())
+        want = mix.to(torch.uint8).permute(1, 2, 0).numpy()
+        assert (apart(found, want) <= 2).mean() > 0.9
+        assert apart(found, want).mean() < 1.5
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 4.0])
+def test_augmix_draws_its_weights_of_dirichlet(alpha: float) -> None:
+    edits = edits_of(augment.AugMix(alpha=alpha), 20_000)
+    is_weight = np.isin(edits.kinds[0], (Kind.KEEP, Kind.MIX))
+    weights = edits.values[:, is_weight, 0]
+    shares = np.concatenate(
+        [weights[:, :1], weights[:, 1:] / weights[:, 1:].sum(1, keepdims=True)], 1
+    )
+
+    rng = np.random.default_rng(0)
+    want = [rng.dirichlet([alpha] * 2, 20_000)[:, 0], *rng.dirichlet([alpha] * 3, 20_000).T]
+    for mine, other in zip(shares.T, want, strict=True):
+        both = np.sort(np.concatenate([mine, other]))
+        below = [np.searchsorted(np.sort(each), both, "right") for each in (mine, other)]
+        assert np.abs(below[0] - below[1]).max() / 20_000 < 0.02  # Kolmogorov and Smirnov
+    lengths = (edits.kinds[:, 1:4] != Kind.NONE).sum(axis=1)
+    assert np.abs(np.bincount(lengths)[1:] / 20_000 - 1 / 3).max() < 0.02
+
+
+def test_augmix_knows_its_weights_where_float64_does_not_know_their_sum() -> None:
+    edits = edits_of(augment.AugMix(alpha=1e-3), 2000)
+
+    weights = edits.values[:, np.isin(edits.kinds[0], (Kind.KEEP, Kind.MIX)), 0]
+    assert np.abs(weights.sum(axis=1) - 1).max() < 1e-9
+    assert weights.min() >= 0
+    assert abs((weights[:, 0] > 0.5).mean() - 0.5) < 0.05
+
+
 RECIPES: dict[str, list[Any]] = {
+    "mix": [augment.RandomApply([augment.AugMix()], 0.7), augment.RandomInvert()],
     "jitter": [augment.ColorJitter(0.4, 0.4, 0.4, 0.1)],
     "simclr": [
         augment.RandomApply([augment.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8),
@@ -443,6 +510,8 @@ def test_what_ops_of_pixels_cannot_do_is_refused() -> None:
         lambda: augment.GaussianBlur(4),
         lambda: augment.RandomErasing(value="noise"),
         lambda: augment.RandAugment(magnitude=31),
+        lambda: augment.AugMix(severity=11),
+        lambda: augment.AugMix(alpha=0),
     ):
         with pytest.raises(ValueError):
             make()

@@ -10,8 +10,9 @@ import torch
 
 import packdata
 from loaders import BatchAugment, RAMDataset, ShardDataset, augment
-from loaders.augment import RandomAffine, RandomPerspective, RandomRotation
+from loaders.augment import ElasticTransform, RandomAffine, RandomPerspective, RandomRotation
 from loaders.augment.geometry import moved_points
+from loaders.augment.pixels import move_boxes
 from loaders.augment.planning import fill_of, plan
 from loaders.augment.warps import warp
 from loaders.schema import Boxes, Image, Keypoints, Mask
@@ -41,7 +42,8 @@ def planned(ops: list[Any], size: tuple[int, int], num: int = 1) -> Any:
 def on_host(ops: list[Any], image: Array, *, fill: Any = 0) -> Array:
     geometry = planned(ops, image.shape[:2])
     size, how = geometry.sizes[0].tolist(), geometry.resampling.warp
-    return warp(image, geometry.matrices[0], size, fill, interpolation=how)
+    ripple = geometry.ripples[0] if geometry.ripples else None
+    return warp(image, geometry.matrices[0], size, fill, interpolation=how, ripple=ripple)
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
@@ -96,6 +98,58 @@ def test_perspective_is_torchvisions_at_the_same_corners() -> None:
         assert (np.abs(np.array(ends) - np.array(starts)) <= np.abs(limits - starts)).all()
 
 
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+@pytest.mark.parametrize("size", [*SIZES, (3, 90)], ids=str)
+def test_elastic_is_torchvisions_at_the_same_displacement(
+    size: tuple[int, int], interpolation: Any
+) -> None:
+    v2, tv = torchvision_v2(), torchvision_v2("torchvision.tv_tensors")
+    functional = torchvision_v2("torchvision.transforms.v2.functional")
+    image, op = smooth(*size), ElasticTransform((90, 40), (4, 6), interpolation, fill=7)
+    (ripple,) = planned([op], size).ripples
+    shares = torch.from_numpy(ripple.displacements() / np.array(size[::-1]) * 2)[None]
+    tensor, mode = torch.from_numpy(image).permute(2, 0, 1), functional.InterpolationMode
+    want = functional.elastic(tensor, shares, mode(interpolation), [7])
+
+    apart = np.abs(on_host([op], image, fill=7).astype(int) - want.permute(1, 2, 0).numpy())
+
+    edges = (
+        0.6 if min(size) == 3 else 0.9
+    )  # are in part of the fill, which torchvision counts twice
+    assert (apart <= 2).mean() >= (0.97 if interpolation == "nearest" else edges)
+    given = np.array([[4, 3, 15, 14]], np.float32)
+    theirs = tv.BoundingBoxes(torch.from_numpy(given), format="XYXY", canvas_size=size)
+    moved = functional.elastic(theirs, shares).numpy()
+    mine = move_boxes(given, (0, 0, *size), size, (False, False), np.eye(3), ripple)
+    assert np.abs(moved - mine).max() <= 1.5 or min(size) < 15
+    assert v2.ElasticTransform().alpha == list(ElasticTransform().alpha)  # type: ignore[arg-type]
+    assert v2.ElasticTransform().sigma == list(ElasticTransform().sigma)  # type: ignore[arg-type]
+
+
+def test_the_noise_of_elastic_is_torchvisions() -> None:
+    """Its spread, how far it hangs together, and that each sample has its own."""
+    v2 = torchvision_v2()
+    torch.manual_seed(0)
+    theirs = v2.ElasticTransform((90, 40), (4, 6))
+    size = (96, 120)
+    params = [theirs.make_params([torch.zeros(3, *size)])["displacement"][0] for _ in range(20)]
+    want = torch.stack(params).numpy() * np.array(size[::-1]) / 2
+
+    ripples = planned([ElasticTransform((90, 40), (4, 6))], size, 20).ripples
+    found = np.stack([each.displacements() for each in ripples])
+
+    for k in (0, 1):
+        mine, other = found[..., k], want[..., k]
+        assert abs(mine.std() / other.std() - 1) < 0.1
+        for axis, lag in ((1, 5), (2, 5)):
+            one, two = (np.diff(each, axis=axis)[:, ::lag].std() for each in (mine, other))
+            assert abs(one / two - 1) < 0.1
+    assert not np.allclose(found[0], found[1])
+    plain = planned([ElasticTransform(10, 0)], size).ripples[0].displacements()
+    assert np.abs(plain).max() <= 5
+    assert abs(plain.std() - 10 / 12**0.5) < 0.1
+
+
 RECIPES: dict[str, list[Any]] = {
     "rotation": [RandomRotation(40, interpolation="bilinear", fill=(9, 80, 200))],
     "nearest": [RandomAffine(20, (0.1, 0.2), (0.8, 1.2), 10)],
@@ -107,9 +161,11 @@ RECIPES: dict[str, list[Any]] = {
         augment.CenterCrop(24),
     ],
     "perspective": [augment.RandomCrop(36), RandomPerspective(0.4, 0.6), augment.Resize(30)],
+    "elastic": [ElasticTransform(120, 12, fill=(9, 80, 200))],
     "chain": [
         augment.RandomResizedCrop(36),
         RandomRotation(15, interpolation="bilinear"),
+        ElasticTransform((60, 30), (4, 6)),
         augment.RandomHorizontalFlip(),
         augment.CenterCrop(30),
     ],

@@ -30,39 +30,43 @@ def divisor(table: list[list[int]], u: int, v: int, quality: int) -> int:
     return min(max((table[u][v] * percent + 50) // 100, 1), 255)
 
 
-def idct(block: Floats) -> Floats:
-    """Return the pixels of an 8 x 8 block of dequantized coefficients: T.81, A.3.3."""
-    pixels = np.zeros((8, 8))
-    for y in range(8):
-        for x in range(8):
+def idct(block: Floats, side: int) -> Floats:
+    """Return ``side`` x ``side`` pixels of an 8 x 8 block of dequantized coefficients: T.81, A.3.3."""
+    pixels = np.zeros((side, side))
+    for y in range(side):
+        for x in range(side):
             total = 0.0
-            for u in range(8):
-                for v in range(8):
+            for u in range(side):
+                for v in range(side):
                     scale = (0.5**0.5 if u == 0 else 1) * (0.5**0.5 if v == 0 else 1)
-                    down = np.cos((2 * y + 1) * u * np.pi / 16)
-                    across = np.cos((2 * x + 1) * v * np.pi / 16)
+                    down = np.cos((2 * y + 1) * u * np.pi / (2 * side))
+                    across = np.cos((2 * x + 1) * v * np.pi / (2 * side))
                     total += scale * block[u, v] * down * across
-            pixels[y, x] = total / 4
+            pixels[y, x] = total / 4  # of 8 x 8: the mean of fewer pixels is the same
     return pixels
 
 
 @cache
-def basis() -> Floats:
+def basis_of(side: int) -> Floats:
     """Return the pixels of each of the 64 coefficients alone."""
-    return np.stack([idct(np.eye(64)[i].reshape(8, 8)) for i in range(64)])
+    return np.stack([idct(np.eye(64)[i].reshape(8, 8), side) for i in range(64)])
 
 
-def plane(blocks: Floats, table: list[list[int]], quality: int, size: tuple[int, int]) -> Floats:
+def plane(
+    blocks: Floats, table: list[list[int]], quality: int, size: tuple[int, int], side: int
+) -> Floats:
     """Return a plane of (rows, columns, 8, 8) quantized coefficients, cut to size."""
     rows, columns = blocks.shape[:2]
     table_now = np.array([[divisor(table, u, v, quality) for v in range(8)] for u in range(8)])
-    result = np.zeros((rows * 8, columns * 8))
+    basis = basis_of(side)
+    result = np.zeros((rows * side, columns * side))
     for row in range(rows):
         for column in range(columns):
             block = (blocks[row, column] * table_now).reshape(64)
-            at = slice(row * 8, row * 8 + 8), slice(column * 8, column * 8 + 8)
-            result[at] = np.tensordot(block, basis(), 1)
-    return result[: size[0], : size[1]]
+            at = slice(row * side, (row + 1) * side), slice(column * side, (column + 1) * side)
+            result[at] = np.tensordot(block, basis, 1)
+    height, width = (-(-n * side // 8) for n in size)
+    return result[:height, :width]
 
 
 def doubled(values: Floats, size: tuple[int, int]) -> Floats:
@@ -148,13 +152,15 @@ def _blocks(
     return components
 
 
-def decode(record: bytes, size: tuple[int, int], channels: int, *, halved: bool) -> Floats:
+def decode(
+    record: bytes, size: tuple[int, int], channels: int, *, halved: bool, side: int = 8
+) -> Floats:
     """Return the pixels of a record, neither rounded nor in whole numbers."""
     chroma = (-(-size[0] // 2), -(-size[1] // 2)) if halved else size
     sizes = [size] if channels == 1 else [size, chroma, chroma]
-    blocks, quality = read_record(record, sizes)
+    blocks, quality = read_record(record, sizes, {1: 1, 2: 2, 4: 3, 8: 4}[side])
     planes = [
-        plane(part, CHROMA if number else LUMA, quality, part_size)
+        plane(part, CHROMA if number else LUMA, quality, part_size, side)
         for number, (part, part_size) in enumerate(zip(blocks, sizes, strict=True))
     ]
     return images_of(planes, halved=halved)

@@ -123,16 +123,17 @@ SETTINGS = [
 def test_pixels_are_those_of_the_reference(
     size: tuple[int, int], channels: int, subsampling: str
 ) -> None:
-    """Rounded to the nearest, edges of any size; the reference reads the record itself."""
+    """Rounded to the nearest, at every scale, edges of any size; the reference reads the record itself."""
     codec = dct(size, channels=channels, subsampling=subsampling, quality=85)
     packed = codec.encode(picture(*size, channels))
     halved = subsampling == "420" and channels == 3
 
-    wanted = reference.decode(packed, size, channels, halved=halved)
-    served = codec.decode(record(packed))
+    for side in (8, 4, 2, 1):
+        wanted = reference.decode(packed, size, channels, halved=halved, side=side)
+        served = codec.decode(record(packed), side)
 
-    assert served.shape == wanted.shape == (*size, channels)
-    assert np.abs(served - wanted).max() <= 0.501
+        assert served.shape == wanted.shape == (*(-(-n * side // 8) for n in size), channels)
+        assert np.abs(served - wanted).max() <= 0.501
 
 
 @settings(max_examples=25)
@@ -278,7 +279,7 @@ def test_serving_damaged_records_raises_or_returns(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 8))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(damaged)))
-    out = np.zeros((1, codec.row_nbytes), np.uint8)
+    out = np.zeros((1, codec.row_nbytes()), np.uint8)
 
     try:
         escapes = codec.fill([record(bytes(damaged[:cut]))], out)
@@ -296,7 +297,10 @@ def check_anew(packed: bytearray) -> bytes:
 
 
 @pytest.mark.parametrize("behind", [[], [(0, 0)]], ids=["last", "last but one"])
-def test_a_record_that_reaches_into_the_next_is_refused(behind: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("side", [8, 1])
+def test_a_record_that_reaches_into_the_next_is_refused(
+    side: int, behind: list[tuple[int, int]]
+) -> None:
     """Its escapes end where they must, but the end itself is the next image's first coefficient."""
     codec = dct((16, 16), channels=1)
     good = codec.pack(np.zeros((64, 4), np.int64))
@@ -306,10 +310,10 @@ def test_a_record_that_reaches_into_the_next_is_refused(behind: list[tuple[int, 
     records = [record(check_anew(bad)), record(good)]
 
     with pytest.raises(CodecError):
-        codec.decode(records[0])
+        codec.decode(records[0], side)
     for some in (records, records[:1], records[::-1]):
         with pytest.raises(CodecError):
-            codec.fill(some, np.zeros((len(some), codec.row_nbytes), np.uint8))
+            codec.fill(some, np.zeros((len(some), codec.row_nbytes(side)), np.uint8))
 
 
 def test_a_record_of_a_later_layout_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Serving ``dct`` and ``yuv420``: whole or in halves, full or smaller, the same images every way."""
 
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def decoded(name: str, i: int) -> torch.Tensor:
+def decoded(name: str, i: int, side: int = 8) -> torch.Tensor:
     """Return what the codec itself makes of a record, channels first."""
     codec: Any = codec_for(IMAGES[name])
     record = np.frombuffer(codec.encode(picture(i, IMAGES[name].channels)), np.uint8)
-    return torch.from_numpy(codec.decode(record)).permute(2, 0, 1)
+    options = {"side": side} if isinstance(codec, DctCodec) else {}
+    return torch.from_numpy(codec.decode(record, **options)).permute(2, 0, 1)
 
 
 def whole(dataset: Any, indices: list[int]) -> Any:
@@ -210,19 +212,81 @@ def test_masks_and_boxes_follow_the_crop(tmp_path: Path) -> None:
 
 
 def test_datasets_pickle_and_join(folders: dict[str, Path]) -> None:
-    dataset = ShardDataset(folders["dct"])
+    dataset = ShardDataset(folders["dct"], scale=1 / 2)
     both = concat([dataset, dataset])
 
     for other in (pickle.loads(pickle.dumps(dataset)), both, dataset.select([4, 3])):
         i = 4 if len(other) > 2 else 0
-        assert torch.equal(other[i].image, decoded("dct", 4))
-        assert torch.equal(in_halves(other, [i]).image[0], decoded("dct", 4))
+        assert torch.equal(other[i].image, decoded("dct", 4, 4))
+        assert torch.equal(in_halves(other, [i]).image[0], decoded("dct", 4, 4))
 
 
 def test_encoded_images_are_no_column(folders: dict[str, Path]) -> None:
     for name in ("dct", "yuv420"):
         with pytest.raises(SchemaError):
             ShardDataset(folders[name]).column("image")
+
+
+# -- smaller ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dct", "zstd", "gray"])
+@pytest.mark.parametrize("side", [4, 2, 1])
+def test_a_scale_serves_smaller_images(folders: dict[str, Path], name: str, side: int) -> None:
+    """Every way: mapped, in memory, in halves, as a view, decoded once."""
+    scale, wanted = side / 8, decoded(name, 5, side)
+    dataset = ShardDataset(folders[name], scale=scale)
+
+    assert wanted.shape[1:] == (-(-40 * side // 8), -(-56 * side // 8))
+    assert torch.equal(dataset[5].image, wanted)
+    assert torch.equal(in_halves(dataset, [5, 1]).image[0], wanted)
+    assert torch.equal(ShardDataset(folders[name]).replace(scale=scale)[5].image, wanted)
+    assert torch.equal(dataset.replace(scale=1)[5].image, decoded(name, 5))
+    for decode in (False, True):
+        kept = RAMDataset(folders[name], scale=scale, decode=decode, progress=False)
+        assert torch.equal(kept[5].image, wanted)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd is of Linux")
+def test_each_scale_has_a_shared_copy_of_its_own(folders: dict[str, Path]) -> None:
+    both = [
+        RAMDataset(folders["dct"], scale=scale, decode=True, shared=True, progress=False)
+        for scale in (1, 1 / 2)
+    ]
+
+    wide, half = (dataset[5].image for dataset in both)
+    assert torch.equal(wide, decoded("dct", 5))
+    assert wide.shape != half.shape
+
+
+def test_crops_act_on_the_smaller_image(folders: dict[str, Path]) -> None:
+    dataset = ShardDataset(folders["dct"], scale=1 / 2, augment=[augment.CenterCrop(12)])
+
+    assert torch.equal(dataset[5].image, decoded("dct", 5, 4)[:, 4:16, 8:20])
+
+
+@pytest.mark.parametrize("scale", [0.3, 2, 0, -1])
+def test_other_scales_are_refused(folders: dict[str, Path], scale: float) -> None:
+    with pytest.raises(ValueError):
+        ShardDataset(folders["dct"], scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("image", Image()), ("mask", Mask()), ("boxes", Boxes())]
+)
+def test_a_scale_is_for_dct(tmp_path: Path, name: str, field: Field) -> None:
+    """What would no longer fit the smaller images is refused, unless it is left out."""
+    values = {"image": picture(0), "mask": picture(0)[:, :, 0], "boxes": np.zeros((0, 4))}
+    fields = {name: field, "other": IMAGES["dct"]}
+    pack(tmp_path / "a", fields, [{name: values[name], "other": picture(1)}])
+
+    with pytest.raises(SchemaError):
+        ShardDataset(tmp_path / "a", scale=1 / 2)
+    assert ShardDataset(tmp_path / "a", scale=1 / 2, fields=["other"])[0].other.shape == (
+        3,
+        20,
+        28,
+    )
 
 
 # -- damage ----------------------------------------------------------------------------------------
@@ -239,11 +303,12 @@ def damage(folder: Path, row: int) -> None:
     path.write_bytes(data)
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
-    """In the header; whole and in halves."""
+@pytest.mark.parametrize("scale", [1, 1 / 2, 1 / 8])
+def test_damage_is_named(tmp_path: Path, scale: float) -> None:
+    """In the header, whatever the scale; whole and in halves."""
     folder = pack_images(tmp_path / "a", "dct", "lmdb")
     damage(folder, 2)
-    dataset = ShardDataset(folder)
+    dataset = ShardDataset(folder, scale=scale)
 
     with pytest.raises(SampleError, check=At("a/shard-00000.lmdb", row=2, index=2, key="2")):
         dataset[2]
@@ -256,7 +321,7 @@ def test_bad_samples_are_replaced_in_either_half(tmp_path: Path) -> None:
     folder = pack_images(tmp_path / "a", "dct")
     damage(folder, 2)
     ops = [augment.RandomCrop(16)]
-    dataset = ShardDataset(folder, check="never", on_error="replace", augment=ops)
+    dataset = ShardDataset(folder, scale=1 / 2, check="never", on_error="replace", augment=ops)
     indices = [1, 2, 3, 0]
 
     served = whole(dataset, indices).image
@@ -272,10 +337,10 @@ def test_values_beyond_int8_are_added_once(tmp_path: Path) -> None:
     samples = [{"image": picture(9 + i), "other": picture(i)} for i in range(4)]
     folder = pack(tmp_path / "a", fields, samples, format="parquet")
     damage(folder, 2)
-    dataset = ShardDataset(folder, check="never", on_error="replace")
+    dataset = ShardDataset(folder, scale=1 / 2, check="never", on_error="replace")
 
     served, halves = whole(dataset, [1, 2, 3, 0]), in_halves(dataset, [1, 2, 3, 0])
 
     assert torch.equal(served.image, halves.image)
     assert torch.equal(served.other, halves.other)
-    assert torch.equal(halves.image[0], decoded("dct", 10))
+    assert torch.equal(halves.image[0], decoded("dct", 10, 4))

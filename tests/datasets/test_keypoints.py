@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import DataLoader, RAMDataset, ShardDataset, augment
+from loaders import DataLoader, Mosaic, RAMDataset, ShardDataset, augment
 from loaders.augment.pixels import move_keypoints
 from loaders.datasets import settings
 from loaders.datasets.reading import known
@@ -209,3 +209,5 @@ def test_pictures_without_things_are_joined_with_others(tmp_path: Path, last: in
     assert made["pad"].points.values.shape == (6, 2, 4, last)
     assert made["pad"].points.lengths.tolist() == [0, 1, 2] * 2
     assert made["offsets"].points.values.shape == (6, 4, last)
+    mosaics = Mosaic(stored.schema)(made["list"]).points
+    assert {tuple(each.shape[1:]) for each in mosaics} == {(4, last)}

@@ -105,7 +105,7 @@ def test_a_sum_with_what_cannot_be_read_together_is_torchs(folder: Path) -> None
         plain + 1
 
 
-@pytest.mark.parametrize("name", ["augment", "transform", "fields", "batching", "on_error"])
+@pytest.mark.parametrize("name", ["augment", "transform", "fields", "batching", "scale"])
 def test_settings_stay_as_a_dataset_was_made(folder: Path, name: str) -> None:
     dataset = ShardDataset(folder)
 

@@ -385,11 +385,12 @@ def test_parts_of_large_records_are_waited_for(
 
 
 @pytest.mark.parametrize("check", ["first", "never"])
-def test_coefficients_are_waited_for(tmp_path: Path, kind: str, check: Any) -> None:
+@pytest.mark.parametrize("scale", [1 / 2, 1])
+def test_coefficients_are_waited_for(tmp_path: Path, kind: str, check: Any, scale: float) -> None:
     fields: dict[str, Field] = {"data": Image(codec="dct", size=(256, 256))}
     samples = [{"data": noise(256 * 256 * 3, i).reshape(256, 256, 3)} for i in range(8)]
     folder = pack(tmp_path / "a", fields, samples, format=kind, per_shard=8)
-    dataset = ShardDataset(folder, check=check)
+    dataset = ShardDataset(folder, scale=scale, check=check)
     dataset[0]
 
     column: Any = dataset.store.shard(0).columns["data"]

@@ -28,8 +28,8 @@ def pictures(num: int, size: tuple[int, int], channels: int = 3) -> list[npt.NDA
     return [cv2.GaussianBlur(image, (0, 0), 1).reshape(image.shape) for image in noise]
 
 
-def host_half(codec: DctCodec, records: list[bytes]) -> Coefficients:
-    rows = np.empty((len(records), codec.row_nbytes), np.uint8)
+def host_half(codec: DctCodec, records: list[bytes], side: int) -> Coefficients:
+    rows = np.empty((len(records), codec.row_nbytes(side)), np.uint8)
     escapes = codec.fill([np.frombuffer(r, np.uint8) for r in records], rows)
     return Coefficients(*(torch.from_numpy(part) for part in (rows, *escapes)))
 
@@ -46,13 +46,14 @@ def test_dct_images_are_those_of_the_codec(
     images[3] = np.full((*size, channels), 120, np.uint8)
     records = [codec.encode(image) for image in images]
 
-    wanted = np.stack([codec.decode(np.frombuffer(r, np.uint8)) for r in records])
-    finish = DctFinish.of(field)
-    for num in (7, 1):
-        served = finish(host_half(codec, records[:num]))
-        assert served.shape == (num, channels, *finish.size)
-        assert np.array_equal(served.permute(0, 2, 3, 1), wanted[:num])
-    assert finish(host_half(codec, [])).shape == (0, channels, *finish.size)
+    for side in (8, 4, 2, 1):
+        wanted = np.stack([codec.decode(np.frombuffer(r, np.uint8), side) for r in records])
+        finish = DctFinish.of(field, side / 8)
+        for num in (7, 1):
+            served = finish(host_half(codec, records[:num], side))
+            assert served.shape == (num, channels, *finish.size)
+            assert np.array_equal(served.permute(0, 2, 3, 1), wanted[:num])
+        assert finish(host_half(codec, [], side)).shape == (0, channels, *finish.size)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -67,15 +68,18 @@ def test_yuv_images_are_those_of_the_codec(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(("channels", "subsampling"), [(3, "420"), (3, "444"), (1, "420")])
-def test_dct_images_are_those_of_the_reference(channels: int, subsampling: str) -> None:
+@pytest.mark.parametrize("scale", [1, 1 / 2, 1 / 8])
+def test_dct_images_are_those_of_the_reference(
+    channels: int, subsampling: str, scale: float
+) -> None:
     """Which is float64, reads the records itself and shares no code: rounded to the nearest."""
     size = (17, 30)
     field = Image(size=size, codec="dct", channels=channels, subsampling=subsampling, quality=97)
     records = [DctCodec(field).encode(image) for image in pictures(1, size, channels)]
-    halved = channels == 3 and subsampling == "420"
-    wanted = [reference.decode(r, size, channels, halved=halved) for r in records]
+    side, halved = round(8 * scale), channels == 3 and subsampling == "420"
+    wanted = [reference.decode(r, size, channels, halved=halved, side=side) for r in records]
 
-    served = DctFinish.of(field)(host_half(DctCodec(field), records))
+    served = DctFinish.of(field, scale)(host_half(DctCodec(field), records, side))
 
     assert np.abs(served.permute(0, 2, 3, 1).numpy() - np.stack(wanted)).max() <= 0.501
 
@@ -104,7 +108,7 @@ def test_images_do_not_depend_on_the_threads(num_threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
 
-    served = DctFinish.of(field)(host_half(codec, records))
+    served = DctFinish.of(field)(host_half(codec, records, 8))
 
     torch.set_num_threads(before)
     wanted = np.stack([codec.decode(np.frombuffer(r, np.uint8)) for r in records])
@@ -123,7 +127,7 @@ def test_float32_is_within_one_step_of_the_reference() -> None:
     parts = [_in_two(matrix / 2**24, CPU) for (matrix,) in exact]
 
     finish._weights[CPU] = parts
-    served = finish(host_half(codec, records)).permute(0, 2, 3, 1)
+    served = finish(host_half(codec, records, 8)).permute(0, 2, 3, 1)
 
     wanted = [reference.decode(record, size, 3, halved=True) for record in records]
     assert np.abs(served.numpy() - np.stack(wanted)).max() <= 1
@@ -138,7 +142,7 @@ def with_escapes(field: Image, num: int) -> Coefficients:
     codec, size = DctCodec(field), field.size
     assert size is not None
     black_and_white = [np.where(image < 128, 0, 255) for image in pictures(num, size)]
-    half = host_half(codec, [codec.encode(i.astype(np.uint8)) for i in black_and_white])
+    half = host_half(codec, [codec.encode(i.astype(np.uint8)) for i in black_and_white], 8)
     rows = half.positions // half.planes.shape[1]
     assert rows.unique().tolist() == list(range(num))
     return half
@@ -190,13 +194,14 @@ def test_cuda_takes_large_batches_in_parts(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_is_within_one_step_of_the_cpu() -> None:
+@pytest.mark.parametrize("scale", [1, 1 / 2, 1 / 8])
+def test_cuda_is_within_one_step_of_the_cpu(scale: float) -> None:
     size = (224, 224)
     field = Image(size=size, codec="dct", quality=95)
     codec = DctCodec(field)
     records = [codec.encode(image) for image in pictures(8, size)]
-    half = host_half(codec, records)
-    finish = DctFinish.of(field)
+    half = host_half(codec, records, round(8 * scale))
+    finish = DctFinish.of(field, scale)
 
     there = finish.to("cuda")(Coefficients(*(part.cuda() for part in half))).cpu()
 
@@ -206,7 +211,7 @@ def test_cuda_is_within_one_step_of_the_cpu() -> None:
 def test_autocast_does_not_reach_the_transform() -> None:
     field = Image(size=(16, 16), codec="dct")
     codec = DctCodec(field)
-    half = host_half(codec, [codec.encode(image) for image in pictures(2, (16, 16))])
+    half = host_half(codec, [codec.encode(image) for image in pictures(2, (16, 16))], 8)
     finish = DctFinish.of(field)
     cpu = finish._weights_on(CPU)
     finish._weights[CPU] = [_in_two(matrix / 2**24, CPU) for (matrix,) in cpu]
@@ -235,7 +240,7 @@ def test_no_operation_is_one_that_deterministic_algorithms_refuse_on_cuda() -> N
     """Cumulative sums of floats are."""
     field = Image(size=(64, 64), codec="dct", quality=90)
     codec, finish = DctCodec(field), DctFinish.of(field)
-    half = host_half(codec, [codec.encode(image) for image in pictures(2, (64, 64))])
+    half = host_half(codec, [codec.encode(image) for image in pictures(2, (64, 64))], 8)
 
     with Cumsums() as sums:
         finish(half)
@@ -251,9 +256,15 @@ def test_other_batches_are_refused() -> None:
             finish(planes)
 
 
-def test_modules_say_what_they_are_and_can_be_copied() -> None:
-    finish = DctFinish.of(Image(size=(20, 30), codec="dct"))
+def test_other_scales_are_refused() -> None:
+    DctFinish.of(Image(size=(8, 8), codec="dct"), 0.5)
+    with pytest.raises(ValueError):
+        DctFinish.of(Image(size=(8, 8), codec="dct"), 0.3)
 
-    assert repr(finish) == "DctFinish(size=(20, 30), quality=90)"
+
+def test_modules_say_what_they_are_and_can_be_copied() -> None:
+    finish = DctFinish.of(Image(size=(20, 30), codec="dct"), 1 / 2)
+
+    assert repr(finish) == "DctFinish(size=(10, 15), quality=90, scale=0.5)"
     assert repr(copy.deepcopy(finish)) == repr(finish)
     assert repr(Yuv420Finish((2, 4))) == "Yuv420Finish(size=(2, 4))"

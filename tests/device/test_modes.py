@@ -115,6 +115,7 @@ def test_the_mode_of_who_asks_is_not_that_of_pictures(
     "op",
     [
         augment.RandomAdjustSharpness(2, p=1.0),
+        augment.ElasticTransform(),
         augment.RandomRotation(30, fill=7),
         augment.ColorJitter(hue=0.2),
     ],

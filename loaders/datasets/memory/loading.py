@@ -102,13 +102,14 @@ def plan_columns(
         field = dataset.schema.fields[name]
         if decode and isinstance(field, Image | Mask) and field.codec != "raw":
             records = _records_of(dataset.store, name, rows)
-            blame = dataset.sample_error
+            blame, scale = dataset.sample_error, dataset.scale
             plans[name] = plan_pixels(
                 field,
                 [*rows.parts(_PICTURES)],
                 records,
                 blame,
                 progress,
+                scale,
                 num_threads,
                 dataset.max_picture_mb,
             )
@@ -205,6 +206,7 @@ def plan_pixels(
     records: Records,  # returns some of them, encoded; called on several threads
     blame: Blame,  # makes an error of a picture that cannot be decoded
     progress: bool,  # show a bar where reading their sizes takes long
+    scale: float = 1,  # of the pixels, where the codec is ``dct``
     num_threads: int | None = None,  # that decode; default: as many as this rank has cores
     max_picture_mb: int = MAX_PICTURE_MB,  # memory of the largest, decoded
 ) -> ColumnToLoad:
@@ -213,7 +215,7 @@ def plan_pixels(
     if isinstance(codec, PictureCodec):
         codec = codec.limited(max_picture_mb)
     if isinstance(field, Image) and has_halves(field):
-        codec = WholeImages(field)
+        codec = WholeImages(field, scale)
         field = codec.served
     sizes = _picture_sizes(field, codec, pieces, records, blame, progress)
     shared = tuple(sizes[0].tolist()) if len(sizes) and (sizes == sizes[0]).all() else None

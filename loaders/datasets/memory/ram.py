@@ -35,6 +35,7 @@ from loaders.datasets.memory.loading import (
 from loaders.datasets.memory.resident import ResidentDataset
 from loaders.datasets.memory.shared import share_columns
 from loaders.datasets.packed import PackedDataset
+from loaders.datasets.reading.coefficients import has_halves
 from loaders.datasets.reading.fixed import take_rows
 from loaders.datasets.settings import SETTINGS, check_augment
 from loaders.datasets.shard import ShardDataset
@@ -54,7 +55,7 @@ _SOURCE = (
     "RAMDataset.from_files loose files)"
 )
 _CHANNELS = (1, 3, 4)  # of what is guessed to be pictures
-_OPTIONS = ("batching", "decode", "device", "on_error", "pin", "progress", "shared")
+_OPTIONS = ("batching", "decode", "device", "on_error", "pin", "progress", "scale", "shared")
 Targets = Sequence[int] | Sequence[str] | npt.NDArray[Any] | torch.Tensor
 
 
@@ -74,7 +75,7 @@ class RAMDataset(ResidentDataset[SampleT]):
         pin: True: the columns stay in host memory, page-locked, and the GPU gathers batches from it
             over the bus; needs Triton.
         progress: Show a bar while loading, on stderr.
-        **settings: fields, augment, transform, batching, check, on_error, max_picture_mb: as
+        **settings: fields, augment, transform, batching, check, on_error, scale, max_picture_mb: as
             ``ShardDataset`` takes them. Only the fields that samples have, and the key, are loaded; what cannot
             be loaded is an error, also with ``on_error="replace"``, which is for what does not decode later.
 
@@ -143,6 +144,8 @@ class RAMDataset(ResidentDataset[SampleT]):
             shown = like.fields
             names = ("augment", "transform", "batching", "on_error", "leader", "max_picture_mb")
             settings = {name: getattr(like, name) for name in names}
+            if any(has_halves(field) for field in fields.values()):  # else they are pixels by now
+                settings["scale"] = like.scale
         stored = tuple(name for name in shown if name in fields)
         runs = None if like is None else ShardRuns.of_samples(like.view.packed_shards())
         PackedDataset.__init__(

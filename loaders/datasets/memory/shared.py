@@ -100,7 +100,9 @@ def _identity(dataset: PackedDataset[Any], decode: bool) -> str:
     """Hash what decides the bytes."""
     fields = {name: dataset.schema.fields[name].to_json() for name in names_to_load(dataset)}
     parts = {"release": __version__, "dataset": dataset.fingerprint, "fields": fields}
-    return xxhash.xxh3_128_hexdigest(json.dumps(parts | {"decode": decode}).encode())
+    return xxhash.xxh3_128_hexdigest(
+        json.dumps(parts | {"decode": decode, "scale": dataset.scale}).encode()
+    )
 
 
 _held: weakref.WeakValueDictionary[str, MemoryFile] = weakref.WeakValueDictionary()

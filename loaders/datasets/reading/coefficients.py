@@ -4,7 +4,8 @@
 - *Host half*: a batch holds coefficients or planes, decompressed straight into its slot; the device makes images of
   them (``loaders.datasets.reading.halves``).
 
-Both give the same images (where a device resamples, within one step of uint8).
+Both give the same images (where a device resamples, within one step of uint8). At a scale below 1,
+no more of a record is decompressed than it needs.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch
 
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
-from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish
-from loaders.schema import Field, Image
+from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of
+from loaders.errors import SchemaError
+from loaders.schema import Boxes, Field, Image, Keypoints, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,15 +42,35 @@ def has_halves(field: Field | None) -> bool:
     return isinstance(field, Image) and field.codec in ("dct", "yuv420")
 
 
+def check_scale(fields: Mapping[str, Field | None], scale: float) -> None:
+    """Raise unless the fields can be served at a scale.
+
+    Raises:
+        ValueError: There is no such scale.
+        SchemaError: A field is no ``dct`` image, and would no longer fit them.
+    """
+    if side_of(scale) == 8:
+        return
+    for name, field in fields.items():
+        if isinstance(field, Boxes | Keypoints | Mask) or (
+            isinstance(field, Image) and field.codec != "dct"
+        ):
+            what = f"scale={scale:g} is for images of codec 'dct'; field {name!r} is {field.kind}"
+            raise SchemaError(f"{what} of codec {field.codec!r}: leave it out with fields=[...]")
+
+
 class WholeImages:
     """Both halves on the host: what a ``PictureReader`` takes for the codec of raw pixels, which are ``served``."""
 
-    def __init__(self, field: Image) -> None:
+    def __init__(self, field: Image, scale: float) -> None:
         self._codec: Any = codec_for(field)
-        is_dct = isinstance(self._codec, DctCodec)
-        self._options: dict[str, Any] = {"multiply": _multiply} if is_dct else {}
+        self._options: dict[str, Any] = {}
+        size = field.size
+        if isinstance(self._codec, DctCodec):
+            self._options = {"side": side_of(scale), "multiply": _multiply}
+            size = self._codec.grid.components[0].at(side_of(scale))
         options: dict[str, Any] = dict.fromkeys(("quality", "subsampling", "compression"))
-        self.served = replace(field, codec="raw", **options)
+        self.served = replace(field, codec="raw", size=size, **options)
 
     def decode(self, record: UInt8Array) -> UInt8Array:
         """Return H x W x C pixels."""
@@ -70,6 +92,7 @@ class CoefficientReader:
     store: Store
     name: str
     codec: DctCodec
+    side: int
     min_rows: int = _MIN_ROWS
 
     @property
@@ -84,7 +107,7 @@ class CoefficientReader:
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Take the slot; escapes are kept by the first of the rows that they were read with."""
-        nbytes = self.codec.row_nbytes
+        nbytes = self.codec.row_nbytes(self.side)
         flat = memory.take(self.name, num_samples * nbytes)
         parts: dict[int, Escapes] = {}
         return [torch.from_numpy(flat).view(num_samples, nbytes), flat.reshape(-1, nbytes), parts]
@@ -105,13 +128,13 @@ class CoefficientReader:
 
 
 def makers_of(
-    fields: Mapping[str, Field | None], device: torch.device
+    fields: Mapping[str, Field | None], scale: float, device: torch.device
 ) -> dict[str, DctFinish | Yuv420Finish]:
     """Return what makes images of the host half of each field that has one."""
     makers: dict[str, DctFinish | Yuv420Finish] = {}
     for name, field in fields.items():
         if isinstance(field, Image) and field.size is not None and has_halves(field):
             is_dct = field.codec == "dct"
-            module = DctFinish.of(field) if is_dct else Yuv420Finish(field.size)
+            module = DctFinish.of(field, scale) if is_dct else Yuv420Finish(field.size)
             makers[name] = module.to(device)
     return makers

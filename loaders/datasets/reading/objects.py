@@ -138,8 +138,9 @@ class ShapeReader:
         if isinstance(self.field, Boxes):
             return move_boxes(value, *move)
         if isinstance(self.field, Keypoints):
-            box, size, flip, matrix = move
-            return move_keypoints(value, box, size, flip, self.field.flip_pairs, matrix)
+            box, size, flip, matrix, ripple = move
+            pairs = self.field.flip_pairs
+            return move_keypoints(value, box, size, flip, pairs, matrix, ripple)
         return np.array(value)
 
     def _kept(self, view: int, request: Request, first: int, last: int) -> list[Bools] | None:

@@ -22,6 +22,7 @@ from loaders.datasets.reading.objects import ObjectReader, ShapeReader, sanitize
 from loaders.datasets.reading.pictures import KnownHeads, PictureReader
 from loaders.datasets.reading.samples import LIST, Form
 from loaders.datasets.reading.several import ImagesReader
+from loaders.device.decode import side_of
 from loaders.errors import SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Mask
 
@@ -61,6 +62,7 @@ def make_readers(
     fields: dict[str, Field | None],
     ops: tuple[Any, ...],
     batching: Mapping[str, Form],
+    scale: float = 1,
     *,
     stored: Mapping[str, Field],
     leader: str | None,
@@ -70,14 +72,15 @@ def make_readers(
 ) -> tuple[Reader, ...]:
     """Return the reader of each field (None: the sample's position) under a list of augmentations.
 
-    With ``half``, fields that a device can finish are read as their host half, and ``ops`` are not
-    done. Boxes follow the picture ``leader``, which is one of the ``stored`` fields, served or not, under
-    ``shape_ops`` where a device carries out the ops of pictures.
+    At a ``scale`` other than 1, ``dct`` images are smaller. With ``half``, fields that a device can
+    finish are read as their host half, and ``ops`` are not done. Boxes follow the
+    picture ``leader``, which is one of the ``stored`` fields, served or not, under ``shape_ops`` where a
+    device carries out the ops of pictures.
     """
     shape_ops = ops if shape_ops is None else shape_ops
     views = _views(ops)
     by_name = {
-        name: _picture_reader(store, name, field, views, max_picture_mb)
+        name: _picture_reader(store, name, field, views, scale, max_picture_mb)
         for name, field in fields.items()
         if isinstance(field, Image | Mask)
     }
@@ -89,11 +92,11 @@ def make_readers(
             readers.append(SampleIdReader())
         elif isinstance(field, Image) and has_halves(field):
             whole = by_name[name]
-            readers.append(_half_reader(store, name, field) if half else whole)
+            readers.append(_half_reader(store, name, field, scale) if half else whole)
         elif isinstance(field, Image | Mask) and (ops or field.record_nbytes is None):
             readers.append(by_name[name])
         elif isinstance(field, Images):
-            one = _picture_reader(store, name, field.one, views, max_picture_mb)
+            one = _picture_reader(store, name, field.one, views, scale, max_picture_mb)
             readers.append(_images_reader(store, name, one, batching.get(name, LIST)))
         elif name in crops:
             readers.append(crops[name])
@@ -109,7 +112,7 @@ def make_readers(
                 readers.append(stored_one)
                 continue
             followed = _followed(name, fields, stored, leader)
-            picture = _picture_reader(store, *followed, lists, max_picture_mb)
+            picture = _picture_reader(store, *followed, lists, scale, max_picture_mb)
             is_leader = name == first_boxes(stored)
             readers.append(ShapeReader(stored_one, picture, drops, is_guess, is_leader))
     return tuple(readers)
@@ -258,12 +261,13 @@ def _picture_reader(
     name: str,
     field: Image | Mask,
     views: dict[str, tuple[Any, ...]],
+    scale: float,
     max_picture_mb: int,
 ) -> PictureReader:
     named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
     codec: Any
     if isinstance(field, Image) and has_halves(field):
-        codec = WholeImages(field)
+        codec = WholeImages(field, scale)
         field = codec.served
     else:
         codec = codec_for(field)
@@ -288,9 +292,9 @@ def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:
     return fill
 
 
-def _half_reader(store: Store, name: str, field: Image) -> Reader:
+def _half_reader(store: Store, name: str, field: Image, scale: float) -> Reader:
     """Return the reader of what a device makes images of."""
     nbytes = field.record_nbytes
     if nbytes is None:
-        return CoefficientReader(store, name, DctCodec(field))
+        return CoefficientReader(store, name, DctCodec(field), side_of(scale))
     return FixedReader(store, name, nbytes, Layout(torch.uint8, (nbytes,), is_image=False))

@@ -11,7 +11,7 @@ import torch
 
 from loaders.datasets.reading.request import SamplesReader
 from loaders.datasets.reading.samples import SampleBatch, batch_type, sample_type
-from loaders.datasets.tokens.binpack import best_fit_decreasing
+from loaders.datasets.tokens.binpack import Fit, fit_decreasing
 
 if TYPE_CHECKING:
     from loaders.buffers import Memory
@@ -32,13 +32,13 @@ class DocumentPlan:
     ``bounds[i + 1]``: of each its position, its tokens, and whether its document goes on behind it.
     """
 
-    def __init__(self, ends: Indices, start: int, length: int) -> None:
+    def __init__(self, ends: Indices, start: int, length: int, fit: Fit) -> None:
         begins = np.concatenate([np.array([start], np.int64), ends])[: len(ends)]
         counts = -(-(ends - begins) // length)
         first = np.repeat(np.cumsum(counts) - counts, counts)
         starts = np.repeat(begins, counts) + (np.arange(len(first)) - first) * length
         stops = np.minimum(starts + length, np.repeat(ends, counts))
-        windows = best_fit_decreasing(stops - starts, length)
+        windows = fit_decreasing(stops - starts, length, fit)
         order = np.argsort(windows, kind="stable")
         self.starts, self.lengths = starts[order], (stops - starts)[order]
         self.goes_on = (stops < np.repeat(ends, counts))[order]

@@ -17,6 +17,7 @@ from loaders.datasets.base import BatchDataset, SamplesOf, from_start, index_arr
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.datasets.shard import ShardDataset
+from loaders.datasets.tokens.binpack import Fit
 from loaders.datasets.tokens.documents import DocumentPlan, DocumentReader
 from loaders.datasets.tokens.reader import Widen, WindowReader
 from loaders.datasets.tokens.stream import LABELS, TOKENS, TokenStream
@@ -64,6 +65,8 @@ class TokenWindows(Settled, BatchDataset):
             there is none), its targets with -100, which ``cross_entropy`` ignores. For
             ``by="stream"``: windows of documents are always filled, with zeros.
         by: ``"stream"``, the default, or ``"document"``.
+        fit: How documents are put together, the longest first: ``"best"``, the default, leaves
+            least empty, ``"first"`` takes the first window that has room. For ``by="document"``.
         dtype: Of tokens and targets: ``"int64"``, the default, ``"int32"``, or ``"stored"``: as
             they are stored, uint8 to uint32, to be widened on the device (``.long()``); targets
             then are a view of the same memory.
@@ -94,7 +97,7 @@ class TokenWindows(Settled, BatchDataset):
         print(windows.decode(tokens[0]))
     """
 
-    _settled = frozenset({"dataset", "length", "stride", "tail", "by", "dtype", "span"})
+    _settled = frozenset({"dataset", "length", "stride", "tail", "by", "fit", "dtype", "span"})
     finishes_late = True
     _documents: DocumentPlan | None
 
@@ -106,12 +109,13 @@ class TokenWindows(Settled, BatchDataset):
         *,
         tail: Tail = "drop",
         by: By = "stream",
+        fit: Fit = "best",
         dtype: Dtype = "int64",
         span: tuple[int, int] | None = None,
     ) -> None:
         self.dataset = dataset if isinstance(dataset, PackedDataset) else ShardDataset(dataset)
         self.length, self.stride = length, length if stride is None else stride
-        self.tail, self.by, self.dtype = tail, by, dtype
+        self.tail, self.by, self.fit, self.dtype = tail, by, fit, dtype
         self._check_options(stride)
         if dtype != "stored":
             # Making them wide takes the trainer longer than reading; laying documents out is Python.
@@ -143,7 +147,7 @@ class TokenWindows(Settled, BatchDataset):
     def _check_options(self, stride: int | None) -> None:
         for name, value in (("length", self.length), ("stride", self.stride)):
             whole_number(name, value, at_least=1)
-        choices = {"tail": Tail, "by": By, "dtype": Dtype}
+        choices = {"tail": Tail, "by": By, "fit": Fit, "dtype": Dtype}
         for name, choice in choices.items():
             if getattr(self, name) not in get_args(choice):
                 raise ValueError(
@@ -185,7 +189,7 @@ class TokenWindows(Settled, BatchDataset):
         begins = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
         first, last = np.searchsorted(begins, self.span).tolist()
         start = int(begins[first]) if first < last else 0
-        documents = DocumentPlan(ends[first:last], start, self.length)
+        documents = DocumentPlan(ends[first:last], start, self.length, self.fit)
         self._num_windows, self.num_left_out = documents.num_windows, 0
         self._num_padded = self._num_windows * self.length - documents.num_tokens
         self._documents = documents
@@ -281,7 +285,7 @@ class TokenWindows(Settled, BatchDataset):
     @property
     def fingerprint(self) -> str:
         """Identifies the windows and their order; a resumed run must have the same."""
-        options = [self.length, self.stride, self.tail, self.by, "best", *self.span]
+        options = [self.length, self.stride, self.tail, self.by, self.fit, *self.span]
         text = " ".join(map(str, [self.dataset.fingerprint, *options]))
         return xxhash.xxh3_128_hexdigest(text.encode())
 
