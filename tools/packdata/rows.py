@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -221,6 +221,10 @@ class TextRows(RowFile):
             raise SourceError("the file is empty", path, "Leave the file out")
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head[:200]:
             raise SourceError("the file is not UTF-8 text", path, encoding_hint(head))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave what was unpacked where it is: another process unpacks the file itself."""
+        return {name: value for name, value in vars(self).items() if name != "_plain"}
 
     @cached_property
     def _plain(self) -> str | Path:

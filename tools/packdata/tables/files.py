@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from glob import has_magic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -120,6 +120,11 @@ class TableFiles:
         self._room, self._lock = min(MOST_BYTES, available_memory() // 4), threading.Lock()
         if (given := changed(self._options)) and not any(map(is_csv, paths)):
             raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
+
+    def __reduce__(self) -> tuple[type[TableFiles], tuple[Any, ...]]:
+        """Leave what was opened and kept where it is: another machine reads the files itself."""
+        frame = self[0] if self.digest else None
+        return TableFiles, (self.paths, self._options, self._missing, frame, self.digest)
 
     def __len__(self) -> int:
         return len(self.paths)
