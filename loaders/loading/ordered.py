@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +21,7 @@ from loaders.sampling.batch import IndexList, evaluate, index_batches, single
 from loaders.sampling.context import entered
 from loaders.sampling.foreign import numbered
 from loaders.sampling.order import batch_starts
-from loaders.sampling.sampler import EpochBatches, EpochSampler, IndexSource, continued, is_ours
+from loaders.sampling.sampler import EpochBatches, EpochSampler, IndexSource, check_state, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -231,15 +231,11 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             )
         return {**state, "seed": steps.seed, "sampler": steps.sampler.state_dict(pending)}
 
-    def load_state_dict(
-        self, state: dict[str, Any], *, weights: Literal["new"] | None = None
-    ) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state at the next ``iter``; any world size, batch size and number of workers may do so.
 
         Args:
             state: What ``state_dict`` returned.
-            weights: ``"new"``: a ``Mixture`` goes on by its own weights, which may differ from those of the state; each
-                source goes on where it was, and no sample of it is lost or comes twice in a pass.
 
         Raises:
             StateError: It is of another dataset, or another order of it, or no state.
@@ -260,7 +256,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         seed, here = state.get("seed"), self.seed
         if steps is not None:
             order = self._options.order() if self._options.may_grow else steps.sampler.order
-            continued(order, place, weights)
+            check_state(place, order)
         if seed not in (None, here) and any(part.is_random for part in ours_in(self.dataset)):
             raise StateError(
                 f"the state was taken with seed={seed!r}, this loader has seed={here}: its crops would differ"
@@ -271,4 +267,4 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             return
         steps.sampler.cursor.start = 0  # of before: the state says another
         self._follow_length(steps.sampler)
-        steps.sampler.load_state_dict(place, weights=weights, skips=False)
+        steps.sampler.load_state_dict(place, skips=False)

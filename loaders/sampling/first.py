@@ -46,8 +46,7 @@ class FirstSamples:
         return None if starts is None else np.append(starts[starts < self.length], self.length)
 
     def __getattr__(self, name: str) -> Any:
-        # "continued" would go on without this, and copies are made before there is an order.
-        if name == "continued" or name.startswith("__") or "order" not in self.__dict__:
+        if name.startswith("__") or "order" not in self.__dict__:  # of a copy that is being made
             raise AttributeError(name)
         return getattr(self.order, name)
 
