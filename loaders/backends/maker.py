@@ -16,7 +16,7 @@ from loaders.datasets.reading.samples import SplitBatches, collate
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import pinned
 from loaders.errors import LoadersError
-from loaders.sampling.batch import IndexBatch, is_several, listed
+from loaders.sampling.batch import IndexBatch, is_several
 from loaders.sampling.context import reading
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class CallReader(SamplesReader):
         with reading(indices):
             if self.is_single:
                 return self.dataset[indices]
-            numbers, fetch = listed(indices), getattr(self.dataset, "__getitems__", None)
+            numbers, fetch = list(indices), getattr(self.dataset, "__getitems__", None)
             return fetch(numbers) if fetch else [self.dataset[i] for i in numbers]
 
     def describe(self, values: Any, request: Request, first: int, last: int) -> str:

@@ -19,7 +19,7 @@ from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.samples import Fields
 from loaders.device.modes import without_autocast
 from loaders.sampling.batch import IndexBatch
-from loaders.sampling.context import drawing, is_reading, with_draws
+from loaders.sampling.context import current_batch
 from loaders.sampling.ranks import is_distributed
 
 if TYPE_CHECKING:
@@ -163,11 +163,10 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
             first = indices[0]
             seed = seed if getattr(first, "seed", None) is None else first.seed
             return seed, first.epoch, np.array([i.draw for i in indices], np.int64)
-        known = drawing(len(indices))
-        if known is None:
+        batch = current_batch()
+        if batch is None:
             return seed, self.epoch, None
-        own_seed, epoch, draws = known
-        return seed if own_seed is None else own_seed, epoch, draws
+        return seed if batch.seed is None else batch.seed, batch.epoch, None
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch ``dataset[i]`` augments for, under a sampler that does not say it itself."""
@@ -190,7 +189,12 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         Here that shows when a second epoch begins; of torch's worker processes, the first one warns at once. Who takes
         samples one by one here may want them to be the same.
         """
-        if self._has_warned or self.num_epochs_told or is_reading() or not len(indices):
+        if (
+            self._has_warned
+            or self.num_epochs_told
+            or current_batch() is not None
+            or not len(indices)
+        ):
             return
         # Batches and indices of our samplers have an epoch.
         if hasattr(indices, "epoch") or hasattr(indices[0], "epoch"):
@@ -261,7 +265,7 @@ def reads_batches(dataset: Any) -> TypeGuard[BatchDataset]:
 
 
 def _one_by_one(dataset: BatchDataset, indices: Sequence[int]) -> list[Any]:
-    return [dataset[i] for i in with_draws(indices)]
+    return [dataset[i] for i in indices]
 
 
 def check_stored(

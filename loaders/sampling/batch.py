@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from loaders.sampling.context import begin_in_worker, one_by_one
+from loaders.sampling.context import begin_in_worker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,8 +81,15 @@ class IndexBatch(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self.indices.ndim > 1:
             return (self[i] for i in range(len(self)))
-        numbers = self.indices.tolist()
-        return iter(numbers) if self.draws is None else one_by_one(numbers, self.draws)
+        return iter(self.numbers())
+
+    def numbers(self) -> list[int]:
+        """Return the indices of one batch as a list: of repeats each with its draw."""
+        numbers: list[int] = self.indices.tolist()
+        if self.draws is None:
+            return numbers
+        pairs = zip(numbers, self.draws.tolist(), strict=True)
+        return [SampleIndex(number, self.epoch, draw, self.seed) for number, draw in pairs]
 
     def __getitem__(self, item: int | slice) -> Any:
         """Return one index, or one of several batches; or the batches, or the batch, of a slice."""
@@ -105,30 +112,19 @@ def is_several(batches: Any) -> TypeGuard[IndexBatch]:
 
 
 class IndexList(list[Any]):
-    """The indices of one batch as a list, for third-party datasets; ours inside them find epoch and draws here."""
+    """The indices of one batch as a list, for third-party datasets; ours inside them find the epoch here."""
 
-    def __init__(self, items: list[Any], epoch: int, draws: Int64s | None, seed: int) -> None:
+    def __init__(self, items: list[Any], epoch: int, seed: int) -> None:
         super().__init__(items)
-        self.epoch, self.draws, self.seed = epoch, draws, seed
+        self.epoch, self.seed = epoch, seed
 
     @classmethod
     def of(cls, indices: IndexBatch) -> IndexList:
         """Return a batch as a list."""
-        return cls(indices.indices.tolist(), indices.epoch, indices.draws, indices.seed)
-
-    def __iter__(self) -> Iterator[Any]:
-        items = super().__iter__()
-        return items if self.draws is None else one_by_one(items, self.draws)
+        return cls(indices.numbers(), indices.epoch, indices.seed)
 
     def __reduce__(self) -> Any:
-        return _unpickled, (IndexList, self[:], self.epoch, self.draws, self.seed)
-
-
-def listed(indices: Any) -> list[Any]:
-    """Return the indices of a batch as a list; repeats are told apart as one goes through it."""
-    if isinstance(indices, IndexBatch) and indices.draws is not None:
-        return IndexList.of(indices)
-    return indices if isinstance(indices, IndexList) else list(indices)
+        return _unpickled, (IndexList, self[:], self.epoch, self.seed)
 
 
 def single(indices: IndexBatch) -> SampleIndex:

@@ -38,7 +38,10 @@ def numbered(
             yield _known(batch, indices, epoch, repeats, seed)
         elif type(batch) is list or (makes_lists and _is_several(batch, indices)):
             draws = None if indices is None else repeats.of(indices)
-            yield IndexList(list(batch), epoch, draws, seed)
+            if indices is None or draws is None:
+                yield IndexList(list(batch), epoch, seed)
+            else:
+                yield IndexList.of(IndexBatch(indices, epoch, draws, None, seed))
         else:
             yield batch
 

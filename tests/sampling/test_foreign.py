@@ -24,9 +24,9 @@ from torch.utils.data import (
 )
 
 import packdata
-from loaders import DataLoader, JpegOnDevice, Mixture, RAMDataset, ShardDataset, augment
-from loaders.datasets.views import holds_ours, unwrap
-from loaders.sampling import Balanced, EpochSampler, Weighted
+from loaders import DataLoader, JpegOnDevice, Mixture, ShardDataset, augment
+from loaders.datasets.views import holds_ours
+from loaders.sampling import EpochSampler, Weighted
 from loaders.sampling.foreign import numbered
 from loaders.schema import Image
 from tests.packdata.packing import pack_samples
@@ -320,7 +320,8 @@ def test_so_they_are_under_samplers_of_torch(
 @pytest.mark.parametrize("way", WAYS)
 def test_a_repeat_within_an_epoch_is_another_crop(folder: Path, way: dict[str, Any]) -> None:
     weights = Weighted([1.0] * NUM, num_samples=4 * NUM)
-    loader = DataLoader(WRAPPERS["part of one"](folder), 5, sampler=weights, **way)
+    inner = ShardDataset(folder, fields=["image", "sample_id"], augment=OPS)
+    loader = DataLoader(Wrapped(inner), 5, sampler=weights, **way)
 
     repeated = [each for each in served(loader).values() if len(each) > 1]
 
@@ -531,31 +532,6 @@ def test_nobody_is_warned_without_reason(dataset: ShardDataset, changes: Any) ->
     assert not found
 
 
-def test_repeats_in_a_batch_of_torchs_subset_are_drawn_each_by_its_own_number() -> None:
-    """It asks for all numbers of a batch before it reads the first."""
-    repeats = Balanced(np.zeros(2, int), num_samples=6)
-
-    def crops(dataset: Any, batch_size: int) -> torch.Tensor:
-        return torch.cat([b.image for b in DataLoader(dataset, batch_size, sampler=repeats)])
-
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
-    ours = Subclassed.from_arrays(image=pixels, augment=[augment.RandomCrop(16)])
-    part = Subset(ours, [0, 1])
-    assert unwrap(part) is part
-    expected = crops(RAMDataset.from_arrays(image=pixels, augment=[augment.RandomCrop(16)])[:2], 4)
-
-    assert len(torch.unique(expected, dim=0)) == 6
-    for batch_size in (1, 4, 6):
-        assert torch.equal(crops(part, batch_size), expected)
-
-
-class Subclassed(RAMDataset):
-    """Says that its length is its own: nothing of ours takes its place."""
-
-    def __len__(self) -> int:
-        return super().__len__()
-
-
 @pytest.mark.parametrize(
     ("kind", "way"),
     [
@@ -576,20 +552,3 @@ def test_batches_of_any_kind_bring_other_crops_each_epoch(
 
     assert num_equal(passes[0], passes[1]) <= 1
     assert num_equal(passes[1], passes[2]) <= 1
-
-
-def test_repeats_of_a_subclass_below_torchs_subset_are_drawn_each_by_its_own_number() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 64, 64), dtype=np.uint8)
-
-    class Mine(RAMDataset):
-        def __getitem__(self, index: Any) -> Any:
-            return super().__getitem__(index)
-
-    mine = Mine.from_arrays(image=pixels, augment=[augment.RandomCrop(16)])
-    repeats = Balanced(np.zeros(6, int), num_samples=18)
-
-    def crops(dataset: Any, batch_size: int) -> torch.Tensor:
-        return torch.cat([b.image for b in DataLoader(dataset, batch_size, sampler=repeats)])
-
-    for batch_size in (1, 6, 18):
-        assert torch.equal(crops(Subset(mine, range(6)), batch_size), crops(mine, 1))

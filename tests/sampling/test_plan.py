@@ -300,7 +300,7 @@ def test_an_index_batch_is_a_sequence_of_ints() -> None:
     batch = IndexBatch(np.array([4, 2, 4]), 5, np.array([0, 0, 1]), np.array([True, True, False]))
 
     assert list(batch) == [4, 2, 4]
-    assert all(type(index) is int for index in (*batch, batch[0]))
+    assert all(isinstance(index, int) for index in (*batch, batch[0]))
     assert (len(batch), batch[-1], 2 in batch, batch.index(2)) == (3, 4, True, 1)
     part = batch[1:]
     assert isinstance(part, IndexBatch)

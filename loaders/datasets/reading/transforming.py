@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from loaders.rng import hash64, key64
-from loaders.sampling.context import is_reading
+from loaders.sampling.context import current_batch
 from loaders.workers import is_worker
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _is_seeded() -> bool:
 
 def _is_without_epoch() -> bool:
     """Tell whether this is a worker process of torch that does not know the epoch: its numbers are as torch seeds."""
-    return get_worker_info() is not None and not is_reading()
+    return get_worker_info() is not None and current_batch() is None
 
 
 def _states() -> tuple[Any, Any, Any]:
