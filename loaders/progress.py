@@ -70,11 +70,6 @@ class Meter:
         """Count more."""
         self.advance(0, num)
 
-    def show(self, done: int, total: int) -> None:
-        """Show a state that another process counts."""
-        self._bar.total = total
-        self.tick(done - self.done)
-
     def close(self) -> None:
         """Leave the bar as it stands; may be called twice, or without a start."""
         if self._bar is not None:

@@ -133,7 +133,7 @@ def test_processes_that_are_killed_in_any_order_while_others_join_hold_up_nobody
         rank.kill()
 
 
-def test_one_that_fails_to_load_tells_those_who_wait(tmp_path: Path) -> None:
+def test_where_one_fails_to_load_the_next_one_meets_the_same_error(tmp_path: Path) -> None:
     folder = damaged(tmp_path / "a")
     first = Rank(folder, paused=True)
     assert first.hear() == "loading"
@@ -143,8 +143,7 @@ def test_one_that_fails_to_load_tells_those_who_wait(tmp_path: Path) -> None:
     kind, text, _ = first.ask("go on")
 
     assert kind == "ChecksumError"
-    assert other.hear()[1].endswith(f"failed: ChecksumError: {text}")
-    assert Rank(folder).open()[0] == "ChecksumError"  # who comes later looks itself
+    assert other.hear()[:2] == ("ChecksumError", text)
 
 
 def test_the_copy_outlives_the_process_that_loaded_it(tmp_path: Path) -> None:

@@ -46,16 +46,6 @@ def test_a_terminal_gets_a_bar_and_no_thread_stays() -> None:
     assert threading.active_count() == before
 
 
-def test_a_bar_shows_what_another_process_counts() -> None:
-    stream = Terminal()
-
-    with Meter("loading", "bytes", 0, stream=stream) as meter:
-        meter.show(1 << 20, 4 << 20)
-        meter.show(4 << 20, 4 << 20)
-
-    assert "4.00M/4.00M" in stream.getvalue()
-
-
 def test_what_is_soon_done_shows_no_bar() -> None:
     stream = Terminal()
 

@@ -33,7 +33,7 @@ if sys.platform == "linux":
     _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from loaders.datasets.memory.loading import ColumnToLoad, Report
 
@@ -108,9 +108,8 @@ def fill_memory_file(
     progress: bool,
     *,
     what: str = "loading into RAM",
-    on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> MemoryFile:
-    """Load columns into a memory file; ``on_progress`` is called with the bytes that are done, and all of them."""
+    """Load columns into a memory file."""
     end, places = 0, {}
     for name, plan in plans.items():
         arrays = []
@@ -126,15 +125,9 @@ def fill_memory_file(
     try:
         os.pwrite(fd, head, 0)
         os.truncate(fd, first + end)
+        arrays_of = {name: arrays for name, (_, _, arrays) in places.items()}
         with meter(total, progress, what) as bar:
-
-            def report(nbytes: int) -> None:
-                bar.tick(nbytes)
-                on_progress(bar.done, total)
-
-            _fill(
-                fd, first, plans, {name: arrays for name, (_, _, arrays) in places.items()}, report
-            )
+            _fill(fd, first, plans, arrays_of, bar.tick)
         try:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         except OSError:  # a cycle keeps a map that can be written to

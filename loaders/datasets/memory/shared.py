@@ -3,8 +3,8 @@
 1. Who has the copy (``memfile``) has a line in a small file below the cache folder: process, descriptor, inode. Who
    comes opens the descriptor of one of them, and adds a line; lines of what is gone are struck.
 2. Who finds none loads the copy. All of this happens under the file's lock, so the others wait. If the process that
-   loads dies, the kernel releases the lock, and the next one loads. If it fails, those that wait fail with it. A
-   process that does not run, and has the lock, is an error after ``SILENCE_S``.
+   loads dies or fails, the lock is released, and the next one loads. A process that does not run, and has the lock, is
+   an error after ``SILENCE_S``.
 3. A process has the copy as long as a dataset over it lives. No memory outlives its last process, however that ends.
    Processes that do not see each other (PID namespaces) have files, and copies, of their own.
 """
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import xxhash
 
 from loaders.data.shards import MemoryShard
-from loaders.datasets.memory.loading import check_fits, meter, names_to_load, plan_columns
+from loaders.datasets.memory.loading import check_fits, names_to_load, plan_columns
 from loaders.datasets.memory.memfile import (
     MemoryFile,
     fill_memory_file,
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SILENCE_S = 60.0
-_TELL_S, _LOOK_S = 0.5, 0.02
-_LOADING, _FAILED = "loading", "failed"
+_LOOK_S = 0.02
+_LOADING = "loading"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,40 +113,23 @@ def _find_or_load(identity: str, plan: Plan | None, progress: bool) -> MemoryFil
     file = _held.get(identity)
     if file is not None:
         return file
-    with Holders(identity, progress) as holders:
+    with Holders(identity) as holders:
         file = holders.find()
         if file is None and plan is None:
             what = f"no process of this PID namespace has the shared copy {identity} any more"
             raise LoadersError(f"{what}: make the dataset anew, from its path")
         if file is None:
             assert plan is not None
-            file = _load(identity, plan, progress, holders)
+            holders.write(f"{_LOADING} {os.getpid()}")
+            file = fill_memory_file(identity, plan(), progress, what="loading one copy for all")
         holders.add(file)
     return _held.setdefault(identity, file)
-
-
-def _load(identity: str, plan: Plan, progress: bool, holders: Holders) -> MemoryFile:
-    last = -_TELL_S
-
-    def tell(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _TELL_S:
-            last = time.monotonic()
-            holders.write(f"{_LOADING} {os.getpid()} {done} {total}")
-
-    try:
-        tell(0, 0)
-        what = "loading one copy for all"
-        return fill_memory_file(identity, plan(), progress, what=what, on_progress=tell)
-    except BaseException as error:  # whatever it is: others would meet it, too
-        holders.write(f"{_FAILED} {os.getpid()} {type(error).__name__}: {error}")
-        raise
 
 
 class Holders:
     """The file that lists the processes that have a copy, open and locked inside ``with``."""
 
-    def __init__(self, identity: str, progress: bool) -> None:
+    def __init__(self, identity: str) -> None:
         folder = prepare(default_folder()) / "ram"
         # Elsewhere the same numbers are other processes.
         self._path = folder / f"{identity}-{os.stat('/proc/self/ns/pid').st_ino}"
@@ -155,7 +138,7 @@ class Holders:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise CacheError(f"cannot be written ({error.strerror})", self._path) from error
-        self._identity, self._progress = identity, progress
+        self._identity = identity
 
     def __enter__(self) -> Self:
         try:
@@ -170,25 +153,20 @@ class Holders:
         os.close(self._fd)
 
     def _lock(self) -> None:
-        """Wait until no other process has the lock, and show what it loads."""
-        news, since, has_waited = "", time.monotonic(), False
-        with meter(0, self._progress, "another process loads one copy for all") as bar:
-            while not self._try_lock():
-                before, news = news, self._read()
-                if news != before:
-                    since = time.monotonic()
-                if news.startswith(_LOADING) and len(words := news.split()) == 4:
-                    if not has_waited:
-                        logger.info("process %s loads the copy that this one will share", words[1])
-                    has_waited = True
-                    bar.show(int(words[2]), int(words[3]))
-                    if time.monotonic() - since > SILENCE_S and not _runs(words[1]):
-                        what = f"process {words[1]}, which loads the shared copy, does not run"
-                        raise LoadersError(f"{what}: end the process, and those that it forked")
-                time.sleep(_LOOK_S)
-        if has_waited and (failed := self._read()).startswith(_FAILED):
-            _, pid, why = failed.split(" ", 2)
-            raise LoadersError(f"process {pid}, which was to load the shared copy, failed: {why}")
+        """Wait until no other process has the lock, as long as the one that loads runs."""
+        known, since = "", time.monotonic()
+        while not self._try_lock():
+            kind, _, pid = self._read().partition(" ")
+            if kind == _LOADING and _runs(pid):
+                since = time.monotonic()
+                if not known:
+                    logger.info("process %s loads the copy that this one will share", pid)
+                known = pid
+            elif time.monotonic() - since > SILENCE_S:
+                what = f"a process that does not run has it locked ({known or 'unknown'})"
+                remedy = "End this process, and those that it forked"
+                raise CacheError(what, self._path, remedy)
+            time.sleep(_LOOK_S)
 
     def _try_lock(self) -> bool:
         try:
