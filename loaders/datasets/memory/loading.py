@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.codecs import codec_for
-from loaders.codecs.heads import MAX_PICTURE_MB, picture_size
+from loaders.codecs.heads import picture_size
 from loaders.codecs.picture import PictureCodec
 from loaders.data.columns import Column, FixedColumn, VarColumn, ends
 from loaders.datasets.reading.coefficients import WholeImages, has_halves
@@ -101,17 +101,8 @@ def plan_columns(
     for name in names_to_load(dataset):
         field = dataset.schema.fields[name]
         if decode and isinstance(field, Image | Mask) and field.codec != "raw":
-            records = _records_of(dataset.store, name, rows)
-            blame, scale = dataset.sample_error, dataset.scale
-            plans[name] = plan_pixels(
-                field,
-                [*rows.parts(_PICTURES)],
-                records,
-                blame,
-                progress,
-                scale,
-                num_threads,
-                dataset.max_picture_mb,
+            plans[name] = _plan_pixels(
+                dataset, name, rows, progress, num_threads or cores_of_rank()
             )
         else:
             plans[name] = _plan_copy(dataset.store, name, field, rows)
@@ -200,26 +191,26 @@ def _lengths(store: Store, name: str, rows: Rows) -> Lengths:
     return lengths
 
 
-def plan_pixels(
-    field: Image | Mask,  # what the pictures are
-    pieces: Sequence[Part],  # the positions of all of them, some at a time
-    records: Records,  # returns some of them, encoded; called on several threads
-    blame: Blame,  # makes an error of a picture that cannot be decoded
-    progress: bool,  # show a bar where reading their sizes takes long
-    scale: float = 1,  # of the pixels, where the codec is ``dct``
-    num_threads: int | None = None,  # that decode; default: as many as this rank has cores
-    max_picture_mb: int = MAX_PICTURE_MB,  # memory of the largest, decoded
+def _plan_pixels(
+    dataset: PackedDataset[Any],
+    name: str,
+    rows: Rows,
+    progress: bool,
+    num_threads: int,  # that decode
 ) -> ColumnToLoad:
     """Plan to turn encoded pictures into pixels; the field's size becomes known if they share one."""
+    field: Any = dataset.schema.fields[name]
+    pieces, records = [*rows.parts(_PICTURES)], _records_of(dataset.store, name, rows)
+    blame = dataset.sample_error
     codec: Any = codec_for(field)
     if isinstance(codec, PictureCodec):
-        codec = codec.limited(max_picture_mb)
+        codec = codec.limited(dataset.max_picture_mb)
     if isinstance(field, Image) and has_halves(field):
-        codec = WholeImages(field, scale)
+        codec = WholeImages(field, dataset.scale)
         field = codec.served
     sizes = _picture_sizes(field, codec, pieces, records, blame, progress)
     shared = tuple(sizes[0].tolist()) if len(sizes) and (sizes == sizes[0]).all() else None
-    raw = replace(field, codec="raw", size=shared or field.size)
+    raw: Image | Mask = replace(field, codec="raw", size=shared or field.size)
     pixel_nbytes = np.dtype(field.dtype).itemsize * (
         field.channels if isinstance(field, Image) else 1
     )
@@ -239,7 +230,7 @@ def plan_pixels(
                 column.row(i)[:] = pixels
             return int(lengths[part].sum())
 
-        on_threads(fill_part, pieces, num_threads or cores_of_rank(), report)
+        on_threads(fill_part, pieces, num_threads, report)
 
     return ColumnToLoad(raw, lengths, fill)
 
