@@ -47,7 +47,7 @@ class Serving:
     """Does what the trainer asks for.
 
     Each message to the trainer has the number of a pass, a group of it, and a status: samples that were replaced since
-    the last one, groups that are ready, changes of slots. What answers a question has number 0 instead of a pass.
+    the last one, groups that are ready, changes of slots. The first one has number 0, and an error or None.
     """
 
     _pool: Any = None
@@ -91,13 +91,8 @@ class Serving:
         if hasattr(self._maker.dataset, "set_epoch"):
             self._maker.dataset.set_epoch(epoch)
 
-    def describe(self) -> None:
-        """Send what each worker is doing."""
-        self.answer(self._pool.describe())
-        self._send_ready()  # what was done meanwhile
-
     def answer(self, value: Any) -> None:
-        """Send what is no group."""
+        """Send None where all is well, or what is not."""
         with self._sending:
             self._connection.send_bytes(dump((0, value, (0, 0, [])), self._slots)[0])
 

@@ -28,7 +28,6 @@ import subprocess
 import sys
 import time
 import weakref
-from collections import deque
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Pipe
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
 STUCK_S = 60
 _START_TIMEOUT_S = 300.0  # of an interpreter that imports torch, also on a crowded machine
 _END_TIMEOUT_S = 5.0
-_DESCRIBE_TIMEOUT_S = 1.0
 _LOOK_S = 2.0  # how often a wait looks whether the process is alive
 _BEGIN = (
     "import sys; from multiprocessing.connection import Connection; numbers = [*map(int, sys.argv[1:])]; "
@@ -75,7 +73,7 @@ class Child:
 
     Attributes:
         pid: Of the process.
-        is_silent: True once it was asked what it is doing and did not say, until something comes.
+        is_late: True once a batch was waited for in vain, until something comes: another pool has another child.
         num_passes: How many pools it worked for; each group is asked for, and comes, with the number of its pass.
         end: Ends it; ``end.alive`` is False then.
 
@@ -85,7 +83,7 @@ class Child:
     """
 
     def __init__(self, maker: Maker) -> None:
-        self.is_silent, self.num_passes, self._owner = False, 0, os.getpid()
+        self.is_late, self.num_passes, self._owner = False, 0, os.getpid()
         self._epoch: int | None = None
         payload = pack(maker)
         self._digest = xxhash.xxh3_128_hexdigest(payload)
@@ -131,7 +129,7 @@ class Child:
     def is_usable(self) -> bool:
         """Whether another pool can have it."""
         is_ours = os.getpid() == self._owner and self.end.alive
-        return is_ours and not self.is_silent and self._process.poll() is None
+        return is_ours and not self.is_late and self._process.poll() is None
 
     @property
     def has_message(self) -> bool:
@@ -202,7 +200,7 @@ class Child:
         ):  # in the middle of a message, perhaps; or what follows cannot be read
             self.end()
             raise
-        self.is_silent = False
+        self.is_late = False
         return message
 
     def _death(self, error: Exception | None) -> RuntimeError:
@@ -260,7 +258,6 @@ class ChildPool:
         self._is_closed = False
         self._is_lost = False  # the child ended, and what was raised said so
         self._sent: Chunk | None = None  # whose indices the child has
-        self._came: deque[Any] = deque()  # groups that came while a description was waited for
 
     def __len__(self) -> int:
         return self._under_way
@@ -268,7 +265,7 @@ class ChildPool:
     @property
     def is_ready(self) -> bool:
         """Whether a message of the child is here."""
-        return bool(self._came) or (self._is_open and self._child.has_message)
+        return self._is_open and self._child.has_message
 
     @property
     def _is_open(self) -> bool:
@@ -295,41 +292,26 @@ class ChildPool:
             RuntimeError: The child died.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while not self._came:
-            if self._receive(deadline) is None:
-                raise Late(self._ask_child())
-        group = self._came.popleft()
+        group = self._next_group(deadline)
         self._under_way -= 1
         if isinstance(group, SplitBatches):
             num_in_slots = sum(tensor.nbytes >= SMALL_BYTES for tensor in group.whole)
-            most = num_in_slots * (len(self._came) + 1 + MAX_KEPT)
-            group.is_copied = self._child.num_leased > most
+            group.is_copied = self._child.num_leased > num_in_slots * (1 + MAX_KEPT)
         return group if self._pinned is None else list(map(self._pinned, group))
 
-    def _receive(self, deadline: float) -> Message | None:
-        """Return the next message, None if none came in time; keep it if it is a group of this pass."""
-        message: Message | None = None
-        is_over = False
-        while message is None and not is_over:
+    def _next_group(self, deadline: float) -> Any:
+        while True:
             message = self._call(self._child.receive, deadline)  # another thread may close this
-            is_over = time.monotonic() >= deadline
-        if message is not None and message[0]:
+            if message is None:
+                if time.monotonic() >= deadline:
+                    self._child.is_late = True
+                    raise Late(self.describe())
+                continue
             number, group, (num_replaced, self.num_ready, _) = message
             if num_replaced:
                 self._count_replaced(num_replaced)
             if number == self._pass:
-                self._came.append(group)
-        return message
-
-    def _ask_child(self) -> str:
-        """Return what each worker is doing and for how long."""
-        self._call(self._child.send, "describe")
-        deadline = time.monotonic() + _DESCRIBE_TIMEOUT_S
-        while (message := self._receive(deadline)) is not None:
-            if not message[0]:
-                return str(message[1])
-        self._child.is_silent = True
-        return f"the loader's child process (pid {self._child.pid}) does not answer"
+                return group
 
     def _call(self, function: Any, *args: Any) -> Any:
         """Call something of the child; if it is gone then, nothing comes any more."""
@@ -351,7 +333,7 @@ class ChildPool:
             return "this epoch has ended"
         if self._child.end.alive:
             os.kill(pid, signal.SIGUSR1)
-            return f"child process {pid} says for itself"
+            return f"child process {pid} writes to stderr what its workers do"
         return f"child process {pid} has ended"
 
     def close(self) -> None:

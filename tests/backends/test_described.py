@@ -34,7 +34,7 @@ def test_a_child_says_what_it_is_doing_before_its_first_batch(
     wait_until(tells, 40)
     (tmp_path / "go").touch()
 
-    assert "says for itself" in told[-1]
+    assert "child process" in told[-1]
     assert pool.take(TIMEOUT_S) == [[2]]
     pool.close()
 

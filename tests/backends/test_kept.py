@@ -217,7 +217,7 @@ def test_who_ended_does_not_ask_the_child_of_another_epoch() -> None:
     next(running)
 
     assert ended._batches.describe() == "this epoch has ended"
-    assert "says for itself" in running._batches.describe()
+    assert "child process" in running._batches.describe()
 
 
 @pytest.mark.slow
