@@ -38,7 +38,7 @@ from loaders.loading.options import LoaderOptions, check_alone, check_marks, cho
 from loaders.loading.ordered import OrderedLoader
 from loaders.loading.resume import ThirdParty
 from loaders.profiling import profile_from_environment
-from loaders.sampling.sampler import EpochBatches, EpochSampler
+from loaders.sampling.sampler import EpochSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from loaders.remote.ahead import Ahead
     from loaders.sampling.cursor import Pass
     from loaders.sampling.order import Order
-    from loaders.sampling.plan import Plan
 
 _NOT_PICKLED = frozenset(
     [
@@ -437,7 +436,8 @@ class DataLoader(OrderedLoader[BatchT]):
             if self._number:
                 check_ranks_agree(self._number, steps)
                 self._number = 0
-        plan = steps.sampler.go_on(partial(self._plan, steps))
+        self._check_length(steps.sampler)
+        plan = steps.sampler.go_on(steps.plan)
         if plan.drop_last and not plan.num_steps and not self._is_warned_of_no_batch:
             self._is_warned_of_no_batch = True
             what = f"{plan.length} samples, batch_size={plan.batch_size}, world_size={plan.world_size}"
@@ -452,10 +452,6 @@ class DataLoader(OrderedLoader[BatchT]):
             order, at_once = steps.sampler.order, self._maker().group_size
             self._ahead = tell_ahead(self.dataset, order, current, at_once)
         return current
-
-    def _plan(self, steps: EpochBatches) -> Plan:
-        self._follow_length(steps.sampler)
-        return steps.plan()
 
     def _note_restart(self, sampler: EpochSampler) -> None:
         """Warn, once, of a shuffled epoch that is left early and begun anew twice: torch would shuffle again."""

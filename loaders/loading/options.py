@@ -162,12 +162,6 @@ class LoaderOptions:
         is_given = self.sampler is not None or self.batch_sampler is not None
         return not (self.has_own_order or is_given or isinstance(self.dataset, IterableDataset))
 
-    @property
-    def may_grow(self) -> bool:
-        """Whether the order follows the length of a third-party dataset, which may change."""
-        is_plain = self.sampler is None and not isinstance(self.dataset, BatchDataset)
-        return is_plain and self.has_own_order
-
     def order(self) -> Order:
         """Return the order that the arguments ask for, or the dataset."""
         dataset, shuffle, sampler = self.dataset, self.shuffle, self.sampler

@@ -77,11 +77,22 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         batches: Any = self.batch_sampler
         return batches if is_ours(batches) else self._singles
 
-    def _follow_length(self, sampler: EpochSampler) -> None:
-        """Let the order be as long as a third-party dataset is now; an epoch that is under way stays what it is."""
-        dataset: Any = self.dataset
-        if self._options.may_grow and len(dataset) != len(sampler.dataset):
-            sampler.resize(self._options.order())
+    def _check_length(self, sampler: EpochSampler) -> None:
+        """Refuse an order of another length than the dataset of others has now.
+
+        Raises:
+            ValueError: It changed since the loader was made.
+        """
+        options = self._options
+        is_given = options.sampler is not None or not options.has_own_order
+        if isinstance(self.dataset, BatchDataset) or is_given:
+            return
+        length, made_for = len(self.dataset), len(sampler.dataset)
+        if length != made_for:
+            what = (
+                f"the dataset has {length} samples, and had {made_for} when this loader was made"
+            )
+            raise ValueError(f"{what}: make another DataLoader")
 
     @cached_property
     def _index_form(self) -> Callable[[Any], Any] | None:
@@ -99,20 +110,13 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
 
     def __len__(self) -> int:
         """Return the steps of an epoch, for this rank."""
-        steps = self._steps
-        if steps is None:
-            return super().__len__()
-        if not steps.sampler.cursor.has_steps:
-            self._follow_length(steps.sampler)
-        return len(steps)
+        return super().__len__() if self._steps is None else len(self._steps)
 
     def _index_source(self) -> IndexSource:
         """Return an iterable of indices. Torch's iterator takes it, too; it keeps it if its workers persist."""
         loader = weakref.proxy(self)  # or the two would keep each other, and the workers
         steps, others = self._steps, self._others
         if steps is not None:
-            if not steps.sampler.cursor.has_steps:
-                self._follow_length(steps.sampler)
             return IndexSource(steps, lambda: loader._entered(loader._own_indices(steps)))
         assert others is not None
         given: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
@@ -255,8 +259,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         steps, place = self._steps, state.get("sampler", {})
         seed, here = state.get("seed"), self.seed
         if steps is not None:
-            order = self._options.order() if self._options.may_grow else steps.sampler.order
-            check_state(place, order)
+            check_state(place, steps.sampler.order)
         if seed not in (None, here) and any(part.is_random for part in ours_in(self.dataset)):
             raise StateError(
                 f"the state was taken with seed={seed!r}, this loader has seed={here}: its crops would differ"
@@ -266,5 +269,4 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             self._others.load_state_dict(self, place)
             return
         steps.sampler.cursor.start = 0  # of before: the state says another
-        self._follow_length(steps.sampler)
         steps.sampler.load_state_dict(place, skips=False)

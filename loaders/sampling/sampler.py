@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _PER_EPOCH = ("weights", "labels")  # of what an order chooses by
 _STATE_VERSION = 1
-_SETTLED = frozenset(["order", "dataset", "shuffle", "seed", "drop_last", "pad", "given_ranks"])
 
 
 class EpochSampler(Settled, DistributedSampler[SampleIndex]):
@@ -62,12 +61,9 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         ([1, 3, 5], 1)
     """
 
-    _is_used = False  # by batches, which have its seed
-
-    @property
-    def _settled(self) -> frozenset[str]:  # type: ignore[override]
-        is_open = not self.shuffle and not self._is_used
-        return _SETTLED - {"seed"} if is_open else _SETTLED
+    _settled = frozenset(
+        ["order", "dataset", "shuffle", "seed", "drop_last", "pad", "given_ranks"]
+    )
 
     def __init__(
         self,
@@ -190,20 +186,6 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         place = state["epoch"], state["delivered"]
         self.cursor.load(*place, state.get("chosen"), is_loaders=not skips)
 
-    def resize(self, order: Order) -> None:
-        """Go on in the same order of another number of samples.
-
-        Raises:
-            StateError: The epoch was to go on behind their end.
-        """
-        start = self.cursor.start
-        if start > order.length or (start and self.shuffle):
-            what = f"the epoch of {self.order.length} samples goes on at {start}"
-            raise StateError(
-                f"{what}, and there are {order.length} now: set_epoch() begins one of these"
-            )
-        self.__dict__.update(order=sampled(order), dataset=range(order.length))
-
     @property
     def epoch(self) -> int:
         """The current epoch; assigning one is ``set_epoch``."""
@@ -298,9 +280,7 @@ class EpochBatches(Settled, BatchSampler):
         is_known = is_ours(sampler)
         self.seed: int = (sampler.seed if is_known else 0) if seed is None else seed
         self.pad: Pad = (not is_known or sampler.pad) if pad is None else pad
-        if is_known:
-            sampler._is_used = True
-        elif pad is not None or seed is not None:
+        if not is_known and (pad is not None or seed is not None):
             what = "pad and seed are for samplers of loaders"
             raise ValueError(f"{what}: {type(sampler).__name__} yields indices of its own")
 
