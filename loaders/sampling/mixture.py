@@ -32,7 +32,7 @@ _FEW = 16  # sources whose numbers are told one by one
 _FUZZ = 1e-9  # by which a quotient of weights may miss the whole number that it means
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MixtureOrder(Computed):
     """Samples of several sources, each source as often as its weight says.
 
@@ -87,11 +87,6 @@ class MixtureOrder(Computed):
         object.__setattr__(self, "weights", weights)
         whole_number("the samples of an epoch", self.length, at_least=0, below=1 << 40)
         assert self._timeline.runs  # made now, which says whose turn never comes
-
-    def __repr__(self) -> str:
-        weights = self.weights if is_schedule(self.weights) else _few(self.weights)
-        what = f"sizes={_few(self.sizes)}, weights={weights}, stop={self.stop!r}"
-        return f"MixtureOrder({what}, seed={self.seed}, block_size={self.block_size})"
 
     @property
     def unit(self) -> int:
@@ -199,11 +194,6 @@ class MixtureOrder(Computed):
             key = key64(order_key(self.seed, 0, PASSES), source, number)
             places[rows] = permute(places[rows], size, key)
         return places + begin, passes - at_begin // size
-
-
-def _few(numbers: npt.ArrayLike) -> str:
-    form: dict[str, Any] = {"separator": ", ", "threshold": 8, "max_line_width": 1000}
-    return np.array2string(np.asarray(numbers), edgeitems=2, **form)
 
 
 def check_stop(stop: Any) -> None:
