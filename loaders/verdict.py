@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Bound = Literal["storage", "cpu", "memory", "gil", "transfer", "finish", "step", "overhead"]
-Holds = Literal["pictures", "volumes", "tokens", "other"]
 SMALL_STALL = 0.05
 BUSY = 0.85  # of the cores: with less, figures say more about the machine than about the dataset
 _TOO_BUSY = 0.6  # of two cores, both must be free most of the time for threads to be seen to wait for each other
@@ -73,8 +72,6 @@ class Facts:
     gil_share: float = 0.0  # share of the step's time that it waited for the GIL, in that run
     # Share of the cores that was free for this process while it was measured.
     available: float = 1.0
-    # What samples are of: advice is for these; ``"volumes"`` where they are read whole.
-    holds: Holds = "other"
     # No setting had a worker for each core, and further ones would not repeat a stream.
     may_add_workers: bool = False
 
@@ -171,30 +168,15 @@ _NAMES = {
     "step": "the training step", "loading": "loading",
 }  # fmt: skip
 _DO: dict[Bound, str] = {
-    "storage": "try more workers, shuffle='block', or RAMDataset, which reads once",
-    "cpu": "give a sample less work (a cheaper transform), or the process more cores",
-    "memory": "make samples smaller (narrower dtypes)",
+    "storage": "try more workers, shuffle='block', augment.RandomCrop of volumes, which reads less, or RAMDataset, "
+    "which reads once",
+    "cpu": "give a sample less work (pack images at the size that crops need, RAMDataset(..., decode=True), a cheaper "
+    "transform), or the process more cores",
+    "memory": "make samples smaller (crop at packing, narrower dtypes; of tokens, TokenWindows(..., dtype='stored'))",
     "gil": "use backend='process', or functions that release the GIL (cv2, numpy on whole batches)",
     "transfer": "send fewer bytes: uint8 instead of float, a crop before the copy, pin_memory=True",
-    "finish": "give the device less to do before the step",
+    "finish": "crop smaller, or give the device less to do before the step",
     "overhead": "try a larger batch_size, more prefetch, or a quieter machine",
-}  # fmt: skip
-_WHOLE_VOLUMES = (
-    "crop while reading: whole volumes are read now (augment=[augment.RandomCrop(...)])"
-)
-_DO_FOR: dict[Holds, dict[Bound, str]] = {
-    "pictures": {
-        "cpu": "give a sample less work (pack images at the size that crops need, RAMDataset(..., decode=True), a "
-        "cheaper transform), or the process more cores",
-        "memory": "make samples smaller (crop at packing, narrower dtypes)",
-        "finish": "crop smaller, or decode at a smaller scale",
-    },
-    "tokens": {
-        "memory": "TokenWindows(..., dtype='stored') is narrower",
-        "finish": "TokenWindows(..., dtype='int32') halves that work, dtype='stored' avoids it",
-    },
-    "volumes": dict.fromkeys(("storage", "cpu", "memory"), _WHOLE_VOLUMES),
-    "other": {},
 }  # fmt: skip
 
 
@@ -250,7 +232,7 @@ def _advice(bound: Bound, facts: Facts) -> str:
         return f"measure it beside training, by --step MODULE:FUNCTION: few steps take {number(facts.rate)} samples/s"
     if bound == "cpu" and facts.may_add_workers and facts.num_workers < facts.cores:
         return f"try num_workers={math.ceil(facts.cores)}: cores are idle"
-    return _DO_FOR[facts.holds].get(bound, _DO[bound])
+    return _DO[bound]
 
 
 def _advice_to_a_step(facts: Facts) -> str:

@@ -15,7 +15,7 @@ from loaders.bench import doctor, planner, report
 from loaders.bench.measure import Config, as_arguments
 from loaders.bench.stages import Analysis, analyse
 from loaders.bench.sweep import Sweep, grid, run_sweep
-from loaders.bench.targets import CROP, MeasuredDataset, holds, is_map_style, load, load_object
+from loaders.bench.targets import CROP, MeasuredDataset, is_map_style, load, load_object
 from loaders.commandline import Command, Commands, number_from, run, show
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.shard import ShardDataset
@@ -62,9 +62,8 @@ _seconds, _amount = number_from(0.01, kind=float), number_from(0, kind=float)
 
 def _add_dataset(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("dataset", help="a packed folder or its URL, a folder of images, or module:object")
-    which = "loose images, and those of different sizes"
-    what = f"crop {which}, to this (default: {CROP}; 0: do not crop)"
+    add("dataset", help="a packed folder or its URL, or module:object")
+    what = f"crop images of different sizes to this (default: {CROP}; 0: do not crop)"
     add("--size", type=_pixels, metavar="PX", help=what)
     add("--json", action="store_true", help="print JSON")
 
@@ -326,8 +325,6 @@ def _describe(target: MeasuredDataset) -> str:
         said.append(f"windows of {target.window:,} tokens (TokenWindows)")
     elif target.size:
         said.append(f"random crops of {target.size} x {target.size}, flipped at random")
-    elif holds(dataset) == "volumes":
-        said.append("whole volumes are read (a crop, augment.RandomCrop, reads less)")
     return ", ".join(said)
 
 
@@ -365,8 +362,6 @@ def _add_plan(parser: Parser) -> None:
     kinds = ("no", "encoded", "decoded")
     add("--ram", choices=kinds, default="no", help="hold the dataset in RAM")
     add("--shared", action="store_true", help="with --ram: one copy for all ranks")
-    what = "copy batches to a device through pinned memory"
-    add("--pinned", action="store_true", help=what)
     _add_epoch(parser)
 
 
@@ -397,7 +392,6 @@ def run_plan(args: argparse.Namespace) -> int:
         dataset,
         planner.sample_bytes_of(dataset),
         config,
-        pinned=args.pinned,
         cache_bytes=cached,
         shared=args.shared,
         ranks=args.ranks,

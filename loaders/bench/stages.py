@@ -31,7 +31,7 @@ from loaders.bench.measure import (
     round_size,
     time_loader,
 )
-from loaders.bench.targets import TargetError, holds
+from loaders.bench.targets import TargetError
 from loaders.datasets.packed import PackedDataset
 from loaders.device.nested import map_tensors, tensors_of
 from loaders.system import opencv
@@ -354,7 +354,6 @@ def analyse(
         stall_share=None if together is None else together.stall_share,
         gil_share=0.0 if together is None else together.gil_share,
         available=(available + available_share(cores, core_time)) / 2,
-        holds=holds(dataset, batch),
         may_add_workers=may_add_workers,
     )
     return Analysis(facts, stages, None if together is None else together.samples_per_s)
