@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Lost(Exception):
-    """The workers of a pool are gone, and an error of ``take`` has said so."""
-
-
 class Pool(Protocol):
     """Makes batches, and hands them over in the order they were asked for: one, or those of a chunk together."""
 
@@ -38,7 +34,7 @@ class Pool(Protocol):
         """Whether the oldest turn could be taken without waiting."""
 
     def put(self, chunk: Chunk, turn: int) -> None:
-        """Begin a turn of a chunk; ``Lost`` if the workers are gone, and an error of ``take`` has said so."""
+        """Begin a turn of a chunk."""
 
     def take(self, timeout_s: float | None) -> Made:
         """Return the batches that were put in first, or raise their error; ``Late`` if they are not done in time."""
@@ -148,19 +144,12 @@ class OrderedBatches:
             try:
                 self._pool.put(self._chunk, self._turn)
                 self._turn += 1
-            except Lost:
-                self._stop()
-                return
             except (
                 Exception
             ) as error:  # it comes behind the batches that are ready, and ends the iteration
-                self._stop()
+                self._chunk, self._turn, self._chunks = Chunk([]), 0, iter(())
                 self._failed, self._is_broken = error, True
                 return
-
-    def _stop(self) -> None:
-        """Begin nothing more."""
-        self._chunk, self._turn, self._chunks = Chunk([]), 0, iter(())
 
     def _take(self) -> Made:
         patience = self._timeout_s or self._stall_warning_s or None

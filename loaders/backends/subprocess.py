@@ -37,7 +37,6 @@ import xxhash
 
 from loaders.backends.child import MASKED
 from loaders.backends.maker import MAX_KEPT
-from loaders.backends.ordered import Lost
 from loaders.backends.payload import pack
 from loaders.backends.slots import MappedSlots, make_file
 from loaders.buffers import SMALL_BYTES
@@ -256,7 +255,6 @@ class ChildPool:
         self._pass = child.num_passes
         self._under_way = 0
         self._is_closed = False
-        self._is_lost = False  # the child ended, and what was raised said so
         self._sent: Chunk | None = None  # whose indices the child has
 
     def __len__(self) -> int:
@@ -272,7 +270,7 @@ class ChildPool:
         return not self._is_closed and self._pass == self._child.num_passes
 
     def put(self, chunk: Chunk, turn: int) -> None:
-        """Ask for a turn of a chunk; ``Lost`` once an error said that the child is gone.
+        """Ask for a turn of a chunk.
 
         The indices of a chunk go with the first turn that is asked for.
         """
@@ -315,15 +313,13 @@ class ChildPool:
 
     def _call(self, function: Any, *args: Any) -> Any:
         """Call something of the child; if it is gone then, nothing comes any more."""
-        if self._is_lost:
-            raise Lost
         if not self._is_open:
             raise RuntimeError("this pool was closed, and its child process may serve another one")
         try:
             return function(*args)
         except RuntimeError:
             if not self._child.end.alive:
-                self._is_lost, self._under_way = True, 0
+                self._under_way = 0
             raise
 
     def describe(self) -> str:

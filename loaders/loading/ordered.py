@@ -83,11 +83,11 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         Raises:
             ValueError: It changed since the loader was made.
         """
-        options = self._options
+        options, dataset = self._options, self._options.dataset
         is_given = options.sampler is not None or not options.has_own_order
-        if isinstance(self.dataset, BatchDataset) or is_given:
+        if isinstance(dataset, BatchDataset) or is_given:
             return
-        length, made_for = len(self.dataset), len(sampler.dataset)
+        length, made_for = len(dataset), len(sampler.dataset)
         if length != made_for:
             what = (
                 f"the dataset has {length} samples, and had {made_for} when this loader was made"
