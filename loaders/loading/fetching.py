@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 _STRETCHES = 128  # of an epoch
 _MAX_SAMPLES = 1 << 24  # that are looked ahead
 _MUCH_READ = 4  # times the bytes of the samples of a view
-_LINK_BYTES_PER_S = 1.25e8  # 1 Gbit/s, for a message where no rate was measured
 _MUCH_MORE = 1.3  # times its share: a node reads a shard more at the ends of its lanes
 _ODD_LANES = ": let the number of nodes divide that of lanes, and that the samples of a step"
 
@@ -135,7 +134,7 @@ class LoaderPass:
         if is_whole:
             downloaded = sum(file.size for file in files if not self._is_here(file))
         elif (least := node.least_bytes()) > budget:
-            raise self._refusal(least, budget, downloaded)
+            raise self._refusal(least, budget)
         share = min(read, size / nodes)
         if downloaded > _MUCH_MORE * share:
             self._warn(
@@ -153,11 +152,9 @@ class LoaderPass:
     def _is_here(self, file: File) -> bool:
         return self.origin.place(file.file, file.hash).exists()
 
-    def _refusal(self, least: int, budget: int, downloaded: float) -> CacheError:
+    def _refusal(self, least: int, budget: int) -> CacheError:
         name, order = type(self._order).__name__, self._order
         what = f"{name} reads {describe_size(least)} at a time, and it may hold {describe_size(budget)}"
-        seconds = downloaded / _LINK_BYTES_PER_S
-        cost = f"An epoch would download {describe_size(downloaded)} or more: {seconds:,.0f} s at 1 Gbit/s"
         remedy = "shuffle='lanes', or "
         if isinstance(order, Lanes):
             num = order.num_lanes * budget // least
@@ -165,7 +162,7 @@ class LoaderPass:
             seeded = f"seed={order.seed}, num_lanes={fits}"
             remedy = f"sampler=loaders.sampling.Lanes(dataset, {seeded}), or " if fits else ""
         remedy = f"Use {remedy}cache= of at least {describe_size(least)}"
-        return CacheError(what, self.origin.inside.parent, f"{cost}. {remedy}")
+        return CacheError(what, self.origin.inside.parent, remedy)
 
     def _warn(self, text: str, *args: object) -> None:
         """Say something once, not in each epoch."""
