@@ -216,14 +216,18 @@ class Ids(DocumentForm):
             if is_list_of_numbers(schema.field(name).type):
                 raise _only_here(name, path)
 
-    def check_first(self, columns: Mapping[str, Sequence[Any]], path: Path) -> None:
+    def check_first(self, columns: Mapping[str, Sequence[Any] | None], path: Path) -> None:
         """Raise SourceError if another list of numbers runs beside the ids: whether it matters is not known.
 
         ``columns`` have the first values of a file.
         """
-        lengths = [*map(_length, columns.get(self.column, ()))]
+        lengths = {
+            name: [len(value) if are_numbers(value) else 0 for value in values or ()]
+            for name, values in columns.items()
+        }
+        ids = lengths.get(self.column, [0])
         for name in columns.keys() - {self.column, *BESIDE_IDS, *self.drop}:
-            if max(lengths, default=0) > 1 and [*map(_length, columns[name])] == lengths:
+            if lengths[name] == ids and max(ids, default=0) > 1:
                 what = f"column {name!r} has a number for each id of {self.column!r}"
                 raise SourceError(what, path, f"Pass drop={[name]} to pack without it")
 
@@ -280,10 +284,9 @@ def _only_here(name: str, where: Path | str) -> SourceError:
     return SourceError(f"unexpected {name!r}, which the first file lacks", where, hint)
 
 
-def _length(value: Any) -> int:
-    """Return the length of a list of numbers; 0 of all else."""
-    is_list = isinstance(value, list) and all(isinstance(each, int | float) for each in value)
-    return len(value) if is_list else 0
+def are_numbers(value: Any) -> bool:
+    """Tell whether a value is a list of numbers."""
+    return isinstance(value, list) and all(isinstance(each, int | float) for each in value)
 
 
 def is_list_of_numbers(kind: pa.DataType) -> bool:

@@ -25,7 +25,7 @@ from packdata.sources.listed import list_sources, with_beside, without_secrets
 from packdata.sources.opening import joined_splits
 from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.chat import Chat, open_template
-from packdata.tokens.contents import BESIDE_IDS, Ids, Texts, is_list_of_numbers
+from packdata.tokens.contents import BESIDE_IDS, Ids, Texts, are_numbers, is_list_of_numbers
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE, PIECE_TOKENS, IdsSource
 from packdata.tokens.options import Eod
@@ -275,59 +275,43 @@ def _content_of_rows(rows: Sequence[SourceFile], options: TokenOptions) -> Docum
         day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
         template = open_template(options.chat_template, options.tokenizer, day)
         return Chat(options.messages_column or "messages", template)
-    columns = _columns_of(rows[0])
+    columns = _first_values(rows[0])
     text = options.text_column
     if text is None and (options.tokenizer or options.train_bpe) and "text" in columns:
         text = "text"
     if text is None and (options.ids_column is not None or "input_ids" in columns):
-        beside = [name for name in BESIDE_IDS if columns.get(name) and name not in options.drop]
-        ids = Ids(options.ids_column or "input_ids", tuple(beside), options.drop)
+        lists = [name for name in BESIDE_IDS if columns.get(name) is not None]
+        beside = tuple(name for name in lists if name not in options.drop)
+        ids = Ids(options.ids_column or "input_ids", beside, options.drop)
         for file in rows:
-            ids.check_first(_first_values(file, ids), file.path)
+            ids.check_first(_first_values(file), file.path)
         return ids
     if text is None and "text" not in columns and "messages" in columns:
         raise SourceError("conversations ('messages')", rows[0].path, "Pass chat_template=")
     return Texts(text or "text")
 
 
-def _columns_of(file: SourceFile) -> dict[str, bool]:
-    """Return the columns of a file, and whether they hold lists of numbers."""
+def _first_values(file: SourceFile) -> dict[str, list[Any] | None]:
+    """Return the first values of the columns that hold lists of numbers, None for others."""
     if file.kind == "csv":
-        return dict.fromkeys(CsvRows(file.path).columns, False)
-    if file.kind != "jsonl":
-        schema = open_row_file(file.path).schema
-        return {field.name: is_list_of_numbers(field.type) for field in schema}
-    row = next(_first_objects(file), {})
-    return {
-        name: isinstance(value, list) and all(isinstance(item, int | float) for item in value)
-        for name, value in row.items()
-    }
-
-
-def _first_values(file: SourceFile, ids: Ids) -> dict[str, list[Any]]:
-    """Return the first values of columns, of lists of numbers where columns have types."""
-    if file.kind in ("jsonl", "csv"):
-        objects = [*_first_objects(file)]
-        return {name: [row.get(name) for row in objects] for row in objects for name in row}
-    rows = open_row_file(file.path)
-    lists = [field.name for field in rows.schema if is_list_of_numbers(field.type)]
-    names = [name for name in lists if name not in (*BESIDE_IDS, *ids.drop)]
-    if len(names) < 2 or not rows.groups:
-        return {}
-    first: dict[str, list[Any]] = rows.table(0, names).slice(0, _FIRST_ROWS).to_pydict()
-    return first
+        return dict.fromkeys(CsvRows(file.path).columns)
+    if file.kind == "jsonl":
+        rows = [*islice(_first_objects(file), _FIRST_ROWS)]
+        first = rows[0] if rows else {}
+        return {n: [r.get(n) for r in rows] if are_numbers(v) else None for n, v in first.items()}
+    table = open_row_file(file.path)
+    lists = [field.name for field in table.schema if is_list_of_numbers(field.type)]
+    batches = table.batches(0, lists, _FIRST_ROWS) if lists and table.groups else iter(())
+    found: dict[str, Any] = next((batch.to_pydict() for batch in batches), {})
+    return {name: found.get(name, [] if name in lists else None) for name in table.schema.names}
 
 
 def _first_objects(file: SourceFile) -> Iterator[dict[str, Any]]:
     """Yield the first objects of JSON lines, as far as they can be read: the packing names what cannot."""
-    lines = file.head(_FIRST_BYTES).removeprefix(_BOM).split(b"\n")
-    for line in islice(filter(bytes.strip, lines), _FIRST_ROWS):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            return
-        if isinstance(row, dict):
-            yield row
+    with suppress(ValueError, RecursionError):
+        for line in file.head(_FIRST_BYTES).removeprefix(_BOM).split(b"\n"):
+            if isinstance(row := json.loads(line) if line.strip() else None, dict):
+                yield row
 
 
 def _given(token: Eod) -> int | None:
