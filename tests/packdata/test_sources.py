@@ -224,7 +224,7 @@ class TestFolders:
         masks = MaskFolder(touch(tmp_path, "a/1.png", "2.bmp", "b/1.jpg.png"))
 
         def read(key: str, where: str = "x") -> bytes:
-            return masks.read(Item(key, where, bytes))
+            return masks.find(Item(key, where, bytes))()
 
         assert read("a/1") == b"a/1.png"
         assert read("b/1.jpg") == b"b/1.jpg.png"

@@ -25,7 +25,7 @@ from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import open_splits
 from packdata.options import changed, opt
 from packdata.recipe import Target
-from packdata.sources.base import ARRAYS
+from packdata.sources.base import ARRAYS, File
 from packdata.sources.npy import read_array, read_header
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from packdata.files.splits import SourceOptions, Split
     from packdata.sources.base import Item
     from packdata.sources.npy import ArrayHeader
-    from packdata.sources.objects import RemoteFile
 
 ARRAY, MASK = "array", "mask"
 Channels = Literal["first", "last", "none"]
@@ -183,7 +182,7 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
                 )
                 raise SourceError(what, item.where, "Pack arrays of each kind by themselves")
 
-        array = read_array(_path_of(item), item.where, self.options.array, check)
+        array = read_array(_file_of(item), self.options.array, check)
         if self._has_masks:
             mask = self._read_mask(item, self.axes.spatial_shape(array.shape))
             records[MASK] = self._encode(MASK, mask, item.where)
@@ -228,13 +227,13 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
     def _headers(self, item: Item) -> tuple[ArrayHeader, ArrayHeader | None] | SourceError:
         """Return the header of an item's array, and of its mask if there are masks; or why there is none."""
         try:
-            header = read_header(_path_of(item), item.where, self.options.array)
+            header = read_header(_file_of(item), self.options.array)
             self._check_array(header, item.where)
             if not self._has_masks:
                 return header, None
-            path, where = self._mask_of(item)
-            mask = read_header(path, where, self.options.mask_array)
-            _check_mask(mask, where)
+            file = self._mask_of(item)
+            mask = read_header(file, self.options.mask_array)
+            _check_mask(mask, file.where)
             return header, mask
         except SourceError as error:
             return error
@@ -288,35 +287,32 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
 
     def _read_mask(self, item: Item, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Read the mask of an item whose spatial axes have these lengths; SourceError."""
-        path, where = self._mask_of(item)
+        file = self._mask_of(item)
 
         def check(header: ArrayHeader) -> None:
-            _check_mask(header, where)
+            _check_mask(header, file.where)
             if header.shape not in (shape, (1, *shape), (*shape, 1)):
                 what = f"a mask of shape {header.shape}, the array (without channels) has {shape}"
-                raise SourceError(what, where)
+                raise SourceError(what, file.where)
 
-        return read_array(path, where, self.options.mask_array, check).reshape(shape)
+        return read_array(file, self.options.mask_array, check).reshape(shape)
 
-    def _mask_of(self, item: Item) -> tuple[str | RemoteFile, str]:
-        """Return the file of an item's mask, and what to call it."""
-        path: str | RemoteFile
+    def _mask_of(self, item: Item) -> File:
+        """Return the file of an item's mask."""
         if self.masks is not None:
-            path, name = self.masks.find(item.key, item.where), self.masks.name(item.key)
-        elif item.mask_file is not None:
-            path, name = item.mask_file, item.mask_name
+            file = self.masks.find(item)
+        elif isinstance(item.read_mask, File):
+            file = item.read_mask
         elif self.options.mask_array is None or self.source.has_masks:
-            raise SourceError("it has no mask, others have", item.where)
+            raise SourceError("the mask is missing, others have one", item.where)
         else:
-            path, name = _path_of(item), None
-        if path == item.file and not zipfile.is_zipfile(
-            path if isinstance(path, str) else path.open()
-        ):
+            file = _file_of(item)
+        if file == item.file and not zipfile.is_zipfile(file.open()):
             hint = (
                 "mask_array= names the mask of an .npz; masks= is for masks in files of their own"
             )
             raise SourceError("a single array, with no mask beside it", item.where, hint)
-        return path, item.place_of_mask(name)
+        return file
 
 
 def _check_mask(header: ArrayHeader, where: str) -> None:
@@ -338,7 +334,7 @@ def _one_dtype(name: str, found: Mapping[str, str], option: str) -> str:
     return next(iter(found))
 
 
-def _path_of(item: Item) -> str | RemoteFile:
+def _file_of(item: Item) -> File:
     if item.file is None:
-        raise SourceError("it is not a file", item.where)
+        raise SourceError("not a file", item.where)
     return item.file

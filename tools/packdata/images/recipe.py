@@ -502,7 +502,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     def _mask_bytes(self, item: Item) -> bytes | None:
         if self.masks is not None:
-            return self.masks.read(item)
+            return self.masks.find(item)()
         if self.source.has_masks and item.read_mask is None:
             raise SourceError("it has no mask, others have", item.where)
         return None if item.read_mask is None else item.read_mask()

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -24,6 +23,7 @@ from packdata.sources.base import (
     Column,
     FileHash,
     Source,
+    file_at,
     read_file,
     suffix_of,
 )
@@ -31,17 +31,16 @@ from packdata.sources.composed import ExtendedSource
 from packdata.sources.folders import files_below, scan
 from packdata.sources.layouts import SPLIT_NAMES
 from packdata.sources.listed import (
-    ListedURL,
     list_sources,
     place_of_source,
     with_beside,
 )
-from packdata.sources.objects import RemoteFile, fetched_ahead
+from packdata.sources.objects import fetched_ahead
 from packdata.sources.refused import nothing_at
 from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from packdata.sources.base import Item
 
@@ -99,8 +98,7 @@ class Annotations:
 
     def name_of(self, item: Item) -> str | None:
         """Return what a picture is called here, None if it is not: of names that fit its path, the longest counts."""
-        file = item.file
-        path = PurePath(file.url if isinstance(file, RemoteFile) else file or item.key)
+        path = PurePath(item.key if item.file is None else item.file.path)
         parts = (path if self.kind == "COCO" else path.with_suffix("")).parts
         names = ("/".join(parts[i:]) for i in range(len(parts)))
         return next((name for name in names if name in self.by_name), None)
@@ -204,14 +202,8 @@ def _parsed(
     path: Path, files: Sequence[Path], parse: Callable[[bytes], Values]
 ) -> dict[str, Values | SourceError]:
     """Return what is read from the file of each picture, by its path; those of a store are fetched ahead."""
-    readers: Iterator[Callable[[], bytes]] = (
-        stored
-        if isinstance(file, ListedURL) and (stored := file.stored)
-        else partial(read_file, file, str(file))
-        for file in files
-    )
     by_name: dict[str, Values | SourceError] = {}
-    with closing(fetched_ahead(readers)) as ahead:
+    with closing(fetched_ahead(map(file_at, files))) as ahead:
         for file, read in zip(files, ahead, strict=True):
             # YOLO's labels lie in another folder, beside that of the pictures.
             parts = PurePath(_inside(path, file)).with_suffix("").parts

@@ -103,6 +103,25 @@ ARRAYS = FileKind("arrays", frozenset({".npy", ".npz"}), _ARRAY_COLUMNS, "array_
 
 
 @dataclass(frozen=True, slots=True)
+class LocalFile:
+    """Reads a file of this machine, as ``RemoteFile`` reads an object of a store."""
+
+    path: str
+    where: str = field(compare=False)
+
+    def __call__(self) -> bytes:
+        """Return its bytes; SourceError that names ``where`` if that fails."""
+        return read_file(self.path, self.where)
+
+    def open(self) -> BinaryIO:
+        """Open it; SourceError that names ``where`` if that fails."""
+        return open_file(self.path, self.where)
+
+
+File = LocalFile | RemoteFile
+
+
+@dataclass(frozen=True, slots=True)
 class Item:
     """One picture of a source with what is known of it."""
 
@@ -117,8 +136,6 @@ class Item:
     labels: Mapping[str, Any] = field(default_factory=dict)
     # Returns the bytes of the mask, if the source has masks; SourceError.
     read_mask: Callable[[], bytes] | None = None
-    path: str | None = None  # the file itself, where it is one of its own
-    mask_path: str | None = None  # the mask's file, where it is one of its own
     mask_name: str | None = None  # what the source calls the mask, where that is a file
     # Height and width of the picture that its boxes were drawn on, where that is said.
     drawn_on: tuple[int, int] | None = None
@@ -128,14 +145,9 @@ class Item:
         return f"{self.where} (mask {name})" if name else self.where
 
     @property
-    def file(self) -> str | RemoteFile | None:
-        """The file itself, also where it is an object of a store; None where it is none of its own."""
-        return self.read if isinstance(self.read, RemoteFile) else self.path
-
-    @property
-    def mask_file(self) -> str | RemoteFile | None:
-        """The mask's file, as ``file`` is that of the picture."""
-        return self.read_mask if isinstance(self.read_mask, RemoteFile) else self.mask_path
+    def file(self) -> File | None:
+        """The file itself; None where it is none of its own."""
+        return self.read if isinstance(self.read, File) else None
 
 
 def read_each(reads: Sequence[Callable[[], bytes]]) -> list[bytes]:
@@ -191,6 +203,12 @@ def is_folder(path: Path, hint: str = "") -> bool:
         return False
     except OSError as error:
         raise SourceError(f"it cannot be read ({error.strerror})", path, hint) from error
+
+
+def file_at(path: Path) -> File:
+    """Return what reads a file, or a listed object."""
+    stored = path.stored if isinstance(path, ListedURL) else None
+    return stored or LocalFile(str(path), str(path))
 
 
 def read_file(path: Path | str, where: str, hint: str = "") -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +16,16 @@ from loaders.errors import SourceError
 from packdata.sources.base import (
     PICTURES,
     Column,
+    File,
     FileHash,
     FileKind,
     Item,
+    LocalFile,
     Source,
     check_unique,
+    file_at,
     is_hidden,
     key_of,
-    read_file,
     shared_keys,
     suffix_of,
 )
@@ -187,10 +188,10 @@ class FolderSource(Source):
             labels = {"label": file.split("/", 1)[0]} if labelled else {}
             key = key_of(file, self._shared)
             if isinstance(self._files, Names):
-                path = os.path.join(self._place, file)
-                yield Item(key, where, partial(read_file, path, where), labels, path=path)
+                read: File = LocalFile(os.path.join(self._place, file), where)
             else:
-                yield Item(key, where, self._files.reader(i, where), labels)
+                read = self._files.reader(i, where)
+            yield Item(key, where, read, labels)
 
     def keys(self) -> Iterator[str]:
         return (key_of(file, self._shared) for file in self._files)
@@ -259,33 +260,20 @@ class MaskFolder:
         """Return the key of the picture that a mask is of."""
         return key[: len(key) - len(self._new)] + self._old if self._new or self._old else key
 
-    def find(self, key: str, where: str) -> str | RemoteFile:
+    def find(self, item: Item) -> File:
         """Return the mask for a picture; SourceError if there is none."""
-        file = self.files.get(key)
+        file = self.files.get(item.key)
         if file is None:
             suffix = ".png" if self._kind is PICTURES else min(self._kind.suffixes)
-            name = key.removesuffix(self._old) + self._new
-            hint = (
-                f"It is looked for as {os.path.join(self.root, name)}{suffix} (or another suffix)"
-            )
+            name = os.path.join(self.root, item.key.removesuffix(self._old) + self._new) + suffix
+            hint = f"The mask is looked for as {name} (or another suffix)"
             hint += "" if self._new or self._old else "; mask_suffix= says how else names end"
-            raise SourceError("it has no mask", where, hint)
-        return self._mask(file)
-
-    def _mask(self, file: str) -> str | RemoteFile:
-        """Return the path of a mask, or what reads it, where it is an object of a store."""
-        if isinstance(self.root, ListedURL) and (stored := (self.root / file).stored):
-            return stored
-        return os.path.join(self._place, file)
+            raise SourceError("the mask is missing", item.where, hint)
+        found = file_at(self._place / file)
+        where = item.place_of_mask(self.name(item.key))
+        return found if isinstance(found, RemoteFile) else LocalFile(found.path, where)
 
     def name(self, key: str) -> str | None:
         """Return the path of the mask for a picture, beginning as the folder's was given."""
         file = self.files.get(key)
         return None if file is None else os.path.join(self.root, file)
-
-    def read(self, item: Item) -> bytes:
-        """Return the bytes of the mask for a picture; SourceError if there is none."""
-        mask = self.find(item.key, item.where)
-        if isinstance(mask, RemoteFile):
-            return mask()
-        return read_file(mask, item.place_of_mask(self.name(item.key)))

@@ -27,9 +27,11 @@ from packdata.rows import DELIMITED, JSON_LINES, compression_of, suffix_inside
 from packdata.sources.base import (
     OWN_KEYS,
     PICTURES,
+    File,
     FileHash,
     FileKind,
     Item,
+    LocalFile,
     Source,
     broken_item,
     check_unique,
@@ -40,7 +42,6 @@ from packdata.sources.base import (
     key_of,
     open_file,
     read_each,
-    read_file,
     shared_keys,
 )
 from packdata.sources.listed import ListedURL, objects_beside, stat_of
@@ -165,31 +166,22 @@ class ListSource(Source):
             if self._has_keys and values["key"] is None:
                 yield broken_item(key, "the key is missing", where)
                 continue
-            path = None
             if self.has_several:
                 paths = self._listed(cell)
-                read: Any = partial(read_each, [self._reader(p, f"{where} ({p})") for p in paths])
+                read: Any = partial(read_each, [self._file(p, f"{where} ({p})") for p in paths])
             else:
                 where = f"{where} ({cell})"
-                read, path = self._reader(cell, where), self._path_of(cell)
+                read = self._file(cell, where)
             labels = {
                 field: self._value(field, values[name]) for name, field in self._fields.items()
             }
-            yield Item(key, where, read, labels, path=path, **self._mask_of(values, where))
+            yield Item(key, where, read, labels, **self._mask_of(values, where))
 
-    def _file(self, cell: str, where: str) -> str | RemoteFile:
-        """Return the path of a cell's file, or what reads it, where it is an object of a store."""
-        entry = None if self._beside is None else self._beside.find(self._name(cell))
-        if self._beside is None or entry is None:
-            return os.path.join(self._folder, cell)
-        return RemoteFile(self._beside.origin, entry, where)
-
-    def _reader(self, cell: str, where: str) -> Callable[[], bytes]:
-        file = self._file(cell, where)
-        return file if isinstance(file, RemoteFile) else partial(_read_listed, file, where)
-
-    def _path_of(self, cell: str) -> str | None:
-        return os.path.join(self._folder, cell) if self._beside is None else None
+    def _file(self, cell: str, where: str) -> File:
+        """Return what reads the file of a cell."""
+        if self._beside is not None and (entry := self._beside.find(self._name(cell))):
+            return RemoteFile(self._beside.origin, entry, where)
+        return LocalFile(os.path.join(self._folder, cell), where)
 
     def _name(self, cell: str) -> str:
         """Return what a cell calls an object, from the list's folder on."""
@@ -225,8 +217,7 @@ class ListSource(Source):
         if (cell := values.get(self._mask)) is None:
             return {"read_mask": partial(_no_mask, self._mask, where)}
         name = str(cell)
-        read = self._reader(name, f"{where} (mask {name})")
-        return {"read_mask": read, "mask_path": self._path_of(name), "mask_name": name}
+        return {"read_mask": self._file(name, f"{where} (mask {name})"), "mask_name": name}
 
     def _value(self, field: str, value: Any) -> Any:
         if value is None:
@@ -247,21 +238,14 @@ class ListSource(Source):
         if isinstance(file, RemoteFile):
             return stat_of(file.entry)  # type: ignore[no-any-return]
         try:
-            return os.stat(file)
+            return os.stat(file.path)
         except (OSError, ValueError):  # it is rejected when it is read
             return None
 
 
 def _no_mask(column: str, where: str) -> bytes:
     hint = f"Give each row a path in column {column!r}, or leave the column out"
-    raise SourceError("it has no mask, others have", where, hint)
-
-
-def _read_listed(path: str, where: str) -> bytes:
-    if re.search(r"[a-z0-9]{2,}:/+", path):
-        what = "it is a URL outside the folder of the list"
-        raise SourceError(what, where, "Download it first")
-    return read_file(path, where)
+    raise SourceError("the mask is missing, others have one", where, hint)
 
 
 def _read_rows(path: Path) -> _Rows:

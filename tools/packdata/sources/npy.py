@@ -6,6 +6,7 @@ they are refused.
 
 from __future__ import annotations
 
+import io
 import math
 import threading
 import warnings
@@ -19,13 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import LoadersError, SourceError
-from packdata.sources.base import open_file
 from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from packdata.sources.objects import RemoteFile
+    from packdata.sources.base import File
 
 _ZIP_MAGIC = b"PK"
 # NumPy parses a header with ``ast``, which in Python 3.11 fails at random where two threads do so
@@ -48,72 +48,66 @@ class ArrayHeader:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(path: str | RemoteFile, where: str, name: str | None = None) -> ArrayHeader:
+def read_header(file: File, name: str | None = None) -> ArrayHeader:
     """Read what an array is, without its numbers; ``name`` is that of the array in an ``.npz`` that holds several.
 
     Raises:
-        SourceError: It cannot be read, is cut, or holds no array of numbers; it names ``where``.
+        SourceError: It cannot be read, is cut, or holds no array of numbers; it names the file's place.
     """
-    with _opened(path, where, name) as (file, size):
-        return _read_header(file, size, where)
+    with _opened(file, name) as (opened, size):
+        return _read_header(opened, size, file.where)
 
 
 def read_array(
-    path: str | RemoteFile,
-    where: str,
-    name: str | None = None,
-    check: Callable[[ArrayHeader], None] | None = None,
+    file: File, name: str | None = None, check: Callable[[ArrayHeader], None] | None = None
 ) -> npt.NDArray[Any]:
     """Read an array as it is stored: any byte order, any order of axes in memory.
 
     Args:
-        path: The file.
-        where: Its place for messages.
+        file: The file.
         name: Of the array in an ``.npz`` that holds several.
         check: Called with the header, before any number is read.
 
     Raises:
         SourceError: As ``read_header``, or what ``check`` raises.
     """
-    with _opened(path, where, name) as (file, size):
-        header = _read_header(file, size, where)
+    with _opened(file, name) as (opened, size):
+        header = _read_header(opened, size, file.where)
         if check is not None:
             check(header)
         count = math.prod(header.shape)
-        if isinstance(path, str) and not isinstance(file, zipfile.ZipExtFile):
-            flat: npt.NDArray[Any] = np.fromfile(file, header.dtype, count)
+        if isinstance(opened, io.BufferedReader):
+            flat: npt.NDArray[Any] = np.fromfile(opened, header.dtype, count)
         else:
-            flat = np.frombuffer(file.read(), header.dtype)
+            flat = np.frombuffer(opened.read(), header.dtype)
         if len(flat) != count:
-            raise SourceError("it changed while it was read", where)
+            raise SourceError("the file changed while it was read", file.where)
         if not header.is_fortran:
             return flat.reshape(header.shape)
         return flat.reshape(header.shape[::-1]).transpose()
 
 
 @contextmanager
-def _opened(
-    path: str | RemoteFile, where: str, name: str | None
-) -> Iterator[tuple[IO[bytes], int]]:
+def _opened(file: File, name: str | None) -> Iterator[tuple[IO[bytes], int]]:
     """Open the ``.npy`` that is the file, or inside it; give it and its size."""
     try:
-        with open_file(path, where) if isinstance(path, str) else path.open() as file:
-            is_zip = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
-            size = file.seek(0, 2)
-            file.seek(0)
+        with file.open() as opened:
+            is_zip = opened.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+            size = opened.seek(0, 2)
+            opened.seek(0)
             if not is_zip:
-                yield file, size
+                yield opened, size
                 return
-            with zipfile.ZipFile(file) as archive:
-                info = _member(archive, where, name)
+            with zipfile.ZipFile(opened) as archive:
+                info = _member(archive, file.where, name)
                 with archive.open(info) as member:
                     yield member, info.file_size
     except LoadersError:  # also of a store that does not answer, which is a RuntimeError
         raise
     except _BROKEN as error:
-        raise SourceError(f"the .npz is damaged ({error})", where) from error
+        raise SourceError(f"the .npz is damaged ({error})", file.where) from error
     except (OSError, ValueError) as error:
-        raise SourceError(f"it cannot be read ({error})", where) from error
+        raise SourceError(f"the file cannot be read ({error})", file.where) from error
 
 
 def _member(archive: zipfile.ZipFile, where: str, name: str | None) -> zipfile.ZipInfo:

@@ -47,8 +47,8 @@ class RemoteFile:
         return bytes(_checked(got, self.where))
 
     @property
-    def url(self) -> str:
-        """Of the object."""
+    def path(self) -> str:
+        """The URL of the object."""
         return f"{self.origin.url}/{self.entry.name}"
 
     def part(self, start: int = 0, end: int | None = None) -> RemoteFile:
