@@ -410,7 +410,7 @@ def test_a_missing_mask_is_named_with_the_place_it_is_looked_for(tmp_path: Path)
 
     message = assert_refused(src, tmp_path / "dst", masks=masks)
 
-    assert "b.npy: it has no mask" in message
+    assert "b.npy: the mask is missing" in message
     assert str(masks / "b.npy") in message
 
 
@@ -420,7 +420,7 @@ def test_arrays_of_other_shapes_without_a_mask_are_rejected_for_the_mask(tmp_pat
 
     packed = pack_arrays(src, tmp_path / "dst", masks=masks, on_error="skip")
 
-    assert all("it has no mask" in error for _, error in packed.rejected)
+    assert all("the mask is missing" in error for _, error in packed.rejected)
     assert len(packed.rejected) == 2
     assert stored(tmp_path / "dst", "mask").keys() == {"c0"}
 

@@ -307,11 +307,12 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
             raise SourceError("the mask is missing, others have one", item.where)
         else:
             file = _file_of(item)
-        if file == item.file and not zipfile.is_zipfile(file.open()):
-            hint = (
-                "mask_array= names the mask of an .npz; masks= is for masks in files of their own"
-            )
-            raise SourceError("a single array, with no mask beside it", item.where, hint)
+        if file != item.file:
+            return file
+        with file.open() as opened:
+            if not zipfile.is_zipfile(opened):
+                hint = "mask_array= names the mask of an .npz; masks= is for masks in files of their own"
+                raise SourceError("a single array, with no mask beside it", item.where, hint)
         return file
 
 
