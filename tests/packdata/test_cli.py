@@ -673,13 +673,13 @@ def test_info_says_in_short_what_a_dataset_was_made_from(
     found = made_from(capsys, plain, small, cats, halves / "b", *(tmp_path / n for n in names))
 
     assert found == [
-        "images: photos (classes)",
-        "images: photos (classes), sizes=32, quality=80, gray=True",
-        "copy: plain, where=label == 'cat'",
-        "split: plain, parts=a:0.5 b:0.5, part=b",
-        r"tokens: 1 file (a.txt), documents='\n\n'",
-        "tables: 1 file (a.csv), target=y",
-        "merge: 2 datasets (a, b)",
+        "images: photos",
+        "images: photos",
+        "copy: plain",
+        "split: plain",
+        "tokens: a.txt",
+        "tables: a.csv",
+        "merge: a, b",
     ]
 
 
@@ -708,13 +708,11 @@ sys.exit(main())
     [
         ({}, ""),
         ({"source": {"kind": "python"}, "packer": "loaders 0.1.0"}, "python"),
-        ({"from": "a survey", "year": 2024, "none": None}, "from=a survey, year=2024"),
-        ({"recipe": "images", "source": "p\udcffq"}, r"images: 'p\udcffq'"),
-        ({"recipe": "tokens", "source": list("abcdefghijklmnop")}, "tokens: 16 files or more (a, b, c, ...)"),
-        ({"command": "x", "appended": [{"name": "a"}, 3]}, "x, appended: 2 datasets (a, 3)"),
-        ({"recipe": "images", "sizes": ["128", "64"]}, "images, sizes=128,64"),
-        ({"command": ["odd"], "source": 7, "sources": 8, "options": 9}, "['odd']: 7"),
-        ({"note": "n" * 500}, f"note={'n' * 59}…"),
+        ({"from": "a survey", "year": 2024, "none": None}, ""),
+        ({"recipe": "tokens", "source": list("abcdefghijklmnop")}, "tokens: a, b, c, ..."),
+        ({"command": ["odd"], "source": 7, "sources": 8, "options": 9}, "['odd']: 8"),
+        ({"command": "merge", "sources": [{"name": "a"}, 3, {}]}, "merge: a, 3, ?"),
+        ({"source": "n" * 500}, f"{'n' * 299}…"),
     ],
 )  # fmt: skip
 def test_any_origin_is_a_line(provenance: dict[str, Any], said: str) -> None:

@@ -215,30 +215,20 @@ def test_who_asks_plan_for_what_is_learned_is_told_the_command(
     assert "packdata tables SRC... DST --dry-run --json" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", ["version", "names", "kinds"])
-def test_a_plan_of_another_version_is_wrong_usage(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    change: str,
+def test_a_plan_of_another_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.csv").write_text("x\n1\n")
     argv = ["tables", "a.csv", "dst", "--dry-run", "--json"]
     assert main(argv) == 0
     told = json.loads(capsys.readouterr().out)
-    if change == "version":
-        told[KEY]["packer"] = "loaders 0.0.9"
-    elif change == "names":
-        del told[KEY]["found"]["rows"]["schema"]
-    else:
-        told[KEY]["found"]["rows"] = 7
+    told[KEY]["packer"] = "loaders 0.0.9"
     Path("plan.json").write_text(json.dumps(told))
 
-    with pytest.raises(SystemExit) as ended:
-        main([*argv, "--plan", "plan.json"])
+    assert main([*argv, "--plan", "plan.json"]) == 1
 
-    assert ended.value.code == 2
+    assert "plan.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "3", "3/3", "-1/2", "0/0", "1/2/3", "a/b"])

@@ -465,10 +465,10 @@ def origins(described: Any) -> list[Any]:
     return found
 
 
-def test_the_provenance_of_copies_of_copies_keeps_the_last_and_the_first(tmp_path: Path) -> None:
+def test_the_provenance_of_copies_of_copies_keeps_the_last(tmp_path: Path) -> None:
     folder = pack(tmp_path / "a", {"label": FIELDS["label"]}, [sample(0)])
     sizes = []
-    for i in range(20):
+    for i in range(24):
         copy_dataset(folder, tmp_path / f"{i}", CopyOptions(where=f"label != {i + 5}"))
         folder = tmp_path / f"{i}"
         sizes.append((folder / "manifest.json").stat().st_size)
@@ -476,11 +476,9 @@ def test_the_provenance_of_copies_of_copies_keeps_the_last_and_the_first(tmp_pat
     provenance = dict(read_manifest(folder).provenance)
     made_from = origins(provenance["source"])
 
-    assert [o["provenance"].get("command") for o in made_from] == ["copy"] * 7 + ["test"]
-    wheres = [o["provenance"]["options"]["where"] for o in made_from[:-1]]
-    assert wheres == [f"label != {i + 5}" for i in range(18, 11, -1)]
-    assert made_from[-1]["left_out"] == 12
-    assert max(sizes[10:]) - min(sizes[10:]) < 100
+    wheres = [o["provenance"]["options"]["where"] for o in made_from]
+    assert wheres == [f"label != {i + 5}" for i in range(22, 6, -1)]
+    assert max(sizes[17:]) - min(sizes[17:]) < 100
 
 
 def test_a_provenance_of_any_form_may_be_copied(tmp_path: Path) -> None:

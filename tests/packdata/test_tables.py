@@ -303,7 +303,8 @@ def test_statistics_say_that_numbers_are_standardized(
     path = str(pack(frame(), tmp_path, features=("carat",), standardize=True).path)
 
     assert main(["stats", path]) == 0
-    assert "\nfeatures (features, standardized)\n  carat: min -1" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "\nfeatures (features)\n  standardized: True\n  columns: 1\n    carat: min -1" in shown
     assert stats(path).fields["features"]["standardized"] is True
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import CodecError
-from loaders.schema import Categories, Features, Field, Image, Label, MultiLabel, Tokens
+from loaders.schema import Categories, Features, Field, Label, MultiLabel, Tokens
 from packdata.wording import few, names_in_option
 
 if TYPE_CHECKING:
@@ -21,16 +21,13 @@ def describe_field(field: Field) -> str:
     Example:
         >>> describe_field(Label(classes=("cat", "dog")))
         'label of 2 classes (cat, dog)'
-        >>> describe_field(Label(classes=("cat", "dog, big")))
-        "label of 2 classes (cat, 'dog, big')"
         >>> describe_field(Features(columns=("depth", "x")))
         '2 columns of float32 (depth, x)'
     """
     if isinstance(field, Label | MultiLabel):
         if field.classes is None:
             return f"{field.kind}, a number"
-        names = [repr(name) if "," in name else name for name in field.classes]
-        return f"{field.kind} of {counted(len(names), 'class')} ({few(names, 8)})"
+        return f"{field.kind} of {counted(len(field.classes), 'class')} ({few(field.classes, 8)})"
     if isinstance(field, Features | Categories):
         return _describe_rows(field)
     if isinstance(field, Tokens):
@@ -38,21 +35,8 @@ def describe_field(field: Field) -> str:
     if field.shape is None:
         return field.kind
     shape = " x ".join("*" if n is None else str(n) for n in field.shape) or "one number"
-    codec = "" if field.codec == "raw" else f", {codec_text(field)}"
+    codec = "" if field.codec == "raw" else f", {field.codec}"
     return f"{field.kind} of {field.dtype}, {shape}{codec}"
-
-
-def codec_text(field: Field) -> str:
-    """Return the codec of a field with its options.
-
-    Example:
-        >>> codec_text(Image(codec="dct", size=(8, 8)))
-        'dct (quality 90, 420, lz4)'
-    """
-    if not isinstance(field, Image) or field.codec != "dct":
-        return field.codec
-    subsampling = "" if field.channels == 1 else f", {field.subsampling}"
-    return f"dct (quality {field.quality}{subsampling}, {field.compression})"
 
 
 def _describe_rows(kind: Features | Categories) -> str:

@@ -37,12 +37,9 @@ ARRAYS = packing_command(
     usual="lmdb for arrays of 1 MB and more, else parquet",
     shuffles="the arrays of folders and lists",
     details="""\
-The source is a folder per class, a flat folder, or a .csv, .tsv or .jsonl list. A folder of splits
-(train, val, test, ...) becomes one dataset per split. All arrays must have one dtype; if they share
-a shape, a batch is one tensor. Volumes are served as (C, D, H, W), masks as (D, H, W).""",
+The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, or a folder of splits
+of these, each of which becomes a dataset. Volumes are served as (C, D, H, W), masks as (D, H, W).""",
     example="""\
 packdata arrays scans packed --masks labels --dtype float16 --mask-dtype uint8
-packdata arrays cases.csv packed --array-column ct --mask-column seg
-packdata arrays cases packed --array image --mask-array label
-packdata arrays maps packed --channels last""",
+packdata arrays cases packed --array image --mask-array label""",
 )

@@ -40,12 +40,9 @@ IMAGES = packing_command(
     shuffle=AT_URLS,
     details="""\
 The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, WebDataset tars,
-Parquet or IDX (MNIST). A folder of splits (train, val, test, ...) becomes one dataset per split.
-Without --size and --codec, files are kept byte for byte, except those that decoders read
-differently.""",
+Parquet or IDX (MNIST), or a folder of splits of these, each of which becomes a dataset. Without
+--size and --codec, files are kept byte for byte, except those that decoders read differently.""",
     example="""\
 packdata images imagenet packed --size 256
-packdata images photos packed --size 224x224 --fit cover --codec raw
-packdata images scans packed --masks masks --keep-depth
-packdata images val packed/val --classes packed/train""",
+packdata images scans packed --masks masks --keep-depth""",
 )

@@ -23,12 +23,10 @@ from packdata.commands.common import (
 from packdata.describe import counted, describe_field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from loaders.commandline import Parser
     from packdata.inspect.stats import Stats
 
-_MAX_CLASSES = 20
+_MAX_SHOWN = 50  # of the classes of a field, or its columns; --json has all
 
 
 # -- info ------------------------------------------------------------------------------------------
@@ -61,7 +59,7 @@ def _show_info(about: dict[str, Any]) -> None:
         head = "fields" if n == 0 else ""
         field = printable(describe_field(field_from_json(described)))
         show(f"  {head:<12} {name:<{width}}  {field}{default}")
-    origin = describe_origin(about["provenance"]) or "(not recorded)"
+    origin = printable(describe_origin(about["provenance"])) or "(not recorded)"
     show(f"  made from    {origin}")
 
 
@@ -159,17 +157,13 @@ def _show_stats(found: Stats) -> None:
     show(f"{counted(found.num_samples, 'sample')}{some}")
     show(f"bytes per sample: {_row(found.bytes_per_sample)}")
     for name, about in found.fields.items():
-        rest = {k: value for k, value in about.items() if k not in ("kind", "standardized")}
-        if rest:
-            extra = ", standardized" if about.get("standardized") else ""
-            show(f"{name} ({about['kind']}{extra})")
-        for key, value in rest.items():
-            if key in ("classes", "pixels_by_value"):
-                _show_counts(key.replace("_", " "), value)
-            elif key == "columns":
-                for column, numbers in value.items():
-                    show(f"  {printable(column)}: {_row(numbers)}")
-            else:
+        show(f"{printable(name)} ({about['kind']})")
+        for key, value in about.items():
+            if key in ("classes", "pixels_by_value", "columns"):
+                show(f"  {key.replace('_', ' ')}: {len(value)}")
+                for part, numbers in [*value.items()][:_MAX_SHOWN]:
+                    show(f"    {printable(part)}: {_row(numbers)}")
+            elif key != "kind":
                 show(f"  {key.replace('_', ' ')}: {_row(value)}")
 
 
@@ -178,22 +172,9 @@ def _row(value: Any) -> str:
         return ", ".join(f"{printable(name)} {_row(inner)}" for name, inner in value.items())
     if isinstance(value, list):
         return ", ".join(map(_row, value))
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:,.6g}" if value % 1 else f"{value:,.0f}"
     return printable(str(value))
-
-
-def _show_counts(what: str, counts: Mapping[str, int]) -> None:
-    most = max(counts.values(), default=0)
-    first = [(printable(name), num) for name, num in list(counts.items())[:_MAX_CLASSES]]
-    width = max((len(name) for name, _ in first), default=0)
-    show(f"  {what}: {len(counts)}")
-    for name, num in first:
-        bar = "█" * round(30 * num / most) if most else ""
-        show(f"    {name:<{width}} {num:>10,} {bar}".rstrip())
-    if len(counts) > _MAX_CLASSES:
-        low, high = min(counts.values()), max(counts.values())
-        show(f"    and {len(counts) - _MAX_CLASSES} more, from {low:,} to {high:,} each")
 
 
 def _add_stats(parser: Parser) -> None:

@@ -69,15 +69,10 @@ TABLES = packing_command(
     shard_bytes=TABLE_SHARD_BYTES,
     has_plan=True,
     details="""\
-Tables are .csv, .tsv, .jsonl (each also compressed: .gz, .bz2, .zst, .lz4), .parquet, .arrow and
-.feather files of any size. Numbers become the field 'features' (a row of numbers per sample), texts
-the field 'categories' (numbered by frequency, 0 for unknown or missing), and each --target a field
-of its own. What Parquet, Arrow and JSON declare as text stays text; a CSV column is numeric if all
-its cells are numbers and none begins with zeros (01234). Subfolders are skipped.
-NAMES are separated by commas; quote a name that holds a comma: '"income, EUR",age'.""",
+Tables are .csv, .tsv, .jsonl (also compressed), .parquet, .arrow and .feather files. Numbers become
+the field 'features', texts 'categories', and each --target a field of its own. NAMES are separated
+by commas; quote a name that holds a comma: '"income, EUR",age'.""",
     example="""\
-packdata tables diamonds.csv packed --target price
-packdata tables 'taxis-*.csv' packed --target fare --dates days --missing mean --drop id
-packdata tables train.parquet packed/train --target label --categorical label,zip --standardize
-packdata tables test.parquet packed/test --like packed/train""",
+packdata tables train.csv packed/train --target price --missing mean
+packdata tables test.csv packed/test --like packed/train""",
 )

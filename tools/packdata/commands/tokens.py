@@ -46,14 +46,9 @@ TOKENS = packing_command(
     shuffles="pieces of about 4 MB, and the texts in each,",
     has_plan=True,
     details="""\
-The source is text files; JSON lines, Parquet and Arrow whose rows are texts, lists of ids or
-conversations; CSV with a column of texts (text, JSON lines and CSV also as .gz and .zst); or files
-of ids: .npy, flat .bin (nanoGPT, llm.c, modded-nanogpt), Megatron-LM's .bin with .idx, datatrove's
-.ds with its index. Ids are stored in 8, 16 or 32 bits, as the vocabulary needs.""",
-    example=r"""packdata tokens shakespeare.txt packed
-packdata tokens corpus/*.jsonl.zst packed --tokenizer tokenizer.json
-packdata tokens books packed --train-bpe 8192 --val-share 0.01
-packdata tokens sft.jsonl packed --chat-template tokenizer_config.json --tokenizer tokenizer.json
-packdata tokens poems.txt packed --documents '\n\n'
+The source is text files; JSON lines, Parquet, Arrow or CSV whose rows are texts, lists of ids or
+conversations; or files of ids: .npy, .bin, Megatron-LM's .bin with .idx, datatrove's .ds.""",
+    example="""\
+packdata tokens corpus/*.jsonl.zst packed --tokenizer tokenizer.json --val-share 0.01
 packdata tokens openwebtext/train.bin packed --vocab-size 50257 --eod 50256""",
 )

@@ -193,9 +193,8 @@ def plan_tables(
             learned.append(_learned(scanner))
             return _as_json(*learned[0])
 
-        taken = first_pass.get(_ROWS, learn, _WHAT)
-        with first_pass.reading():
-            parts, plan, rows = learned[0] if learned else _from_json(taken)
+        taken = first_pass.get(_ROWS, learn)
+        parts, plan, rows = learned[0] if learned else _from_json(taken)
     else:
         common = CommonColumns(files, None, chosen.drop)
         plan = plan_like(like, common.columns, chosen.drop, files.paths[common.first or 0])
@@ -219,7 +218,7 @@ def plan_tables(
     return TablesPlan(recipe, format, given, dict(ignored), first_pass)
 
 
-_ROWS, _WHAT = "rows", "types, categories and statistics"  # in the plan, and in words
+_ROWS = "rows"  # in a plan
 _Learned = tuple[Sequence[Part], ColumnPlan, int]
 
 

@@ -230,7 +230,7 @@ def _tokenizer_of(
     def train() -> str:
         return train_bpe(source.documents_of(TRAIN_BYTES), num_ids).decode()
 
-    data = first_pass.get("tokenizer", train, "the tokenizer").encode()
+    data = first_pass.get("tokenizer", train).encode()
     return JsonTokenizer(data, "the trained tokenizer")
 
 
@@ -249,8 +249,7 @@ def _vocabulary_of(
     if isinstance(tokenizer, BytesTokenizer) and not source.has_ids:
         size = _size_with(tokenizer.vocab_size, {"eod": eod, "bos": bos})
     if size is None and itemsize > 2:
-        what = "the largest id (or vocab_size=)"
-        largest = int(first_pass.get("largest", lambda: _largest_in(source, eod, bos), what))
+        largest = int(first_pass.get("largest", lambda: _largest_in(source, eod, bos)))
         # No fewer than two bytes, so that parts of one corpus agree.
         itemsize = itemsize if largest >= 1 << 16 else 2
     return Vocabulary.of(size, itemsize, eod, bos)
