@@ -17,9 +17,7 @@ from loaders.errors import PackError, SourceError
 from loaders.schema import Array, Boxes, Image, Images, Text, Tokens
 from packdata.cli import main
 from packdata.commands.common import with_options
-from packdata.readers import csv_cells
 from packdata.tokens.plan import TokenOptions
-from packdata.wording import names_in_option
 from tests.packdata.test_tokens import documents, write
 
 
@@ -125,16 +123,6 @@ def test_so_are_lists_of_ids_and_an_id_that_ends_them_counts(tmp_path: Path) -> 
     assert documents(tmp_path / "large") == [[1, 2, 70_000], [3, 70_000]]
 
 
-def test_names_with_commas_are_printed_as_options_take_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(tmp_path / "a.csv", '"income, EUR",age\n1.5,2\n2.5,3\n')
-    packdata.pack_tables(path, tmp_path / "out")
-
-    assert main(["info", str(tmp_path / "out")]) == 0
-    assert '("income, EUR", age)' in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", ["a\nb", "a\rb", "a,b", 'a"b', "it's", "ä b"])
 def test_a_column_of_any_name_can_be_left_out_as_the_error_says(tmp_path: Path, name: str) -> None:
     table = pd.DataFrame({name: [[1], [2]], "c": [1, 2]})
@@ -143,7 +131,6 @@ def test_a_column_of_any_name_can_be_left_out_as_the_error_says(tmp_path: Path, 
         packdata.pack_tables(table, tmp_path / "out")
 
     assert f"drop={[name]}" in caught.value.hint
-    assert csv_cells(names_in_option([name, "c"])) == [name, "c"]
 
 
 FIELDS: dict[str, Any] = {

@@ -16,10 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from loaders.checks import as_list
-from loaders.commandline import number_from
 from loaders.errors import SchemaError, SourceError
-from packdata.options import opt, unescaped
+from packdata.options import check_options, opt, unescaped
 from packdata.readers import UTF8_HINT, csv_rows
 from packdata.rows import ANY_KIND, HEAD_BYTES, Rows, TextRows, suffix_inside
 
@@ -53,18 +51,16 @@ class CsvOptions:
     names: tuple[str, ...] = opt(
         (), "column names, for files without a header (to replace a header, add --skip-rows 1)"
     )
-    skip_rows: int = opt(0, "lines to skip at the start of a file", "N", type=number_from(0))
+    skip_rows: int = opt(0, "lines to skip at the start of a file", "N", within=(0, None))
 
     def __post_init__(self) -> None:
-        as_list("names", self.names, "names, such as ['age', 'income']")
+        check_options(self)
         delimiter = self.delimiter
         if delimiter is not None and not (
             len(delimiter) == 1 and delimiter.isascii() and delimiter not in '\0"\r\n'
         ):
             what = "delimiter must be one ASCII character other than a quote or line end"
             raise ValueError(f"{what}, got {delimiter!r}")
-        if self.skip_rows < 0:
-            raise ValueError(f"skip_rows must be at least 0, got {self.skip_rows}")
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
             raise SchemaError(f"names gives {', '.join(map(repr, twice))} to several columns")

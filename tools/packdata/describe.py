@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import CodecError
 from loaders.schema import Categories, Features, Field, Label, MultiLabel, Tokens
-from packdata.wording import few, names_in_option
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ def describe_field(field: Field) -> str:
 
 
 def _describe_rows(kind: Features | Categories) -> str:
-    names = [names_in_option([name]) for name in kind.columns]
+    names = list(kind.columns)
     if isinstance(kind, Categories):
         sizes = zip(names, kind.vocabularies, strict=True)
         names = [f"{name}: {len(words)}" for name, words in sizes]

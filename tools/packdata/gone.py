@@ -18,6 +18,7 @@ OPTIONS = {
     "copy": dict.fromkeys(("--add", "--update", "--on", "--as", "--missing"), _JOIN),
     "preview": {
         "--augment": "draw samples of ShardDataset(..., augment=presets.simclr()) yourself",
+        "--text": "samples are printed unless --out names a sheet",
         "--columns": "the sheet is a little wider than high; --num sets its samples",
     },
     "images": {"--lossless-rotate": "rotate the files first with 'jpegtran -rotate'"},

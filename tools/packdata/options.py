@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
-from loaders.checks import did_you_mean
+from loaders.checks import as_list, did_you_mean, whole_number
+from loaders.commandline import number_from
 from loaders.errors import SchemaError, SourceError
 from loaders.remote.url import is_url, split_secrets
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
 
-def opt(default: Any, help: str, metavar: str = "", *, name: str = "", **argument: Any) -> Any:
+def opt(
+    default: Any,
+    help: str,
+    metavar: str = "",
+    *,
+    name: str = "",
+    within: tuple[int, int | None] | None = None,
+    **argument: Any,
+) -> Any:
     """Return a field of a dataclass that is an option of a command, too.
 
     Args:
@@ -23,6 +33,7 @@ def opt(default: Any, help: str, metavar: str = "", *, name: str = "", **argumen
         help: What the option does, for ``--help``.
         metavar: What it takes.
         name: How it is called on the command line, if not as the field.
+        within: The least and the largest whole number that it may be; None for no limit.
         argument: What else ``add_argument`` gets; ``choices`` hold in Python, too.
     """
     if isinstance(default, bool):
@@ -31,7 +42,10 @@ def opt(default: Any, help: str, metavar: str = "", *, name: str = "", **argumen
         argument |= {"type": parse_names, "action": "extend", "metavar": "NAMES"}
     elif metavar:
         argument["metavar"] = metavar
-    return field(default=default, metadata={"argument": {"help": help, **argument}, "name": name})
+    if within is not None:
+        argument["type"] = number_from(within[0], within[1] or math.inf)
+    about = {"argument": {"help": help, **argument}, "name": name, "within": within}
+    return field(default=default, metadata=about)
 
 
 def add_options(group: Any, kind: type, **names: str) -> list[str]:
@@ -53,16 +67,30 @@ def add_options(group: Any, kind: type, **names: str) -> list[str]:
     return added
 
 
-def check_choices(options: Any) -> None:
-    """Raise SchemaError for an option that is none of its choices."""
+def check_options(options: Any) -> None:
+    """Check choices and ranges of options; a single value becomes one of several, where several may be given.
+
+    Raises:
+        SchemaError: An option is none of its choices, or out of range.
+        TypeError: It is no whole number, or no list.
+    """
     for each in fields(options):
+        value, name = getattr(options, each.name), each.name
         choices = each.metadata.get("argument", {}).get("choices")
-        value = getattr(options, each.name)
-        if choices and value != each.default and value not in choices:
+        if value == each.default:
+            continue
+        if choices and value not in choices:
             near = did_you_mean(str(value), choices)
-            raise SchemaError(
-                f"{each.name} must be one of {', '.join(choices)}, got {value!r}{near}"
-            )
+            raise SchemaError(f"{name} must be one of {', '.join(choices)}, got {value!r}{near}")
+        if each.default == ():
+            is_one = isinstance(value, str | int)
+            several = [value] if is_one else as_list(name, value, "values, such as ['a', 'b']")
+            object.__setattr__(options, name, tuple(several))
+        if (within := each.metadata.get("within")) is not None:
+            least, most = within
+            if not least <= whole_number(name, value) <= (most or math.inf):
+                limits = f"at least {least}" if most is None else f"from {least} to {most}"
+                raise SchemaError(f"{name} must be {limits}, got {value}")
 
 
 def changed(options: Any) -> dict[str, Any]:

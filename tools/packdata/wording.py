@@ -1,25 +1,11 @@
-"""Names in messages: as an option takes them, and the first of many."""
+"""Texts in messages that may be too long: the first of many names, the beginning of a text."""
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-
-def names_in_option(names: Sequence[str]) -> str:
-    """Return names as an option takes them, those with a comma or line end in quotes.
-
-    Example:
-        >>> names_in_option(["age", "income, EUR"])
-        'age,"income, EUR"'
-    """
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\r\n").writerow(names)
-    return text.getvalue().removesuffix("\r\n")
+    from collections.abc import Iterable
 
 
 def few(names: Iterable[str], most: int = 5) -> str:

@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from loaders.checks import as_list, whole_number
 from loaders.codecs import Codec, codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.codecs.several import join_files
-from loaders.commandline import number_from
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
 from loaders.system.opencv import use_no_ipp
@@ -49,7 +47,7 @@ from packdata.images.pictures import (
 from packdata.images.profiles import CONVERTED
 from packdata.images.scratch import Scratch
 from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
-from packdata.options import changed, check_choices, opt, parse_target
+from packdata.options import changed, check_options, opt, parse_target
 from packdata.recipe import Tally, Target
 from packdata.sources.base import BOX_LABELS
 from packdata.sources.objects import fetched_ahead
@@ -100,7 +98,7 @@ class ImageOptions:
         DEFAULT_QUALITY,
         f"quality of jpeg, webp or dct, 1 to 100 (default: {DEFAULT_QUALITY})",
         "Q",
-        type=number_from(1, 100),
+        within=(1, 100),
     )
     subsampling: str | None = opt(
         None, "chroma subsampling of dct (default: 420)", choices=("420", "444")
@@ -121,7 +119,7 @@ class ImageOptions:
         MAX_PICTURE_MB,
         f"largest picture to accept, in MiB when decoded; each worker holds one (default: {MAX_PICTURE_MB:,})",
         "N",
-        type=number_from(1),
+        within=(1, None),
     )
     gray: bool = opt(False, "store one channel (default: three, RGB)")
     keep_depth: bool = opt(False, "keep 16 bits per channel (default: 8)")
@@ -141,31 +139,21 @@ class ImageOptions:
     marks: Marks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
-        check_choices(self)
+        check_options(self)
         if self.fit != "shorter" and not self.sizes:
-            what = f"fit {self.fit!r} says how pictures come to a size"
-            raise SchemaError(f"{what}: pass sizes=, too")
-        sizes = [self.sizes] if isinstance(self.sizes, int | str) else self.sizes
-        as_list("sizes", sizes, "sizes in pixels")
-        resizes = tuple(SizeOption.parse(size, self.fit) for size in sizes)
+            raise SchemaError(f"fit {self.fit!r} without sizes=: pass sizes=, too")
+        resizes = tuple(SizeOption.parse(size, self.fit) for size in self.sizes)  # type: ignore[union-attr]
         object.__setattr__(self, "resizes", resizes)
         object.__setattr__(self, "marks", Marks.of(self.palette, self.label_map))
         if self.segments and self.codec is not None:
-            what = (
-                f"segments divide files that are kept, and codec {self.codec!r} encodes all anew"
+            raise SchemaError(
+                f"segments divide files that are kept: leave out codec {self.codec!r}"
             )
-            raise SchemaError(what)
         if self.segments:
             check_jpegtran()
-        if not 1 <= self.quality <= 100:
-            raise SchemaError(f"quality must be in [1, 100], got {self.quality}")
         has_quality = self.sizes if self.codec is None else self.codec in ("jpeg", "webp", "dct")
         if self.quality != DEFAULT_QUALITY and not has_quality:
-            what = f"quality {self.quality} is for pictures encoded as jpeg, webp or dct, not for"
-            raise SchemaError(
-                f"{what} {f'codec {self.codec!r}' if self.codec else 'files as they are'}"
-            )
+            raise SchemaError(f"quality {self.quality} is for codec='jpeg', 'webp' or 'dct'")
         if self.keep_depth and self.codec in ("jpeg", "webp", "yuv420", "dct"):
             raise SchemaError(f"codec {self.codec!r} holds 8 bits: to keep 16 take 'png' or 'raw'")
         if self.gray and self.codec == "yuv420":

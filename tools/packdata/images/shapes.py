@@ -11,7 +11,7 @@ from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.remote.url import place_of
 from loaders.schema import Array, Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
-from packdata.options import opt, parse_target
+from packdata.options import check_options, opt, parse_target
 from packdata.readers import parse_json
 from packdata.sources.annotations import annotated, open_annotations
 from packdata.sources.base import BOX_LABELS, Column, Item, Source, identifier_of
@@ -62,9 +62,7 @@ class ShapeOptions:
     )
 
     def __post_init__(self) -> None:
-        for name in ("boxes", "keypoints"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        check_options(self)
         object.__setattr__(self, "flip_pairs", _pairs(self.flip_pairs or ()))
         if self.box_labels is not None and not self.boxes:
             raise SchemaError("box_labels are of boxes in a column: give boxes, too")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from loaders.commandline import number_from
 from loaders.data.view import open_view
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS
@@ -50,7 +49,7 @@ class CopyOptions:
         "with --codec jpeg, webp or dct: 1 to 100, also of pictures that have this codec (default: these stay as they "
         "are, others get 90)",
         "Q",
-        type=number_from(1, 100),
+        within=(1, 100),
     )
     subsampling: str | None = opt(
         None,

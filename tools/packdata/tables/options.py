@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loaders.checks import as_list
 from loaders.errors import SchemaError
-from packdata.options import check_choices, opt
+from packdata.options import check_options, opt
 
 _LISTS = ("target", "features", "drop", "categorical", "numeric")
 
@@ -50,12 +49,7 @@ class TableOptions:
     )
 
     def __post_init__(self) -> None:
-        for name in _LISTS:
-            if isinstance(one_name := getattr(self, name), str):
-                object.__setattr__(self, name, (one_name,))
-            as_list(name, getattr(self, name), "names, such as ['age', 'income']")
-        as_list("missing_values", self.missing_values, "texts, such as ['?', 'None']")
-        check_choices(self)
+        check_options(self)
         for one, other in (
             ("target", "features"),
             ("target", "drop"),

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Literal
 
-from loaders.checks import as_list
-from loaders.commandline import number_from
-from packdata.options import check_choices, opt, parse_target, unescaped
+from packdata.options import check_options, opt, parse_target, unescaped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +91,7 @@ class TokenOptions:
         None,
         "for ids: all are below it (default: the tokenizer's, else all that their type can hold)",
         "N",
-        type=number_from(1),
+        within=(1, None),
     )
     bin_dtype: str | None = opt(
         None,
@@ -104,7 +102,7 @@ class TokenOptions:
         DEFAULT_ROW_TOKENS,
         f"tokens per stored row, 2 to {_MAX_ROW_TOKENS} (default: {DEFAULT_ROW_TOKENS})",
         "N",
-        type=number_from(1),
+        within=(2, _MAX_ROW_TOKENS),
     )
     val_share: float = opt(
         0.0,
@@ -119,12 +117,7 @@ class TokenOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.val_share < 1:
             raise ValueError(f"val_share must be in [0, 1), got {self.val_share}")
-        if not 2 <= self.row_tokens <= _MAX_ROW_TOKENS:
-            raise ValueError(
-                f"row_tokens must be in [2, {_MAX_ROW_TOKENS}], got {self.row_tokens}"
-            )
-        as_list("drop", self.drop, "names, such as ['token_type_ids']")
-        check_choices(self)
+        check_options(self)
         if self.tokenizer is not None and self.train_bpe is not None:
             raise ValueError("a tokenizer is given or made: leave out one of the two")
         for name, token in (("eod", self.eod), ("bos", self.bos)):
@@ -139,5 +132,3 @@ class TokenOptions:
             raise ValueError("messages_column needs a chat_template, which makes text of messages")
         if self.chat_date is not None:
             date.fromisoformat(self.chat_date)
-        if self.vocab_size is not None and self.vocab_size < 1:
-            raise ValueError(f"vocab_size must be at least 1, got {self.vocab_size}")
