@@ -151,6 +151,8 @@ class Commands:
     def parse_args(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse words; exits as argparse does."""
         first, *rest = words or [""]
+        if first == "help":
+            first, rest = (rest[0], ["--help"]) if rest else ("--help", rest)
         if first in ("-h", "--help"):
             sys.stdout.write(self.format_help())
             sys.exit(0)

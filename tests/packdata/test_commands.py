@@ -371,8 +371,9 @@ def test_preview_replaces_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     Path("a.png").write_text("a figure of somebody")
 
-    with pytest.raises(FileExistsError):
-        run("preview", "a", "--out", "a.png")
+    for words in (["a"], ["a", "--out", "a.png"]):
+        with pytest.raises(FileExistsError):
+            run("preview", *words)
 
     assert Path("a.png").read_text() == "a figure of somebody"
     assert entries(tmp_path) == ["a", "a.png"]
@@ -439,7 +440,7 @@ def test_preview_as_text_has_the_size_of_pictures_not_their_bytes(
     rows = [{"x": np.zeros((8, 12, 3), np.uint8)}]
     folder = pack(tmp_path / "a", {"x": Image(codec="png")}, rows)
 
-    assert run("preview", folder) == 0
+    assert run("preview", folder, "--text") == 0
 
     assert capsys.readouterr().out == "sample 0\n  x: 12 x 8\n"
 
@@ -579,7 +580,7 @@ def test_stats_and_preview_refuse_damaged_records(tmp_path: Path, format: str, f
     for command in (
         ["stats"],
         ["preview", "--out", tmp_path / "sheet.png"],
-        ["preview"],
+        ["preview", "--text"],
     ):
         with pytest.raises(ChecksumError, check=At(path, field=field)):
             run(*command, folder)

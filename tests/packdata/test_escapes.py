@@ -55,7 +55,7 @@ def test_every_command_shows_it(
         (["info", packed, "--json"], 0),
         (["stats", packed], 0),
         (["stats", packed, "--json"], 0),
-        (["preview", packed], 0),
+        (["preview", packed, "--text"], 0),
         (["preview", packed, "--out", tmp_path / f"s{EVIL}.png"], 0),
         (["verify", packed], 0),
         (["copy", packed, other, "--where", f"label == {EVIL!r}"], 0),

@@ -132,8 +132,11 @@ MAKING: list[tuple[str, str, str, dict[str, Any]]] = [
 SHOWING: list[tuple[str, str, str, int, str]] = [
     ("verify", "undecodable", "--decode", 1, "undecodable: 1 fault"),
     ("preview", "packed --num 1", "--out sheet.png", 0, "sheet.png: 1 of 8 samples"),
-    ("preview", "packed --out one.png", "--num 3", 0, "one.png: 3 of 8 samples"),
-    ("preview", "packed --num 1", "--seed 5", 0, "sample 4\n"),
+    ("preview", "packed", "--num 3", 0, "packed.png: 3 of 8 samples"),
+    ("preview", "packed", "--text", 0, "sample 0\n"),
+    ("preview", "packed --text --num 1", "--seed 5", 0, "sample 4\n"),
+    ("verify", "flipped", "--quick", 0, "flipped: 4 samples in 1 shard"),
+    ("diff", "packed more", "--limit 1", 1, "only A: 8 samples (bird/000, ...)\n"),
     ("stats", "packed", "--limit 2", 0, "8 samples, 2 decoded"),
 ]
 
@@ -300,7 +303,7 @@ def test_what_is_shown_depends_on_the_option(
 ) -> None:
     run(command, base)
     assert text not in capsys.readouterr().out
-    Path("one.png").unlink(missing_ok=True)  # of preview, which replaces no file
+    Path("packed.png").unlink(missing_ok=True)  # of preview, which replaces no file
 
     assert run(command, f"{base} {option}") == status
 

@@ -229,7 +229,7 @@ def test_preview_shows_the_first_pictures(
     packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(["preview", packed, "--out", tmp_path / "sheet.png"], capsys)
-    text = run(["preview", packed, "--num", 5], capsys)
+    text = run(["preview", packed, "--text", "--num", 5], capsys)
 
     sheet = np.asarray(Pil.open(tmp_path / "sheet.png"))
     assert sheet.shape[1] > 4 * 208

@@ -157,6 +157,15 @@ def test_each_large_row_is_told_apart(tmp_path: Path, format: str) -> None:
     assert [fault.rows for fault in faults if fault.field == "x"] == [(1, 2), (5, 5)]
 
 
+def test_quick_finds_what_changed_but_not_where(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 8, fields=FIELDS)
+    flip(folder / "shard-00001.lmdb", regions(folder, 1)["row of pixels"])
+
+    quick = verify(folder, quick=True)
+
+    assert [(fault.file, fault.rows) for fault in quick.faults] == [("shard-00001.lmdb", None)]
+
+
 def test_a_folder_or_pipe_in_place_of_a_shard_is_a_fault(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 8, fields=["label"])
     for number, make in enumerate((os.mkdir, os.mkfifo)):

@@ -40,7 +40,7 @@ USAGE = [
     ("images photos {dst} --siz 8", "there is no option --siz: did you mean '--size'?"),
     ("images photos {dst} --fit contian", "invalid choice: 'contian' (choose from"),
     ("arrays scans {dst} --dtype complex64", "dtype 'complex64' cannot be stored here"),
-    ("preview packed --text", "--text was removed"),
+    ("preview packed --text --out x.png", "--out is of a sheet, and --text draws none"),
     ("preview packed --augment simclr", "--augment was removed: draw samples of ShardDataset(..., augment="),
     ("preview packed --columns 2", "--columns was removed: the sheet is a little wider than high"),
     ("copy packed {dst} --where 'label =='", "the condition 'label ==' cannot be read"),
@@ -65,7 +65,7 @@ USAGE = [
     ("copy packed {dst} --add labels.csv", "--add was removed: use packdata.write(view, dst, add="),
     ("copy packed {dst} --update=fixes.csv", "--update was removed: use packdata.write"),
     ("cache --verify", "--verify was removed: a cached shard is verified when it is read"),
-    ("verify packed --quick", "--quick was removed"),
+    ("verify packed --quick --decode", "not allowed with argument --quick"),
 ]  # fmt: skip
 
 DATA = [
@@ -80,7 +80,7 @@ DATA = [
     ("images photos {dst} --classes nowhere", "cannot be read from it (No such file or directory)."),
     ("images photos taken --overwrite", "taken: it is not empty (it holds 'thesis.tex')"),
     ("images photos {dst}/a/b --masks empty", "empty: it holds no pictures"),
-    ("preview table --out x.png", "the samples have no pictures"),
+    ("preview table --out x.png", "--out is for a sheet of pictures, and table has none: without it"),
     ("extend table packed", "table (B) does not match packed (A): only A has field 'image'"),
     ("merge packed stream {dst}/a/b", "stream (B) does not match packed (A)"),
     ("diff packed nowhere", "nowhere: there is no such folder"),

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = {
-    "help": "use 'packdata COMMAND --help'",
     "append": "use 'packdata extend SRC... DST': the target comes last",
     "repair": "copy the damaged shards from a backup, or pack again; 'packdata verify' names them",
 }
@@ -18,12 +17,9 @@ OPTIONS = {
     "copy": dict.fromkeys(("--add", "--update", "--on", "--as", "--missing"), _JOIN),
     "preview": {
         "--augment": "draw samples of ShardDataset(..., augment=presets.simclr()) yourself",
-        "--text": "samples are printed unless --out names a sheet",
         "--columns": "the sheet is a little wider than high; --num sets its samples",
     },
     "images": {"--lossless-rotate": "rotate the files first with 'jpegtran -rotate'"},
-    "diff": {"--limit": "ten samples of each kind are named"},
-    "verify": {"--quick": "leave it out"},
     "cache": {
         "--verify": "a cached shard is verified when it is read; 'packdata cache --clear' deletes all"
     },

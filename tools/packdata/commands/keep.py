@@ -50,7 +50,9 @@ def _report(folder: Path, args: argparse.Namespace) -> Report:
     except ManifestError:  # verify will say so
         total = 0
     with as_folder(folder) as here, Meter("verifying", "bytes", total) as meter:
-        found = verify(here, decode=args.decode, workers=args.workers, tick=meter.tick)
+        found = verify(
+            here, quick=args.quick, decode=args.decode, workers=args.workers, tick=meter.tick
+        )
         return replace(found, path=folder)
 
 
@@ -70,7 +72,9 @@ def _show_report(report: Report) -> None:
 
 def _add_verify(parser: Parser) -> None:
     add_dataset(parser, "folder or URL of the dataset, or a folder of several")
-    add_switch(parser, "--decode", "also decode every record")
+    group = parser.add_mutually_exclusive_group()
+    add_switch(group, "--quick", "check only sizes and hashes of the files")
+    add_switch(group, "--decode", "also decode every record")
     add_number(parser, "--workers", "shards at once (default: all usable cores)")
     add_json(parser)
     add_remote(parser)

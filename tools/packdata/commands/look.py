@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.commandline import Command, show
+from loaders.errors import SchemaError
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
 from loaders.schema import field_from_json
@@ -15,6 +16,7 @@ from packdata.commands.common import (
     add_dataset,
     add_json,
     add_number,
+    add_switch,
     datasets_at,
     show_json,
 )
@@ -91,17 +93,22 @@ def _preview(args: argparse.Namespace) -> int:
     from loaders.data.view import open_view
     from packdata.inspect import preview
 
+    if args.out and args.text:
+        args.parser.error("--out is of a sheet, and --text draws none")
     view = open_view(args.dataset)
     indices = preview.choose(len(view.first_at_url()), args.num, args.seed)
-    if args.out is None:
+    if args.out and not preview.has_pictures(view):
+        what = f"--out is for a sheet of pictures, and {args.dataset} has none"
+        raise SchemaError(f"{what}: without it, samples are printed")
+    if args.text or not preview.has_pictures(view):
         for i in indices:
             show(preview.as_text(view, i))
         return 0
+    out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
     tiles = [preview.tile_of(view, i) for i in indices]
-    sheet = preview.sheet_of(tiles)
-    with args.out.open("xb") as file:
-        sheet.save(file, "PNG")
-    show(f"{printable(str(args.out))}: {len(indices)} of {counted(len(view), 'sample')}")
+    with out.open("xb") as file:
+        preview.sheet_of(tiles).save(file, "PNG")
+    show(f"{printable(str(out))}: {len(indices)} of {counted(len(view), 'sample')}")
     for tile in tiles:  # as on the sheet, whose font lacks letters and room
         show(f"  {printable(tile.caption)}")
     return 0
@@ -109,20 +116,21 @@ def _preview(args: argparse.Namespace) -> int:
 
 def _add_preview(parser: Parser) -> None:
     add_dataset(parser)
-    what = "draw the pictures with their captions to this file (default: print the samples)"
+    what = "file to write (default: the dataset's name, .png, in this folder)"
     parser.add_argument("--out", type=_png, metavar="SHEET.png", help=what)
     add_number(parser, "--num", "samples to show (default: 24)", 24)
     what = "another seed shows other samples (default: 0)"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=what)
+    add_switch(parser, "--text", "print the samples, draw nothing")
     add_remote(parser)
 
 
 PREVIEW = Command(
     name="preview",
-    summary="print some samples, or draw them",
+    summary="draw some samples, or print those without pictures",
     add=_add_preview,
     run=_preview,
-    example="packdata preview packed/train --out sheet.png",
+    example="packdata preview packed/train --out sheet.png --num 24",
 )
 
 
@@ -194,7 +202,7 @@ STATS = Command(
 def _diff(args: argparse.Namespace) -> int:
     from packdata.inspect.compare import diff
 
-    found = diff(args.a, args.b)
+    found = diff(args.a, args.b, limit=args.limit)
     if args.json:
         show_json(found.to_json())
         return 1 if found else 0
@@ -212,6 +220,7 @@ def _diff(args: argparse.Namespace) -> int:
 def _add_diff(parser: Parser) -> None:
     add_dataset(parser, "folder or URL of a dataset", "a")
     add_dataset(parser, "folder or URL of the other", "b")
+    add_number(parser, "--limit", "samples to name for each kind of difference (default: 10)", 10)
     add_json(parser)
     add_remote(parser)
 

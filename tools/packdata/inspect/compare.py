@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from loaders.schema import Schema
 
 _MAX_CHARS = 200  # of one side of a difference
-_MAX_EXAMPLES = 10
 
 
 @dataclass(slots=True)
@@ -32,11 +31,13 @@ class Difference:
         samples: Samples that only one has (``only A``, ``only B``), that stand elsewhere among those of both
             (``moved``), or whose records differ (by field): how many.
         examples: Key or position of the first of each.
+        limit: How many of these.
     """
 
     schema: list[str]
     samples: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
+    limit: int = 10
 
     def __bool__(self) -> bool:
         return bool(self.schema or self.samples)
@@ -50,11 +51,11 @@ class Difference:
         """Count samples of a view."""
         for i in rows:
             self.samples[kind] += 1
-            if self.samples[kind] <= _MAX_EXAMPLES:
+            if self.samples[kind] <= self.limit:
                 self.examples.setdefault(kind, []).append(view.key(i) or f"sample {i}")
 
 
-def diff(a: Path | str, b: Path | str) -> Difference:
+def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
     """Compare two packed datasets: samples by key where both have keys, else by position.
 
     Datasets of one fingerprint are equal, unread. Of others records are compared as stored: pictures that were encoded
@@ -64,7 +65,7 @@ def diff(a: Path | str, b: Path | str) -> Difference:
         ShardError: A record that is compared is damaged.
     """
     first, second = open_view(a), open_view(b)
-    found = Difference(schema_differences(first.schema, second.schema))
+    found = Difference(schema_differences(first.schema, second.schema), limit=limit)
     if first.fingerprint == second.fingerprint:
         return found
     in_a, in_b = _matches(first, second)

@@ -13,7 +13,7 @@ from PIL import Image as Pictures
 from PIL import ImageDraw, ImageFont
 
 from loaders.data.view import KEY_FIELD
-from loaders.errors import LoadersError, SchemaError, ShardError
+from loaders.errors import LoadersError, ShardError
 from loaders.schema import (
     Array,
     Boxes,
@@ -65,11 +65,14 @@ def choose(num_samples: int, num: int, seed: int = 0) -> list[int]:
     return sorted(random.Random(seed).sample(range(num_samples), min(num, num_samples)))
 
 
+def has_pictures(view: View) -> bool:
+    """Return whether a sheet can show anything."""
+    return any(map(_is_picture, view.schema.fields.values()))
+
+
 def sheet_of(tiles: Sequence[Tile]) -> Pictures.Image:
-    """Draw tiles in a grid that is a little wider than high, as RGB; SchemaError if they have no pictures."""
-    side_by_side = max((len(tile.pictures) for tile in tiles), default=0)
-    if not side_by_side:
-        raise SchemaError("the samples have no pictures: without out=, they are printed")
+    """Draw tiles as an RGB picture, in a grid that is a little wider than high."""
+    side_by_side = max((len(tile.pictures) for tile in tiles), default=1) or 1
     columns = math.ceil(math.sqrt(1.5 * len(tiles) / side_by_side))
     columns = max(1, min(columns, len(tiles)))
     width, height = side_by_side * (_TILE + _GAP), _TILE + _TITLE + _GAP

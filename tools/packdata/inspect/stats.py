@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -45,15 +45,6 @@ if TYPE_CHECKING:
     from packdata.moments import Summary
 
 _MAX_NUMBERS = 4096  # of a row of which a whole column is read at once
-
-
-class _Value(NamedTuple):
-    """What one value contributes: its numbers per channel, without NaN."""
-
-    channels: Sequence[Summary]
-    num_nan: int
-    shape: tuple[int, ...]
-    values: dict[int, int]  # of a mask: pixels by value
 
 
 @dataclass(slots=True)
@@ -108,14 +99,14 @@ def stats(
     if has_tokens(view.schema):
         decoded.remove(DOCUMENT_ENDS)  # positions in rows mean nothing
     found = {name: _of_all(view, name, kind) for name, kind in fields.items()}
-    gathered = {name: _Gathered(kind) for name, kind in fields.items() if name in decoded}
+    gathered = {name: _Gathered() for name in fields if name in decoded}
     if decoded:
         for values in _decode(view, indices, decoded, workers or usable_cores()):
             for name, value in zip(decoded, values, strict=True):
                 gathered[name].add(value)
             tick(1)
-    for name, field in gathered.items():
-        found[name] |= field.to_json()
+    for name, each in gathered.items():
+        found[name] |= each.to_json(fields[name])
     return Stats(len(whole), num, found, percentiles(_bytes_per_sample(view)))
 
 
@@ -126,18 +117,12 @@ def _is_decoded(kind: Field) -> bool:
 
 def _decode(
     view: View, indices: Sequence[int], names: Sequence[str], workers: int
-) -> Iterator[list[list[_Value]]]:
-    """Yield what the values of each sample contribute: several pictures, or one value."""
-    kinds = {name: view.schema.fields[name] for name in names}
+) -> Iterator[list[_Gathered]]:
+    """Yield what the values of each sample contribute."""
 
-    def measure(i: int) -> list[list[_Value]]:
+    def measure(i: int) -> list[_Gathered]:
         sample = view.sample(i, names)
-        return [
-            [_value_of(kind.one, each) for each in sample[name]]
-            if isinstance(kind, Images)
-            else [_value_of(kind, sample[name])]
-            for name, kind in kinds.items()
-        ]
+        return [_gathered(view.schema.fields[name], sample[name]) for name in names]
 
     with opencv.one_thread(), OrderedPool(measure, workers) as pool:
         yield from pool.map(indices)
@@ -150,19 +135,25 @@ def _has_channels(kind: Field) -> bool:
     return kind.dims[0] is not None
 
 
-def _value_of(kind: Field, value: npt.NDArray[Any]) -> _Value:
-    values: dict[int, int] = {}
+def _gathered(kind: Field, value: Any) -> _Gathered:
+    """Return the statistics of one value, of several pictures those of all."""
+    if isinstance(kind, Images):
+        found = _Gathered()
+        for picture in value:
+            found.add(_gathered(kind.one, picture))
+        return found
+    values = Counter[int]()
     if isinstance(kind, Mask):
         numbers, counts = np.unique(value, return_counts=True)
-        values = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        values.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
     planes = [value]
     if isinstance(kind, Image):
         planes = [value[..., c] for c in range(value.shape[-1])]
     elif _has_channels(kind):
         planes = list(value)
-    found = [_summary_of(plane) for plane in planes]
-    num_nan = value.size - sum(each.count for each in found)
-    return _Value(found, num_nan, value.shape, values)
+    channels = [_summary_of(plane) for plane in planes]
+    num_nan = value.size - sum(each.count for each in channels)
+    return _Gathered(channels, num_nan, [value.shape], values)
 
 
 def _summary_of(numbers: npt.NDArray[Any]) -> Summary:
@@ -176,57 +167,54 @@ def _summary_of(numbers: npt.NDArray[Any]) -> Summary:
     return Moments.of(numbers[~np.isnan(numbers)])
 
 
+@dataclass(slots=True)
 class _Gathered:
-    """The statistics of one decoded field while they come in; of several pictures a sample, those of all."""
+    """The statistics of a decoded field: numbers per channel, without NaN."""
 
-    def __init__(self, kind: Field) -> None:
-        self.kind = kind
-        self._counts: list[int] = []  # values by sample
-        self._channels: list[Summary] = []
-        self._num_nan = 0
-        self._shapes: list[tuple[int, ...]] = []
-        self._values: Counter[int] = Counter()
+    channels: list[Summary] = field(default_factory=list)
+    num_nan: int = 0
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    values: Counter[int] = field(default_factory=Counter)  # of masks: pixels by value
+    counts: list[int] = field(default_factory=list)  # of what was added: pictures of a sample
 
-    def add(self, values: list[_Value]) -> None:
-        self._counts.append(len(values))
-        for value in values:
-            if not self._shapes:
-                self._channels = list(value.channels)
-            else:
-                for mine, other in zip(self._channels, value.channels, strict=True):
-                    mine.add(other)
-            self._num_nan += value.num_nan
-            self._shapes.append(value.shape)
-            self._values.update(value.values)
+    def add(self, other: _Gathered) -> None:
+        """Take another one in."""
+        for mine, its in zip(self.channels, other.channels, strict=False):
+            mine.add(its)
+        self.channels = self.channels or other.channels
+        self.num_nan += other.num_nan
+        self.shapes += other.shapes
+        self.values.update(other.values)
+        self.counts.append(len(other.shapes))
 
-    def to_json(self) -> dict[str, Any]:
-        kind = self.kind
+    def to_json(self, kind: Field) -> dict[str, Any]:
+        """Return what is known, as JSON types."""
         if isinstance(kind, Boxes):
-            counts = np.array([shape[0] for shape in self._shapes])
+            counts = np.array([shape[0] for shape in self.shapes])
             return {"boxes_per_sample": percentiles(counts), "num_boxes": int(counts.sum())}
         if isinstance(kind, Images):
-            counts = np.array(self._counts)
+            counts = np.array(self.counts)
             found = {"images_per_sample": percentiles(counts), "num_images": int(counts.sum())}
-            return found | (self._pixels(kind.dtype) if self._shapes else {})
+            return found | (self._pixels(kind.dtype) if self.shapes else {})
         if isinstance(kind, Image):
             return self._pixels(kind.dtype)
         if isinstance(kind, Mask):
-            values = {str(v): n for v, n in sorted(self._values.items())}
-            return _sizes(self._shapes) | {"pixels_by_value": values}
-        if _has_channels(kind) and self._channels and self._channels[0].count:
-            return self._by_channel() | {"num_nan": self._num_nan}
-        return _numbers_of(self._channels[0] if self._channels else Moments(), self._num_nan)
+            values = {str(v): n for v, n in sorted(self.values.items())}
+            return _sizes(self.shapes) | {"pixels_by_value": values}
+        if _has_channels(kind) and self.channels and self.channels[0].count:
+            return self._by_channel() | {"num_nan": self.num_nan}
+        return _numbers_of(self.channels[0] if self.channels else Moments(), self.num_nan)
 
     def _pixels(self, dtype: str) -> dict[str, Any]:
         most = int(np.iinfo(dtype).max)
-        return _sizes(self._shapes) | self._by_channel() | {"max_value": most}
+        return _sizes(self.shapes) | self._by_channel() | {"max_value": most}
 
     def _by_channel(self) -> dict[str, Any]:
         return {
-            "mean": [_finite(channel.mean) for channel in self._channels],
-            "std": [_finite(channel.std) for channel in self._channels],
-            "min": _finite(min(channel.least for channel in self._channels)),
-            "max": _finite(max(channel.most for channel in self._channels)),
+            "mean": [_finite(channel.mean) for channel in self.channels],
+            "std": [_finite(channel.std) for channel in self.channels],
+            "min": _finite(min(channel.least for channel in self.channels)),
+            "max": _finite(max(channel.most for channel in self.channels)),
         }
 
 
