@@ -130,8 +130,8 @@ class DataLoader(OrderedLoader[BatchT]):
             real rows by ``batch.valid``, or ``batch["valid"]`` with ``as_dict`` (frameworks that rebuild named
             tuples lose ``.valid``). Default: that of a ``loaders`` sampler, else True.
         as_dict: Hand over ``{field: values}`` instead of named tuples.
-        stall_warning_s: Log what every worker is doing when a batch takes longer than this: threads, here or in a
-            child process (not without workers, nor by torch's processes).
+        stall_warning_s: Log what every worker thread is doing when a batch takes longer than this; a child process
+            writes that to stderr (not without workers, nor by torch's processes).
 
     Iterating begins the current epoch anew, or where ``load_state_dict`` says; a full pass
     advances the epoch. Under a sampler of torch each pass begins the next one, as torch shuffles each time.

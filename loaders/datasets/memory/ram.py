@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -31,7 +30,7 @@ from loaders.datasets.reading.fixed import take_rows
 from loaders.datasets.settings import SETTINGS, check_augment
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
-from loaders.errors import CodecError, SchemaError, ShardError
+from loaders.errors import CodecError, SchemaError
 from loaders.gone import gone
 from loaders.schema import Array, Field, Image, Label, Mask, Schema
 
@@ -101,7 +100,7 @@ class RAMDataset(ResidentDataset[SampleT]):
                 f"none of the fields {[*dataset.fields]} is stored: name fields to hold in memory"
             )
         origin = getattr(dataset, "path", Path("datasets joined"))
-        with _telling_of_replace(dataset.on_error), dataset.view.in_order(by_shard=True):
+        with dataset.view.in_order(by_shard=True):
             if shared:
                 shard, fields = share_columns(dataset, origin, decode, progress)
             else:
@@ -203,20 +202,6 @@ class RAMDataset(ResidentDataset[SampleT]):
         dataset, shard = cls.__new__(cls), HeldShard(Path("arrays"), columns)
         dataset._init_from(shard, kinds, None, _fingerprint(columns), **settings)
         return dataset
-
-
-@contextmanager
-def _telling_of_replace(on_error: str) -> Iterator[None]:
-    """Add to an error of loading what ``on_error="replace"`` is for."""
-    try:
-        yield
-    except ShardError as error:
-        if on_error == "replace":
-            what = "RAMDataset loads every record: on_error='replace' is for what does not decode later"
-            error.add_note(
-                f"{what}. Copy its damaged shards from a backup, or serve it by ShardDataset."
-            )
-        raise
 
 
 def _checked_schema(schema: Any, arrays: Mapping[str, Any]) -> dict[str, Field]:

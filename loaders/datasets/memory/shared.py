@@ -87,9 +87,7 @@ def share_columns(
         cores = usable_cores()  # also those of other ranks, which wait for this one
         plans = plan_columns(dataset, decode=decode, progress=progress, num_threads=cores)
         nbytes = sum(plan.nbytes for plan in plans.values())
-        ranks = os.environ.get("LOCAL_WORLD_SIZE")
-        processes = "processes" if ranks is None else f"{ranks} ranks and their workers"
-        check_fits(nbytes, progress, f" in one copy for this machine's {processes}")
+        check_fits(nbytes, progress, " in one copy for this machine")
         return plans
 
     file = _find_or_load(_identity(dataset, decode), plan, progress)
