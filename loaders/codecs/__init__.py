@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from loaders.checks import shown
 from loaders.codecs.dct import DctCodec
+from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
 from loaders.codecs.several import ImagesCodec
@@ -74,8 +75,12 @@ def register_codec(name: str, factory: Callable[[Any], Codec]) -> None:
     _FACTORIES[name] = factory
 
 
-def codec_for(field: Field) -> Codec:
-    """Return the codec of a field; CodecError if its name is unknown or does not fit the field."""
+def codec_for(field: Field, max_picture_mb: int = MAX_PICTURE_MB) -> Codec:
+    """Return the codec of a field, of pictures up to so many MiB each, decoded.
+
+    Raises:
+        CodecError: The codec's name is unknown, or does not fit the field.
+    """
     factory = _FACTORIES.get(field.codec)
     if factory is None:
         known = ", ".join(sorted(_FACTORIES))
@@ -83,4 +88,6 @@ def codec_for(field: Field) -> Codec:
             f"codec {field.codec!r} is unknown (known: {known}). "
             "Update loaders, or import the package that registers it with loaders.register_codec"
         )
-    return ImagesCodec(field) if isinstance(field, Images) else factory(field)
+    if isinstance(field, Images):
+        return ImagesCodec(field)
+    return PictureCodec(field, max_picture_mb) if factory is PictureCodec else factory(field)

@@ -8,7 +8,6 @@ encoded; any of the three is read, because files are often kept as they came. Wh
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import cv2
@@ -34,10 +33,10 @@ class PictureCodec:
 
     Attributes:
         keeps_jpeg: Whether JPEG files are among what the field can hold.
-        max_pixels: Of a picture: larger ones are an error.
+        max_pixels: Of a picture, those of ``max_picture_mb`` MiB decoded: larger ones are an error.
     """
 
-    def __init__(self, field: Field) -> None:
+    def __init__(self, field: Field, max_picture_mb: int = MAX_PICTURE_MB) -> None:
         if not isinstance(field, Image | Mask):
             raise CodecError(f"codec {field.codec!r} stores pictures, not {field.kind}")
         self.field = field
@@ -56,17 +55,9 @@ class PictureCodec:
                 f"codec {field.codec!r} does not keep masks exactly: take 'png' or 'raw'"
             )
         self.colorspace = {1: "GRAY", 3: "RGB", 4: "RGBA"}.get(self.channels)
-        self.max_pixels = self._pixels_within(MAX_PICTURE_MB)
+        nbytes = max(1, self.channels) * self.dtype.itemsize
+        self.max_pixels = pixels_within(max_picture_mb, nbytes)
         self.keeps_jpeg = self.colorspace is not None and self.dtype == np.uint8
-
-    def limited(self, max_picture_mb: int) -> PictureCodec:
-        """Return a codec for pictures of up to so many MiB, decoded."""
-        other = copy.copy(self)
-        other.max_pixels = self._pixels_within(max_picture_mb)
-        return other
-
-    def _pixels_within(self, max_picture_mb: int) -> int:
-        return pixels_within(max_picture_mb, max(1, self.channels) * self.dtype.itemsize)
 
     def encode(self, value: Any, quality: int = DEFAULT_QUALITY) -> bytes:
         """Return the encoded file of an H x W x C (or H x W) array.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,12 +24,6 @@ class ImagesCodec:
 
     def __init__(self, field: Images) -> None:
         self.field, self.one = field, PictureCodec(field.one)
-
-    def limited(self, max_picture_mb: int) -> ImagesCodec:
-        """Return a codec for pictures of up to so many MiB each, decoded."""
-        other = copy.copy(self)
-        other.one = self.one.limited(max_picture_mb)
-        return other
 
     def encode(self, value: Sequence[Any], quality: int = DEFAULT_QUALITY) -> bytes:
         """Return the record of H x W x C arrays; CodecError if one of them cannot be stored."""

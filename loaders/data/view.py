@@ -296,8 +296,7 @@ class View:
             raise SchemaError(f"field {name!r} holds no images: {field}")
         if field.size is not None:
             return np.tile(np.array(field.size, np.int32), (len(self), 1))
-        codec, sizes = self.codec(name), np.empty((len(self), 2), np.int32)
-        codec = codec.limited(max_picture_mb) if isinstance(codec, PictureCodec) else codec
+        codec, sizes = codec_for(field, max_picture_mb), np.empty((len(self), 2), np.int32)
         for positions in self.pieces(name):
             records = self.records(name, positions)
             try:

@@ -69,7 +69,7 @@ class JpegFinish(nn.Module):
     ) -> None:
         super().__init__()
         self.device, self.num_refused = as_device(device), 0
-        self._codec = PictureCodec(field).limited(max_picture_mb)
+        self._codec = PictureCodec(field, max_picture_mb)
         self._channels = field.channels
         if decode is None and self.device.type != "cpu":
             decode = decoder_for(field.channels, self.device)

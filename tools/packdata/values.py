@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from loaders.codecs import codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB
-from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec, cast_exactly
 from loaders.codecs.several import join_files
 from loaders.data.columns import Column, FixedColumn, column_of
@@ -53,9 +52,8 @@ class Preparer:
     """Turns the values of one field into records; ``quality``, 1 to 100, is of newly encoded JPEG and WebP."""
 
     def __init__(self, field: Field, quality: int, max_picture_mb: int = MAX_PICTURE_MB) -> None:
-        codec = codec_for(field)
         self.field, self._quality, self._max_picture_mb = field, quality, max_picture_mb
-        self.codec = codec.limited(max_picture_mb) if isinstance(codec, PictureCodec) else codec
+        self.codec = codec_for(field, max_picture_mb)
         one = field.one if isinstance(field, Images) else None
         self._one = None if one is None else Preparer(one, quality, max_picture_mb)
         self._classes = {}

@@ -202,9 +202,7 @@ def _plan_pixels(
     field: Any = dataset.schema.fields[name]
     pieces, records = [*rows.parts(_PICTURES)], _records_of(dataset.store, name, rows)
     blame = dataset.sample_error
-    codec: Any = codec_for(field)
-    if isinstance(codec, PictureCodec):
-        codec = codec.limited(dataset.max_picture_mb)
+    codec: Any = codec_for(field, dataset.max_picture_mb)
     if isinstance(field, Image) and has_halves(field):
         codec = WholeImages(field, dataset.scale)
         field = codec.served

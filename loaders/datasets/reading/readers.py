@@ -270,8 +270,7 @@ def _picture_reader(
         codec = WholeImages(field, scale)
         field = codec.served
     else:
-        codec = codec_for(field)
-        codec = codec.limited(max_picture_mb) if isinstance(codec, PictureCodec) else codec
+        codec = codec_for(field, max_picture_mb)
     sizes = tuple(output_size(ops, field.size) for ops in views.values())
     fills = tuple(_fill(name, field, ops) for ops in views.values())
     known = KnownHeads(store, name) if isinstance(codec, PictureCodec) else None

@@ -75,7 +75,7 @@ def _image(data: bytes, field: Image, max_picture_mb: int) -> tuple[Array, bytes
 def _with_alpha(data: bytes, field: Image, max_picture_mb: int) -> tuple[Array, bytes | None]:
     """Return RGBA as the file has it, upright, and the file if readers would see that in it."""
     header = read_header(data)
-    codec = PictureCodec(replace(field, codec="png")).limited(max_picture_mb)
+    codec = PictureCodec(replace(field, codec="png"), max_picture_mb)
     pixels = codec.decode(np.frombuffer(data, np.uint8))
     if header is None or header.orientation == 1:
         return pixels, data
