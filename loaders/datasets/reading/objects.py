@@ -85,7 +85,7 @@ class ShapeReader:
 
     reader: ObjectReader  # of the values as they are stored
     picture: PictureReader  # whose crops they follow
-    # Of each view what drops rows; None: nothing.
+    # The op that drops rows, by view; None: none does.
     sanitizers: tuple[augment.SanitizeBoundingBoxes | None, ...]
     is_guess: bool  # it is the first of several images
     is_leader: bool  # it is the field of boxes that ops look at

@@ -134,7 +134,7 @@ class PictureReader:
     field: Image | Mask
     views: tuple[tuple[str, tuple[Any, ...]], ...]  # name and ops of each; no ops: as stored
     codec: Any
-    # Of each view, height and width of all its results; None: they differ, and a batch is a list of tensors.
+    # Height and width of all results, by view; None: they differ, and a batch is a list of tensors.
     sizes: tuple[tuple[int, int] | None, ...]
     fills: tuple[Any, ...]  # of each view: what lies outside of the pictures
     known: KnownHeads | None = None  # of the store's pictures; None: heads are read each time
@@ -362,7 +362,7 @@ def _needed(plans: Sequence[Geometry], lengths: Ints) -> tuple[Ints, Ints]:
 def _reductions(plan: Geometry) -> Ints:
     if plan.regions is not None:  # the filter wants all pixels
         return np.ones(len(plan), np.int64)
-    # Those of warped pictures enclose more than they show.
+    # The boxes of warped pictures enclose more than is shown.
     return np.where(plan.is_warped, 1, reductions(plan.boxes, plan.sizes))
 
 

@@ -33,7 +33,7 @@ _NO_ROWS = Rows(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class SourcePart(NamedTuple):
-    """What of a batch is of one source of a mixture."""
+    """The samples of a batch that come from one source of a mixture."""
 
     request: Request  # its samples
     rows: npt.NDArray[np.int64]  # their places in the batch
@@ -53,7 +53,7 @@ class Request:
     draws: npt.NDArray[np.int64] | None = None
     seed: int = 0  # for augmentation
     num_workers: int = 1  # how many threads share the work
-    # What was made once for all parts, by name; None where a bad sample prevented it.
+    # Results shared by all parts, by name; None where a bad sample prevented it.
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
     # Held while something is made; reentrant, as that may need something else that is shared.
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False, repr=False)
@@ -178,7 +178,7 @@ class ReadPlan:
 
     # The samples, where they are of packed columns: one that cannot be read is named, or replaced.
     view: View | None
-    # Of each field; or one that returns samples. Without a view the first says what it reads.
+    # One for each field, or a single one that returns samples. Without a view the first describes what it reads.
     readers: tuple[Reader, ...]
     # By field name, how arrays of varying length that a transform made are joined.
     forms: Mapping[str, Form] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class ReadPlan:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of the values of a batch."""
+        """Names of the values of a batch, in order."""
         return tuple(name for reader in self.readers for name in reader.names)
 
     @cached_property

@@ -24,7 +24,7 @@ class Form(NamedTuple):
     # of a batch have one shape, else a list.
     kind: str = "list"
     value: float = 0  # that padding has
-    # Of each array, along which they differ; None: the first one that is not of length 1.
+    # The axis along which the arrays differ; None: the first one that is not of length 1.
     axis: int | None = None
     num_axes: int | None = None  # of arrays for which ``axis`` holds; None: of all
 
