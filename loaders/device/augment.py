@@ -34,7 +34,7 @@ from loaders.augment.resampling import (
 )
 from loaders.checks import shown, whole_number
 from loaders.device.edits import EditRound, edit_images, group_edits
-from loaders.device.nested import map_tensors
+from loaders.device.nested import holds, map_tensors
 from loaders.device.warps import SIGNED, Ripples, ripples_of, row_of, sources, warp
 from loaders.errors import BatchError
 
@@ -248,15 +248,8 @@ def _check(images: torch.Tensor, masks: tuple[torch.Tensor, ...], moves: Moves) 
             raise BatchError(
                 f"a mask {tuple(mask.shape)} does not fit images {tuple(images.shape)}"
             )
-        if not _holds(mask.dtype, moves.fill_mask):
+        if not holds(mask.dtype, moves.fill_mask):
             raise BatchError(f"fill_mask={moves.fill_mask} does not fit the masks' {mask.dtype}")
-
-
-def _holds(dtype: torch.dtype, number: int) -> bool:
-    if dtype == torch.bool:
-        return number in (0, 1)
-    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    return limits.min <= number <= limits.max
 
 
 def _moved(table: torch.Tensor, *, device: torch.device) -> torch.Tensor:

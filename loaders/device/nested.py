@@ -61,3 +61,13 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
     map_tensors(value, note)
     return iter(found)
+
+
+def holds(dtype: torch.dtype, value: float) -> bool:
+    """Tell whether a tensor of a dtype can have a value; floats may round it."""
+    if dtype.is_floating_point:
+        return True
+    if dtype == torch.bool:
+        return value in (0, 1)
+    limits = torch.iinfo(dtype)
+    return isinstance(value, int) and limits.min <= value <= limits.max

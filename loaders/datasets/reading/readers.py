@@ -16,13 +16,14 @@ from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.codecs.picture import PictureCodec
 from loaders.datasets.reading.coefficients import CoefficientReader, WholeImages, has_halves
 from loaders.datasets.reading.crops import CropReader, crop_readers
-from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader
+from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader, torch_dtype
 from loaders.datasets.reading.known import first_boxes
 from loaders.datasets.reading.objects import ObjectReader, ShapeReader, sanitizer_of
 from loaders.datasets.reading.pictures import KnownHeads, PictureReader
 from loaders.datasets.reading.samples import LIST, Form
 from loaders.datasets.reading.several import ImagesReader
 from loaders.device.decode import side_of
+from loaders.device.nested import holds
 from loaders.errors import SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Mask
 
@@ -218,7 +219,7 @@ def _check_form(name: str, given: Any, form: Form, field: Field | None) -> None:
         _refuse(name, given)
     if isinstance(field, Images) and form.axis != 0:
         _refuse(name, given)
-    if form.kind == "pad" and not _can_pad(form.value, np.dtype(field.served_dtype)):
+    if form.kind == "pad" and not holds(torch_dtype(field.served_dtype), form.value):
         what = f"{form.value} is no value of {field.served_dtype}"
         raise SchemaError(
             f"batching[{name!r}] = {given!r}: {what}: pad with another, or pack a wider dtype"
@@ -235,14 +236,6 @@ def _refuse(name: str, given: Any) -> NoReturn:
         "and 'offsets' (or ('offsets', axis)) are for Images, arrays and boxes of varying length, 'list' for pictures; "
         "for other fields only where a transform makes such arrays of them"
     )
-
-
-def _can_pad(value: float, dtype: np.dtype[Any]) -> bool:
-    """Tell whether numbers of a type can have a value."""
-    if dtype.kind == "f":
-        return True
-    limits = np.iinfo(dtype if dtype.kind in "ui" else np.uint8)
-    return isinstance(value, int) and bool(limits.min <= value <= limits.max)
 
 
 def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from loaders.checks import shown
-from loaders.device.nested import tensors_of
+from loaders.device.nested import holds, tensors_of
 from loaders.errors import BatchError
 
 
@@ -338,19 +338,10 @@ def _check_joined(tensors: list[torch.Tensor], form: Form, axis: int, name: str)
             f"of shapes {shapes} and types {sorted({str(t.dtype) for t in tensors})}. Say along which axis they are to "
             f"be joined, batching={{{name!r}: ('pad', 0, axis)}} or ('offsets', axis), or take 'list'"
         )
-    if (
-        form.kind == "pad"
-        and not first.dtype.is_floating_point
-        and not _holds(first.dtype, form.value)
-    ):
+    if form.kind == "pad" and not holds(first.dtype, form.value):
         raise BatchError(
             f"arrays of field {name!r} are {first.dtype}, which cannot hold the padding {form.value}"
         )
-
-
-def _holds(dtype: torch.dtype, value: float) -> bool:
-    limits = torch.iinfo(torch.uint8 if dtype == torch.bool else dtype)
-    return isinstance(value, int) and limits.min <= value <= limits.max
 
 
 class TransformedSamples(list[Any]):
