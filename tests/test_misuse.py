@@ -436,7 +436,7 @@ LOADING: list[Case] = [
     (
         lambda g: first(DataLoader(g.shard.replace(transform={"image": torch.relu}), 2)),
         BatchError,
-        "field 'image': .*the shapes .*give collate_fn",
+        "field 'image': .*shapes .*pass collate_fn",
     ),
     (
         lambda g: first(

@@ -35,7 +35,7 @@ def resampling_of(ops: Sequence[Op]) -> Resampling:
         >>> resampling_of([RandomResizedCrop(224)]).is_filtered
         False
     """
-    mode, warp = _padding_mode(ops), _warp(ops)
+    mode, warp = _one_of(ops, "padding_mode", "constant"), _warp(ops)
     for op in reversed(ops):
         interpolation = getattr(op, "interpolation", None)
         if interpolation is None or not hasattr(op, "antialias"):
@@ -52,15 +52,6 @@ def _warp(ops: Sequence[Op]) -> str:
     moving = [op for op in ops if not hasattr(op, "edit")]
     ways = {way for op in moving if (way := getattr(op, "interpolation", None)) is not None}
     return "nearest" if ways == {"nearest"} else "bilinear"
-
-
-def _padding_mode(ops: Sequence[Op]) -> str:
-    modes = {mode for op in ops if (mode := getattr(op, "padding_mode", None)) is not None}
-    if len(modes) > 1:
-        raise ValueError(
-            f"padding_mode must be the same in all ops that set it, got {' and '.join(sorted(modes))}"
-        )
-    return modes.pop() if modes else "constant"
 
 
 def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
@@ -85,32 +76,23 @@ def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
 
 
 def fill_mask_of(ops: Sequence[Op]) -> int:
-    """Return the padding value of masks: the one that ops set, or 0.
-
-    Raises:
-        ValueError: Ops set different ones; 0 is one of them where it is set.
-
-    Example:
-        >>> from loaders.augment import CenterCrop, RandomCrop
-        >>> fill_mask_of([RandomCrop(32, padding=4, fill_mask=255), CenterCrop(28)])
-        255
-    """
-    return int(_one_of(ops, "fill_mask"))
+    """Return the padding value of masks: the one that ops set, or 0; ValueError if ops set different ones."""
+    return int(_one_of(ops, "fill_mask", 0))
 
 
 def fill_of(ops: Sequence[Op]) -> Any:
     """Return the padding value of pixels: the one that ops set, or 0; ValueError if ops set different ones."""
-    return _one_of(ops, "fill")
+    return _one_of(ops, "fill", 0)
 
 
-def _one_of(ops: Sequence[Op], name: str) -> Any:
+def _one_of(ops: Sequence[Op], name: str, default: Any) -> Any:
     # Pixel ops use their own fill themselves.
     moving = [op for op in ops if not hasattr(op, "edit")]
-    fills = {fill for op in moving if (fill := getattr(op, name, None)) is not None}
-    if len(fills) > 1:
-        several = " and ".join(map(str, sorted(fills, key=np.sum)))
+    found = {value for op in moving if (value := getattr(op, name, None)) is not None}
+    if len(found) > 1:
+        several = " and ".join(sorted(map(str, found)))
         raise ValueError(f"{name} must be the same in all ops that set it, got {several}")
-    return fills.pop() if fills else 0
+    return found.pop() if found else default
 
 
 def output_size(ops: Sequence[Op], size: tuple[int, int] | None = None) -> tuple[int, int] | None:

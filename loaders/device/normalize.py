@@ -228,11 +228,8 @@ def _read_stats(path: Any) -> Mapping[str, Any]:
 def _not_tensor(images: Any) -> str:
     """Say what was given in place of a tensor, and what to do about it."""
     if isinstance(images, list):
-        return (
-            f"a list of {len(images)}: images of different sizes come as a list. Bring them to one "
-            "size with augment=[augment.RandomResizedCrop(224)], Resize and CenterCrop, "
-            "or normalize them one by one"
-        )
+        sizes = "images of different sizes come as a list"
+        return f"a list of {len(images)}: {sizes}; use augment=[augment.RandomResizedCrop(224)]"
     if isinstance(images, tuple) and hasattr(images, "_fields"):
         return f"a whole batch of {', '.join(images._fields)}: pass one of them"
     hint = ": torch.from_numpy() makes it one" if hasattr(images, "__array_interface__") else ""

@@ -66,12 +66,9 @@ def _check_said(fields: Mapping[str, Field | None]) -> None:
             continue
         beside = any(_has(field.dims, lengths) for lengths in moved)
         if beside or (not moved and len(field.dims) >= _VOLUME_AXES):
-            dims = ", ".join("?" if n is None else str(n) for n in field.dims)
-            mask = "Mask(...) for labels of pixels, " if beside else ""
             raise SchemaError(
-                f"augment does not know how many of the last axes of {name!r} ({dims}) are spatial: {mask}"
-                f"Array(dtype={field.dtype!r}, dims=..., spatial=2) for (C, H, W), 3 for (C, D, H, W), 1 for (C, T), "
-                "0 if augment should leave it as it is"
+                f"{name!r}: augment does not know how many of its last axes are spatial: use Mask(...) for labels of "
+                "pixels, or Array(dims=..., spatial=2) for (C, H, W); 0 to leave the array as it is"
             )
 
 

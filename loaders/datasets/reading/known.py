@@ -41,20 +41,13 @@ def check_known(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
                 check_known(each, fields)
         elif isinstance(op, augment.SanitizeBoundingBoxes) or _needs_boxes(op):
             if first_boxes(fields) is None:
-                raise SchemaError(
-                    f"{op} needs a Boxes field, and there is none (in memory: add it to fields)"
-                )
+                raise SchemaError(f"{op} needs a Boxes field (in memory, add it to fields)")
             check_rows(op, getattr(op, "fields", None), fields)
         elif (name := getattr(op, "foreground", None)) is not None:
             field = fields.get(name)
             if not isinstance(field, Mask) and not (isinstance(field, Array) and field.spatial):
-                what = (
-                    "is not stored here (in memory, add it to fields)"
-                    if field is None
-                    else f"is {field}"
-                )
                 raise SchemaError(
-                    f"{op} follows labels {name!r}, which {what}: it needs a Mask, or an Array with spatial axes"
+                    f"{op} needs {name!r} to be a stored Mask, or an Array with spatial axes, got {field}"
                 )
 
 
@@ -99,9 +92,8 @@ def _check_list(name: str, view: View, op: Any) -> None:
     counts = [len(each) for each in places]
     if any(counts) and all(map(_has_entries, values, counts)):
         raise SchemaError(
-            f"{op} drops boxes, and {name!r}, which has an entry for each box, would keep all of them: pack it as "
-            "numbers (packdata images --box-labels), leave it out with fields=[...], or name what follows in "
-            "SanitizeBoundingBoxes(fields=[...])"
+            f"{op} drops boxes, but not the entries of {name!r}: pack them as numbers (packdata images --box-labels), "
+            "leave the field out, or name what follows in SanitizeBoundingBoxes(fields=[...])"
         )
 
 

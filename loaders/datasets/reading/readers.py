@@ -232,9 +232,8 @@ def _check_form(name: str, given: Any, form: Form, field: Field | None) -> None:
 
 def _refuse(name: str, given: Any) -> NoReturn:
     raise SchemaError(
-        f"batching[{name!r}] = {given!r}: 'list', 'pad' (or ('pad', value), ('pad', value, axis)) "
-        "and 'offsets' (or ('offsets', axis)) are for Images, arrays and boxes of varying length, 'list' for pictures; "
-        "for other fields only where a transform makes such arrays of them"
+        f"batching[{name!r}] = {given!r}: use 'list', 'pad', ('pad', value, axis) or ('offsets', axis) for Images, "
+        "arrays and boxes of varying length, 'list' for pictures; other fields need a transform that makes such arrays"
     )
 
 

@@ -334,9 +334,8 @@ def _check_joined(tensors: list[torch.Tensor], form: Form, axis: int, name: str)
     ):
         shapes = sorted({(*t.shape,) for t in tensors})[:4]
         raise BatchError(
-            f"arrays of field {name!r} differ in more than axis {axis}, along which {form.kind!r} joins them: they are "
-            f"of shapes {shapes} and types {sorted({str(t.dtype) for t in tensors})}. Say along which axis they are to "
-            f"be joined, batching={{{name!r}: ('pad', 0, axis)}} or ('offsets', axis), or take 'list'"
+            f"arrays of field {name!r} differ in more than axis {axis}: shapes {shapes}, types "
+            f"{sorted({str(t.dtype) for t in tensors})}; name another axis, ('pad', 0, axis), or use 'list'"
         )
     if form.kind == "pad" and not holds(first.dtype, form.value):
         raise BatchError(
@@ -419,12 +418,10 @@ def _stacked(what: str, values: list[Any]) -> Any:
         return torch.utils.data.default_collate(values)
     except (RuntimeError, TypeError, KeyError, ValueError) as error:
         shapes = sorted({tuple(v.shape) for v in values if isinstance(v, torch.Tensor)})
-        got = f"they have the shapes {shapes[:4]}" if len(shapes) > 1 else str(error)
+        got = f"shapes {shapes[:4]}" if len(shapes) > 1 else str(error)
         raise BatchError(
-            f"the samples that transform returned cannot be stacked at {what}: {got}. Bring them to one "
-            "shape, with augment=[...] before transform or in it; return the sample itself, by "
-            "sample._replace(...), of which batching=... joins arrays of varying length, and {'image': 'list'} "
-            "leaves pictures apart; or give collate_fn"
+            f"the samples that transform returned cannot be stacked at {what}: {got}. Return one shape, or "
+            "sample._replace(...) beside batching={...: 'list'}, or pass collate_fn"
         ) from error
 
 
