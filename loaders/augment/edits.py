@@ -101,22 +101,7 @@ class Edits(NamedTuple):
 
 
 def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
-    """Carry out the edits of a sample, in place.
-
-    Args:
-        image: ``(H, W, C)`` uint8, C-contiguous, C = 1 or 3.
-        kinds: A row of ``Edits.kinds`` as plain ints.
-        values: A row of ``Edits.values`` as plain floats.
-
-    Raises:
-        BatchError: The image has another dtype or shape.
-
-    Example:
-        >>> image = np.array([[[0], [100], [200]]], np.uint8)
-        >>> edit(image, [Kind.INVERT, Kind.BRIGHTNESS], [[], [0.5]])
-        >>> image.ravel().tolist()
-        [127, 77, 27]
-    """
+    """Carry out the edits of a sample, rows of ``Edits`` as plain numbers, on uint8 ``(H, W, 1 or 3)``, in place."""
     if image.ndim != 3 or image.shape[2] not in (1, 3) or image.dtype != np.uint8:
         raise BatchError(
             f"pixel ops take uint8 images (H, W, 1 or 3), got {image.dtype} {image.shape}"

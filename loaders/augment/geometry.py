@@ -71,17 +71,6 @@ class Known(NamedTuple):
         points = [None if each is None else each[rows] for each in self.points]
         return Known(points, None if self.boxes is None else [self.boxes[i] for i in rows])
 
-    @staticmethod
-    def joined(parts: Sequence[Known]) -> Known:
-        """Concatenate along the samples."""
-        points = [
-            None if each[0] is None else np.concatenate(each)
-            for each in zip(*(part.points for part in parts), strict=True)
-        ]
-        has_boxes = bool(parts) and parts[0].boxes is not None
-        boxes = [each for part in parts for each in part.boxes or ()]
-        return Known(points, boxes if has_boxes else None)
-
 
 @dataclass(frozen=True, slots=True)
 class Geometry:

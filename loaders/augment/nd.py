@@ -58,18 +58,10 @@ def check_ops(ops: Sequence[Op], num_axes: int) -> None:
 
 
 def output_lengths(ops: Sequence[Op], lengths: Sequence[int | None]) -> tuple[int, ...] | None:
-    """Return the spatial lengths of every result; None if they depend on the array.
-
-    Args:
-        ops: Ops that passed ``check_ops``.
-        lengths: Spatial lengths of the stored arrays, None where they vary.
+    """Return the spatial lengths of every result; None if they depend on the array (of lengths that vary).
 
     Raises:
         BatchError: An array of these lengths is smaller than its crop.
-
-    Example:
-        >>> output_lengths([RandomCrop(8), RandomFlip()], (None, 16, 16))
-        (8, 8, 8)
     """
     known = [length for length in lengths if length is not None]
     if len(known) == len(lengths):
@@ -91,26 +83,13 @@ def cut(
     *,
     out: Array | None = None,
 ) -> Array:
-    """Copy a box out of an array, flipped along given axes.
+    """Copy a box out of an array ``(..., *spatial)``, flipped along given axes, into ``out`` or a new one.
 
-    Only the box is read: of a mapped file, only its pages. The copy releases the GIL.
-
-    Args:
-        array: ``(..., *spatial)``, any dtype, alignment and strides; the last K = ``len(flip)`` axes are spatial.
-        box: K corner coordinates, then K lengths: a row of ``Geometry.boxes`` as plain ints. Outside the array the
-            result is zero.
-        flip: The axes to flip after the crop: a row of ``Geometry.flips``.
-        out: Array ``(..., *lengths)`` of the same dtype to write to; a new one by default.
-
-    Returns:
-        ``out``.
+    Box and flips are a row of a ``Geometry`` as plain numbers, for the last ``len(flip)`` axes; outside the array the
+    result is zero. Only the box is read: of a mapped file, only its pages. The copy releases the GIL.
 
     Raises:
         BatchError: ``out`` has another shape or dtype.
-
-    Example:
-        >>> cut(np.arange(12).reshape(3, 4), (1, 2, 2, 2), (False, True)).tolist()
-        [[7, 6], [11, 10]]
     """
     num_axes = len(flip)
     corner, lengths = box[:num_axes], box[num_axes:]

@@ -36,14 +36,6 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 _INTERPOLABLE = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "float32", "float64")))
-# Dtypes that cv2 lacks (before version 5 bool and uint32) or misreads (int64 as int32) are moved bit for bit as
-# another one of the same width.
-_STAND_INS: dict[np.dtype[Any], np.dtype[Any]] = {
-    **dict.fromkeys(map(np.dtype, ("bool", "int8")), np.dtype("uint8")),
-    np.dtype("float16"): np.dtype("uint16"),
-    **dict.fromkeys(map(np.dtype, ("int32", "uint32")), np.dtype("int32")),
-    **dict.fromkeys(map(np.dtype, ("int64", "uint64")), np.dtype("float64")),
-}
 _POWERS = np.array([1, 2, 4, 8])  # by which libjpeg reduces
 _ZERO = np.zeros((), np.uint8)
 _MAX_CHANNELS = 128  # CV_CN_MAX of OpenCV 5; 512 before
@@ -60,91 +52,51 @@ def apply(
     *,
     out: Array | None = None,
     nearest: bool = False,
-    source_size: Sequence[int] | None = None,
     resampling: Resampling = FAST,
 ) -> Array:
-    """Crop, resize and flip one image in one resampling.
+    """Crop, resize and flip one image in one resampling, into ``out`` or a new array, and return that.
 
-    If box and size agree, pixels are copied. Otherwise they are interpolated bilinearly between pixel centres, or
-    averaged over areas (``cv2.INTER_AREA``) where both sides shrink by more than 2. At the edges of the box its own
-    edge pixels are repeated. Where the box reaches outside the image it is filled.
-
-    Args:
-        image: ``(H, W, C)`` or ``(H, W)``, pixels contiguous; uint8, uint16, int16, float32 or float64; any integer,
-            bool or float if nothing is interpolated.
-        box: y, x, height, width in source pixels: a row of ``Geometry.boxes`` as plain ints, or, if images are
-            filtered, of ``Geometry.regions`` as floats.
-        size: Height and width of the result: a row of ``Geometry.sizes``.
-        flip: Vertical, horizontal: a row of ``Geometry.flips``.
-        fill: Value outside the image: one number, or one per channel.
-        out: Contiguous array of the result's shape and dtype to write to, such as a row of a batch; a new one by
-            default. It must not overlap the image.
-        nearest: Nearest-neighbour instead: for masks, whose values must not be mixed.
-        source_size: Height and width of the stored image, if the decoder reduced it by 2, 4 or 8. The box, in pixels
-            of the stored image, is then rounded to whole pixels of the reduced one.
-        resampling: ``Geometry.resampling``; the default is the fast bilinear way.
-
-    Returns:
-        ``out``.
+    ``image`` is ``(H, W)`` or ``(H, W, C)``, pixels contiguous. Box, size and flip are a row of a ``Geometry``: the
+    box of ``regions`` if images are filtered. If box and size agree, pixels of any dtype are copied; ``nearest``, for
+    masks, picks them. Otherwise they are interpolated bilinearly between pixel centres, or averaged over areas
+    (``cv2.INTER_AREA``) where both sides shrink by more than 2. At the edges of the box its own edge pixels are
+    repeated. Outside the image it is ``fill``. ``out`` must not overlap the image.
 
     Raises:
         BatchError: Shapes or dtypes do not match, or the dtype cannot be interpolated.
-
-    Example:
-        >>> image = np.array([[1, 2, 3], [4, 5, 6]], np.uint8)
-        >>> apply(image, box=(0, 1, 2, 2), size=(2, 2), flip=(False, True)).tolist()
-        [[3, 2], [6, 5]]
     """
-    shape = image.shape
-    nearest = nearest or resampling.interpolation == "nearest"
-    if source_size is not None:
-        box = _reduced_box(box, source_size, shape)
+    shape, how = image.shape, resampling
+    nearest = nearest or how.interpolation == "nearest"
     out_shape = (*size, *shape[2:])
     if out is None:
         out = np.empty(out_shape, image.dtype)
     elif out.shape != out_shape or out.dtype != image.dtype:
         raise BatchError(f"out must be {image.dtype} {out_shape}, got {out.dtype} {out.shape}")
-    if resampling is not FAST:
-        image, box = _padded(image, box, size, fill, resampling)
-    if resampling.is_filtered:
-        return _apply_filtered(image, box, flip, fill, out, nearest, resampling.interpolation)
-    source, target, around = image, out, np.array(fill, image.dtype) if fill else _ZERO
-    if image.dtype not in _INTERPOLABLE:
-        moves_only = nearest or tuple(box[2:]) == tuple(size)
-        source, target = _stand_in(source, target, moves_only=moves_only)
-        around = around.view(source.dtype) if fill else _ZERO
+    is_copy = tuple(box[2:]) == tuple(size) and not how.is_filtered
+    if image.dtype not in _INTERPOLABLE and not (nearest or is_copy):
+        allowed = ", ".join(sorted(map(str, _INTERPOLABLE)))
+        raise BatchError(f"can interpolate {allowed}, got {image.dtype}")
+    if how is not FAST:
+        image, box = _padded(image, box, size, fill, how)
+    if how.is_filtered and nearest:
+        return _pick(image, box, flip, fill, out)
+    if how.is_filtered:
+        return resample(image, box, flip, out, interpolation=how.interpolation, fill=fill)
     try:
-        source = _crop(source, box, target, around)
+        source = _crop(image, box, out, np.array(fill, image.dtype) if fill else _ZERO)
         if source.shape != out_shape:
-            _resize(source, target, nearest, resampling.interpolation)
-            source = target
+            _resize(source, out, nearest, how.interpolation)
+            source = out
         vertical, horizontal = flip
         if vertical or horizontal:
-            _flip(source, target, vertical, horizontal)
-        elif source is not target:
-            target[...] = source
+            _flip(source, out, vertical, horizontal)
+        elif source is not out:
+            out[...] = source
     except (cv2.error, ValueError) as error:
         raise BatchError(
             f"cannot take box {tuple(box)} of a {image.dtype} {shape} image to {out_shape}"
         ) from error
     return out
-
-
-def _apply_filtered(
-    image: Array,
-    box: Sequence[float],
-    flip: Sequence[bool],
-    fill: Any,
-    out: Array,
-    nearest: bool,
-    interpolation: str,
-) -> Array:
-    """Do what ``apply`` does for filtered images, and for masks at the same sub-pixel boxes."""
-    if nearest:
-        return _pick(image, box, flip, fill, out)
-    if image.dtype not in _INTERPOLABLE:
-        _stand_in(image, out, moves_only=False)
-    return resample(image, box, flip, out, interpolation=interpolation, fill=fill)
 
 
 def _pick(
@@ -206,16 +158,10 @@ _FLIPS = np.array([_NO_FLIP, 1, 0, -1])  # none, horizontal, vertical, both
 def steps_of(
     geometry: Geometry, sizes: npt.NDArray[np.int64], reductions: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Compute what ``apply`` does to N uint8 images, for ``take_steps``.
+    """Compute what ``apply`` does to N uint8 images, for ``take_steps``: ``(N, 8)`` int64, each row a ``Step``.
 
-    Args:
-        geometry: Boxes, sizes and flips.
-        sizes: ``(N, 2)``: height and width of the stored images, before a JPEG decoder reduces them.
-        reductions: ``(N,)``: by how much the decoder reduces them: 1, 2, 4 or 8.
-
-    Returns:
-        ``(N, 8)`` int64, each row a ``Step``; and ``(N,)`` bool: False where ``apply`` is needed (boxes that reach
-        outside the image, filters, ``"nearest"``, warps).
+    And ``(N,)`` bool: False where ``apply`` is needed (boxes that reach outside the image, filters, ``"nearest"``,
+    warps). ``sizes`` ``(N, 2)`` are those of the stored images, before a JPEG decoder reduces them.
     """
     boxes, shapes = _reduced_boxes(geometry.boxes, sizes, reductions)
     starts, extents = boxes[:, :2], boxes[:, 2:]
@@ -229,12 +175,9 @@ def steps_of(
     steps[:, 7] = _FLIPS[geometry.flips @ (2, 1)]
     is_inside: npt.NDArray[np.bool_] = (starts >= 0) & (ends <= shapes)
     is_ready = is_inside[:, 0] & is_inside[:, 1]
-    return steps, is_ready & ~geometry.is_warped & _is_stepped(geometry.resampling)
-
-
-def _is_stepped(resampling: Resampling) -> bool:
-    """Return whether ``take_steps`` can resample so."""
-    return not resampling.is_filtered and resampling.interpolation in _METHODS
+    how = geometry.resampling
+    is_stepped = not how.is_filtered and how.interpolation in _METHODS
+    return steps, is_ready & ~geometry.is_warped & is_stepped
 
 
 def _reduced_boxes(
@@ -246,7 +189,7 @@ def _reduced_boxes(
         return boxes, sizes
     boxes, shapes = boxes.copy(), -(-sizes // reductions[:, None])
     for i in rows:
-        boxes[i] = _reduced_box(boxes[i].tolist(), sizes[i].tolist(), tuple(shapes[i].tolist()))
+        boxes[i] = reduced_box(boxes[i].tolist(), sizes[i].tolist(), int(reductions[i]))
     return boxes, shapes
 
 
@@ -259,12 +202,9 @@ def moved_steps(steps: Sequence[Step], top: int, left: int) -> list[Step]:
 
 
 def take_steps(image: Array, steps: Sequence[Step], outs: Sequence[Array]) -> None:
-    """Do what ``apply`` does, checking only what a bad file could cause.
+    """Do what ``apply`` does to a uint8 image of at most 4 channels, checking only what a bad file could cause.
 
-    Args:
-        image: ``(H, W, C)`` uint8 with at most 4 channels.
-        steps: Steps whose boxes lie inside the image.
-        outs: For each step a contiguous array of its size, with the image's dtype and channels.
+    Boxes of steps lie inside the image; ``outs`` are contiguous arrays of their sizes.
 
     Raises:
         BatchError: The image is smaller than the one that the steps were computed for.
@@ -284,16 +224,6 @@ def take_steps(image: Array, steps: Sequence[Step], outs: Sequence[Array]) -> No
             cv2.flip(source, flip, out)
         elif source is not out:
             out[...] = source
-
-
-def _stand_in(source: Array, target: Array, *, moves_only: bool) -> tuple[Array, Array]:
-    """View both arrays as a dtype of the same width that cv2 can move."""
-    stand_in = _STAND_INS.get(source.dtype)
-    if stand_in is None or not moves_only:
-        allowed = ", ".join(sorted(map(str, _INTERPOLABLE)))
-        hint = "" if stand_in is None else "; for a mask pass nearest=True"
-        raise BatchError(f"can interpolate {allowed}, got {source.dtype}{hint}")
-    return source.view(stand_in), target.view(stand_in)
 
 
 def _crop(image: Array, box: Sequence[int], target: Array, around: Array) -> Array:
@@ -317,13 +247,15 @@ def _copy_padded(image: Array, y: int, x: int, canvas: Array, around: Array) -> 
     canvas[top : top + part.shape[0], left : left + part.shape[1]] = part
 
 
-def _resize(source: Array, target: Array, nearest: bool, interpolation: str = "bilinear") -> None:
+def _resize(source: Array, target: Array, nearest: bool, interpolation: str) -> None:
     """Resample all of source into all of target."""
     height, width = target.shape[:2]
     from_height, from_width = source.shape[:2]
+    method = cv2.INTER_LINEAR
     if nearest:
         too_large = from_height > _MAX_NEAREST_SIDE or from_width > _MAX_NEAREST_SIDE
-        if too_large or _has_ties(from_height, height) or _has_ties(from_width, width):
+        has_ties = _has_ties(from_height, height) or _has_ties(from_width, width)
+        if too_large or has_ties or source.dtype not in _INTERPOLABLE:
             _resize_nearest(source, target)
             return
         method = cv2.INTER_NEAREST_EXACT
@@ -331,30 +263,19 @@ def _resize(source: Array, target: Array, nearest: bool, interpolation: str = "b
         method = cv2.INTER_CUBIC
     elif _is_half(from_height, from_width, height, width):
         method = cv2.INTER_AREA
-    else:
-        method = cv2.INTER_LINEAR
-    if source.ndim == 3 and source.shape[2] > _MAX_AREA_CHANNELS:
-        _resize_channels(source, target, method)
-    else:
+    step = _MAX_AREA_CHANNELS if method == cv2.INTER_AREA else _MAX_CHANNELS
+    if source.ndim == 2 or source.shape[2] <= step:
         cv2.resize(source, (width, height), target, 0, 0, method)
+        return
+    for start in range(0, source.shape[2], step):
+        part = np.ascontiguousarray(source[:, :, start : start + step])
+        resized = cv2.resize(part, (width, height), interpolation=method)
+        target[:, :, start : start + step] = resized.reshape(height, width, -1)
 
 
 def _is_half(from_height: Any, from_width: Any, height: Any, width: Any) -> Any:
     """Return whether both sides shrink by more than 2; of numbers, or elementwise of arrays."""
     return (from_height > 2 * height) & (from_width > 2 * width)
-
-
-def _resize_channels(source: Array, target: Array, method: int) -> None:
-    """Resize many channels, as many at a time as cv2 supports."""
-    height, width, channels = target.shape
-    step = _MAX_AREA_CHANNELS if method == cv2.INTER_AREA else _MAX_CHANNELS
-    if channels <= step:
-        cv2.resize(source, (width, height), target, 0, 0, method)
-        return
-    for start in range(0, channels, step):
-        part = np.ascontiguousarray(source[:, :, start : start + step])
-        resized = cv2.resize(part, (width, height), interpolation=method)
-        target[:, :, start : start + step] = resized.reshape(height, width, -1)
 
 
 def _has_ties(length: int, size: int) -> bool:
@@ -374,7 +295,8 @@ def _resize_nearest(source: Array, target: Array) -> None:
 
 def _flip(source: Array, target: Array, vertical: bool, horizontal: bool) -> None:
     """Flip source into target, which may be the same array."""
-    if source.ndim == 3 and source.shape[2] > _MAX_CHANNELS:
+    has_more = source.ndim == 3 and source.shape[2] > _MAX_CHANNELS
+    if has_more or source.dtype not in _INTERPOLABLE:
         target[...] = source[:: -1 if vertical else 1, :: -1 if horizontal else 1]
     else:
         cv2.flip(source, (-1 if vertical else 1) if horizontal else 0, target)
@@ -385,52 +307,26 @@ def reductions(
 ) -> npt.NDArray[np.int64]:
     """Return by how much a decoder may shrink each image so that its crop is at least as large as the result.
 
-    Args:
-        boxes: ``(N, 4)``: y, x, height, width.
-        sizes: ``(N, 2)``: height and width of the results.
-
-    Returns:
-        ``(N,)``: 1, 2, 4 or 8.
-
-    Example:
-        >>> boxes = np.array([[0, 0, 900, 1000], [0, 0, 900, 400]])
-        >>> reductions(boxes, np.array([[224, 224]])).tolist()
-        [4, 1]
+    1, 2, 4 or 8, ``(N,)``, of boxes ``(N, 4)`` and sizes of results ``(N, 2)``.
     """
     times = (boxes[:, 2:] // sizes).min(axis=1)
     reductions: npt.NDArray[np.int64] = _POWERS[np.searchsorted(_POWERS[1:], times, "right")]
     return reductions
 
 
-def _reduced_box(
-    box: Sequence[int], source_size: Sequence[int], shape: Sequence[int]
+def reduced_box(
+    box: Sequence[int], source_size: Sequence[int], reduction: int
 ) -> tuple[int, int, int, int]:
-    """Convert a box to pixels of an image that the decoder reduced."""
-    y, x, height, width = box
-    factor = _factor(source_size, shape)
-    y, height = _reduced_span(y, height, factor, source_size[0], shape[0])
-    x, width = _reduced_span(x, width, factor, source_size[1], shape[1])
+    """Convert a box to whole pixels of an image that libjpeg reduced, whose sides are rounded up."""
+    (y, height), (x, width) = (
+        _reduced_span(box[i], box[i + 2], reduction, source_size[i]) for i in (0, 1)
+    )
     return y, x, height, width
 
 
-def _factor(source_size: Sequence[int], shape: Sequence[int]) -> int:
-    """Return the factor between two sizes; libjpeg rounds reduced sides up, other decoders down."""
-    height, width = source_size
-    for factor in (1, 2, 4, 8):
-        down = (height // factor, width // factor)
-        up = (-(-height // factor), -(-width // factor))
-        if shape[:2] in (up, down):
-            return factor
-    raise BatchError(
-        f"source_size {tuple(source_size)} divided by 1, 2, 4 or 8 never gives the image's "
-        f"{tuple(shape[:2])}"
-    )
-
-
-def _reduced_span(
-    start: int, extent: int, factor: int, source_length: int, length: int
-) -> tuple[int, int]:
+def _reduced_span(start: int, extent: int, factor: int, source_length: int) -> tuple[int, int]:
     """Divide start and end by the factor, rounding halves up; at least one pixel, and inside the image."""
+    length = -(-source_length // factor)
     first = (2 * start + factor) // (2 * factor)
     last = (2 * (start + extent) + factor) // (2 * factor)
     if first == last:  # less than half a pixel across: the one at its centre
@@ -449,27 +345,13 @@ def move_boxes(
     matrix: npt.NDArray[np.float64] | None = None,
     ripple: Ripple | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Move bounding boxes as ``apply`` moves pixels.
+    """Move boxes ``(n, 4)``, x1, y1, x2, y2 in source pixels, as ``apply`` (with a matrix ``warp``) moves pixels.
 
-    Args:
-        boxes: ``(n, 4)``: x1, y1, x2, y2 in source pixels.
-        box: As in ``apply``.
-        size: As in ``apply``.
-        flip: As in ``apply``.
-        matrix: As in ``warp``, instead of box and flip: a box becomes the one that encloses its warped corners.
-        ripple: As in ``warp``.
-
-    Returns:
-        ``(n, 4)`` float32, in pixels of the result and clipped to it. Number and order stay: boxes outside the
-        result have zero width or height, for the caller to keep or drop together with their labels.
+    They are clipped to the result. Number and order stay: boxes outside of it have zero width or height, for the
+    caller to keep or drop together with their labels. Of a warp they enclose their corners.
 
     Raises:
         BatchError: ``boxes`` is not ``(n, 4)``.
-
-    Example:
-        >>> boxes = np.array([[10, 20, 30, 40]], np.float32)
-        >>> move_boxes(boxes, box=(20, 0, 50, 100), size=(25, 50), flip=(False, True)).tolist()
-        [[35.0, 0.0, 45.0, 10.0]]
     """
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise BatchError(f"boxes must be (n, 4), got {boxes.shape}")
@@ -512,28 +394,13 @@ def move_keypoints(
     matrix: npt.NDArray[np.float64] | None = None,
     ripple: Ripple | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Move keypoints as ``apply`` moves pixels.
+    """Move keypoints ``(n, num, 2)``, x and y, or ``(n, num, 3)`` with COCO's visibility, as ``move_boxes``.
 
-    Args:
-        points: ``(n, num, 2)``: x, y in source pixels; or ``(n, num, 3)`` with COCO's visibility.
-        box: As in ``apply``.
-        size: As in ``apply``.
-        flip: As in ``apply``.
-        pairs: Pairs of points (left and right eye) to swap in a horizontal flip, or if the matrix mirrors.
-        matrix: As in ``warp``, instead of box and flip.
-        ripple: As in ``warp``.
-
-    Returns:
-        float32 of the same shape, in pixels of the result. With visibility, points outside the result and unlabelled
-        points are 0, 0, 0.
+    ``pairs`` of points (left and right eye) are swapped in a horizontal flip, or if the matrix mirrors. With
+    visibility, points outside the result and unlabelled points are 0, 0, 0.
 
     Raises:
         BatchError: ``points`` has another shape.
-
-    Example:
-        >>> points = np.array([[[10, 20], [30, 40]]], np.float32)
-        >>> move_keypoints(points, (20, 0, 50, 100), (25, 50), (False, True), [(0, 1)]).tolist()
-        [[[35.0, 10.0], [45.0, 0.0]]]
     """
     if points.ndim != 3 or points.shape[2] not in (2, 3):
         raise BatchError(f"keypoints must be (n, num, 2) or (n, num, 3), got {points.shape}")

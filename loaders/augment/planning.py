@@ -27,13 +27,6 @@ def resampling_of(ops: Sequence[Op]) -> Resampling:
     """Return how a list of ops resamples: as its last resizing op says.
 
     If that op has ``antialias=None``, images are filtered if no op draws at random.
-
-    Example:
-        >>> from loaders.augment import CenterCrop, RandomResizedCrop, Resize
-        >>> resampling_of([Resize(256), CenterCrop(224)]).is_filtered
-        True
-        >>> resampling_of([RandomResizedCrop(224)]).is_filtered
-        False
     """
     mode, warp = _one_of(ops, "padding_mode", "constant"), _warp(ops)
     for op in reversed(ops):
@@ -96,21 +89,8 @@ def _one_of(ops: Sequence[Op], name: str, default: Any) -> Any:
 
 
 def output_size(ops: Sequence[Op], size: tuple[int, int] | None = None) -> tuple[int, int] | None:
-    """Return the (height, width) of all results; None if they depend on the sample.
-
-    Args:
-        ops: The list of ops.
-        size: (height, width) of all source images; None: they differ.
-
-    Raises:
-        TypeError: ``ops`` is not a list of ops.
-
-    Example:
-        >>> from loaders.augment import CenterCrop, Resize
-        >>> output_size([Resize(256), CenterCrop(224)]), output_size([Resize(256)])
-        ((224, 224), None)
-    """
-    for op in as_ops(ops):
+    """Return the (height, width) of all results, of images of one size or of any (None); None if they differ."""
+    for op in ops:
         size = op.resized(size)
     return size
 
@@ -128,31 +108,25 @@ def plan(
 ) -> Geometry:
     """Draw the parameters of a batch and reduce them to one ``Geometry``.
 
-    A sample's row depends on ``ops``, its own size, index and draw, and on ``seed``, ``epoch`` and ``view``: it is
-    the same in any batch, and alone.
+    A sample's row depends on ``ops`` (and their positions), its own size, index and draw, and on ``seed``, ``epoch``
+    and ``view``: it is the same in any batch, and alone.
 
     Args:
-        ops: The list of ops; the position of an op is part of its random key.
+        ops: The list of ops.
         sizes: ``(N, 2)`` integers: height and width of each image in source pixels; for volumes ``(N, 3)``, and so on.
         seed: The run's seed.
         epoch: The epoch, from 0.
         indices: ``(N,)`` integers: positions in the dataset.
-        draws: ``(N,)`` integers: the how-manieth repeat of its index in the epoch each sample is; 0 by default.
+        draws: ``(N,)`` integers: the occurrence of each sample's index within the epoch; 0 by default.
         view: Number of the view, if several are made from one decode.
         known: Crop points and boxes for ops that need them; None: none.
 
     Raises:
-        BatchError: Shapes do not match, an image is empty, or one is smaller than its crop.
-
-    Example:
-        >>> from loaders.augment import CenterCrop
-        >>> sizes, indices = np.array([[6, 8], [3, 9]]), np.array([10, 11])
-        >>> plan([CenterCrop(4)], sizes, seed=0, epoch=0, indices=indices).boxes.tolist()
-        [[1, 2, 4, 4], [0, 2, 4, 4]]
+        BatchError: An image is empty, or smaller than its crop.
     """
     indices = np.asarray(indices)
     draws = np.zeros(1, np.int64) if draws is None else np.asarray(draws)
-    window = Window(_checked_sizes(sizes, indices, draws), indices)
+    window = Window(_checked_sizes(sizes, indices), indices)
     num_axes = window.size.shape[1]
     keys = [key64(_DOMAIN, seed, epoch, view, position) for position in range(len(ops))]
     nums = [num_axes if getattr(op, "per_axis", False) else op.num_draws for op in ops]
@@ -183,19 +157,10 @@ def _source_points(points: Floats | None, lengths: Ints) -> Floats | None:
     return points * lengths
 
 
-def _checked_sizes(sizes: npt.NDArray[Any], indices: Ints, draws: Ints) -> Ints:
+def _checked_sizes(sizes: npt.NDArray[Any], indices: Ints) -> Ints:
     sizes = np.asarray(sizes, np.int64)
-    num = len(indices)
-    fits = sizes.ndim == 2 and len(sizes) == num and sizes.shape[1] > 0
-    if not fits or indices.ndim != 1 or draws.shape not in ((num,), (1,)):
-        raise BatchError(
-            f"sizes must be (N, 2) or (N, axes), indices and draws (N,), "
-            f"got {sizes.shape}, {indices.shape} and {draws.shape}"
-        )
-    if num and sizes.min() < 1:
+    if len(sizes) and sizes.min() < 1:
         row = int(sizes.min(axis=1).argmin())
-        names = ("height", "width") if sizes.shape[1] == 2 else map("axis {}".format, range(32))
-        lengths = zip(names, sizes[row].tolist(), strict=False)
-        listed = ", ".join(f"{name} {length}" for name, length in lengths)
-        raise BatchError(f"sample {indices[row]} is empty: {listed}")
+        lengths = " x ".join(map(str, sizes[row].tolist()))
+        raise BatchError(f"sample {indices[row]} is empty: {lengths}")
     return sizes

@@ -330,15 +330,11 @@ def carry_out(
     *,
     out: npt.NDArray[Any] | None = None,
     nearest: bool = False,
-    source_size: Sequence[int] | None = None,
 ) -> npt.NDArray[Any]:
     """Carry out one sample's geometry by ``apply`` or ``warp``, which take these arguments."""
     box, size, flip, matrix, ripple = move
     if matrix is None:
-        return apply(
-            image, box, size, flip, fill,
-            out=out, nearest=nearest, source_size=source_size, resampling=resampling,
-        )  # fmt: skip
+        return apply(image, box, size, flip, fill, out=out, nearest=nearest, resampling=resampling)
     return warp(
         image, matrix, size, fill, out=out, interpolation="nearest" if nearest else resampling.warp,
         padding_mode=resampling.padding_mode, ripple=ripple,
@@ -356,20 +352,10 @@ def warp(
     padding_mode: str = "constant",
     ripple: Ripple | None = None,
 ) -> npt.NDArray[Any]:
-    """Warp an image by a matrix.
+    """Warp an image of up to 4 channels by a matrix ``(3, 3)`` from x, y of the result to x, y of the image.
 
-    Args:
-        image: ``(H, W)`` or ``(H, W, C)`` with up to 4 channels, of a dtype that ``apply`` interpolates.
-        matrix: ``(3, 3)``: from x, y of the result to x, y of the image, in pixels from the top left corner.
-        size: Height and width of the result.
-        fill: Value outside the image: one number, or one per channel.
-        out: Array to write to; a new one by default.
-        interpolation: ``"bilinear"`` or ``"nearest"``.
-        padding_mode: As in ``RandomCrop``.
-        ripple: Displacements after the matrix, which then maps from their frame.
-
-    Returns:
-        ``out``.
+    In pixels from the top left corner. Outside the image it is ``fill``, or as ``padding_mode`` of ``RandomCrop`` says.
+    With a ripple, whose displacements follow, the matrix maps from its frame.
 
     Raises:
         BatchError: OpenCV cannot warp this dtype or number of channels.

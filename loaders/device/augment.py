@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from loaders.device.normalize import Normalize
 
 _PIXELS = {torch.uint8: 255, torch.uint16: 65535}
+_CUBIC = -0.75  # of OpenCV's cubic interpolation, which is not filtered
 
 
 class Moves(NamedTuple):
@@ -328,11 +329,10 @@ def _lines(moves: Moves, axis: int, length: int) -> tuple[torch.Tensor, torch.Te
     if moves.regions is not None:
         region = moves.regions[:, :, axis].to(_real(moves.table))
         return _filtered(region, flip, size, num, length, moves.resampling)
-    if moves.resampling.interpolation == "bicubic":
-        taps, weights = _cubic_taps(extent, flip, size)
-    else:
-        is_area = (moves.table[:, 1] > 2 * row_of(moves.size, moves.table)).all(dim=1)
-        taps, weights = _taps(extent, flip, is_area, size, num)
+    interpolation = moves.resampling.interpolation
+    is_area = (moves.table[:, 1] > 2 * row_of(moves.size, moves.table)).all(dim=1)
+    is_area &= interpolation == "bilinear"
+    taps, weights = _taps(extent, flip, is_area, size, num, interpolation)
     positions, inside = _inside(corner.view(-1, 1, 1) + taps, length, mode)
     return positions, weights * inside
 
@@ -383,35 +383,30 @@ def _on_image(
     return (at >= first.round()) & (at < last.round())
 
 
-def _cubic_taps(
-    length: torch.Tensor, flip: torch.Tensor, size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what ``_taps`` does for OpenCV's cubic interpolation, which is not filtered."""
-    extent = length.view(-1, 1)
-    centre = (_positions(flip, size) + 0.5) * (extent.to(torch.float32) / size) - 0.5
-    taps = centre.floor().long().unsqueeze(-1) + torch.arange(-1, 3, device=length.device)
-    weights = filter_weights(taps - centre.unsqueeze(-1), "bicubic", -0.75)
-    return torch.minimum(taps.clamp(min=0), extent.unsqueeze(-1) - 1), weights
-
-
 def _taps(
-    length: torch.Tensor, flip: torch.Tensor, is_area: torch.Tensor, size: int, num: int
+    length: torch.Tensor,
+    flip: torch.Tensor,
+    is_area: torch.Tensor,
+    size: int,
+    num: int,
+    interpolation: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return which positions in its box each output position takes, and their weights: ``(N, size, num)`` each."""
-    at = _positions(flip, size)
-    extent = length.view(-1, 1)
+    at, extent, is_area = _positions(flip, size), length.view(-1, 1), is_area.view(-1, 1)
     scale = extent.to(torch.float32) / size
-    centre = ((at + 0.5) * scale - 0.5).clamp_(min=0)
-    first = torch.minimum(centre.floor().long(), extent - 1)
-    begin, end = at * scale, (at + 1) * scale
-    first = torch.where(is_area.view(-1, 1), (at * extent) // size, first)
+    centre = (at + 0.5) * scale - 0.5
+    first = centre.floor().long() + 1 - int(SUPPORT[interpolation])
+    first = torch.where(is_area, (at * extent) // size, first)
     taps = first.unsqueeze(-1) + torch.arange(num, device=length.device)
-    left, edge = taps.to(torch.float32), extent.unsqueeze(-1)
+    left, begin, end = taps.to(torch.float32), at * scale, (at + 1) * scale
     share = torch.minimum(left + 1, end.unsqueeze(-1)) - torch.maximum(left, begin.unsqueeze(-1))
-    area = share.clamp_(min=0) / scale.unsqueeze(-1)
-    linear = (1 - (left - centre.unsqueeze(-1)).abs()).clamp_(min=0)
-    weights = torch.where(is_area.view(-1, 1, 1), area, linear)
-    return torch.minimum(taps, edge - 1), weights  # beyond the last pixel the same one goes on
+    weights = torch.where(
+        is_area.unsqueeze(-1),
+        share.clamp_(min=0) / scale.unsqueeze(-1),
+        filter_weights(left - centre.unsqueeze(-1), interpolation, _CUBIC),
+    )
+    # Beyond the edges of the box their pixels go on.
+    return torch.minimum(taps.clamp(min=0), extent.unsqueeze(-1) - 1), weights
 
 
 def _positions(flip: torch.Tensor, size: int) -> torch.Tensor:

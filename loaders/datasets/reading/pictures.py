@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from loaders.augment.edits import edit
-from loaders.augment.pixels import moved_steps, reductions, steps_of, take_steps
+from loaders.augment.pixels import moved_steps, reduced_box, reductions, steps_of, take_steps
 from loaders.augment.warps import carry_out
 from loaders.buffers import Memory, scratch
 from loaders.codecs.heads import HEAD, PictureHead, picture_heads
@@ -211,16 +211,19 @@ class PictureReader:
             if out is not None and out.shape[:2] != tuple(plan.sizes[i].tolist()):  # without ops
                 what = f"the picture is {part.height} x {part.width}"
                 raise CodecError(f"{what}, the field says {self.field.size}")
-        image, source_size = self._decode(part, wanted.reductions[i])
+        image, reduction = self._decode(part, wanted.reductions[i])
         for view, (out, move) in enumerate(zip(outs, wanted.moves(i), strict=True)):
             y, x, *lengths = move.box
-            move = move._replace(box=[y - part.top, x - part.left, *lengths])
+            box: Sequence[Any] = (y - part.top, x - part.left, *lengths)
+            if reduction > 1:
+                box = reduced_box(box, (part.height, part.width), reduction)
+            move = move._replace(box=[*box])
             if move.matrix is not None:
                 shift = np.array([[1, 0, -part.left], [0, 1, -part.top], [0, 0, 1]])
                 move = move._replace(matrix=shift @ move.matrix)
             done = carry_out(
                 image, move, wanted.plans[view].resampling, self.fills[view],
-                out=out, nearest=isinstance(self.field, Mask), source_size=source_size,
+                out=out, nearest=isinstance(self.field, Mask),
             )  # fmt: skip
             self._edit(wanted, i, [done], view)
             if out is None:
@@ -328,16 +331,14 @@ class PictureReader:
         heads[:, :2] = np.array(sizes, np.int64).reshape(-1, 2)
         return heads
 
-    def _decode(
-        self, part: PicturePart, reduction: int
-    ) -> tuple[npt.NDArray[Any], tuple[int, int] | None]:
-        """Decode a picture or a part of one; return it and, if it was reduced, its size at full scale."""
+    def _decode(self, part: PicturePart, reduction: int) -> tuple[npt.NDArray[Any], int]:
+        """Decode a picture or a part of one; return it and by how much it was reduced: JPEG alone can be."""
         if not isinstance(self.codec, PictureCodec):
-            return self.codec.decode(part.record), None
+            return self.codec.decode(part.record), 1
         size = part.height, part.width
         buffer = scratch(part.height * part.width * self._channels)
         image = self.codec.decode(part.record, reduction, buffer, size, ends_early=part.ends_early)
-        return image, None if reduction == 1 else size
+        return image, 1 if image.shape[:2] == size else reduction
 
     def finish(self, values: list[Any]) -> list[Any]:
         for name, size, pictures in zip(self.names, self.sizes, values, strict=True):
