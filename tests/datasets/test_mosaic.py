@@ -10,7 +10,6 @@ import torch
 
 import packdata
 from loaders import DataLoader, Mosaic, ShardDataset
-from loaders.datasets.mosaic import _copied, _gathered, _pixels
 from loaders.datasets.reading.samples import Padded, Ragged
 from loaders.errors import BatchError, SchemaError
 from loaders.schema import Array, Boxes, Image, Keypoints, Label, Mask
@@ -116,13 +115,6 @@ def test_quadrants_are_the_samples_before(folder: Path) -> None:
     assert edges.min() >= 0.3 * SIZE[1] - 1
     assert edges.max() <= 0.7 * SIZE[1]
     assert len(edges.unique()) > 4
-
-
-def test_a_device_gathers_what_the_host_copies() -> None:
-    lines = torch.randint(0, 256, (5, 7, 9, 3), dtype=torch.uint8)
-    for centres in ([[0, 0]] * 5, [[7, 9]] * 5, [[3, 4], [1, 8], [6, 1], [2, 2], [7, 0]]):
-        at = _pixels(torch.tensor(centres), (7, 9))
-        assert torch.equal(_gathered(lines, at), _copied(lines, centres))
 
 
 def test_the_draw_belongs_to_the_samples_of_the_batch(folder: Path) -> None:
