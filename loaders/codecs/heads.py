@@ -1,4 +1,4 @@
-"""What the first bytes of an encoded picture say: JPEG, PNG or WebP, told apart by them."""
+"""What the first bytes of an encoded picture say: JPEG, PNG or WebP, recognized by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures and masks as encoded files: JPEG, PNG or WebP, told apart by their first bytes.
+"""Pictures and masks as encoded files: JPEG, PNG or WebP, recognized by their first bytes.
 
 JPEG goes through libjpeg-turbo (``simplejpeg``), which decodes into a given buffer and can shrink
 while decoding; PNG and WebP go through OpenCV. A field's codec name says how new pictures are

@@ -226,7 +226,7 @@ def _read_stats(path: Any) -> Mapping[str, Any]:
 
 
 def _not_tensor(images: Any) -> str:
-    """Say what was given in place of a tensor, and what to do about it."""
+    """Describe what is no tensor, with the remedy."""
     if isinstance(images, list):
         sizes = "images of different sizes come as a list"
         return f"a list of {len(images)}: {sizes}; use augment=[augment.RandomResizedCrop(224)]"
