@@ -75,12 +75,7 @@ class Edits(NamedTuple):
 
     @staticmethod
     def of(kind: Any, *values: Any) -> Edits:
-        """Return one edit per sample, from arrays ``(N,)``, or numbers that hold for all.
-
-        Example:
-            >>> Edits.of(Kind.SOLARIZE, np.array([128.0, 64.0])).kinds.tolist()
-            [[7], [7]]
-        """
+        """Return one edit per sample, from arrays ``(N,)``, or numbers that hold for all."""
         columns = np.broadcast_arrays(kind, *values) if values else [np.atleast_1d(kind)]
         found = np.zeros((len(columns[0]), 1, NUM_VALUES))
         for i, column in enumerate(columns[1:]):

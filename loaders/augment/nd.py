@@ -40,12 +40,6 @@ def check_ops(ops: Sequence[Op], num_axes: int) -> None:
     Raises:
         TypeError: ``ops`` is not a list of ops.
         BatchError: An op resamples, or needs another number of axes.
-
-    Example:
-        >>> from loaders.augment import Resize
-        >>> check_ops([Resize(8)], 3)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        loaders.errors.BatchError: Resize(size=8...) resamples; arrays can only be cropped and flipped
     """
     for op in as_ops(ops):
         if hasattr(op, "interpolation") and not isinstance(op, PixelOp):

@@ -60,17 +60,15 @@ def _set_lengths(op: RandomCrop | CenterCrop) -> None:
     object.__setattr__(op, "_fits_all", is_one)
 
 
-_IF_CHANNELS = "; if the first axis holds channels, declare it: Array(dtype=..., dims=..., spatial=2) in the schema"
-
-
 def crop_lengths(op: RandomCrop | CenterCrop, num_axes: int) -> tuple[int, ...]:
     """Return a crop's size for samples of ``num_axes`` axes; BatchError if it was given for another number of them."""
     assert isinstance(op.size, tuple)
     if len(op.size) == num_axes:
         return op.size
     if not op._fits_all:
-        hint = _IF_CHANNELS if len(op.size) < num_axes else ""
-        raise BatchError(f"{op} crops {len(op.size)} axes, the samples have {num_axes}{hint}")
+        raise BatchError(
+            f"{op} crops {len(op.size)} axes, the samples have {num_axes} (Array(spatial=...) says how many)"
+        )
     return op.size[:1] * num_axes
 
 
@@ -271,13 +269,9 @@ class RandomCrop(Op):
         rows = np.flatnonzero((room < 0).any(axis=1))
         if len(rows):
             lengths = window.size[rows[0]].tolist()
-            crop = crop_lengths(self, len(lengths))
-            is_picture = len(lengths) == 2
             raise BatchError(
-                f"sample {window.indices[rows[0]]} is {' x '.join(map(str, lengths))} pixels when "
-                f"it reaches {self}, smaller than the crop of {' x '.join(map(str, crop))}; "
-                f"pass pad_if_needed=True"
-                f"{' or put a Resize before it' if is_picture else _IF_CHANNELS}"
+                f"sample {window.indices[rows[0]]} is {' x '.join(map(str, lengths))} pixels when it reaches {self}, "
+                "which is larger: pass pad_if_needed=True, or put a Resize before it"
             )
 
 
