@@ -60,16 +60,14 @@ class ChatTemplate:
             raise SourceError(f"the file is not a chat template ({error})", where) from error
         names = environment.parse(text).find_all(jinja2.nodes.Name)
         data = environment.parse(text).find_all(jinja2.nodes.TemplateData)
-        # It says itself, by ``{% generation %}``, what is a target.
+        # Its ``{% generation %}`` marks are the targets.
         self.has_marks = any(_OPEN in each.data for each in data)
         # What it gets if it asks for the time, that day's midnight; None if it does not.
         self.day = day if _NOW in {name.name for name in names} else None
         self.tokens = {name: value for name, value in tokens.items() if name in asked}
         if lost := sorted(n for n in asked - set(tokens) if n in ("bos_token", "eos_token")):
-            hint = f"Put the tokenizer's {CONFIG} beside it, or give that as the template"
-            raise SourceError(
-                f"the file writes {' and '.join(lost)}, which are not known", where, hint
-            )
+            hint = f"Put the tokenizer's {CONFIG} beside it, or pass that as the template"
+            raise SourceError(f"unknown {' and '.join(lost)} in the template", where, hint)
         marks = ["generation"] if self.has_marks else []
         made_by = json.dumps([text, self.tokens, str(self.day), *marks], sort_keys=True)
         # Identifies what it makes of messages.
@@ -92,7 +90,7 @@ class ChatTemplate:
             )
         except Exception as error:  # it is a program: whatever it raises is about these messages
             what = f"{type(error).__name__}: {error}"
-            raise ValueError(f"the chat template cannot write it ({what})") from error
+            raise ValueError(f"the chat template refuses the conversation ({what})") from error
 
     def turns(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[tuple[int, int]]]:
         """Return the text of a conversation, and where in it the assistant speaks, or the template's marks are.
@@ -101,7 +99,7 @@ class ChatTemplate:
 
         Raises:
             ValueError: The template refuses the messages, or writes an earlier turn differently
-                once there are later ones, so that where it lies cannot be told.
+                once there are later ones, so that its place is not known.
         """
         text = self.render(messages, tools)
         answers = [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
@@ -111,10 +109,8 @@ class ChatTemplate:
             if learned == answers:
                 return text, found
             if len(found) != len(answers):
-                what = (
-                    f"{len(found)} {{% generation %}} marks, {len(answers)} turns of the assistant"
-                )
-                raise ValueError(f"which turn is not to be trained cannot be told: {what}")
+                what = f"{len(found)} {{% generation %}} marks for {len(answers)} turns"
+                raise ValueError(f"{what}: turns that are not trained need one mark a turn")
             return text, [found[answers.index(number)] for number in learned]
         return text, [self._turn(text, messages[: number + 1], tools) for number in learned]
 
@@ -152,13 +148,13 @@ class ChatTemplate:
 
 
 def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
-    """Return a text without its marks, and what lies between them; ValueError if they do not pair."""
+    """Return a text without its marks, and where they were; ValueError if they do not pair."""
     whole, found = "", []
     first, *parts = text.split(_OPEN)
     for part in parts:
         inside, close, behind = part.partition(_CLOSE)
         if not close or _CLOSE in behind:
-            raise ValueError("the chat template's {% generation %} marks lie in one another")
+            raise ValueError("the chat template nests {% generation %} marks")
         start = len(first) + len(whole)
         found.append((start, start + len(inside)))
         whole += inside + behind

@@ -248,7 +248,7 @@ class Ids(DocumentForm):
             bad = good & (has_null | (found != lengths))
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
-                what = f"{name!r} stands for {found[row]} ids of {lengths[row]}"
+                what = f"{name!r} is for {found[row]} ids, and there are {lengths[row]}"
                 if has_null[row]:
                     what = f"{name!r} is null, or holds one"
                 rejects.append((place(row), SourceError(what, place(row))))

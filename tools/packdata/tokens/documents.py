@@ -29,10 +29,9 @@ class Documents:
     # int64 positions in ``data`` behind each document that ends here. What follows the last one goes on in the next
     # piece.
     ends: npt.NDArray[np.int64]
-    place: Place  # says where the element of this position stands in the source
+    place: Place  # of the element of a position, in the source
     rejects: tuple[Reject, ...] = ()  # place and error of each document that is left out
-    # Aligned with ``data``, or None. Of ids, int32: what the model shall say there, -100 where it does not matter;
-    # of bytes, uint8: 1 where the model shall say them.
+    # Aligned with ``data``, or None. Of ids: the target, -100 for none; of bytes: 1 where they are targets.
     labels: npt.NDArray[Any] | None = None
 
     def __len__(self) -> int:
@@ -90,7 +89,7 @@ class Documents:
 
 
 def placed(ends: npt.NDArray[np.int64], place: Place) -> Place:
-    """Return what says in which row, or document, a position of the data lies."""
+    """Return the place of a position of the data by the place of its row, or document."""
     return lambda at: place(int(np.searchsorted(ends, at, "right")))
 
 
@@ -124,7 +123,7 @@ def joined(documents: Sequence[Documents], rejects: Sequence[Reject] = ()) -> Do
 
 
 def not_utf8(byte: int, where: str) -> Reject:
-    """Return what is said of text that is not UTF-8."""
+    """Return the error of text that is not UTF-8."""
     what = f"the file is not UTF-8: byte 0x{byte:02x}"
     return where, SourceError(what, where, UTF8_HINT)
 

@@ -1,4 +1,4 @@
-"""The files of a source: found by name, told apart by suffix, read by ranges."""
+"""The files of a source: found by name, their kind known by suffix, read by ranges."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _list_folder(folder: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
         ]
     for name, path in sorted(found):
         kind, _ = _kind_of(path.name)
-        # A plain .json or .csv beside others is often no data: it is read where it is named.
+        # A plain .json or .csv beside others is often no data: it is read by its own path.
         is_data = kind is not None and kind != "csv" and (path.suffix.lower() != ".json")
         if is_data:
             yield _source_file(path, name)

@@ -51,7 +51,7 @@ class IdsFile:
 
     file: SourceFile
     ids: npt.NDArray[Any]  # 1-D
-    # Positions behind each document, where the file tells them; else None.
+    # Positions behind each document, if an index or rows have them.
     ends: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -194,7 +194,7 @@ class IdsPiece:
     source: IdsFile
     start: int  # position of its first id
     stop: int  # position behind its last id
-    eod: int | None  # the id behind which documents end, where the file does not tell
+    eod: int | None  # the id behind which documents end, in a file without an index
 
     @property
     def where(self) -> str:
@@ -231,7 +231,7 @@ class IdsSource(TokenSource):
         files: Sequence[SourceFile],
         # Type of ids without a header; None for uint16, if they look like it.
         bin_dtype: str | None = None,
-        eod: int | None = None,  # the id behind which documents end, where a file does not tell
+        eod: int | None = None,  # the id behind which documents end, in files without an index
         # Pieces end at multiples of so many ids; None: only where a document ends.
         cut: int | None = PIECE_TOKENS,
     ) -> None:

@@ -59,7 +59,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class TokensPlan:
-    """A recipe and what it was made from: the sources as they were given, and their files."""
+    """A recipe, its sources, and their files."""
 
     sources: tuple[str, ...]
     files: Sequence[SourceFile]
@@ -165,8 +165,8 @@ def plan_tokens(
         raise SourceError("all files are empty", str(sources[0]))
     if isinstance(recipe.source, TextSource):
         _check_targets(recipe.source, str(sources[0]))
-    given = tuple(map(str, without_secrets(sources)))
-    return TokensPlan(given, files, ignored, recipe, format or "parquet", first_pass)
+    shown_sources = tuple(map(str, without_secrets(sources)))
+    return TokensPlan(shown_sources, files, ignored, recipe, format or "parquet", first_pass)
 
 
 def _check_used(options: TokenOptions, kinds: set[str]) -> None:
@@ -185,14 +185,12 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
 
 def _check_targets(source: TextSource, where: str) -> None:
     """Raise SourceError if no document has a target: the first pieces with documents usually end the search."""
-    if not source.has_labels:
-        return
     seen = False
-    for piece in source.pieces():
+    for piece in source.pieces() if source.has_labels else ():
         with suppress(SourceError):
             documents = piece.read()
             if documents.rejects or source.options.content.has_targets(documents):
-                return  # what is refused is told when it is packed
+                return  # the packing names what is refused
             seen |= len(documents) > 0
     if seen:
         what = "no document has a target: nothing would be learned"
@@ -328,7 +326,7 @@ def _size_with(size: int, added: dict[str, int | None]) -> int:
 
 
 def _largest_in(source: TextSource | IdsSource, *others: int | None) -> int:
-    """Look for the largest id in all pieces; what cannot be read is an error in its turn."""
+    """Look for the largest id in all pieces; the packing names what cannot be read."""
     largest = max((other for other in others if other is not None), default=0)
     for piece in source.pieces():
         with suppress(SourceError):
@@ -366,7 +364,7 @@ def _recipe(
 
 
 def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
-    """Return the tokenizer of a name: ``bytes``, a ``tokenizer.json``, or a folder that holds one.
+    """Return the tokenizer of a name: ``bytes``, or a ``tokenizer.json``.
 
     Raises:
         SourceError: It cannot be read, or is none.
@@ -374,8 +372,7 @@ def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
     if name == "bytes":
         return BytesTokenizer()
     path = with_beside(name)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    data = read_file(path, str(path), "Give 'bytes' or the path of a tokenizer.json")
+    data = read_file(path, str(path), "Pass 'bytes' or the path of a tokenizer.json")
     return JsonTokenizer(data, path, is_chat=is_chat)
 
 
@@ -403,8 +400,8 @@ def pack_tokens(
         PackError: The target cannot be written, is in use, or holds something else.
         ValueError: The options contradict each other.
     """
-    if given := [name for name in settings if name in TokenOptions.__annotations__]:
-        raise TypeError(f"{given[0]} is one of options=: give TokenOptions({given[0]}=...)")
+    if names := [name for name in settings if name in TokenOptions.__annotations__]:
+        raise TypeError(f"{names[0]} is one of options=: pass TokenOptions({names[0]}=...)")
     check_options(settings, PackSettings)
     planned = plan_tokens(
         sources,

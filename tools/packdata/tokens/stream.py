@@ -54,7 +54,7 @@ def streams_of(view: View, names: Sequence[str]) -> Iterator[list[npt.NDArray[An
 
 
 def token_text(view: View, i: int) -> str:
-    """Return the text of a row, its documents parted by ``¶``; ids where no tokenizer is kept."""
+    """Return the text of a row, its documents separated by ``¶``; ids where no tokenizer is kept."""
     field = view.schema.fields[TOKENS]
     assert isinstance(field, Tokens)
     sample = view.sample(i, [TOKENS, NUM_TOKENS, DOCUMENT_ENDS])

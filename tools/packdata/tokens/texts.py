@@ -364,7 +364,7 @@ class TextPiece:
 
     @property
     def reads(self) -> list[RemoteFile]:
-        """What fetches the ranges that lie in a store."""
+        """What fetches the ranges that are in a store."""
         return [stored for _, stored in self.parts if stored is not None]
 
     def read(self) -> Documents:

@@ -112,19 +112,19 @@ Tokenizer = BytesTokenizer | JsonTokenizer
 
 
 def _without_draws(data: bytes) -> bytes:
-    """Return a ``tokenizer.json`` that draws nothing at random, and whose tokens tell all that they stand for.
+    """Return a ``tokenizer.json`` that draws nothing at random, and whose tokens have the places of all their text.
 
     What comes behind the model (``post_processor``) adds special tokens, which are not asked for, and trims blanks off
     the places of tokens, by which a mask is found.
     """
     try:
-        told = json.loads(data)
-        model = told["model"]
+        content = json.loads(data)
+        model = content["model"]
         changed = [model.pop(name, None) for name in ("dropout", "alpha", "nbest_size")]
-        changed.append(told.pop("post_processor", None))
+        changed.append(content.pop("post_processor", None))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return data  # which is no such file
-    return json.dumps(told | {"model": model}).encode() if any(changed) else data
+    return json.dumps(content | {"model": model}).encode() if any(changed) else data
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
@@ -183,9 +183,10 @@ class Vocabulary:
         may_not_fit = known.max >= limit or known.min < 0
         if may_not_fit and len(ids) and (int(ids.max()) >= limit or int(ids.min()) < 0):
             at = int(np.argmax((ids >= limit) | (ids < 0)))
-            what = f"id {int(ids[at])} is not in [0, {limit})"
-            hint = "Is bin_dtype= what a .bin file holds?"
-            hint += " Pass vocab_size=" if self.size is None else f" vocab_size= is {self.size}"
+            what, hint = (
+                f"id {int(ids[at])} is not in [0, {limit})",
+                "Pass vocab_size=, bin_dtype=",
+            )
             raise SourceError(what, documents.place(at), hint)
         return ids.astype(dtype, copy=False)
 
@@ -199,7 +200,5 @@ class Vocabulary:
         bad = ((labels < 0) | (labels >= limit)) & (labels != IGNORED)
         if bad.any():
             at = int(bad.argmax())
-            what = f"label {int(labels[at])} is not in [0, {limit}), and not {IGNORED}"
-            raise SourceError(
-                what, documents.place(at), f"{IGNORED} marks targets that a loss ignores"
-            )
+            what = f"label {int(labels[at])} is not {IGNORED}, and not in [0, {limit})"
+            raise SourceError(what, documents.place(at))
