@@ -253,7 +253,7 @@ def test_a_list_without_a_label_says_so_and_label_column_names_one(
     assert run("images", source, tmp_path / "no", "--label-column", "path") == 1
 
     err = capsys.readouterr().err
-    assert "it has no column 'kind' for labels, but ['path', 'species']" in err
+    assert "no column 'kind' for labels, but ['path', 'species']" in err
     assert "column 'path' holds paths or keys: it cannot be the label" in err
     assert "label" not in PackedReader(tmp_path / "text").schema.fields
     labelled = PackedReader(tmp_path / "label")
@@ -364,7 +364,7 @@ def test_an_option_whose_path_may_not_be_looked_at_is_named(
     assert run("images", source, tmp_path / "out", option, closed / "x") == 1
 
     place = closed / "x/train" if has_splits and option == "--masks" else closed / "x"
-    text = f"{place}: it cannot be read (Permission denied). {option.strip('-')}= takes a"
+    text = f"{place}: cannot be read (Permission denied). {option.strip('-')}= takes a"
     assert text in capsys.readouterr().err
 
 
@@ -376,7 +376,7 @@ def test_a_source_that_may_not_be_looked_at_is_named(
     for command in ("images", "arrays"):
         assert run(command, tmp_path / "closed/x", tmp_path / "out") == 1
         err = capsys.readouterr().err
-        assert f"packdata: {tmp_path / 'closed/x'}: it cannot be read (Permission denied)" in err
+        assert f"packdata: {tmp_path / 'closed/x'}: cannot be read (Permission denied)" in err
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def _check_fixed(
 ) -> None:
     labels = {sources[n].name: each[LABEL] for n, each in columns.items() if LABEL in each}
     if not labels:
-        what = "it has no labels, so classes mean nothing"
+        what = "classes are given, and there are no labels"
         names = ", ".join(source.name for source in sources.values())
         raise SourceError(what, names, "Leave classes= out")
     known = set(fixed)
@@ -204,7 +204,7 @@ def _check_fixed(
             place = place_of(given) if isinstance(given, str | Path) else "the classes"
             raise SourceError(what, name, f"Add it to {place}, or remove its pictures")
     if any(column.kind in ("float", "text", "json") for column in labels.values()):
-        raise SourceError("its labels are not classes", next(iter(sources.values())).name)
+        raise SourceError("labels are not classes", next(iter(sources.values())).name)
 
 
 def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tuple[str, ...]:

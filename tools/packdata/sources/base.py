@@ -202,7 +202,7 @@ def is_folder(path: Path, hint: str = "") -> bool:
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
         return False
     except OSError as error:
-        raise SourceError(f"it cannot be read ({error.strerror})", path, hint) from error
+        raise SourceError(f"cannot be read ({error.strerror})", path, hint) from error
 
 
 def file_at(path: Path) -> File:
@@ -240,7 +240,7 @@ def _explained(path: Path | str, where: str, hint: str = "") -> Iterator[None]:
         raise SourceError(what, where, hint or "Was it moved?") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
-        raise SourceError(f"it cannot be read ({reason})", where, hint) from error
+        raise SourceError(f"cannot be read ({reason})", where, hint) from error
 
 
 def _read_object(url: Path) -> bytes:
@@ -308,7 +308,7 @@ def files_identity(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
         try:
             files.add(name, path.stat())
         except OSError as error:
-            raise SourceError(f"it cannot be read ({error.strerror})", path) from error
+            raise SourceError(f"cannot be read ({error.strerror})", path) from error
     return {"kind": kind, "num_files": len(paths), "files": files.hexdigest()}
 
 
@@ -369,7 +369,7 @@ def field_names(
 def _no_label(label: str, known: Sequence[str], path: Path | str) -> SourceError:
     if label in known:
         return SourceError(f"column {label!r} holds paths or keys: it cannot be the label", path)
-    return SourceError(f"it has no column {label!r} for labels, but {list(known)}", path)
+    return SourceError(f"no column {label!r} for labels, but {list(known)}", path)
 
 
 def identifier_of(column: str) -> str:

@@ -37,16 +37,14 @@ class IdxSource(Source):
         self.path, self.name = path, path.name
         images = _read_idx(path, num_axes=3)
         if not images.size:
-            raise SourceError(f"it holds no pictures: its shape is {images.shape}", path)
+            raise SourceError(f"no pictures: the shape is {images.shape}", path)
         self._images = images
         self.pixels = (images.shape[1], images.shape[2])
         labels = _labels_beside(path)
         self._labels = None if labels is None else _read_idx(labels, num_axes=1)
         if self._labels is not None and len(self._labels) != len(images):
-            raise SourceError(
-                f"it has {len(self._labels)} labels for {len(images)} images of {path.name}",
-                labels or path,
-            )
+            what = f"{len(self._labels)} labels for {len(images)} images of {path.name}"
+            raise SourceError(what, labels or path)
         self.labels = {} if labels is None else {"label": Column("int")}
         if labels is None:
             self.notes = [f"no label: {_labels_name(path)} is not beside {self.name}"]
@@ -78,20 +76,16 @@ def _labels_beside(path: Path) -> Path | None:
 
 
 def _read_idx(path: Path, num_axes: int) -> Pixels:
-    data = read_file(path, str(path))
-    if path.name.endswith(".gz"):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise SourceError(f"it is not a whole gzip file ({error})", path) from error
-    if len(data) < 4 + 4 * num_axes or data[:4] != bytes([0, 0, 8, num_axes]):
-        what = f"it is not an IDX file of bytes with {num_axes} axes: it starts with {data[:4]!r}"
-        raise SourceError(what, path)
-    shape = struct.unpack_from(f">{num_axes}I", data, 4)
-    start, count = 4 + 4 * num_axes, math.prod(shape)
-    if len(data) != start + count:
+    data, start = read_file(path, str(path)), 4 + 4 * num_axes
+    try:
+        data = gzip.decompress(data) if path.name.endswith(".gz") else data
+        shape = struct.unpack_from(f">{num_axes}I", data, 4)
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        what = f"not a whole IDX file ({error})"
+        raise SourceError(what, path, "Copy or download it again") from error
+    if data[:4] != bytes([0, 0, 8, num_axes]) or len(data) != start + math.prod(shape):
         what = (
-            f"it has {len(data)} bytes; for {' x '.join(map(str, shape))} it needs {start + count}"
+            f"not a whole IDX file of bytes with {num_axes} axes: {len(data)} bytes, shape {shape}"
         )
         raise SourceError(what, path, "Copy or download it again")
-    return np.frombuffer(data, np.uint8, count, start).reshape(shape)
+    return np.frombuffer(data, np.uint8, math.prod(shape), start).reshape(shape)

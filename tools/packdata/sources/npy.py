@@ -116,9 +116,9 @@ def _member(archive: zipfile.ZipFile, where: str, name: str | None) -> zipfile.Z
     if not names:
         raise SourceError("the .npz holds no array", where)
     if name is None and len(names) > 1:
-        raise SourceError(f"it holds several arrays ({listed})", where, "Choose one: array=NAME")
+        raise SourceError(f"several arrays ({listed})", where, "Choose one: array=NAME")
     if name is not None and name not in names:
-        raise SourceError(f"it holds no array {name!r}, but {listed}", where)
+        raise SourceError(f"no array {name!r}, but {listed}", where)
     return archive.getinfo(f"{names[0] if name is None else name}.npy")
 
 
@@ -126,17 +126,13 @@ def _read_header(file: IO[bytes], size: int, where: str) -> ArrayHeader:
     shape, is_fortran, dtype = _parse(file, where)
     if dtype.hasobject:
         hint = "Save it as numbers: array.astype('float32'), say"
-        raise SourceError("it holds Python objects: a pickle, never loaded", where, hint)
+        raise SourceError("Python objects: a pickle, never loaded", where, hint)
     if dtype.kind not in "uifb":
-        what = f"it holds {dtype}, not numbers"
-        hint = {"c": "Save real and imaginary part as channels"}.get(dtype.kind, "")
-        raise SourceError(what, where, hint)
+        raise SourceError(f"{dtype}, not numbers", where)
     header = ArrayHeader(shape, dtype, is_fortran, file.tell())
     there = size - header.offset
     if there != header.nbytes:
-        how = "is cut" if there < header.nbytes else "has more behind its array"
-        what = f"it {how}: its header says {header.nbytes} bytes, there are {there}"
-        raise SourceError(what, where)
+        raise SourceError(f"{there} bytes of numbers, the header says {header.nbytes}", where)
     return header
 
 
@@ -152,7 +148,7 @@ def _parse(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype
                 raise ValueError(f"version {version[0]}.{version[1]}")
             shape, is_fortran, dtype = read(file)
     except (ValueError, TypeError, SyntaxError, RecursionError) as error:
-        raise SourceError(f"it is not a .npy file ({error})", where) from error
+        raise SourceError(f"not a .npy file ({error})", where) from error
     if any(length < 0 for length in shape):
-        raise SourceError(f"its header says shape {shape}", where)
+        raise SourceError(f"the header says shape {shape}", where)
     return tuple(shape), bool(is_fortran), dtype

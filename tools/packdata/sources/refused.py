@@ -23,7 +23,7 @@ def nothing_at(path: Path | str, hint: str = "Check the path") -> SourceError:
     """Return the error that there is no such file or folder, or that it is a URL."""
     if _URL.match(str(path)):
         return SourceError(
-            "it is a URL, and files of this machine are read", path, "Copy it here first"
+            "a URL, where a file of this machine is needed", path, "Copy it here first"
         )
     return SourceError("there is no such file or folder", path, hint)
 
