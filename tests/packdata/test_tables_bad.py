@@ -272,7 +272,10 @@ def test_infinite_numbers_are_named_or_their_rows_left_out(tmp_path: Path) -> No
     reader = packed(tmp_path, source, target=("y",), on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [1, 4]
-    assert "line 3: column 'a' is infinite or too large (-inf)" in rejected(tmp_path)[0]
+    assert (
+        "line 3: column 'a' is infinite, or more than dtype=float32 holds (-inf)"
+        in rejected(tmp_path)[0]
+    )
     assert "line 4: target 'y' is infinite" in rejected(tmp_path)[1]
     field: Any = reader.schema.fields["features"]
     assert (field.least, field.most) == ((1.0,), (4.0,))
@@ -283,8 +286,7 @@ def test_missing_numbers_are_an_error_unless_it_is_said_what_becomes_of_them(
 ) -> None:
     source = write(tmp_path, "a,b\n1,1\n,2\n3,\n,4\n")
 
-    ways = "missing='nan' or 'mean'"
-    assert_refused(tmp_path, source, "t.csv, line 3", "'a'", "a (2), b (1)", ways)
+    assert_refused(tmp_path, source, "t.csv, line 3", "'a'", "missing=")
     reader = packed(tmp_path, source, on_error="skip")
 
     assert reader.column("features").tolist() == [[1, 1]]
@@ -338,8 +340,7 @@ def test_columns_in_another_order_are_found_by_name(tmp_path: Path) -> None:
 def test_numbers_that_the_dtype_cannot_hold_are_named(tmp_path: Path) -> None:
     source = write(tmp_path, "a,big\n1,70000\n2,16777217\n")
 
-    remedy = "dtype='float32'"
-    assert_refused(tmp_path, source, "t.csv", "'big'", "70000", remedy, dtype="float16")
+    assert_refused(tmp_path, source, "t.csv, line 2", "'big'", "70000", "dtype=", dtype="float16")
     assert "float32 rounds values of big" in pack_tables(source, tmp_path / "out").notes[-1]
 
 
@@ -462,7 +463,10 @@ def test_a_whole_number_of_json_beyond_all_floats_is_infinite(tmp_path: Path) ->
     reader = packed(tmp_path, source, on_error="skip")
 
     assert reader.column("features").tolist() == [[1]]
-    assert "line 2: column 'a' is infinite or too large (-inf)" in rejected(tmp_path)[0]
+    assert (
+        "line 2: column 'a' is infinite, or more than dtype=float32 holds (-inf)"
+        in rejected(tmp_path)[0]
+    )
 
 
 def test_keys_that_lines_lack_are_missing_values(tmp_path: Path) -> None:
@@ -566,7 +570,7 @@ def test_errors_from_python_give_arguments_that_pass(
         pack_tables(source, tmp_path / "out", **options)
 
     (name, value), *_ = asked.items()
-    assert f"{name}=" in caught.value.hint
+    assert f"{name}=" in str(caught.value)
     assert "--" not in str(caught.value)
     pack_tables(source, tmp_path / "out", **options | {name: value})
 

@@ -13,7 +13,7 @@ import numpy as np
 from loaders.data.manifest import read_manifest
 from loaders.errors import SourceError
 from loaders.schema import Array, Categories, Features, Label
-from packdata.moments import Moments, standardized
+from packdata.moments import Moments
 from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, ColumnPlan, TargetColumn
 from packdata.tables.values import in_words
 
@@ -48,16 +48,13 @@ def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str)
     raise SourceError(what, where, f"The table has {in_words([*map(repr, columns)], 20)}")
 
 
-def plan_columns(
-    scan: Scan, options: TableOptions, source: Path | str, *, skips: bool = False
-) -> ColumnPlan:
+def plan_columns(scan: Scan, options: TableOptions, source: Path | str) -> ColumnPlan:
     """Decide what becomes of the columns of a scanned table.
 
     Args:
         scan: What they hold.
         options: What was asked for.
         source: What to call the table.
-        skips: Rows that cannot be packed are left out.
 
     Raises:
         SourceError: Columns are not of one kind (it names all of these), have no values, or do not fit the options.
@@ -81,11 +78,7 @@ def plan_columns(
         raise SourceError("\n".join([what, *(f"  {problem}" for problem in problems)]), source)
     learned = [name for name in roles if name not in options.target]
     numbers = [name for name in learned if roles[name] != "text"]
-    if not skips:
-        _check_numbers(numbers, scan, options)
     features = _features(numbers, roles, scan, options) if numbers else None
-    if features is not None and not skips:
-        _check_range(features, source)
     targets = tuple(_target(name, roles[name], scan) for name in options.target)
     taken = {FEATURES, CATEGORIES, MISSING}
     targets = tuple(replace(t, field=_free_name(t.field, taken)) for t in targets)
@@ -227,36 +220,6 @@ def _deviation(moments: Moments, *, is_whole: bool) -> float:
     largest = max(abs(moments.least), abs(moments.most))
     is_exact = is_whole and largest <= 2.0**53
     return moments.std if is_exact or moments.std > _NOISE * largest else 0.0
-
-
-def _check_numbers(numbers: Sequence[str], scan: Scan, options: TableOptions) -> None:
-    """Raise SourceError for what is infinite, and what is missing where nothing may be."""
-    for name in numbers:
-        if (first := scan.columns[name].first.get("infinite")) is not None:
-            what = f"column {name!r} is infinite ({first.shown})"
-            hint = f"drop={[name]} leaves the column out, on_error='skip' such rows"
-            raise SourceError(what, first.where, hint)
-    lacking = [name for name in numbers if "missing" in scan.columns[name].first]
-    if lacking and options.missing == "error":
-        columns = [scan.columns[name] for name in lacking]
-        counts = [scan.num_rows - column.groups.total() for column in columns]
-        named = [f"{name} ({count:,})" for name, count in zip(lacking, counts, strict=True)]
-        what = f"column {lacking[0]!r} has no value here; values are missing in {in_words(named)}"
-        hint = "missing='nan' or 'mean' says what becomes of them, on_error='skip' leaves such rows out"
-        raise SourceError(what, columns[0].first["missing"].where, hint)
-
-
-def _check_range(features: Features, source: Path | str) -> None:
-    """Raise SourceError for numbers that the dtype cannot hold."""
-    most = float(np.finfo(features.dtype).max)
-    for i, name in enumerate(features.columns):
-        ends = [features.least[i], features.most[i]]
-        if features.standardized:
-            ends = [standardized(end, features.mean[i], features.std[i]) for end in ends]
-        if max(map(abs, ends)) > most:
-            what = f"column {name!r} has numbers of {ends[0]:g} to {ends[1]:g}"
-            hint = f"{features.dtype} holds up to {most:g}: use dtype='float32' or 'float64'"
-            raise SourceError(what, source, hint)
 
 
 def _categories(names: Sequence[str], scan: Scan) -> Categories:

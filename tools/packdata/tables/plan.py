@@ -279,7 +279,7 @@ def _scanner(
 
 def _learned(scanner: Scanner) -> _Learned:
     found, source = scanner.scan(), scanner.files.paths[0]
-    plan = plan_columns(found, scanner.options, source, skips=scanner.on_error == "skip")
+    plan = plan_columns(found, scanner.options, source)
     notes = (*_rounded(plan, found), *_header_notes(scanner))
     return found.parts, replace(plan, notes=notes), found.num_rows + found.bad
 

@@ -157,14 +157,14 @@ class TablesRecipe(Recipe):
                 if self.columns.missing_mask:
                     mask[:, i] = missing
                 if features.missing == "error":
-                    table.note(missing, f"{what} has no value")
+                    table.note(missing, f"{what} has no value; pass missing='nan' or 'mean'")
                 elif features.missing == "mean":
                     values = np.where(missing, features.mean[i], values)
             if features.standardized:
                 values = standardized(values, features.mean[i], features.std[i])
             _fill(rows[i], values)
             if not np.isfinite(rows[i]).all():
-                table.note_unfit(what, column, how, bad, np.isinf(rows[i]) & ~missing)
+                table.note_unfit(what, column, how, bad, np.isinf(rows[i]) & ~missing, rows.dtype)
         return np.ascontiguousarray(rows.T), mask
 
     def _categories(self, table: _Table, categories: Categories) -> Matrix:
@@ -192,7 +192,7 @@ class TablesRecipe(Recipe):
         out = np.empty(len(values), self.columns.target_dtype)
         _fill(out, values)
         table.note(missing, f"{what} has no value")
-        table.note_unfit(what, target.column, target.how, bad, np.isinf(out))
+        table.note_unfit(what, target.column, target.how, bad, np.isinf(out), out.dtype)
         return out
 
 
@@ -237,14 +237,14 @@ class _Table:
             if row not in self.wrong:
                 self.wrong[row] = why if isinstance(why, str) else partial(why, row)
 
-    def note_unfit(self, what: str, column: str, how: str, bad: Flags, is_large: Flags) -> None:
+    def note_unfit(
+        self, what: str, column: str, how: str, bad: Flags, is_large: Flags, dtype: object
+    ) -> None:
         """Note where a value is none of its kind, infinite, or larger than the dtype holds."""
         array, kind, values = self.array(column), kind_of(how), self.numbers(column, how).values
         self.note(bad, lambda row: f"{what}: {shown(array, row)!r} is no {kind}")
-        self.note(
-            is_large & ~bad,
-            lambda row: f"{what} is infinite or too large ({float(values[row])!r})",
-        )
+        limit = f"is infinite, or more than dtype={dtype} holds"
+        self.note(is_large & ~bad, lambda row: f"{what} {limit} ({float(values[row])!r})")
 
 
 def _fill(row: Matrix, values: Floats) -> None:

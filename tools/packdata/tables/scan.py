@@ -70,8 +70,7 @@ class ColumnScan:
 
     Attributes:
         groups: Values of each kind; those of no kind are missing.
-        first: Where each kind was seen first, also ``missing`` and ``infinite`` numbers, and ``bad`` values that are
-            none of a kind that was asked for.
+        first: Where each kind was seen first, also ``bad`` values that are none of a kind that was asked for.
         other: Why it has no place in a row, if so.
         moments: Of the numbers, or of the dates in days.
         words: How often each text occurs.
@@ -229,15 +228,13 @@ class _Look:
         group = group_of(array.type)
         if group == "other":
             self.scan.other = why_other(array.type)
-        elif group is None or array.null_count == len(array):
-            self._note("missing", np.ones(len(array), bool))
-        elif kind == "text":
+        if group in (None, "other") or array.null_count == len(array):
+            return array
+        if kind == "text":
             return self._texts(frozenset())
-        elif kind is not None or group not in ("flag", "text"):
+        if kind is not None or group not in ("flag", "text"):
             return self._measured(array, kind or group)
-        else:
-            return self._guessed() if group == "text" else self._texts(frozenset(("flag",)))
-        return array
+        return self._guessed() if group == "text" else self._texts(frozenset(("flag",)))
 
     def _guessed(self) -> pa.Array:
         """Take texts for numbers or dates where all of them are, quickly; else look at each different one."""
@@ -274,8 +271,6 @@ class _Look:
             if kind is not None and sizes[code]:
                 self.scan.groups[kind] += int(sizes[code])
                 self._note(kind, of_rows == code)
-        if "text" not in self.scan.groups:
-            self._note("missing", of_rows == 0)
         return coded
 
     def _measured(self, array: pa.Array, group: Group) -> pa.Array:
@@ -287,11 +282,10 @@ class _Look:
         kept = values if known.all() else values[known]
         if len(kept):
             scan.groups[group] += len(kept)
-        for what, flags in ((group, known), ("missing", missing), ("bad", bad)):
-            self._note(what, flags)
+        self._note(group, known)
+        self._note("bad", bad)
         scan.moments = Moments.of(kept if is_number else kept / DAY_US)
         if not np.isfinite([scan.moments.least, scan.moments.most]).all():
-            self._note("infinite", np.isinf(values))
             scan.moments = Moments.of(kept[np.isfinite(kept)])
         scan.is_whole = is_number and _is_whole(kept[:1]) and _is_whole(kept)
         return array
