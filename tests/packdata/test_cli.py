@@ -674,11 +674,11 @@ def test_info_says_in_short_what_a_dataset_was_made_from(
 
     assert found == [
         "images: photos",
-        "images: photos",
-        "copy: plain",
-        "split: plain",
-        "tokens: a.txt",
-        "tables: a.csv",
+        "images: photos, sizes=['32'], quality=80, gray=True",
+        "copy: plain, where=label == 'cat'",
+        "split: plain, by=shuffle, parts={'a': 0.5, 'b': 0.5}, part=b",
+        r"tokens: a.txt, documents=\n\n, text_column=text, bin_dtype=uint16",
+        "tables: a.csv, target=['y']",
         "merge: a, b",
     ]
 
@@ -708,7 +708,7 @@ sys.exit(main())
     [
         ({}, ""),
         ({"source": {"kind": "python"}, "packer": "loaders 0.1.0"}, "python"),
-        ({"from": "a survey", "year": 2024, "none": None}, ""),
+        ({"from": "a survey", "year": 2024, "none": None}, "from=a survey, year=2024"),
         ({"recipe": "tokens", "source": list("abcdefghijklmnop")}, "tokens: a, b, c, ..."),
         ({"command": ["odd"], "source": 7, "sources": 8, "options": 9}, "['odd']: 8"),
         ({"command": "merge", "sources": [{"name": "a"}, 3, {}]}, "merge: a, 3, ?"),

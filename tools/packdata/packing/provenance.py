@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 PACKER = "loaders 0.1.0"  # a part of every plan, too: another version may encode other bytes
 PLAN = "plan_xxh3_128"  # of all that decided the output: by it, the same command finds itself done
+_NO_OPTIONS = {"command", "recipe", "source", "sources", "kind", "packer", "options", PLAN}
+_NO_OPTIONS |= {"appended", "targets", "tokenizer", "vocab_size", "eod", "row_tokens"}  # in fields
 _MAX_ORIGINS = 16  # nested in a manifest: of a dataset copied daily JSON could not read all
 
 
@@ -52,11 +54,11 @@ def _bounded(described: Any, depth: int) -> Any:
 
 
 def describe_origin(provenance: Mapping[str, Any]) -> str:
-    """Return what made a dataset, and of what.
+    """Return what made a dataset, of what, and with which options.
 
     Example:
         >>> describe_origin({"recipe": "images", "source": "photos", "quality": 80})
-        'images: photos'
+        'images: photos, quality=80'
         >>> describe_origin({"command": "merge", "sources": [{"name": "a"}, {"name": "b"}]})
         'merge: a, b'
     """
@@ -66,7 +68,11 @@ def describe_origin(provenance: Mapping[str, Any]) -> str:
         source = source.get("files") or source.get("name") or source.get("kind")
     sources = source if isinstance(source, list) else [source] if source else []
     names = [each.get("name", "?") if isinstance(each, Mapping) else each for each in sources]
-    return cut(": ".join(filter(None, [command and str(command), few(map(str, names), 3)])), 300)
+    head = ": ".join(filter(None, [command and str(command), few(map(str, names), 3)]))
+    inner = provenance.get("options")
+    options = {**provenance, **(inner if isinstance(inner, Mapping) else {})}
+    shown = [f"{n}={cut(str(v), 60)}" for n, v in options.items() if v and n not in _NO_OPTIONS]
+    return cut(", ".join(filter(None, [head, *shown])), 300)
 
 
 def as_json(provenance: Mapping[str, Any]) -> dict[str, Any]:
