@@ -62,8 +62,9 @@ _seconds, _amount = number_from(0.01, kind=float), number_from(0, kind=float)
 
 def _add_dataset(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("dataset", help="a packed folder or its URL, or module:object")
-    what = f"crop images of different sizes to this (default: {CROP}; 0: do not crop)"
+    add("dataset", help="a packed folder or its URL, a folder of images, or module:object")
+    which = "loose images, and those of different sizes"
+    what = f"crop {which}, to this (default: {CROP}; 0: do not crop)"
     add("--size", type=_pixels, metavar="PX", help=what)
     add("--json", action="store_true", help="print JSON")
 
@@ -362,6 +363,8 @@ def _add_plan(parser: Parser) -> None:
     kinds = ("no", "encoded", "decoded")
     add("--ram", choices=kinds, default="no", help="hold the dataset in RAM")
     add("--shared", action="store_true", help="with --ram: one copy for all ranks")
+    what = "copy batches to a device through pinned memory"
+    add("--pinned", action="store_true", help=what)
     _add_epoch(parser)
 
 
@@ -392,6 +395,7 @@ def run_plan(args: argparse.Namespace) -> int:
         dataset,
         planner.sample_bytes_of(dataset),
         config,
+        pinned=args.pinned,
         cache_bytes=cached,
         shared=args.shared,
         ranks=args.ranks,

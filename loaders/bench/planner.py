@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loaders.bench.machine import memory
-from loaders.bench.measure import Config, batch_nbytes, in_flight
+from loaders.bench.measure import Config, batch_nbytes, group_size_of, in_flight
 from loaders.bench.stages import batches_of
 from loaders.bench.targets import spread
 from loaders.data.ahead import files_at
@@ -44,6 +44,7 @@ class NodePlan:
     batch_bytes: int  # of one batch
     batches: int  # that exist at one time, per rank
     slots_bytes: int  # of all of them, per rank
+    pinned_bytes: int  # of copies in page-locked memory, per rank; 0 without a device
     workers_bytes: int  # what threads or processes need beside batches, per rank
     cache_bytes: int  # of a ``RAMDataset``, per copy
     cache_copies: int  # of it on the node
@@ -57,6 +58,7 @@ def plan(
     sample_bytes: float,  # of one sample in a batch, see ``sample_bytes_of``
     config: Config,
     *,
+    pinned: bool = False,  # batches pass through page-locked memory
     cache_bytes: int = 0,
     shared: bool = False,  # one copy of the cache, instead of one per rank
     ranks: int = 1,
@@ -64,9 +66,11 @@ def plan(
     """Return what a configuration will need."""
     batch_bytes, ahead = int(sample_bytes * config.batch_size), in_flight(dataset, config)
     batches = ahead + _HELD
+    pinned_batches = ahead + group_size_of(dataset, config) if pinned else 0
     per_worker = _process_bytes() if config.backend == "process" else _SCRATCH_BYTES
     parts = {
         "slots_bytes": batches * batch_bytes,
+        "pinned_bytes": pinned_batches * batch_bytes,
         "workers_bytes": config.num_workers * per_worker,
     }
     rank_bytes, copies = sum(parts.values()), 1 if shared else ranks
@@ -132,6 +136,7 @@ def table(plan: NodePlan) -> list[tuple[str, str]]:
     names = {
         "one batch": plan.batch_bytes,
         f"{plan.batches} batch{'es' * (plan.batches != 1)} at a time": plan.slots_bytes,
+        "pinned copies": plan.pinned_bytes,
         "workers": plan.workers_bytes,
         "one rank": plan.rank_bytes,
         f"dataset in RAM, {plan.cache_copies} cop{'y' if plan.cache_copies == 1 else 'ies'}": plan.cache_bytes,

@@ -1,18 +1,22 @@
-"""What is measured: a packed folder or URL, or any Dataset as ``module:object``."""
+"""What is measured: a packed folder or URL, a folder of loose images, or any Dataset as ``module:object``."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cv2
 import numpy as np
 import torch
 
 from loaders import augment
+from loaders.augment.pixels import apply
+from loaders.augment.planning import plan
 from loaders.data.shards import FileShard
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.shard import ShardDataset
@@ -22,14 +26,18 @@ from loaders.errors import LoadersError
 from loaders.remote.url import is_url
 from loaders.sampling.order import Computed, Shuffled
 from loaders.schema import Image, Tokens
+from loaders.system import opencv
 from loaders.text import describe_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     Int64s = npt.NDArray[np.int64]
 
 CROP = 224  # px, as is usual
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 _WINDOW = 1024  # tokens, as TokenWindows has it by default
 _ENDLESS = 1 << 40
 
@@ -43,12 +51,17 @@ class MeasuredDataset:
     """A dataset to measure."""
 
     name: str  # as it was given
-    dataset: Any  # views of torch's as a loader serves them
+    open: Callable[[], Any]  # makes the dataset
     # The files that hold its bytes; empty where that is not known.
     files: list[Path] = field(default_factory=list)
     size: int = 0  # height and width that images are cropped to, or 0
     window: int = 0  # tokens of the windows that a packed stream of tokens is served in, or 0
     python: str = ""  # what makes the dataset that was measured
+
+    @cached_property
+    def dataset(self) -> Any:
+        """The dataset, made when it is first needed; views of torch's as a loader serves them."""
+        return unwrap(self.open())
 
     @property
     def backend(self) -> str:
@@ -77,8 +90,8 @@ def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
     """Find what a folder or ``module:object`` (a Dataset, or a function or class that makes one) means.
 
     A packed dataset at a URL is fetched first, so that loading is measured, and not the link.
-    Images that differ in size are cropped to ``size`` at random and flipped, as in training; 0 leaves them. TargetError
-    says what was found instead.
+    Images that differ in size, and loose ones, are cropped to ``size`` at random and flipped, as in training; 0 leaves
+    them. TargetError says what was found instead.
     """
     path = Path(spec)
     if path.is_dir():
@@ -92,9 +105,11 @@ def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
         )
         if not is_made and not callable(found):
             raise TargetError(f"{spec!r} is a {type(found).__name__}, not a Dataset")
-        dataset = unwrap(found if is_made else found())
-        return MeasuredDataset(spec, dataset, _files_of(dataset), python=f"{spec} as it is")
-    raise TargetError(f"{spec!r} is no folder; name a packed folder or module:object")
+        make = (lambda: found) if is_made else found
+        return MeasuredDataset(spec, make, _files_of(unwrap(found)), python=f"{spec} as it is")
+    raise TargetError(
+        f"{spec!r} is no folder; give a packed folder, a folder of images, or module:object"
+    )
 
 
 def load_object(spec: str) -> Any:
@@ -123,11 +138,16 @@ def _files_of(dataset: Any) -> list[Path]:
 def _folder(spec: str, path: Path, size: int) -> MeasuredDataset:
     if (path / "manifest.json").exists():
         return _packed(spec, ShardDataset(path), size)
+    files = sorted(
+        p
+        for p in path.rglob("*")
+        if p.suffix.lower() in SUFFIXES and p.name[0] != "." and p.is_file()
+    )
+    if files:
+        return MeasuredDataset(spec, lambda: ImageFiles(files, size), files, size)
     inner = sorted(p.parent.name for p in path.glob("*/manifest.json"))
-    hint = "pack it ('packdata images'), or name a Dataset as module:object"
-    if inner:
-        hint = f"it holds the packed datasets {', '.join(inner)}: name one"
-    raise TargetError(f"{spec!r} has no manifest.json; {hint}")
+    hint = f"; it holds the packed datasets {', '.join(inner)}: name one" if inner else ""
+    raise TargetError(f"{spec!r} has neither a manifest.json nor images{hint}")
 
 
 def _packed(spec: str, plain: ShardDataset[Any], size: int) -> MeasuredDataset:
@@ -139,14 +159,14 @@ def _packed(spec: str, plain: ShardDataset[Any], size: int) -> MeasuredDataset:
             raise TargetError(f"{spec!r} has {num_tokens} tokens: there is no window of them")
         length = min(_WINDOW, num_tokens - 1)
         python = f"TokenWindows({spec!r}, length={length})"
-        windows = TokenWindows(spec, length)
-        return MeasuredDataset(spec, windows, files, window=length, python=python)
+        make_windows = partial(TokenWindows, spec, length)
+        return MeasuredDataset(spec, make_windows, files, window=length, python=python)
     images = [field for field in plain.schema.fields.values() if isinstance(field, Image)]
     ops = ops_for(size) if any(image.size is None for image in images) else []
     listed = ", ".join(f"augment.{op!r}" for op in ops)
     python = f"ShardDataset({spec!r}{f', augment=[{listed}]' if ops else ''})"
-    dataset = ShardDataset[Any](spec, augment=ops)
-    return MeasuredDataset(spec, dataset, files, size if ops else 0, python=python)
+    make = partial(ShardDataset[Any], spec, augment=ops)
+    return MeasuredDataset(spec, make, files, size if ops else 0, python=python)
 
 
 def _fetched(spec: str, dataset: ShardDataset[Any]) -> list[Path]:
@@ -165,6 +185,32 @@ def ops_for(size: int) -> list[Any]:
     if not size:
         return []
     return [augment.RandomResizedCrop(size), augment.RandomHorizontalFlip()]
+
+
+class ImageFiles(torch.utils.data.Dataset[Any]):
+    """Loose files as many projects read them: the folder is the class, OpenCV, a random crop (0: none), a flip."""
+
+    def __init__(self, files: list[Path], size: int) -> None:
+        self.files, self.size = files, size
+        names = sorted({file.parent.name for file in files})
+        self.labels = [names.index(file.parent.name) for file in files]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        opencv.use_one_thread()
+        image = cv2.imread(str(self.files[i]), cv2.IMREAD_COLOR_RGB)
+        if image is None:
+            hint = "'packdata images --on-error skip' leaves such files out; measure what it packs"
+            raise TargetError(f"{self.files[i]}: OpenCV cannot read it; {hint}")
+        if not self.size:
+            return torch.from_numpy(image).permute(2, 0, 1), self.labels[i]
+        draw = torch.randint(1 << 40, (1,)).numpy()
+        shape = np.array([image.shape[:2]], np.int64)
+        drawn = plan(ops_for(self.size), shape, seed=0, epoch=0, indices=draw)
+        crop = apply(image, drawn.boxes[0].tolist(), drawn.sizes[0], drawn.flips[0])
+        return torch.from_numpy(crop).permute(2, 0, 1), self.labels[i]
 
 
 @dataclass(frozen=True, repr=False)

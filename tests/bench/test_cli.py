@@ -222,6 +222,19 @@ def test_of_tokens_windows_are_measured_and_tokens_per_second_told(
 
 
 @pytest.mark.slow
+def test_of_volumes_it_is_told_that_they_are_read_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--workers", "0", "--batch-size", "4", "--no-verdict", *QUICK]
+
+    assert main(["tests.bench.constructed:volumes", *options]) == 0
+
+    assert "whole volumes are read (a crop, augment.RandomCrop, reads less)" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("available", "is_kept"), [(1.0, True), (0.3, False)])
 def test_what_is_recommended_is_kept_on_a_quiet_machine_only(
     packed: Path,
@@ -446,7 +459,7 @@ def test_plan_counts_what_each_option_adds(
     packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = ["--batch-size", "1", "--workers", "2", "--backend", "process", "--prefetch", "3"]
-    node = ["--ranks", "3", "--ram", "decoded", "--shared"]
+    node = ["--ranks", "3", "--ram", "decoded", "--shared", "--pinned"]
 
     assert main(["plan", str(packed), "--size", "32", *config, *node, "--json"]) == 0
 
@@ -454,9 +467,10 @@ def test_plan_counts_what_each_option_adds(
     plan, batch = found["plan"], 1 * (3 * 32 * 32 + 8)
     assert list(found["config"].values()) == [2, 1, "process", 3]
     assert (plan["batches"], plan["slots_bytes"]) == (8, 8 * batch)  # 3 of each worker, and 2
+    assert plan["pinned_bytes"] == 7 * batch
     in_ram = RAMDataset(packed, decode=True, progress=False).nbytes  # whole images, not the crops
     assert in_ram <= plan["cache_bytes"] <= in_ram + 12 * MAX_PLACES
-    rank = plan["slots_bytes"] + plan["workers_bytes"]
+    rank = plan["slots_bytes"] + plan["pinned_bytes"] + plan["workers_bytes"]
     assert (plan["cache_copies"], plan["rank_bytes"]) == (1, rank)
     assert plan["node_bytes"] == 3 * rank + plan["cache_bytes"]
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 
 from loaders import DataLoader
@@ -192,6 +194,20 @@ def test_a_size_that_changes_nothing_is_said_to(
 
     said = "--size 32 is left out: only folders of images of many sizes are cropped"
     assert (said in capsys.readouterr().err) is is_said
+
+
+def test_loose_images_of_one_size_are_measured_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(4):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), np.full((40, 30, 3), i, np.uint8))
+    options = ["--size", "0", "--workers", "0", "--json"]
+
+    assert main([str(tmp_path), *QUICK, *options]) == 0
+
+    out, said = capsys.readouterr()
+    assert json.loads(out)["facts"]["sample_bytes"] == 3 * 40 * 30 + 8
+    assert "crops" not in said
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,14 @@ def test_a_cache_counts_once_per_rank_unless_it_is_shared() -> None:
     assert shared.node_bytes == 8 * shared.rank_bytes + 10**9
 
 
-def test_of_groups_all_batches_count() -> None:
-    assert plan(ROWS, 16, Config(2, 8, "thread")).batches == 4 * 64 + 2
+def test_pinned_memory_comes_on_top() -> None:
+    config, grouped = Config(4, 64, "thread"), Config(2, 8, "thread")
+
+    pinned, pageable = (plan(Instant(), 100, config, pinned=p).rank_bytes for p in (True, False))
+
+    assert pinned == pageable + 3 * 6400
+    assert plan(ROWS, 16, grouped).batches == 4 * 64 + 2
+    assert plan(ROWS, 16, grouped, pinned=True).pinned_bytes == (4 + 1) * 64 * 128
 
 
 def test_the_table_has_a_row_for_each_part(
@@ -85,11 +91,12 @@ def test_the_table_has_a_row_for_each_part(
 ) -> None:
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "fork")
     config, data = Config(2, 8, "process"), Instant()
-    node = plan(data, 128, config, cache_bytes=1 << 30, ranks=2)
+    node = plan(data, 128, config, pinned=True, cache_bytes=1 << 30, ranks=2)
 
     assert table(node) == [
         ("one batch", "1.0 KiB"),
         ("6 batches at a time", "6.0 KiB"),
+        ("pinned copies", "5.0 KiB"),
         ("workers", "40.0 MiB"),
         ("one rank", "40.0 MiB"),
         ("dataset in RAM, 2 copies", "1.0 GiB"),
@@ -120,7 +127,8 @@ def test_what_is_held_in_memory_is_told_of_some_samples_by_their_records_or_whol
     tmp_path: Path, decode: bool
 ) -> None:
     """Whatever is cropped from them later. Records take a few bytes more, to say where each begins."""
-    records = [{"image": file.read_bytes()} for file in sorted(PHOTOS.rglob("*.jpg"))]
+    files = load(str(PHOTOS), size=64)
+    records = [{"image": file.read_bytes()} for file in files.files]
     pack(tmp_path / "d", {"image": Image(codec="jpeg")}, records, defaults=["image"])
     packed = load(str(tmp_path / "d"), size=64)
 

@@ -37,7 +37,7 @@ def failed(config: Config, repeats: int = 1) -> Any:
 
 def test_a_stream_is_measured_with_at_most_one_worker() -> None:
     """Each of several may give all of it."""
-    target = MeasuredDataset("d", Stream())
+    target = MeasuredDataset("d", Stream)
 
     assert [config.num_workers for config in grid(target)] == [0, 1]
     assert default_batch_size(target.dataset) == 64  # of its length nothing follows
@@ -57,7 +57,7 @@ def test_a_setting_that_failed_in_some_run_is_not_chosen_while_another_never_did
 
 def test_a_run_that_fails_later_keeps_what_came_before() -> None:
     sweep = run_sweep(
-        MeasuredDataset("d", FailsLater()), [Config(0, 64, "process")], seconds=0.1, repeats=30
+        MeasuredDataset("d", FailsLater), [Config(0, 64, "process")], seconds=0.1, repeats=30
     )
 
     (result,) = sweep.results
@@ -67,7 +67,7 @@ def test_a_run_that_fails_later_keeps_what_came_before() -> None:
 
 
 def test_a_warm_run_goes_on_for_its_time() -> None:
-    run = time_target(MeasuredDataset("d", Instant()), Config(0, 64, "process"), seconds=0.3)
+    run = time_target(MeasuredDataset("d", Instant), Config(0, 64, "process"), seconds=0.3)
 
     assert run.num_samples > 512
 

@@ -21,7 +21,7 @@ from loaders.bench.sweep import (
     run_sweep,
     worker_counts,
 )
-from loaders.bench.targets import Endless, TargetError, load
+from loaders.bench.targets import Endless, ImageFiles, TargetError, load
 from loaders.sampling.order import Order
 from packdata.tokens.plan import pack_tokens
 from tests.bench.constructed import Instant, Sleeps, Stream, a_sweep, small_rows
@@ -150,6 +150,12 @@ def test_a_folder_of_splits_says_which_to_name(tmp_path: Path) -> None:
     pack_samples(tmp_path / "val", 2)
     with pytest.raises(TargetError):
         load(str(tmp_path))
+
+
+def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"no picture")
+    with pytest.raises(TargetError):
+        ImageFiles([tmp_path / "a.jpg"], 32)[0]
 
 
 @pytest.mark.parametrize("n", [1, 3, 5000])
