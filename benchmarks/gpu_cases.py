@@ -331,6 +331,7 @@ def map_to(run: Run, moves: Any) -> Any:
 
 def gather(run: Run) -> None:
     """Random rows out of GPU memory, and out of page-locked host memory, against what each bus gives."""
+    from loaders.device import fused
 
     num, batch, side = run.size(16384, 8), run.size(256, 4), run.size(224, 8)
     nbytes = side * side * 3
@@ -348,6 +349,21 @@ def gather(run: Run) -> None:
         "images/s",
         gb_per_s=2 * batch * nbytes / took / 1e9,
         of_copy=2 * batch * nbytes / took / rate,
+    )
+    why = fused.why_not(run.device) if run.device.type == "cuda" else "needs CUDA and Triton"
+    if why is not None:
+        print(f"gather       from host memory: {why}, left out", flush=True)
+        return
+    locked = column.pin_memory()
+    part, target = locked[:batch], torch.empty(batch, nbytes, dtype=torch.uint8, device=run.device)
+    bus = batch * nbytes / seconds(run, lambda: target.copy_(part, non_blocking=True))
+    words, out = locked.view(torch.int64), target.view(torch.int64)
+    check(fused.gathered(words, rows, out).view(torch.uint8), want, 0, "gather from host memory")
+    took = seconds(run, lambda: fused.gathered(words, rows, out))
+    name = f"{side} px raw rows, from page-locked host memory"
+    speed = batch * nbytes / took
+    run.add(
+        "gather", name, batch / took, "images/s", gb_per_s=speed / 1e9, of_bus_copy=speed / bus
     )
 
 

@@ -2,13 +2,11 @@
 
 NAMES = {
     "loaders.InflateOnDevice": "pass the dataset itself to the loader, which decompresses on the host",
-    "RAMDataset.from_files": "pack them first: packdata images photos packed; RAMDataset('packed')",
     "RAMDataset.from_frame": "use RAMDataset.from_arrays(**packdata.arrays_of(frame, target=...))",
 }
 OPTIONS = {  # by function and option: "DataLoader(pool=)"
     "RAMDataset(shared='all_users')": "pass shared=True: each user has a copy, or use ShardDataset, "
     "whose files lie once in the page cache",
-    "RAMDataset(pin=)": "pass device='cuda' for data in GPU memory, or device= to the DataLoader, which copies ahead",
     "cache={'mode': 'records'}": "make a dataset of a few samples by packdata.write(view, dst)",
 }
 

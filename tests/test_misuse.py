@@ -117,9 +117,7 @@ DATASETS: list[Case] = [
     (lambda g: ShardDataset(g.path, scale=None), ValueError, "scale must be 1, 1/2, 1/4 or 1/8"),
     (lambda g: ShardDataset(g.path, on_error="skip"), ValueError, "on_error must be 'raise' or"),
     (lambda g: RAMDataset(g.images), TypeError, "RAMDataset.from_arrays takes arrays.*an ndarray"),
-    (lambda g: RAMDataset(g.files), TypeError, "source must be a folder"),
-    (lambda g: RAMDataset.from_files(g.files), AttributeError, "removed before 1.0, pack"),
-    (lambda g: RAMDataset(g.path, pin=True), TypeError, "removed before 1.0, pass device"),
+    (lambda g: RAMDataset(g.files), TypeError, "RAMDataset.from_files loose files"),
     (lambda g: RAMDataset(Subset(g.ram, [1])), TypeError, "source must be .*got a Subset"),
     (lambda g: RAMDataset(g.ram, feilds=[]), TypeError, "did you mean 'fields'"),
     (lambda g: RAMDataset(g.ram, shared=3), ValueError, "shared must be True or False, got 3"),
@@ -189,7 +187,7 @@ IN_MEMORY: list[Case] = [
     (
         lambda g: RAMDataset.from_arrays(a=[[1], [1, 2]]),
         SchemaError,
-        "different shapes.*Writer",
+        "different shapes.*from_files",
     ),
     (
         lambda g: RAMDataset.from_arrays(a=g.images, decode=True),
@@ -209,6 +207,30 @@ IN_MEMORY: list[Case] = [
         SchemaError,
         "labels up to 1, there are 1 classes",
     ),
+    (
+        lambda g: RAMDataset.from_files("a.jpg"),
+        TypeError,
+        "paths must be a list of files, such as",
+    ),
+    (lambda g: RAMDataset.from_files(PHOTOS), TypeError, r"paths must be .*glob\('\*.jpg'\)"),
+    (lambda g: RAMDataset.from_files([]), ValueError, "does the pattern match"),
+    (lambda g: RAMDataset.from_files([3]), TypeError, r"paths\[0\] must be a file, got 3"),
+    (lambda g: RAMDataset.from_files(["no.jpg"]), LoadersError, "no.jpg: it cannot be read"),
+    (
+        lambda g: RAMDataset.from_files(["/dev/null"]),
+        LoadersError,
+        "null: it is not a regular file",
+    ),
+    (lambda g: RAMDataset.from_files([PHOTOS]), LoadersError, "photos: Is a directory"),
+    (
+        lambda g: RAMDataset.from_files(g.files, 3),
+        TypeError,
+        "targets must be a list of one class",
+    ),
+    (lambda g: RAMDataset.from_files(g.files, "label"), TypeError, "targets must be .*'label'"),
+    (lambda g: RAMDataset.from_files(g.files, [1]), ValueError, "4 paths and 1 targets"),
+    (lambda g: RAMDataset.from_files(g.files, [CROP]), TypeError, "one class number or name"),
+    (lambda g: RAMDataset.from_files(g.files, [0.5] * 4), TypeError, "float64.*packdata.Writer"),
 ]
 
 AUGMENT: list[Case] = [
@@ -514,8 +536,9 @@ def test_wrong_use_is_told_with_what_to_do(
     [
         (lambda g: DataLoader(g.ram, device="cuda"), "device"),
         (lambda g: RAMDataset(g.ram, device="cuda"), "device"),
+        (lambda g: RAMDataset(g.ram, pin=True), "pin"),
     ],
-    ids=["loader", "resident"],
+    ids=["loader", "resident", "pinned"],
 )
 def test_a_device_that_is_not_there_is_told_at_once(
     given: SimpleNamespace, call: Any, option: str

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.bench.machine import memory
 from loaders.bench.measure import Config, batch_nbytes, group_size_of, in_flight
 from loaders.bench.stages import batches_of
-from loaders.bench.targets import spread
+from loaders.bench.targets import ImageFiles, spread
 from loaders.data.ahead import files_at
 from loaders.datasets.memory.loading import plan_columns
 from loaders.datasets.packed import PackedDataset
@@ -124,9 +124,12 @@ def ram_bytes_of(target: MeasuredDataset, *, decode: bool, count: int = 256) -> 
     dataset = target.dataset
     if isinstance(dataset, TokenWindows):
         dataset = dataset.dataset
-    if not isinstance(dataset, PackedDataset):
-        raise LoadersError(f"--ram: {target.name!r} is no packed dataset: pack it first")
-    some: PackedDataset[Any] = dataset.select(spread(len(dataset), count))
+    if isinstance(dataset, ImageFiles):
+        some: PackedDataset[Any] = dataset.in_ram(count)
+    elif isinstance(dataset, PackedDataset):
+        some = dataset.select(spread(len(dataset), count))
+    else:
+        raise LoadersError(f"--ram: {target.name!r} is no packed dataset and no folder of images")
     plans = plan_columns(some, decode=decode, progress=False).values()
     return sum(plan.nbytes for plan in plans) * len(dataset) // len(some)
 

@@ -19,6 +19,7 @@ from loaders.augment.pixels import apply
 from loaders.augment.planning import plan
 from loaders.data.shards import FileShard
 from loaders.datasets.base import BatchDataset
+from loaders.datasets.memory.ram import RAMDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.datasets.views import unwrap
@@ -211,6 +212,12 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
         drawn = plan(ops_for(self.size), shape, seed=0, epoch=0, indices=draw)
         crop = apply(image, drawn.boxes[0].tolist(), drawn.sizes[0], drawn.flips[0])
         return torch.from_numpy(crop).permute(2, 0, 1), self.labels[i]
+
+    def in_ram(self, count: int) -> RAMDataset:
+        """Return some of the same files, held in memory and served by this package."""
+        files = [self.files[i] for i in spread(len(self), count)]
+        targets = [file.parent.name for file in files]
+        return RAMDataset.from_files(files, targets, progress=False, augment=ops_for(self.size))
 
 
 @dataclass(frozen=True, repr=False)

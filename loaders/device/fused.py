@@ -37,9 +37,8 @@ def why_not(device: torch.device) -> str | None:
     try:
         if kernels() is None:
             return "Triton is not installed"
-        pixel = torch.zeros((1, 1, 1, 1), dtype=torch.uint8, device=device)
-        one = torch.ones(1, device=device)
-        normalized(pixel, one, one, torch.empty_like(pixel, dtype=torch.float32))
+        row = torch.zeros((1, 1), dtype=torch.int64, device=device)
+        gathered(row, row[0], torch.empty_like(row))
     except Exception as error:  # whatever it is, plain operations give the same values
         what = "Triton is installed but starts no kernel here; plain operations take its place"
         _log.warning("%s: %s", what, error)
@@ -76,7 +75,7 @@ def normalized(
     num_blocks = -(-num_items // module.BLOCK)
     grid = (len(out) * num_blocks,)
     sizes = (num_items, num_blocks)
-    with on_device(out.device):
+    with on_device_of(out):
         operands = (images, out, mean, std, *sizes)
         if is_interleaved:
             is_same = source[1:] == target[1:]
@@ -85,6 +84,21 @@ def normalized(
             )
         else:
             module.normalize_planes[grid](*operands, *source, *target, **options)
+    return out
+
+
+def gathered(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Copy rows of ``x``, in page-locked host memory or on the device, to ``out``, contiguous and on the device."""
+    module, num_values = kernels(), x.shape[1]
+    num_blocks = -(-num_values // module.BLOCK)
+    if out.numel():
+        with on_device_of(out):
+            grid = (len(out) * num_blocks,)
+            module.gather_rows[grid](
+                *(x, out, rows, num_values, num_blocks, x.stride(0)),
+                BLOCK=module.BLOCK,
+                **LAUNCH,
+            )
     return out
 
 
@@ -98,6 +112,11 @@ def strides(images: torch.Tensor) -> tuple[int, int, int] | None:
         if outer != n * inner:
             return None
     return images.stride(0), images.stride(1), axes[-1][1]
+
+
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Make a tensor's GPU the current one: kernels are started there."""
+    return on_device(tensor.device)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:

@@ -79,3 +79,20 @@ def normalize_interleaved(
         scale = tl.where(channel == c, tl.load(std + c), scale)
     scaled = tl.div_rn(pixels - center, scale)
     tl.store(out + image * out_image + values, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gather_rows(
+    x: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    num_values: tl.tensor,
+    num_blocks: tl.tensor,
+    x_row: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Copy rows of equal size: row ``i`` of the result is row ``rows[i]`` of ``x``, which may be host memory."""
+    row, values, inside = span(num_values, num_blocks, BLOCK)
+    source = tl.load(rows + row)
+    found = tl.load(x + source * x_row + values, mask=inside)
+    tl.store(out + row * num_values + values, found, mask=inside)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     UInt8Array = npt.NDArray[np.uint8]
 
+_READ_ONLY = 8  # cudaHostRegisterReadOnly: without it, memory that is mapped read-only is refused
+_locked: dict[int, weakref.ref[Any]] = {}
+
 
 def pinned_buffer(nbytes: int) -> UInt8Array:
     """Return new page-locked memory, undefined: a batch slot.
@@ -43,7 +46,7 @@ def _runtime(what: str) -> Any:
 
 
 def page_lock(array: UInt8Array, what: str, runtime: Any = None) -> None:
-    """Page-lock memory that exists already, until the array dies (views keep it).
+    """Page-lock memory that exists already, until the array dies (views keep it); once, however often it is called.
 
     LoadersError if the runtime (``torch.cuda.cudart()``) refuses: it has ``what`` it is, size and code.
     """
@@ -51,20 +54,34 @@ def page_lock(array: UInt8Array, what: str, runtime: Any = None) -> None:
         return
     runtime = _runtime(what) if runtime is None else runtime
     address = array.ctypes.data
-    code = int(runtime.cudaHostRegister(address, array.nbytes, 0))
+    if address in _locked and _locked[address]() is array:  # a shared copy is one for all datasets
+        return
+    flags = 0 if array.flags.writeable else _READ_ONLY
+    code = int(runtime.cudaHostRegister(address, array.nbytes, flags))
     if code:
         _take_error()
+        hint = (
+            ""
+            if array.flags.writeable
+            else ". Not every GPU reads a shared copy: leave out shared"
+        )
         raise LoadersError(
             f"{what}: {array.nbytes / 1e9:.3g} GB could not be page-locked (CUDA error {code}). "
-            f"Page-locked memory is bounded by the machine's RAM and by 'ulimit -l'"
+            f"Page-locked memory is bounded by the machine's RAM and by 'ulimit -l'{hint}"
         )
-    weakref.finalize(array, runtime.cudaHostUnregister, address)
+    _locked[address] = weakref.ref(array)
+    weakref.finalize(array, _unlock, runtime, address)
 
 
 def _take_error() -> None:
     """Launch a kernel: torch looks for errors behind each, and would raise this one behind the trainer's next."""
     with suppress(AssertionError, RuntimeError):  # the error; or a build without CUDA
         torch.ones(1, device="cuda")
+
+
+def _unlock(runtime: Any, address: int) -> None:
+    _locked.pop(address, None)
+    runtime.cudaHostUnregister(address)
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:

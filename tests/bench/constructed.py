@@ -15,7 +15,6 @@ import torch
 from loaders import RAMDataset
 from loaders.bench.measure import Config, Result, TimedPass
 from loaders.bench.sweep import Sweep
-from loaders.schema import Array
 
 _NOISE = bytes(torch.randint(256, (1 << 20,), generator=torch.Generator().manual_seed(0)).tolist())
 
@@ -135,9 +134,6 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 
 small_rows = RAMDataset.from_arrays(x=np.zeros((4096, 16), np.uint8))
-volumes = RAMDataset.from_arrays(
-    x=np.zeros((64, 1, 8, 8, 8), np.float32), schema={"x": Array(dims=(1, 8, 8, 8), spatial=3)}
-)
 transformed = small_rows.replace(transform=lambda sample: sample)
 failing = small_rows.replace(transform=lambda sample: Fails().work())
 

@@ -222,19 +222,6 @@ def test_of_tokens_windows_are_measured_and_tokens_per_second_told(
 
 
 @pytest.mark.slow
-def test_of_volumes_it_is_told_that_they_are_read_whole(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    options = ["--workers", "0", "--batch-size", "4", "--no-verdict", *QUICK]
-
-    assert main(["tests.bench.constructed:volumes", *options]) == 0
-
-    assert "whole volumes are read (a crop, augment.RandomCrop, reads less)" in (
-        capsys.readouterr().err
-    )
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("available", "is_kept"), [(1.0, True), (0.3, False)])
 def test_what_is_recommended_is_kept_on_a_quiet_machine_only(
     packed: Path,

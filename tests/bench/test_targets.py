@@ -1,7 +1,9 @@
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,44 @@ def test_tokens_are_served_in_windows_and_not_in_the_rows_that_they_are_stored_i
 def test_one_token_makes_no_window(tmp_path: Path) -> None:
     with pytest.raises(TargetError):
         load(str(pack_tokens_of(tmp_path, 1)))
+
+
+def test_a_folder_of_images_is_read_as_a_newcomer_would(tmp_path: Path) -> None:
+    for kind in ("boats", "people"):
+        shutil.copytree(PHOTOS / kind, tmp_path / kind)
+    next((tmp_path / "boats").iterdir()).rename(tmp_path / "boats/UPPER.JPG")
+    (tmp_path / "boats/._UPPER.JPG").write_bytes(b"what macOS knows of it")
+
+    target = load(str(tmp_path), size=64)
+
+    assert target.backend == "process"
+    image, label = target.dataset[5]
+    assert (tuple(image.shape), image.dtype, label) == ((3, 64, 64), torch.uint8, 1)
+    assert len(target.dataset) == len(target.files) == 8
+    assert [s.label for s in target.dataset.in_ram(4)] == [0, 0, 1, 1]  # spread evenly
+
+
+def test_loose_images_are_flipped_half_of_the_time(tmp_path: Path) -> None:
+    ramp = np.tile(np.arange(256, dtype=np.uint8)[:, None], (64, 1, 3))  # from dark to bright
+    cv2.imwrite(str(tmp_path / "a.png"), ramp)
+    files = ImageFiles([tmp_path / "a.png"], 16)
+
+    crops = [files[0][0].float().mean((0, 1)) for _ in range(40)]
+
+    assert 5 < sum(int(crop[0] > crop[-1]) for crop in crops) < 35
+
+
+@pytest.mark.parametrize("size", [0, 16])
+def test_loose_images_are_left_as_they_are_at_size_0(tmp_path: Path, size: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 30, 3), np.uint8)
+    cv2.imwrite(str(tmp_path / "a.png"), pixels)
+
+    target = load(str(tmp_path), size=size)
+
+    image, _ = target.dataset[0]
+    assert target.size == size
+    assert tuple(image.shape) == ((3, 16, 16) if size else (3, 40, 30))
+    assert size or np.array_equal(image.permute(1, 2, 0).numpy(), pixels[..., ::-1])
 
 
 some_rows = torch.utils.data.Subset(small_rows, range(100))

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.memory import loading
-from loaders.errors import LoadersError, SchemaError
+from loaders.errors import LoadersError, SampleError, SchemaError, SourceError
 from loaders.schema import Array, Boxes, Image, Label, Mask, Text
 from loaders.system import limits
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
@@ -168,6 +169,96 @@ def test_pixels_that_do_not_fit_are_refused_before_they_are_decoded(
         RAMDataset(folder, decode=True, progress=False)
 
 
+# -- of loose files -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Three pictures, one of each format, of 20 x 24."""
+    y, x = np.mgrid[:20, :24]
+    picture = np.stack([y * 12, x * 10, y + x], axis=2).astype(np.uint8)
+    paths = [tmp_path / f"{i}.{suffix}" for i, suffix in enumerate(["jpg", "png", "webp"])]
+    for path in paths:
+        assert cv2.imwrite(
+            str(path), picture, [cv2.IMWRITE_WEBP_QUALITY, 101] if path.suffix == ".webp" else []
+        )
+    return paths
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_files_are_samples(files: list[Path], decode: bool) -> None:
+    dataset = RAMDataset.from_files(files, ["dog", "cat", "dog"], decode=decode, progress=False)
+
+    picture = cv2.imread(str(files[1]))
+    assert picture is not None
+    expected = torch.from_numpy(picture[:, :, ::-1].copy()).permute(2, 0, 1)
+    assert dataset.classes == ("cat", "dog")
+    assert dataset.column("label").tolist() == [1, 0, 1]
+    assert torch.equal(dataset[1].image, expected)
+    assert torch.equal(dataset[2].image, expected)
+    assert (dataset[0].image.int() - expected.int()).abs().float().mean() < 6
+    assert dataset.find(str(files[2])) == 2
+    numbered = RAMDataset.from_files(files, np.array([4, 0, 2]), decode=decode, progress=False)
+    assert [s.label.item() for s in numbered] == [4, 0, 2]
+    assert numbered.fingerprint != dataset.fingerprint
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_cut_file_is_named(files: list[Path], number: int, share: float) -> None:
+    data = files[number].read_bytes()
+    files[number].write_bytes(data[: int(len(data) * share)])
+
+    with pytest.raises(SourceError, check=At(files[number])):
+        RAMDataset.from_files(files, progress=False)
+
+
+def test_a_jpeg_with_bytes_after_its_end_is_taken(files: list[Path]) -> None:
+    files[0].write_bytes(files[0].read_bytes() + b"more")
+
+    assert RAMDataset.from_files(files, progress=False)[0].image.shape == (3, 20, 24)
+
+
+def test_a_film_behind_a_picture_does_not_make_it_a_cut_one(files: list[Path]) -> None:
+    whole = files[0].read_bytes()
+    files[0].write_bytes(whole + b"film \xff\xda and more")
+
+    assert RAMDataset.from_files(files, progress=False)[0].image.shape == (3, 20, 24)
+    files[0].write_bytes(whole[:-40] + b"film \xff\xda and more")
+    with pytest.raises(SourceError, check=At("0.jpg")):
+        RAMDataset.from_files(files, progress=False)
+
+
+def test_files_that_are_not_pictures_are_named(files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "text.png").write_text("not a picture")
+
+    for name in ("empty.jpg", "text.png", "missing.png"):
+        with pytest.raises(SourceError, check=At(name)):
+            RAMDataset.from_files([*files, tmp_path / name], progress=False)
+
+
+@pytest.mark.parametrize("other", [float("nan"), 1, 2.5, True, None])
+def test_what_is_no_name_does_not_become_a_class(files: list[Path], other: object) -> None:
+    """Numpy makes a text of it: one class too many."""
+    with pytest.raises(TypeError):
+        RAMDataset.from_files(files, ["cat", "dog", other], progress=False)  # type: ignore[arg-type]
+
+
+def test_a_file_that_only_decoding_finds_bad_is_named(files: list[Path]) -> None:
+    data = bytearray(files[1].read_bytes())
+    at = data.index(b"IDAT") + 8
+    data[at : at + 40] = bytes(40)
+    files[1].write_bytes(data)
+
+    dataset = RAMDataset.from_files(files, progress=False)
+
+    with pytest.raises(SampleError, check=At("files", row=1, index=1)):
+        dataset[1]
+    with pytest.raises(SourceError, check=At("1.png")):
+        RAMDataset.from_files(files, decode=True, progress=False)
+
+
 # -- of arrays ------------------------------------------------------------------------------------
 
 
@@ -229,30 +320,33 @@ def test_arrays_that_do_not_go_together_are_refused() -> None:
 def test_a_crop_may_lie_outside_of_the_picture(tmp_path: Path) -> None:
     """Then nothing of a JPEG is needed, and the batch has zeros, whether pixels or files are kept."""
     rng = np.random.default_rng(0)
-    pictures = [encode_jpeg(rng.integers(0, 256, (32, 32, 3), np.uint8)) for _ in range(20)]
-    packed = pack(tmp_path / "p", {"image": Image()}, [{"image": each} for each in pictures])
+    files = [tmp_path / f"{i}.jpg" for i in range(20)]
+    for file in files:
+        file.write_bytes(encode_jpeg(rng.integers(0, 256, (32, 32, 3), np.uint8)))
     crop = [augment.RandomCrop(8, padding=40)]
 
-    encoded = RAMDataset(packed, progress=False, augment=crop)
-    decoded = RAMDataset(packed, progress=False, augment=crop, decode=True)
+    encoded = RAMDataset.from_files(files, progress=False, augment=crop)
+    decoded = RAMDataset.from_files(files, progress=False, augment=crop, decode=True)
 
-    pairs = [(encoded[i].image, decoded[i].image) for i in range(len(pictures))]
+    pairs = [(encoded[i].image, decoded[i].image) for i in range(len(files))]
     assert all(torch.equal(a, b) for a, b in pairs)
     assert any(not a.any() for a, _ in pairs)
 
 
-@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("way", ["folder", "files", "pixels"])
 def test_the_memory_that_it_takes_is_shown_before_loading_or_refused(
-    tmp_path: Path,
-    decode: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(loading, "_MUCH", 1000)
+    files = [tmp_path / f"{i}.jpg" for i in range(4)]
+    for file in files:
+        file.write_bytes(encode_jpeg(np.zeros((32, 32, 3), np.uint8)))
     folder = pack_samples(tmp_path / "p", 12)
 
     def load(**settings: Any) -> RAMDataset:
-        return RAMDataset(folder, decode=decode, **settings)
+        if way == "folder":
+            return RAMDataset(folder, **settings)
+        return RAMDataset.from_files(files, decode=way == "pixels", **settings)
 
     load(progress=False)
     assert "RAMDataset" not in capsys.readouterr().err
@@ -294,6 +388,15 @@ def test_arrays_are_not_taken_for_what_a_codec_makes_of_them(codec: str) -> None
 
     with pytest.raises(SchemaError):
         RAMDataset.from_arrays(image=np.zeros((2, 8, 8, 3), np.uint8), schema=schema)
+
+
+def test_memory_that_cannot_be_page_locked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(torch.cuda, "cudart", missing)
+    with pytest.raises(LoadersError):
+        RAMDataset(RAMDataset.from_arrays(x=np.zeros((4, 3))), device="cpu", pin=True)
 
 
 @pytest.mark.parametrize("shape", [(5, 16, 64, 48), (5, 13, 64, 64), (5, 64, 48, 16)])

@@ -98,10 +98,11 @@ def test_they_are_those_that_are_served(folder: Path) -> None:
 
 
 def test_files_in_memory_are_as_they_are_served(tmp_path: Path) -> None:
-    kinds = enumerate(["JPEG", "PNG", "WEBP"] * 3)
-    files = [turned(photo(20, 31 + i, seed=i), kind, 6) for i, kind in kinds]
-    packed = pack(tmp_path / "p", {"image": Image()}, [{"image": file} for file in files])
-    dataset = RAMDataset(packed, progress=False)
+    paths = []
+    for i, kind in enumerate(["JPEG", "PNG", "WEBP"] * 3):
+        paths.append(tmp_path / f"{i}")
+        paths[-1].write_bytes(turned(photo(20, 31 + i, seed=i), kind, 6))
+    dataset = RAMDataset.from_files(paths, progress=False)
 
     assert dataset.sizes().tolist() == [list(sample.image.shape[1:]) for sample in dataset]
 

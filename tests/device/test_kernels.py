@@ -71,13 +71,25 @@ def check_orders(device: str) -> None:
     assert num_fused >= 8
 
 
+def check_gather(source_device: str, device: str) -> None:
+    """Rows chosen by number; they may be in another memory than the result."""
+    torch.manual_seed(0)
+    rows = torch.tensor([4, 0, 4, 2], device=device)
+    table = torch.randint(0, 1 << 40, (5, 3001))
+    table = table.pin_memory() if source_device == "pinned" else table.to(source_device)
+
+    copied = fused.gathered(table, rows, torch.empty((4, 3001), dtype=torch.int64, device=device))
+
+    assert torch.equal(copied.cpu(), table.cpu()[rows.cpu()])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_kernels_under_the_interpreter() -> None:
     """In a process of its own: the interpreter must be chosen before Triton is imported."""
     code = (
-        "from tests.device.test_kernels import check_normalize, check_orders\n"
-        "check_normalize('cpu', bfloat16_rounds=False)\ncheck_orders('cpu')"
+        "from tests.device.test_kernels import check_gather, check_normalize, check_orders\n"
+        "check_normalize('cpu', bfloat16_rounds=False)\ncheck_orders('cpu')\ncheck_gather('cpu', 'cpu')"
     )
 
     done = subprocess.run(
@@ -100,11 +112,13 @@ def compile_all() -> None:
     from loaders.device import kernels
 
     pointers = {"x": "*u8", "out": "*bf16", "mean": "*fp32", "std": "*fp32"}
+    rows = {"x": "*i64", "out": "*i64", "rows": "*i64"}
     for kernel, types, ones in (
         (kernels.normalize_planes, pointers, ["x_pixel", "out_pixel"]),
         (kernels.normalize_planes, pointers, ["x_channel", "out_pixel", "num_blocks"]),
         (kernels.normalize_interleaved, pointers, ["x_channel"]),
         (kernels.normalize_interleaved, pointers, ["x_pixel", "num_blocks"]),
+        (kernels.gather_rows, rows, []),
     ):
         # As a launch does it: numbers that are 1 become constants.
         constants = {"CHANNELS": 3, "BLOCK": kernels.BLOCK, "SAME": "x_channel" in ones}
@@ -195,6 +209,8 @@ gpu = pytest.mark.skipif(
 def test_kernels_on_a_gpu() -> None:
     check_normalize("cuda", bfloat16_rounds=True)
     check_orders("cuda")
+    check_gather("cuda", "cuda")
+    check_gather("pinned", "cuda")
 
 
 @pytest.mark.gpu

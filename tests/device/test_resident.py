@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from loaders import DataLoader, RAMDataset, ShardDataset, augment
 from loaders.buffers import Memory
 from loaders.datasets.memory import resident as resident_module
-from loaders.datasets.memory.resident import _check_room
+from loaders.datasets.memory.resident import Resident, _check_room
+from loaders.device import fused
 from loaders.device.accelerator import Accelerator
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import page_lock
@@ -153,10 +155,12 @@ def test_another_device_is_refused() -> None:
 
 def on_second_gpu(monkeypatch: pytest.MonkeyPatch) -> RAMDataset:
     """Return samples that a second GPU would read, with what they ask CUDA for replaced."""
-    monkeypatch.setattr(resident_module, "_check_room", lambda nbytes, device: None)
-    monkeypatch.setattr(resident_module, "_uploaded", lambda *_: torch.zeros(NUM, 8))
+    monkeypatch.setattr(fused, "why_not", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(resident_module, "_wait_for", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    return arrays()._settle(torch.device("cuda:1"))
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    return arrays()._settle(torch.device("cuda:1"), is_pinned=True)
 
 
 def test_the_current_gpu_is_refused_if_the_samples_lie_on_another(
@@ -186,6 +190,15 @@ def test_batches_go_to_where_the_samples_lie_whatever_gpu_is_current_then(
 
     assert accelerator is not None
     assert accelerator.device == torch.device("cuda:1")
+
+
+def test_columns_on_a_device_are_never_read_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host memory that is page-locked may be; torch refuses the rest."""
+    resident = Resident(arrays(), torch.device("meta"), is_pinned=False)
+    monkeypatch.setattr(fused, "gathered", lambda *_: pytest.fail("started a kernel"))
+
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        resident.gather("label", torch.zeros(2, dtype=torch.int64)).tolist()
 
 
 class Runtime:
@@ -251,14 +264,79 @@ def test_a_gpu_works_on_after_a_refused_page_lock() -> None:
     assert torch.full((4,), 2.0, device="cuda").sum().item() == 8
 
 
+def test_a_page_locked_arena_serves_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pinned path, with the one CUDA call it makes replaced: the CPU reads the arena itself."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    host = arrays()
+
+    dataset = RAMDataset(host, device="cpu", pin=True, progress=False)
+
+    assert all(same(dataset[i], host[i]) for i in range(NUM))
+    assert len(runtime.locked) == 5
+    assert isinstance(dataset._resident, Resident)
+    assert dataset._resident.is_pinned
+
+
+def test_a_shared_copy_is_page_locked_once_and_for_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is mapped read-only, which CUDA has to be told; two datasets of a process have the same."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    fields = {"tokens": Array(dtype="uint16", dims=(8,)), "label": Label()}
+    rows = [{"tokens": np.arange(i, i + 8, dtype=np.uint16), "label": i} for i in range(9)]
+    pack(tmp_path / "packed", fields, rows, defaults=("tokens", "label"))
+    settings: dict[str, Any] = {"shared": True, "device": "cpu", "pin": True, "progress": False}
+
+    plain = ShardDataset(tmp_path / "packed")
+
+    first = RAMDataset(tmp_path / "packed", **settings)
+    second = RAMDataset(tmp_path / "packed", **settings)
+    del first
+
+    assert runtime.flags == {8}  # cudaHostRegisterReadOnly
+    assert len(runtime.locked) == 2
+    assert all(same(second[i], plain[i]) for i in range(9))
+    del second
+    assert runtime.locked == {}
+
+
+def test_what_a_gpu_may_still_read_is_unlocked_after_its_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the dropped dataset's columns, which were locked for that GPU; with the calls replaced."""
+    runtime, log = Runtime(), list[tuple[str, int]]()
+    monkeypatch.setattr(fused, "why_not", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(
+        torch.cuda, "synchronize", lambda device: log.append((str(device), len(runtime.locked)))
+    )
+
+    def on(device: torch.device) -> nullcontext[None]:
+        log.append((f"on {device}", 0))
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    resident = Resident(arrays(), torch.device("cuda:1"), is_pinned=True)
+
+    del resident
+
+    assert log == [("on cuda:1", 0), ("cuda:1", 5)]
+    assert runtime.locked == {}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("pin", [False, True])
 @pytest.mark.parametrize("ops", [[], OPS])
-def test_a_gpu_serves_the_same(ops: list[Any]) -> None:
+def test_a_gpu_serves_the_same(pin: bool, ops: list[Any]) -> None:
     fields = ["image", "label", "features", "tokens", "sample_id"]
     settings: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 7}
     host = arrays().replace(augment=ops, fields=fields)
-    resident = RAMDataset(arrays(), device="cuda", augment=ops, fields=fields, progress=False)
+    resident = RAMDataset(
+        arrays(), device="cuda", pin=pin, augment=ops, fields=fields, progress=False
+    )
 
     for want, got in zip(
         DataLoader(host, **settings), DataLoader(resident, **settings), strict=True

@@ -10,8 +10,6 @@ import pytest
 from loaders import DataLoader, RAMDataset, augment
 from loaders.codecs.picture import encode_jpeg
 from loaders.loading.tuning import cache_folder, dataset_key, read_workers, write_workers
-from loaders.schema import Image
-from tests.packdata.packing import pack
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +78,9 @@ def test_auto_takes_the_measured_count() -> None:
 
 
 def test_what_decoding_leaves_out_is_other_work(tmp_path: Path) -> None:
-    file = encode_jpeg(np.zeros((16, 16, 3), np.uint8))
-    folder = pack(tmp_path / "p", {"image": Image()}, [{"image": file}])
-    encoded = RAMDataset(folder, progress=False)
+    file = tmp_path / "a.jpg"
+    file.write_bytes(encode_jpeg(np.zeros((16, 16, 3), np.uint8)))
+    encoded = RAMDataset.from_files([file], progress=False)
     pixels = RAMDataset(encoded, decode=True, progress=False)
 
     assert dataset_key(encoded) != dataset_key(pixels)

@@ -126,6 +126,7 @@ OPENED: dict[str, tuple[str, Callable[[Path], object], type[LoadersError] | type
     "a shard": ("packed/shard-00000.lmdb", lambda p: ShardDataset(p)[0], SampleError),
     "a shard in memory": ("packed/shard-00000.lmdb", RAMDataset, ShardError),
     "statistics": ("x", lambda _: Normalize.from_stats("x"), ValueError),
+    "loose files": ("x", lambda _: RAMDataset.from_files(["x"], [0]), SourceError),
     "a tokenizer": ("x", tokens, SourceError),
     "classes": ("x", lambda _: pack_images("photos", "out", classes="x"), SourceError),
 }  # fmt: skip

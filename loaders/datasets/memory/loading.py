@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.codecs import codec_for
-from loaders.codecs.heads import picture_size
+from loaders.codecs.heads import MAX_PICTURE_MB, picture_size
 from loaders.codecs.picture import PictureCodec
 from loaders.data.columns import Column, FixedColumn, VarColumn, ends
 from loaders.datasets.reading.coefficients import WholeImages, has_halves
@@ -101,8 +101,17 @@ def plan_columns(
     for name in names_to_load(dataset):
         field = dataset.schema.fields[name]
         if decode and isinstance(field, Image | Mask) and field.codec != "raw":
-            plans[name] = _plan_pixels(
-                dataset, name, rows, progress, num_threads or cores_of_rank()
+            records = _records_of(dataset.store, name, rows)
+            blame, scale = dataset.sample_error, dataset.scale
+            plans[name] = plan_pixels(
+                field,
+                [*rows.parts(_PICTURES)],
+                records,
+                blame,
+                progress,
+                scale,
+                num_threads,
+                dataset.max_picture_mb,
             )
         else:
             plans[name] = _plan_copy(dataset.store, name, field, rows)
@@ -191,24 +200,24 @@ def _lengths(store: Store, name: str, rows: Rows) -> Lengths:
     return lengths
 
 
-def _plan_pixels(
-    dataset: PackedDataset[Any],
-    name: str,
-    rows: Rows,
-    progress: bool,
-    num_threads: int,  # that decode
+def plan_pixels(
+    field: Image | Mask,  # what the pictures are
+    pieces: Sequence[Part],  # the positions of all of them, some at a time
+    records: Records,  # returns some of them, encoded; called on several threads
+    blame: Blame,  # makes an error of a picture that cannot be decoded
+    progress: bool,  # show a bar where reading their sizes takes long
+    scale: float = 1,  # of the pixels, where the codec is ``dct``
+    num_threads: int | None = None,  # that decode; default: as many as this rank has cores
+    max_picture_mb: int = MAX_PICTURE_MB,  # memory of the largest, decoded
 ) -> ColumnToLoad:
     """Plan to turn encoded pictures into pixels; the field's size becomes known if they share one."""
-    field: Any = dataset.schema.fields[name]
-    pieces, records = [*rows.parts(_PICTURES)], _records_of(dataset.store, name, rows)
-    blame = dataset.sample_error
-    codec: Any = codec_for(field, dataset.max_picture_mb)
+    codec: Any = codec_for(field, max_picture_mb)
     if isinstance(field, Image) and has_halves(field):
-        codec = WholeImages(field, dataset.scale)
+        codec = WholeImages(field, scale)
         field = codec.served
     sizes = _picture_sizes(field, codec, pieces, records, blame, progress)
     shared = tuple(sizes[0].tolist()) if len(sizes) and (sizes == sizes[0]).all() else None
-    raw: Image | Mask = replace(field, codec="raw", size=shared or field.size)
+    raw = replace(field, codec="raw", size=shared or field.size)
     pixel_nbytes = np.dtype(field.dtype).itemsize * (
         field.channels if isinstance(field, Image) else 1
     )
@@ -228,7 +237,7 @@ def _plan_pixels(
                 column.row(i)[:] = pixels
             return int(lengths[part].sum())
 
-        on_threads(fill_part, pieces, num_threads, report)
+        on_threads(fill_part, pieces, num_threads or cores_of_rank(), report)
 
     return ColumnToLoad(raw, lengths, fill)
 

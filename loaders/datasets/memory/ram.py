@@ -11,16 +11,25 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from loaders.checks import as_path, one_of, shown
+from loaders.checks import as_list, as_path, one_of, shown
+from loaders.codecs.heads import MAX_PICTURE_MB, picture_size, pixels_within
+from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import cast_exactly
-from loaders.data.columns import Column, FixedColumn
+from loaders.data.columns import Column, FixedColumn, var_column
 from loaders.data.store import ShardRuns, Store
 from loaders.data.view import View
 from loaders.datasets.base import SampleT, check_stored
 from loaders.datasets.memory.held import HeldShard, load_shard
 from loaders.datasets.memory.loading import (
+    ColumnToLoad,
     check_fits,
+    copy_plan,
+    meter,
+    on_threads,
+    parts,
     plan_columns,
+    plan_pixels,
+    positions,
 )
 from loaders.datasets.memory.resident import ResidentDataset
 from loaders.datasets.memory.shared import share_columns
@@ -30,17 +39,23 @@ from loaders.datasets.reading.fixed import take_rows
 from loaders.datasets.settings import SETTINGS, check_augment
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
-from loaders.errors import CodecError, SchemaError
+from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.gone import gone
-from loaders.schema import Array, Field, Image, Label, Mask, Schema
+from loaders.schema import Array, Field, Image, Label, Mask, Schema, Text
+from loaders.system.regular import read_regular
 
 if TYPE_CHECKING:
     from loaders.data.shards import MemoryShard
+    from loaders.datasets.memory.loading import Report
     from loaders.datasets.packed import Transform
 
-_SOURCE = "a folder that packdata made, or a dataset of it (RAMDataset.from_arrays takes arrays)"
+_SOURCE = (
+    "a folder that packdata made, or a dataset of it (RAMDataset.from_arrays takes arrays, "
+    "RAMDataset.from_files loose files)"
+)
 _CHANNELS = (1, 3, 4)  # of what is guessed to be pictures
-_OPTIONS = ("batching", "decode", "device", "on_error", "progress", "scale", "shared")
+_OPTIONS = ("batching", "decode", "device", "on_error", "pin", "progress", "scale", "shared")
+Targets = Sequence[int] | Sequence[str] | npt.NDArray[Any] | torch.Tensor
 
 
 class RAMDataset(ResidentDataset[SampleT]):
@@ -56,6 +71,8 @@ class RAMDataset(ResidentDataset[SampleT]):
         device: ``"cuda"``: the columns lie in GPU memory, and batches are gathered and augmented
             there; the host chooses rows, no more. For pixels, tokens and tables: records of one
             size. Without ``decode`` the host keeps no copy: lookups read the mapped files.
+        pin: True: the columns stay in host memory, page-locked, and the GPU gathers batches from it
+            over the bus; needs Triton.
         progress: Show a bar while loading, on stderr.
         **settings: fields, augment, transform, batching, check, on_error, scale, max_picture_mb: as
             ``ShardDataset`` takes them. Only the fields that samples have, and the key, are loaded; what cannot
@@ -73,6 +90,7 @@ class RAMDataset(ResidentDataset[SampleT]):
         decode: bool = False,
         shared: bool = False,
         device: torch.device | str | None = None,
+        pin: bool = False,
         progress: bool = True,
         **settings: Any,
     ) -> None:
@@ -80,20 +98,20 @@ class RAMDataset(ResidentDataset[SampleT]):
         if shared not in (True, False):
             hint = gone(f"RAMDataset(shared={shared!r})")
             raise ValueError(f"shared must be True or False, got {shown(shared)}{hint}")
-        if "pin" in settings:
-            raise TypeError(f"RAMDataset has no argument 'pin'{gone('RAMDataset(pin=)')}")
-        home = None if device is None else as_device(device)
+        home = None
+        if device is not None or pin:
+            home = as_device(device or "cuda", "pin" if pin else "device")
         check_stored(source, "RAMDataset", "make it a subclass of RAMDataset")
         dataset: PackedDataset[SampleT]
         if isinstance(source, PackedDataset):
             dataset = source.replace(**settings) if settings else source
         else:
             dataset = ShardDataset(as_path("source", source, _SOURCE), **settings)
-        if home is not None and not (decode or shared):  # straight from the files
+        if home is not None and not (pin or decode or shared):  # straight from the files
             settings = {name: getattr(dataset, name) for name in (*SETTINGS, "leader")}
             PackedDataset.__init__(self, dataset.view, **settings)
             with self.view.in_order(by_shard=True):
-                self._settle(home)
+                self._settle(home, is_pinned=False)
             return
         if not {*dataset.stored_fields, "key"} & {*dataset.schema.fields}:
             raise SchemaError(
@@ -109,7 +127,7 @@ class RAMDataset(ResidentDataset[SampleT]):
                 shard = load_shard(origin, plans, progress)
                 fields = {name: plan.field for name, plan in plans.items()}
         self._init_from(shard, fields, dataset, dataset.fingerprint)
-        self._settle(home)
+        self._settle(home, is_pinned=pin)
 
     def _init_from(
         self,
@@ -148,9 +166,59 @@ class RAMDataset(ResidentDataset[SampleT]):
         return sum(column.nbytes for column in self.store.shard(0).columns.values())
 
     @classmethod
-    def from_files(cls, *_: Any, **__: Any) -> NoReturn:
-        """Raise AttributeError, which says what to use instead."""
-        raise AttributeError(f"{cls.__name__} has no from_files{gone('RAMDataset.from_files')}")
+    def from_files(
+        cls,
+        paths: Sequence[Path | str],
+        targets: Targets | None = None,
+        *,
+        decode: bool = False,
+        progress: bool = True,
+        **settings: Any,
+    ) -> Self:
+        """Load loose image files.
+
+        Args:
+            paths: Files of JPEG, PNG or WebP. Exif's orientation is not applied, where ``packdata images`` turns
+                pictures upright.
+            targets: One label each: class numbers, or names (numbered in sorted order).
+            decode: Keep pixels instead of files; the images must then share a size, or each keeps
+                its own.
+            progress: Show a bar while loading, on stderr.
+            **settings: As ``ShardDataset`` takes them.
+
+        Raises:
+            SourceError: A file cannot be read or is not an image; the message names it.
+        """
+        listed = as_list("paths", paths, "files, such as sorted(Path('photos').glob('*.jpg'))")
+        files = [as_path(f"paths[{i}]", path, "a file") for i, path in enumerate(listed)]
+        if not files:
+            raise ValueError("paths is empty: does the pattern match a file?")
+        max_mb = settings.get("max_picture_mb", MAX_PICTURE_MB)
+        plan = _plan_files(files, pixels_within(max_mb))
+        check_fits(plan.nbytes, progress)
+        if decode:
+            column = plan.column([np.empty(n, np.uint8) for n in plan.array_nbytes])
+            with meter(plan.data_nbytes, progress) as bar:
+                plan.fill(column, bar.tick)
+            plan = plan_pixels(
+                Image(),
+                [*parts(len(files), 64)],
+                lambda part: [column.row(i) for i in positions(part)],
+                lambda i, what: SourceError(what, files[i]),
+                progress,
+                max_picture_mb=max_mb,
+            )
+            check_fits(plan.nbytes, progress)
+        plans: dict[str, ColumnToLoad] = {"image": plan}
+        fields: dict[str, Field] = {"image": plan.field}
+        if targets is not None:
+            fields["label"], labels = _label_column(targets, len(files))
+            plans["label"] = copy_plan(labels)
+        fields["key"] = Text()
+        plans["key"] = copy_plan(var_column([_key_of(file) for file in files]))
+        dataset, shard = cls.__new__(cls), load_shard(Path("files"), plans, progress)
+        dataset._init_from(shard, fields, None, _fingerprint(shard.columns), **settings)
+        return dataset
 
     @classmethod
     def from_frame(cls, *_: Any, **__: Any) -> NoReturn:
@@ -204,6 +272,91 @@ class RAMDataset(ResidentDataset[SampleT]):
         return dataset
 
 
+def _plan_files(files: Sequence[Path], max_pixels: int) -> ColumnToLoad:
+    """Plan to load files as they are; many at a time, for they may be far away."""
+    lengths = np.array([_size(file) for file in files], np.int64)
+
+    def fill(column: Column, report: Report) -> None:
+        def read(part: slice) -> int:
+            for i in range(part.start, part.stop):
+                _read_image(files[i], column.row(i), max_pixels)
+            return int(lengths[part].sum())
+
+        on_threads(read, parts(len(files), 64), 8, report)
+
+    return ColumnToLoad(Image(), lengths, fill)
+
+
+def _key_of(file: Path) -> bytes:
+    try:
+        return str(file).encode()
+    except UnicodeEncodeError:
+        what = "the path is not UTF-8, so it cannot be the key of its sample"
+        raise SourceError(what, ascii(str(file)), "Rename it") from None
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        raise SourceError(f"it cannot be read ({error.strerror})", file) from error
+
+
+def _read_image(file: Path, out: npt.NDArray[np.uint8], max_pixels: int) -> None:
+    try:
+        data = read_regular(file)
+        picture_size(data, max_pixels)
+    except (OSError, CodecError) as error:
+        what = getattr(error, "strerror", None) or str(error)
+        raise SourceError(what, file) from error
+    if _is_cut(data):
+        raise SourceError("the picture is cut: its end is missing", file)
+    if len(data) != len(out):
+        raise SourceError("it changed while it was read", file)
+    out[:] = np.frombuffer(data, np.uint8)
+
+
+def _is_cut(data: bytes) -> bool:
+    """Tell whether a file ends before its picture does, without decoding it if that can be."""
+    if data.startswith(b"\xff\xd8"):  # the end marker follows the last scan
+        return data.rfind(b"\xff\xd9") < max(0, data.rfind(b"\xff\xda")) and not _decodes(data)
+    if data.startswith(b"RIFF"):
+        return len(data) < 8 + int.from_bytes(data[4:8], "little")
+    return b"IEND" not in data
+
+
+def _decodes(data: bytes) -> bool:
+    """Tell whether all of a picture is there: what follows it, as a film, may look like a scan."""
+    try:
+        PictureCodec(Image()).decode(np.frombuffer(data, np.uint8))
+    except CodecError:
+        return False
+    return True
+
+
+def _label_column(targets: Targets, num_samples: int) -> tuple[Field, Column]:
+    plain: Any = targets.cpu() if isinstance(targets, torch.Tensor) else targets
+    what = "one class number or name per path"
+    plain = plain if hasattr(plain, "__array__") else as_list("targets", plain, what)
+    values = np.asarray(plain)
+    # Of numbers among names it makes names.
+    if values.dtype.kind == "U" and isinstance(plain, list):
+        for number, target in enumerate(plain):
+            if not isinstance(target, str):
+                got = f"{shown(target)} for path {number}"
+                raise TypeError(f"targets must be {what}, all of a kind, got {got}")
+    if values.ndim != 1 or values.dtype.kind not in "biuU":
+        got = f"{shown(targets)} ({values.dtype})"
+        raise TypeError(f"targets must be {what}, got {got}; packdata.Writer takes other targets")
+    if len(values) != num_samples:
+        raise ValueError(f"there are {num_samples} paths and {len(values)} targets")
+    if values.dtype.kind == "U":
+        names, numbers = np.unique(values, return_inverse=True)
+        field = Label(classes=tuple(names.tolist()))
+        return field, _array_column("label", field, numbers)
+    return Label(), _array_column("label", Label(), values)
+
+
 def _checked_schema(schema: Any, arrays: Mapping[str, Any]) -> dict[str, Field]:
     fields = {} if schema is None else schema
     if not isinstance(fields, Mapping) or not all(isinstance(f, Field) for f in fields.values()):
@@ -222,7 +375,8 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
         raise SchemaError(f"array {name!r} cannot be stored: {error}; convert it") from error
     except ValueError as error:  # rows of different shapes
         raise SchemaError(
-            f"array {name!r} has samples of different shapes: pack them with packdata.Writer"
+            f"array {name!r} has samples of different shapes: load pictures with "
+            "RAMDataset.from_files, or pack them with packdata.Writer"
         ) from error
     if not array.ndim or array.dtype.kind not in "biuf":
         hint = ""

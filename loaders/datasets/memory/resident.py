@@ -1,4 +1,4 @@
-"""Samples that a GPU fetches itself, from its own memory.
+"""Samples that a GPU fetches itself: from its own memory, or over the bus from page-locked host memory.
 
 The host only says which rows: a batch leaves it as a few numbers (``RowNumbers``), and is gathered,
 augmented and shaped on the device, on the trainer's current stream. On the CPU the same code runs
@@ -7,12 +7,15 @@ over the same tensors.
 
 from __future__ import annotations
 
+import weakref
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
+from loaders.buffers import shown_as_writable
 from loaders.datasets.base import SamplesOf, SampleT
 from loaders.datasets.moving import check_arrays_stay, picture_sizes
 from loaders.datasets.packed import PackedDataset
@@ -20,8 +23,10 @@ from loaders.datasets.reading.fixed import served
 from loaders.datasets.reading.halves import Group, draw_groups, move_pictures
 from loaders.datasets.reading.request import ReadPlan
 from loaders.datasets.reading.samples import batch_type
+from loaders.device import fused
 from loaders.device.modes import without_autocast
 from loaders.device.nested import map_tensors
+from loaders.device.pinned import page_lock
 from loaders.errors import LoadersError, SchemaError
 from loaders.schema import VIRTUAL_FIELDS, Image, Mask
 
@@ -49,13 +54,15 @@ class RowNumbers(NamedTuple):
 
 
 class Resident:
-    """The columns of a dataset on a device: of records of one size, pictures as pixels.
+    """The columns of a dataset where a device reads them: of records of one size, pictures as pixels.
 
-    LoadersError, with figures, if they do not fit.
+    With ``is_pinned`` they stay in host memory, page-locked. LoadersError, with figures, if they do not fit.
     """
 
-    def __init__(self, dataset: PackedDataset[Any], device: torch.device) -> None:
-        self.device = device
+    def __init__(
+        self, dataset: PackedDataset[Any], device: torch.device, *, is_pinned: bool
+    ) -> None:
+        self.device, self.is_pinned = device, is_pinned
         numbers = dataset.view.numbers_of(np.arange(len(dataset)))
         self._rows: np.ndarray[Any, np.dtype[np.int64]] | None = None
         if dataset.view.numbers is not None:  # rows are kept in the order of the view
@@ -64,8 +71,20 @@ class Resident:
         self.fields = dataset.stored_fields
         check_resident(dataset)
         self.nbytes = sum(len(dataset) * (f.record_nbytes or 0) for f in self.fields.values())
-        _check_room(self.nbytes, device)
-        self.columns = {name: _uploaded(dataset, name, device) for name in self.fields}
+        if is_pinned:
+            _check_pins(device)
+            with fused.on_device(device):  # locking would open a context on the current GPU
+                self.columns = {name: self._pinned(dataset, name) for name in self.fields}
+            if device.type == "cuda":  # a dropped dataset may still be read by what is queued
+                weakref.finalize(self, _wait_for, device)
+        else:
+            _check_room(self.nbytes, device)
+            self.columns = {name: _uploaded(dataset, name, device) for name in self.fields}
+
+    def _pinned(self, dataset: PackedDataset[Any], name: str) -> torch.Tensor:
+        data = dataset.store.column(name)[0].data  # type: ignore[union-attr]
+        page_lock(data, f"column {name!r}")
+        return torch.from_numpy(shown_as_writable(data))
 
     def rows(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
         """Return where samples of the store lie here."""
@@ -73,7 +92,11 @@ class Resident:
 
     def gather(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """Return the records of some rows, ``(N, nbytes)`` uint8, on the device."""
-        return _wide(self.columns[name]).index_select(0, rows).view(torch.uint8)
+        column = _wide(self.columns[name])
+        if not self.is_pinned or rows.device.type == "cpu":
+            return column.index_select(0, rows).view(torch.uint8)
+        out = torch.empty((len(rows), column.shape[1]), dtype=column.dtype, device=rows.device)
+        return fused.gathered(column, rows, out).view(torch.uint8)
 
     def batch(self, dataset: PackedDataset[Any], numbers: RowNumbers) -> Any:
         """Gather a batch and bring it into the form that the dataset's samples have."""
@@ -86,6 +109,11 @@ class Resident:
         with without_autocast():
             move_pictures(values, self.fields, numbers.groups)
         return batch_type(dataset.names)._make(values.values())
+
+
+def _wait_for(device: torch.device) -> None:
+    with suppress(RuntimeError):  # of a broken device, or a forked process: nothing is read there
+        torch.cuda.synchronize(device)
 
 
 def _numbers(
@@ -151,18 +179,18 @@ class ResidentDataset(PackedDataset[SampleT]):
             what = f"field {missing[0]!r} was not loaded to {self.device}, only {[*self._resident.fields]} were"
             raise SchemaError(f"{what}: make the RAMDataset with all fields that will be served")
 
-    def _settle(self, device: torch.device | None) -> Self:
+    def _settle(self, device: torch.device | None, *, is_pinned: bool) -> Self:
         """Bring the columns to where a device reads them."""
         if device is not None:
             home = _indexed(device)
-            self._resident = Resident(self, home)
+            self._resident = Resident(self, home, is_pinned=is_pinned)
             self.device = home
         return self
 
 
 def check_resident(dataset: PackedDataset[Any]) -> None:
     """Raise SchemaError, with what to do, if a dataset's fields or settings are not for a device."""
-    hint = "; use RAMDataset without device, or other fields=[...]"
+    hint = "; use RAMDataset without device and pin, or other fields=[...]"
     dataset.check_splits(hint)
     for name, field in dataset.stored_fields.items():
         is_picture = isinstance(field, Image | Mask)
@@ -178,6 +206,15 @@ def _indexed(device: torch.device) -> torch.device:
     return device
 
 
+def _check_pins(device: torch.device) -> None:
+    why = fused.why_not(device) if device.type == "cuda" else None
+    if why is not None:
+        raise LoadersError(
+            f"pin=True needs Triton, whose kernels read host memory: {why}. It needs "
+            "'pip install triton', a C compiler and Python's headers"
+        )
+
+
 def _check_room(nbytes: int, device: torch.device) -> None:
     """Refuse with figures what does not fit on a GPU."""
     if device.type == "cuda":
@@ -191,12 +228,14 @@ def check_room(nbytes: int, free: int, total: int, where: str) -> None:
     Example:
         >>> check_room(9 * 10**9, 8 * 10**9, 10**10, "cuda:0")
         Traceback (most recent call last):
-        loaders.errors.LoadersError: RAMDataset needs 9 GB of cuda:0, and 8 GB of its 10 GB are free: leave out device
+        loaders.errors.LoadersError: RAMDataset needs 9 GB of cuda:0, and 8 GB of its 10 GB are free; \
+RAMDataset(pin=True) keeps the data in host memory
     """
     if nbytes > free:
         need, have, all_of_it = (f"{number / 1e9:.3g} GB" for number in (nbytes, free, total))
         raise LoadersError(
-            f"RAMDataset needs {need} of {where}, and {have} of its {all_of_it} are free: leave out device"
+            f"RAMDataset needs {need} of {where}, and {have} of its {all_of_it} are free; "
+            "RAMDataset(pin=True) keeps the data in host memory"
         )
 
 
