@@ -14,15 +14,18 @@ import os
 import statistics
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from torch.utils.data import IterableDataset
 
 from loaders.checks import as_path, shown, whole_number
 from loaders.errors import LoadersError
 from loaders.system.limits import usable_cores
 from loaders.system.publish import publish_bytes
-from loaders.text import in_seconds
+from loaders.text import in_seconds, number
 from loaders.verdict import SMALL_STALL, Facts, judge
 
 if TYPE_CHECKING:
@@ -58,6 +61,7 @@ class ProfileReport:
     num_workers: int = 0  # of the loader
     has_read: bool = False  # blocks of a disk were read meanwhile
     gil_share: float = 0.0  # of the steps' time: waits for the GIL, as ``LoaderStats`` has it
+    is_free: bool = False  # one batch was served again and again
 
     @property
     def wait_s(self) -> list[float]:
@@ -104,6 +108,11 @@ class ProfileReport:
         if not self.compute_s:
             return ""
         share, spans = self.data_share, self._of_workers
+        if self.is_free:
+            step_s = statistics.median(self.compute_s)
+            per_s = number(self.batch_size / step_s)
+            said = f"training alone takes {in_seconds(step_s)} per step, {per_s} samples/s"
+            return f"verdict: {said}.\nDo: profile without free=True: the additional time is waiting for data"
         total_s, cpu_s = sum(self.stage_s.values()), sum(span.cpu_s for span in spans)
         wait_s = total_s - cpu_s
         if share >= SMALL_STALL and (
@@ -137,12 +146,14 @@ class ProfileReport:
     def __str__(self) -> str:
         if not self.num_steps:
             return "no step was profiled"
-        lines = [
-            f"{self.num_steps} steps: {self.data_share:.1%} of the time waiting for data",
-            f"  first batch after {in_seconds(self.wait_s[0])}",
-            f"  {_WAIT:18} {_spread(_later(self.wait_s))}",
-            f"  {_COMPUTE:18} {_spread(self.compute_s)}",
-        ]
+        lines = [f"{self.num_steps} steps of one batch, again and again"]
+        if not self.is_free:
+            lines = [
+                f"{self.num_steps} steps: {self.data_share:.1%} of the time waiting for data",
+                f"  first batch after {in_seconds(self.wait_s[0])}",
+                f"  {_WAIT:18} {_spread(_later(self.wait_s))}",
+            ]
+        lines.append(f"  {_COMPUTE:18} {_spread(self.compute_s)}")
         lines += [
             f"  {name:18} {in_seconds(total / max(1, self.num_batches))} per batch, all threads together"
             for name, total in self.stage_s.items()
@@ -171,6 +182,9 @@ class profile:
         tensorboard: A folder, or a ``SummaryWriter``: write the figures of each step there when it stops.
         told: Called with the report when it stops.
         clock: Seconds that only grow.
+        free: As if data were free: until the ``with`` ends, serve one batch again and again, as often as an epoch has
+            batches (of a stream, ``steps``). The report says what training alone takes; weights that come of it are of
+            no use. The loader stays where it stands.
 
     On a GPU, *compute* is the time that the trainer's thread takes, which is the GPU's only where the step
     waits for it (``loss.item()``); data wait is exact either way.
@@ -191,20 +205,22 @@ class profile:
         tensorboard: Any = None,
         told: Callable[[ProfileReport], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        free: bool = False,
     ) -> None:
         if not hasattr(type(loader), "_profile"):
             what = "loader must be a loaders.DataLoader (which serves any dataset)"
             raise TypeError(f"{what}, got {shown(loader)}")
         self.steps, self.clock = whole_number("steps", steps, at_least=1), clock
-        self.report = ProfileReport([], loader.batch_size or 1, loader.num_workers)
+        self.report = ProfileReport([], loader.batch_size or 1, loader.num_workers, is_free=free)
         self.spans = self.report.spans
-        self._loader, self._told = loader, told
+        self._loader, self._told, self._free = loader, told, free
         self._trace = None if trace is None else as_path("trace", trace, "a file to write")
         self._writer = _writer(tensorboard)
         self._is_on = False
         self._num_left, self._num_read = self.steps, 0
         self._thread = threading.get_ident()
         self._step_began: float | None = None  # since when the step computes
+        self._kept: list[Any] = []  # the batch that is served again and again
 
     def __enter__(self) -> Self:
         self.start()
@@ -212,6 +228,7 @@ class profile:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
+        self._let_go()
 
     def start(self) -> None:
         """Begin; the next iterator of the loader is timed."""
@@ -224,9 +241,11 @@ class profile:
         if not self._is_on:
             return
         self._is_on = False
-        self.report.gil_share = self._loader.stats().gil_share
+        if hasattr(self._loader, "stats"):  # not torch's
+            self.report.gil_share = self._loader.stats().gil_share
         self.report.has_read = _blocks_read() > self._num_read
-        self._loader._profile = None
+        if not self._free:  # else the rest of the loop would train on real batches
+            self._let_go()
         self._step_began = None
         atexit.unregister(self.stop)  # it would keep the loader
         if self._told is not None:
@@ -235,6 +254,11 @@ class profile:
             self._write_scalars()
         if self._trace is not None:
             write_trace(self.spans, self._trace, self._thread)
+
+    def _let_go(self) -> None:
+        self._kept.clear()
+        if self._loader._profile is self:
+            self._loader._profile = None
 
     # -- any thread --------------------------------------------------------------------------------
 
@@ -260,7 +284,19 @@ class profile:
     def timed(self, begin: Callable[..., Any], *arguments: Any) -> Any:
         """Return an iterator of an epoch whose batches are waited for under the clock."""
         self._step_began = None  # of an epoch that was left: what came since may be anything
-        return _Timed(begin(*arguments), self)
+        return _Timed(self._again(begin, *arguments) if self._free else begin(*arguments), self)
+
+    def _again(self, begin: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
+        """Yield one batch as often as an epoch has batches; the loader itself stays where it stands."""
+        if not self._kept:
+            self._kept.append(_first_of(self._loader, begin(*arguments)))
+        try:
+            num = len(self._loader)
+        except TypeError:  # a stream
+            num = self.steps
+        for _ in range(num):
+            if self._kept:  # else the profile has ended
+                yield self._kept[0]
 
     def next(self, batches: Iterator[Any]) -> Any:
         """Take the next batch, and keep the time."""
@@ -289,6 +325,19 @@ class profile:
                 writer.add_scalar(f"loaders/{name}", value * 1e3, step)
         writer.add_scalar("loaders/data_share", report.data_share, report.num_steps)
         writer.flush()
+
+
+def _first_of(loader: Any, batches: Any) -> Any:
+    """Take a batch, end its iterator, and put the loader back to where it stood."""
+    state = None
+    if not isinstance(loader.dataset, IterableDataset):
+        with suppress(LoadersError):  # in an order that no state can tell
+            state = loader.state_dict()
+    batch = next(batches)
+    getattr(batches, "close", lambda: None)()
+    if state is not None:
+        loader.load_state_dict(state)
+    return batch
 
 
 def _blocks_read() -> int:

@@ -497,3 +497,22 @@ def test_steps_that_save_now_and_then_are_the_limit_of_a_run_that_hardly_waits()
     report.spans.append(TimedSpan("read and decode", 1, 0.0, 0.1, cpu_s=0.1, num_batches=10))
 
     assert bound(report)[0].startswith("verdict: The training step is the limit")
+
+
+def test_as_if_data_were_free_one_batch_comes_again_and_again_and_the_loader_stays() -> None:
+    dataset: Any = RAMDataset.from_arrays(x=np.arange(64, dtype=np.int64)).replace(transform=late)
+    loader: Any = DataLoader(dataset, batch_size=8, num_workers=0)
+
+    with loaders.profile(loader, steps=12, free=True) as profile:
+        epochs = [[batch.x.tolist() for batch in loader] for _ in range(2)]
+
+    assert epochs == [[list(range(8))] * 8] * 2  # those that are not timed, too
+    assert profile.report.num_steps == 12
+    assert max(profile.report.wait_s[1:]) < 0.02
+    assert "training alone takes" in profile.report.verdict
+    assert [batch.x[0] for batch in loader] == [8 * i for i in range(8)]
+
+
+def late(sample: Any) -> Any:
+    time.sleep(0.005)
+    return sample

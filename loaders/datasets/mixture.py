@@ -53,7 +53,7 @@ class Mixture(Settled, BatchDataset):
         sources: Datasets of this package, with any settings of their own, but no other mixture.
         weights: One finite number from 0 per source; the scale does not matter. Default: as many
             as it has samples. ``[(0, [0.7, 0.3]), (10_000, [0.5, 0.5])]`` changes them at sample 10,000, counted over
-            all ranks and epochs.
+            all ranks and epochs; ``loader.load_state_dict(state, weights="new")`` goes on from a state of other ones.
         stop: Where an epoch ends: ``"first_exhausted"``, the default: when the first of the sources
             was gone through, so that no sample comes twice; ``"all_exhausted"``: when the last one
             was, the others several times; or after a number of samples.

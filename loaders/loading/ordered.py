@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,7 +21,7 @@ from loaders.sampling.batch import IndexList, evaluate, index_batches, single
 from loaders.sampling.context import entered
 from loaders.sampling.foreign import numbered
 from loaders.sampling.order import batch_starts
-from loaders.sampling.sampler import EpochBatches, EpochSampler, IndexSource, check_state, is_ours
+from loaders.sampling.sampler import EpochBatches, EpochSampler, IndexSource, continued, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -235,11 +235,15 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             )
         return {**state, "seed": steps.seed, "sampler": steps.sampler.state_dict(pending)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], *, weights: Literal["new"] | None = None
+    ) -> None:
         """Continue from a state at the next ``iter``; any world size, batch size and number of workers may do so.
 
         Args:
             state: What ``state_dict`` returned.
+            weights: ``"new"``: a ``Mixture`` goes on by its own weights, which may differ from those of the state; each
+                source goes on where it was, and no sample of it is lost or comes twice in a pass.
 
         Raises:
             StateError: It is of another dataset, or another order of it, or no state.
@@ -259,7 +263,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         steps, place = self._steps, state.get("sampler", {})
         seed, here = state.get("seed"), self.seed
         if steps is not None:
-            check_state(place, steps.sampler.order)
+            continued(steps.sampler.order, place, weights)
         if seed not in (None, here) and any(part.is_random for part in ours_in(self.dataset)):
             raise StateError(
                 f"the state was taken with seed={seed!r}, this loader has seed={here}: its crops would differ"
@@ -269,4 +273,4 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             self._others.load_state_dict(self, place)
             return
         steps.sampler.cursor.start = 0  # of before: the state says another
-        steps.sampler.load_state_dict(place, skips=False)
+        steps.sampler.load_state_dict(place, weights=weights, skips=False)

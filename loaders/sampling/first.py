@@ -46,7 +46,8 @@ class FirstSamples:
         return None if starts is None else np.append(starts[starts < self.length], self.length)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "order" not in self.__dict__:  # of a copy that is being made
+        # "continued" would go on without this, and copies are made before there is an order.
+        if name == "continued" or name.startswith("__") or "order" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.order, name)
 

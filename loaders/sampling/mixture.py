@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from loaders.checks import did_you_mean, whole_number
+from loaders.checks import did_you_mean, shown, whole_number
+from loaders.errors import StateError
 from loaders.rng import key64, uniform
 from loaders.sampling.derived import digest, frozen_copy
 from loaders.sampling.order import MIXTURE, PASSES, Computed, keep_count, order_key
 from loaders.sampling.permutation import check_positions, distinct, groups, permute
-from loaders.sampling.phases import Timeline, as_phases, is_schedule
+from loaders.sampling.phases import History, Timeline, as_phases, is_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -61,6 +62,7 @@ class MixtureOrder(Computed):
         seed: Selects the order.
         block_size: Positions of one turn. With the batch size of every rank, each batch comes
             from one source.
+        history: What other weights served before these.
 
     Raises:
         ValueError: An argument is out of range, or the epoch is too short for a source to have a
@@ -72,6 +74,7 @@ class MixtureOrder(Computed):
     stop: Stop = "first_exhausted"
     seed: int = 0
     block_size: int = 1
+    history: History | None = None
 
     def __post_init__(self) -> None:
         sizes = frozen_copy(self.sizes, "sizes").astype(np.int64, copy=False)
@@ -126,6 +129,13 @@ class MixtureOrder(Computed):
             indices[rows], draws[rows] = found
         return indices, draws
 
+    def given(self, epoch: int, position: int) -> tuple[int, ...]:
+        """Return how many samples each source has given before a position, which begins a turn, in all epochs."""
+        turn = position // self.block_size
+        piece = [p for p in self._timeline.pieces(epoch) if p.begin <= turn][-1]
+        counts = self._schedule(epoch, piece).counts_before(turn - piece.begin) * self.block_size
+        return tuple(g + n for g, n in zip(piece.given, counts.tolist(), strict=True))
+
     def describe(self) -> dict[str, int | str]:
         return {
             "kind": "mixture",
@@ -138,11 +148,74 @@ class MixtureOrder(Computed):
         }
 
     def _changes(self) -> dict[str, str]:
-        """Return what tells of weights that change."""
-        if not is_schedule(self.weights):
+        """Return what tells of weights that change, or changed."""
+        if self.history is None and not is_schedule(self.weights):
             return {}
         phases = [[phase.begin, phase.weights.tolist()] for phase in self._phases]
-        return {"weights": json.dumps(phases), "stop": str(self.stop)}
+        changes = {"weights": json.dumps(phases), "stop": str(self.stop)}
+        return changes if self.history is None else changes | {"history": str(self.history)}
+
+    def details(self) -> dict[str, str]:
+        """Return what a state has beside ``describe``: quotas that were too many to be told there."""
+        return {"turns": " ".join(map(str, self.quotas))} if len(self.quotas) > _FEW else {}
+
+    def continued(
+        self, state: Mapping[str, Any], weights: Literal["new"] | None
+    ) -> tuple[MixtureOrder, tuple[int, int]]:
+        """Return the order that a state is of; or, with ``weights="new"``, this one from where the state was taken.
+
+        Beside it, epoch and position there.
+
+        Raises:
+            StateError: The state is of other sources, or another seed; or lies within a turn.
+        """
+        epoch, position = state["epoch"], state["delivered"]
+        if weights is None:
+            return replace(self, history=self._history_of(state)), (epoch, position)
+        given = self._of_state(state).given(epoch, position)
+        if position % self.block_size:
+            what = f"the state was taken at sample {position} of its epoch"
+            raise StateError(f"{what}, within one of the blocks of {self.block_size} samples here")
+        if position >= self.length:
+            epoch, position = epoch + 1, 0
+        history = History(epoch, position, sum(given), given)
+        return replace(self, history=history), (epoch, position)
+
+    def _history_of(self, state: Mapping[str, Any]) -> History | None:
+        if "history" not in state:
+            return None
+        try:
+            history = History.parse(state["history"])
+        except (AttributeError, TypeError, ValueError) as error:
+            raise StateError(
+                f"the history in a state must be numbers, got {shown(state['history'])}"
+            ) from error
+        if len(history.given) != np.size(self.sizes):
+            raise StateError(
+                f"the state is of {len(history.given)} sources, here are {np.size(self.sizes)}"
+            )
+        return history
+
+    def _of_state(self, state: Mapping[str, Any]) -> MixtureOrder:
+        here = self.describe()
+        for name in ("kind", "sizes", "seed"):
+            if state.get(name) != here[name]:
+                what = f"the state has {name} {state.get(name)!r}, the mixture {here[name]!r}"
+                raise StateError(f"{what}: new weights are for the same sources and seed")
+        weights: Any = str(state.get("turns", state["quotas"])).split()
+        stop: Any = state["length"]
+        if "weights" in state:
+            phases = json.loads(state["weights"])
+            weights = phases if len(phases) > 1 else phases[0][1]
+            stop = int(state["stop"]) if state["stop"].isdecimal() else state["stop"]
+        elif len(weights) < np.size(self.sizes):
+            raise StateError(
+                "the state is of an earlier release, which did not save the weights of so many sources"
+            )
+        else:
+            weights = list(map(int, weights))
+        rest = self.seed, state["block_size"], self._history_of(state)
+        return MixtureOrder(self.sizes, weights, stop, *rest)
 
     @cached_property
     def _phases(self) -> tuple[Phase, ...]:
@@ -160,7 +233,8 @@ class MixtureOrder(Computed):
 
     @cached_property
     def _timeline(self) -> Timeline:
-        return Timeline(self._phases, self._num_turns, self.block_size, self._share)
+        rest = self._num_turns, self.block_size, self._share, self.history
+        return Timeline(self._phases, *rest)
 
     def _share(self, weights: npt.NDArray[np.float64], num_turns: int) -> Int64s:
         """Return how many of some turns each source has."""
@@ -242,6 +316,17 @@ class _Schedule(NamedTuple):
                 turns[some], windows[first : first + at_once], where[some] - first
             )
         return sources, numbers
+
+    def counts_before(self, turn: int) -> Int64s:
+        """Return how many of the turns before one each source has."""
+        if not turn:
+            return np.zeros_like(self.turns)
+        window = self.windows_of(np.array([turn - 1]))
+        had = self.counts(window)[2][0]
+        last = np.arange(int(had.sum()), turn)
+        sources = self.look_up(last, window, np.zeros_like(last))[0]
+        counts: Int64s = had + np.bincount(sources, minlength=len(had))
+        return counts
 
     def counts(self, windows: Int64s) -> tuple[Int64s, npt.NDArray[np.float64], Int64s]:
         """Return ``(windows, sources)``: turns due before a window, whole and rest, and had."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from loaders.checks import shown, whole_number
 from loaders.sampling.derived import as_floats, frozen_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
     import numpy.typing as npt
 
     Int64s = npt.NDArray[np.int64]
@@ -25,6 +26,24 @@ class Phase(NamedTuple):
 
     begin: int
     weights: npt.NDArray[np.float64]
+
+
+class History(NamedTuple):
+    """What was served by other weights before."""
+
+    epoch: int  # the epoch in which these weights begin
+    position: int  # where in it
+    total: int  # samples of all epochs before
+    given: tuple[int, ...]  # samples that each source has given of them
+
+    @classmethod
+    def parse(cls, text: str) -> History:
+        """Return what ``str`` wrote."""
+        epoch, position, total, *given = map(int, text.split())
+        return cls(epoch, position, total, tuple(given))
+
+    def __str__(self) -> str:
+        return " ".join(map(str, (self.epoch, self.position, self.total, *self.given)))
 
 
 class TurnsOfPhase(NamedTuple):
@@ -81,16 +100,24 @@ class Timeline:
         block_size: int,  # samples of a turn
         # How many turns each source has of some.
         quotas: Callable[[npt.NDArray[np.float64], int], Int64s],
+        history: History | None,  # what other weights served before
     ) -> None:
         self._num_turns, self._block_size, self._quotas = num_turns, block_size, quotas
-        self.runs = list(self._make_runs(phases))
+        nothing = (0,) * len(phases[0].weights)
+        start, total, given = 0, 0, nothing
+        if history is not None:
+            start = history.epoch * num_turns + history.position // block_size
+            total, given = history.total, history.given
+        self.runs = list(self._make_runs(phases, start, total, given))
 
-    def _make_runs(self, phases: Sequence[Phase]) -> Iterator[TurnsOfPhase]:
-        now, given = 0, (0,) * len(phases[0].weights)
+    def _make_runs(
+        self, phases: Sequence[Phase], start: int, total: int, given: tuple[int, ...]
+    ) -> Iterator[TurnsOfPhase]:
+        now = start
         for number, phase in enumerate(phases):
-            end = _FOR_EVER
+            end = start + _FOR_EVER
             if number + 1 < len(phases):
-                end = -(-phases[number + 1].begin // self._block_size)
+                end = start + max(0, -(-(phases[number + 1].begin - total) // self._block_size))
             while now < end:
                 left = self._num_turns - now % self._num_turns
                 is_whole = left == self._num_turns and end - now >= left
@@ -103,7 +130,7 @@ class Timeline:
                 now, given = now + num * repeats, run.given_after(repeats, self._block_size)
 
     def pieces(self, epoch: int) -> list[TurnsOfPhase]:
-        """Return the parts of an epoch."""
+        """Return the parts of an epoch; what lies before the history is as if these weights had begun there."""
         begin = epoch * self._num_turns
         end = begin + self._num_turns
         found = []
@@ -113,4 +140,9 @@ class Timeline:
             if begin <= at < end and first < run.repeats:
                 given = run.given_after(first, self._block_size)
                 found.append(TurnsOfPhase(at - begin, run.turns, given))
+        if not found or found[0].begin:  # before the history: what padding takes again
+            run = self.runs[0]
+            num = found[0].begin if found else self._num_turns
+            turns = self._quotas(run.turns.astype(np.float64), num)
+            found.insert(0, TurnsOfPhase(0, turns, run.given))
         return found

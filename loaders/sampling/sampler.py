@@ -9,11 +9,11 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from operator import index
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from loaders.checks import Settled, shown, whole_number
+from loaders.checks import Settled, one_of, shown, whole_number
 from loaders.errors import StateError
 from loaders.sampling.batch import SampleIndex, index_batches, samples
 from loaders.sampling.cursor import Cursor, Pass
@@ -168,22 +168,31 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         Raises:
             StateError: Fewer steps were done since the iteration began, or the state was loaded.
         """
-        state = {"version": _STATE_VERSION, **self.order.describe()}
+        details = getattr(self.order, "details", dict)
+        state = {"version": _STATE_VERSION, **self.order.describe(), **details()}
         return state | self.cursor.state(pending)
 
-    def load_state_dict(self, state: Mapping[str, Any], *, skips: bool = True) -> None:
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        *,
+        weights: Literal["new"] | None = None,
+        skips: bool = True,
+    ) -> None:
         """Let the next ``iter`` go on where the state was taken, on any world and batch size.
 
         Args:
             state: What ``state_dict`` returned.
+            weights: ``"new"``: a mixture goes on by weights of its own, which may differ from those of the state; each
+                source goes on where it was.
             skips: False: the next ``iter`` of this sampler, or of its batches, yields the epoch from its start; only
                 ``plan`` begins at the state.
 
         Raises:
             StateError: The state is not of this order; it says in what they differ.
         """
-        check_state(state, self.order)
-        place = state["epoch"], state["delivered"]
+        order, place = continued(self.order, state, weights)
+        self.__dict__["order"] = order
         self.cursor.load(*place, state.get("chosen"), is_loaders=not skips)
 
     @property
@@ -350,10 +359,32 @@ def _yields_as(kind: type[Any], given: Any) -> bool:
     return (own.__iter__, own.__len__) == (kind.__iter__, kind.__len__)
 
 
+def continued(
+    order: Order, state: Mapping[str, Any], weights: Literal["new"] | None = None
+) -> tuple[Order, tuple[int, int]]:
+    """Return the order that goes on from a state, and the epoch and position there.
+
+    Raises:
+        StateError: The state is not of this order, or, with ``weights="new"``, of no mixture of these sources.
+    """
+    _check_place(state)
+    place = state["epoch"], state["delivered"]
+    own = getattr(order, "continued", None)
+    if weights is not None:
+        one_of("weights", weights, ["new"])
+        if own is None:
+            raise StateError(f"weights='new' is only for mixtures, this order is {shown(order)}")
+    if own is not None:
+        order, place = own(state, weights)
+    if weights is None:
+        check_state(state, order)
+    return order, place
+
+
 def check_state(state: Mapping[str, Any], order: Order) -> None:
     """Raise ``StateError``, naming what differs, unless ``state`` belongs to this order."""
     _check_place(state)
-    expected = {"sample": None, "history": None, **order.describe()}  # the latter of weights="new"
+    expected = {"sample": None, **order.describe()}
     if state.get("delivered") in (0, order.length):  # the next epoch may have other weights
         expected = {name: value for name, value in expected.items() if name not in _PER_EPOCH}
     differing = [name for name in expected if state.get(name) != expected[name]]

@@ -1,5 +1,7 @@
 import json
 import pickle
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -260,6 +262,58 @@ def test_any_position_is_found_alone_and_draws_tell_repeats_apart() -> None:
         assert len(set(zip(indices.tolist(), draws.tolist(), strict=True))) == order.length
 
 
+@pytest.mark.parametrize("before", [[0.7, 0.2, 0.1], CHANGING])
+@pytest.mark.parametrize("after", [[0.1, 0.2, 0.7], [(0, [0.1, 0.2, 0.7]), (2500, [1, 1, 1])]])
+@pytest.mark.parametrize("num_taken", [0, 7, 131])
+def test_new_weights_go_on_where_each_source_was(before: Any, after: Any, num_taken: int) -> None:
+    """And states that are taken then go on, too."""
+
+    def sampler(weights: Any, seed: int = 3) -> EpochSampler:
+        return EpochSampler(
+            MixtureOrder(SIZES, weights, 960, seed), drop_last=True, rank=0, world_size=1
+        )
+
+    first = sampler(before)
+    seen = list(islice(batches_of(first), num_taken))
+    state = json.loads(json.dumps(first.state_dict()))
+    with pytest.raises(StateError):
+        sampler(after).load_state_dict(state)
+    second = sampler(after)
+    second.load_state_dict(state, weights="new")
+    batches = batches_of(second)
+    rest = list(islice(batches, 40))
+    later = json.loads(json.dumps(second.state_dict()))
+    rest += (more := list(islice(batches, 250)))
+
+    assert_gone_through(np.concatenate(seen + rest))
+    shares = np.bincount(SOURCES[np.concatenate(rest[:100])], minlength=3) / 800
+    assert np.allclose(shares, [0.1, 0.2, 0.7], atol=0.02)
+    third = sampler(after)
+    third.load_state_dict(later)
+    assert np.array_equal(list(islice(batches_of(third), 250)), more)
+    with pytest.raises(StateError):
+        sampler(after, seed=4).load_state_dict(state, weights="new")
+
+
+def batches_of(sampler: EpochSampler) -> Iterator[npt.NDArray[np.int64]]:
+    while True:
+        for batch in sampler.batches(8):
+            yield batch.indices
+
+
+def test_more_sources_than_a_state_lists_can_have_new_weights() -> None:
+    orders = [MixtureOrder([50] * 20, w, 400) for w in (range(1, 21), [1] * 20)]
+    first, second = (EpochSampler(order, rank=0, world_size=1) for order in orders)
+    seen = list(islice(batches_of(first), 37))
+
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())), weights="new")
+
+    indices = np.concatenate([*seen, *islice(batches_of(second), 50)])
+    for source in range(20):
+        own = indices[indices // 50 == source][:50]
+        assert len(np.unique(own)) == len(own)
+
+
 @pytest.mark.parametrize(
     ("weights", "error"),
     [
@@ -273,31 +327,31 @@ def test_a_schedule_that_says_nothing_is_refused(weights: Any, error: type[Excep
         MixtureOrder(SIZES, weights)
 
 
-def test_a_loader_changes_weights_and_resumes_across_the_change() -> None:
+def test_new_weights_are_for_mixtures() -> None:
+    sampler = EpochSampler(10)
+    with pytest.raises(StateError):
+        sampler.load_state_dict(sampler.state_dict(), weights="new")
+    sampler.load_state_dict(sampler.state_dict())
+    with pytest.raises(ValueError):
+        sampler.load_state_dict(sampler.state_dict(), weights="old")  # type: ignore[arg-type]
+
+
+def test_a_loader_changes_weights_and_takes_new_ones() -> None:
     sources = [
         RAMDataset.from_arrays(x=np.arange(size) + 1000 * i) for i, size in enumerate([80, 60])
     ]
 
-    def loader() -> Any:
-        mixture = Mixture(sources, [(0, [1, 0]), (20, [0, 1])], stop=40)
-        return DataLoader(mixture, 4, num_workers=0)
+    def loader(weights: Any) -> Any:
+        return DataLoader(Mixture(sources, weights, stop=40), 4, num_workers=0)
 
-    first = loader()
-    batches = iter(first)
-    seen = [next(batches).x.tolist() for _ in range(3)]
-    second = loader()
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    seen += [batch.x.tolist() for batch in second]
-
+    first = loader([(0, [1, 0]), (20, [0, 1])])
+    seen = [batch.x.tolist() for batch in first]
     assert [x[0] // 1000 for x in seen] == [0] * 5 + [1] * 5
-    assert len({x for batch in seen for x in batch}) == 40
-
-
-def test_a_state_that_says_what_other_weights_served_before_is_refused() -> None:
-    """As development versions wrote, which could go on by new weights."""
-    sampler = EpochSampler(MixtureOrder(SIZES, [0.7, 0.2, 0.1], 960), rank=0, world_size=1)
-    state = sampler.state_dict()
-
-    with pytest.raises(StateError):
-        sampler.load_state_dict(state | {"history": "1 0 960 672 192 96"})
-    sampler.load_state_dict(state)
+    second = loader([0.5, 0.5])
+    second.load_state_dict(first.state_dict(), weights="new")
+    seen += [batch.x.tolist() for batch in second]
+    flat = [x for batch in seen for x in batch]
+    assert len(set(flat)) == len(flat) == 80
+    third = loader([0.5, 0.5])
+    third.load_state_dict(second.state_dict())
+    assert [b.x.tolist() for b in third] == [b.x.tolist() for b in second]
