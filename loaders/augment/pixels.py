@@ -72,8 +72,11 @@ def apply(
         out = np.empty(out_shape, image.dtype)
     elif out.shape != out_shape or out.dtype != image.dtype:
         raise BatchError(f"out must be {image.dtype} {out_shape}, got {out.dtype} {out.shape}")
-    is_copy = tuple(box[2:]) == tuple(size) and not how.is_filtered
-    if image.dtype not in _INTERPOLABLE and not (nearest or is_copy):
+    if (
+        image.dtype not in _INTERPOLABLE
+        and not nearest
+        and (how.is_filtered or tuple(box[2:]) != tuple(size))
+    ):
         allowed = ", ".join(sorted(map(str, _INTERPOLABLE)))
         raise BatchError(f"can interpolate {allowed}, got {image.dtype}")
     if how is not FAST:

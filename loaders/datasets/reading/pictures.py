@@ -88,6 +88,8 @@ class WantedPictures:
 
     def part(self, i: int) -> PicturePart:
         """Return what of a picture is needed."""
+        if not self.ends[i] and not self.blocks.pictures:  # raw pixels, say
+            return PicturePart(self.records[i], *self.heads[i, :2].tolist())
         (block,) = self.blocks.between(i, i + 1)
         return part_of(self.records[i], PictureHead(*self.heads[i].tolist()), self.ends[i], block)
 
@@ -214,10 +216,10 @@ class PictureReader:
         image, reduction = self._decode(part, wanted.reductions[i])
         for view, (out, move) in enumerate(zip(outs, wanted.moves(i), strict=True)):
             y, x, *lengths = move.box
-            box: Sequence[Any] = (y - part.top, x - part.left, *lengths)
+            box = [y - part.top, x - part.left, *lengths]
             if reduction > 1:
-                box = reduced_box(box, (part.height, part.width), reduction)
-            move = move._replace(box=[*box])
+                box = [*reduced_box(box, (part.height, part.width), reduction)]
+            move = move._replace(box=box)
             if move.matrix is not None:
                 shift = np.array([[1, 0, -part.left], [0, 1, -part.top], [0, 0, 1]])
                 move = move._replace(matrix=shift @ move.matrix)
