@@ -98,7 +98,7 @@ class Tree:
         Raises:
             SourceError: An object and a folder have one name.
         """
-        numbers, folders, every = array("Q"), [], self.below(folder)
+        numbers, folders, every = array("I"), [], self.below(folder)
         above = f"{folder}/" if folder else ""
         number = every.start
         while number < every.stop:
@@ -388,7 +388,7 @@ class StoredNames:
     """The names of some objects of a listing, by their numbers, as they are below a folder."""
 
     def __init__(self, root: ListedURL) -> None:
-        self._tree, self._numbers = root.tree, array("Q")
+        self._tree, self._numbers = root.tree, array("I")
         self._cut = len(f"{root}/") - len(f"{self._tree.origin.url}/")
 
     def append(self, number: int) -> None:

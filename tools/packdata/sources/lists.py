@@ -355,10 +355,10 @@ def _json(cell: str) -> Any:
 
 
 def _find_column(columns: Sequence[str], wanted: str | None, path: Path, kind: FileKind) -> str:
-    names = kind.columns if wanted is None else (wanted,)
-    found = first_named(columns, names) if wanted is None else wanted
+    found = first_named(columns, kind.columns) if wanted is None else wanted
     if found is None or found not in columns:
-        what = f"no column {' or '.join(names[:4])} among {list(columns)}"
+        names = " or ".join(kind.columns[:4]) if wanted is None else repr(wanted)
+        what = f"no column {names} among {list(columns)}"
         raise SourceError(what, path, f"Name the column of paths with {kind.option}")
     return found
 
