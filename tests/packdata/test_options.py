@@ -7,7 +7,7 @@ import dataclasses
 import json
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -21,12 +21,18 @@ from loaders.schema import Label
 from loaders.system.limits import usable_cores
 from packdata import pack
 from packdata.arrays.plan import pack_arrays
+from packdata.arrays.recipe import ArrayOptions
 from packdata.cli import COMMANDS, main
+from packdata.delimited import CsvOptions
+from packdata.files.splits import SourceOptions
 from packdata.images.plan import pack_images
+from packdata.images.recipe import ImageOptions
+from packdata.images.shapes import ShapeOptions
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
 from packdata.packing.settings import take
 from packdata.tables import pack_tables
+from packdata.tables.options import TableOptions
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.command_sources import make_sources
 from tests.packdata.recipes import contents
@@ -433,3 +439,33 @@ def test_a_wrong_option_is_told_what_may_be_meant(
 ) -> None:
     with pytest.raises(TypeError, match=meant):
         packs(tmp_path / "none", tmp_path / "out", **options)
+
+
+DECLARED: dict[str, list[Any]] = {
+    "images": [ImageOptions, ShapeOptions, SourceOptions],
+    "tokens": [TokenOptions],
+    "tables": [TableOptions, CsvOptions],
+    "arrays": [ArrayOptions],
+    "copy": [CopyOptions],
+}
+
+
+def out_of_range() -> Iterator[tuple[str, Any, str, object]]:
+    """Yield a value beyond each declared choice and range: command, dataclass, name, value."""
+    for command, kind in ((name, kind) for name, kinds in DECLARED.items() for kind in kinds):
+        for each in dataclasses.fields(kind):
+            if each.metadata.get("argument", {}).get("choices"):
+                yield command, kind, each.name, "nonsense"
+            if each.metadata.get("within"):
+                least, most = each.metadata["within"]
+                beyond = [least - 1] if most is None else [least - 1, most + 1]
+                yield from ((command, kind, each.name, number) for number in beyond)
+
+
+@pytest.mark.parametrize(("command", "kind", "name", "value"), [*out_of_range()])
+def test_choices_and_ranges_hold_in_python_and_on_the_command_line(
+    command: str, kind: Any, name: str, value: object
+) -> None:
+    with pytest.raises(ValueError, match=name):
+        kind(**{name: value})
+    assert run(command, f"packed dst --{name.replace('_', '-')}={value}") == 2

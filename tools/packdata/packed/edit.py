@@ -12,7 +12,7 @@ from loaders.data.view import open_view
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS
 from packdata.describe import counted
-from packdata.options import changed, opt, parse_names
+from packdata.options import changed, check_options, opt, parse_names
 from packdata.packed.content import ViewContent, check_no_stream, written_fields
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
@@ -63,6 +63,7 @@ class CopyOptions:
     )
 
     def __post_init__(self) -> None:
+        check_options(self)
         self.recoding()  # checks what it is made of
         if self.where is not None:
             parse_condition(self.where)
