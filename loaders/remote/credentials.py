@@ -6,7 +6,6 @@ Imported by the fetcher alone.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -52,7 +51,6 @@ WAYS = {
 CREDENTIALS_S = 4.0
 _METADATA_S = 2.0
 _RENEW_S = 360  # above the five minutes before the end at which obstore asks anew
-_GCLOUD = ".config/gcloud/application_default_credentials.json"
 
 
 def from_environment(
@@ -63,31 +61,13 @@ def from_environment(
     found = {short_name(n): v for n, v in environment.items() if _VARIABLES[kind].fullmatch(n)}
     if has_credentials(kind, given):
         found = {n: v for n, v in found.items() if not _CREDENTIALS[kind].fullmatch(n)}
-    found |= given
-    gcloud = os.path.join(environment.get("HOME", ""), _GCLOUD)
-    if kind == "gs" and not has_credentials(kind, found) and os.path.exists(gcloud):
-        found["application_credentials"] = gcloud
-    return found
+    return found | given
 
 
 def has_credentials(kind: str, options: Mapping[str, Any]) -> bool:
     """Tell whether options say which credentials to use, or that none are needed."""
     said = (name for name, value in options.items() if str(value).lower() != "false")
     return any(_CREDENTIALS[kind].fullmatch(name) for name in said)
-
-
-def check_metadata_service(kind: str) -> None:
-    """Raise StoreFault if there is no metadata service, which obstore would wait for."""
-    from http.client import HTTPConnection, HTTPException  # late: most have keys
-
-    connection = HTTPConnection("169.254.169.254", timeout=_METADATA_S)
-    try:
-        connection.request("GET", "/")
-        connection.getresponse()
-    except (OSError, HTTPException):
-        raise StoreFault("denied", "there are no credentials", WAYS[kind]) from None
-    finally:
-        connection.close()
 
 
 class ProfileCredentials:

@@ -16,7 +16,6 @@ _HINTS = {
     "region": "Give the bucket's region: storage={'region': ...}",
     "short": "The object is smaller than the manifest says: upload it again",
     "missing": "Check the URL, and whether the upload was finished",
-    "changed": "It was replaced while it was read: open the dataset again",
     "network": "Check that the server's name resolves and that it answers, then go on from the last checkpoint",
     "certificate": "Name a file with the certificate of who issued it: AWS_CA_BUNDLE, SSL_CERT_FILE, or the text in "
     "storage={'root_certificate': ...}",
@@ -28,7 +27,7 @@ _HINTS = {
 class StoreFault(Exception):
     """A store's answer as one word, by which it is decided what to do next.
 
-    ``missing``, ``changed`` (another e-tag), ``short`` (it ends before the range), ``expired``, ``denied``,
+    ``missing``, ``short`` (it ends before the range), ``expired``, ``denied``,
     ``region``, ``unusable`` (an option that there is not), ``certificate``, ``unranged`` (all of an object came for a
     range), ``encoded`` (compressed on the way), or ``network`` (anything that may pass).
     """
@@ -38,22 +37,24 @@ class StoreFault(Exception):
         self.kind, self.text, self.hint = kind, text, hint or _HINTS.get(kind, "")
 
 
+# What obstore says by a type of error.
+_TYPES = {
+    "FileNotFoundError": "missing",
+    "NotFoundError": "missing",
+    "PermissionDeniedError": "denied",
+    "UnauthenticatedError": "denied",
+    "InvalidPathError": "unusable",
+    "UnknownConfigurationKeyError": "unusable",
+}
 # What an answer says, as it is found in the text of an error; the first that fits.
 _SAYS = (
-    ("unusable", r"object with invalid path"),  # a key that obstore cannot name: with a line break
     ("expired", r"ExpiredToken|TokenRefreshRequired|InvalidToken|token[^.]{0,40}expired"),
     ("denied", r"RequestTimeTooSkewed"),
     ("network", r"SlowDown|TooManyRequests|RequestLimitExceeded|ServiceUnavailable"),
-    (
-        "region",
-        r"redirect|PermanentRedirect|AuthorizationHeaderMalformed|\b30[1278]\b|IllegalLocation",
-    ),
+    ("region", r"redirect|AuthorizationHeaderMalformed|\b30[1278]\b|IllegalLocation"),
     ("short", r"\b416\b|InvalidRange|Requested range .* out of bounds"),
-    ("changed", r"\b412\b|PreconditionFailed"),
     ("denied", r"\b40[13]\b|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId"),
-    ("missing", r"\b404\b|NoSuchKey"),
-    ("network", r"timed? ?out|connect|reset|dns|50[0234]|429|body|incomplete"),
-    ("unusable", r"builder error|Missing|UnknownConfigurationKey|URL scheme is not allowed"),
+    ("unusable", r"builder error|Missing|URL scheme is not allowed|object with invalid path"),
 )
 # Why a connection failed, as it stands behind what an error of obstore says.
 _CONNECTS = (
@@ -109,19 +110,14 @@ def fault_of(error: Exception, ways: str = "") -> StoreFault:
     if ours := _OURS.search(text):  # of who gives credentials
         with suppress(ValueError, TypeError, SyntaxError):  # a store may say such words, too
             return StoreFault(*ast.literal_eval(ours[1]))
-    said = _ASKED.sub("", text)
-    if re.search(r"token request.*\b40\d\b", said, re.DOTALL):  # of a metadata service, say
-        return StoreFault("denied", text, ways)
+    kind, said = _TYPES.get(type(error).__name__, "network"), _ASKED.sub("", text)
     if "NoSuchBucket" in said:
         return StoreFault("missing", text, _NO_BUCKET)
-    if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":
-        return StoreFault("missing", text)
-    if type(error).__name__ == "PreconditionError":
-        return StoreFault("changed", text)
-    for kind, pattern in _SAYS:
-        if re.search(pattern, said, re.IGNORECASE):
-            return StoreFault(kind, text)
-    return StoreFault("network", text)
+    is_metadata = "169.254.169.254" in text
+    if "token request" in text and (is_metadata or re.search(r"\b40\d\b", said)):
+        return StoreFault("denied", text, ways)
+    found = (each for each, pattern in _SAYS if re.search(pattern, said, re.IGNORECASE))
+    return StoreFault("missing" if kind == "missing" else next(found, kind), text)
 
 
 def hide_secrets(text: str, secrets: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -36,7 +37,7 @@ from loaders.remote.folder import default_size, manifest_folder, shard_path, sma
 from loaders.remote.objects import delete, listing, put, read_ranges
 from loaders.remote.orders import Orders
 from loaders.remote.source import ServedURL
-from loaders.remote.transfer import Download, not_written
+from loaders.remote.transfer import Download, Slots, not_written
 from loaders.remote.url import URL
 from loaders.remote.wire import (
     BEAT_S,
@@ -57,6 +58,7 @@ logger = logging.getLogger("loaders.remote.fetcher")
 IDLE_S = 3.0
 _FAILED_S = 8.0  # a file that failed is not tried again
 _MANIFEST_S = 5.0  # a manifest is shared by ranks that start together
+_FULL_S = 10.0  # a file waits for room on a disk that evicted files which are still mapped fill
 _AHEAD_BYTES = 512 << 20  # of files that are begun and not published, for all orders
 NO_NEED = 1 << 62  # bytes: further ahead than any file that a client is known to need
 Errors = (RemoteError, CacheError, ChecksumError, ManifestError)
@@ -109,8 +111,7 @@ class Fetcher:
         self._orders = Orders()
         self._downloads: dict[str, Download] = {}
         self._failed: dict[str, tuple[float, Exception]] = {}
-        self._num_flying = 0
-        self._tasks = set[asyncio.Task[Any]]()
+        self._slots = Slots(MAX_CONNECTIONS)
         self._last_seen, self._put_at = time.monotonic(), -1e9
         self._default_size = default_size(inside, self._stored.used_bytes)
         self._stop = asyncio.Event()
@@ -177,6 +178,9 @@ class Fetcher:
             self._clients.discard(client)
             self._orders.drop(client)
             self._set_distances()
+            if not self._clients:
+                for download in [*self._downloads.values()]:
+                    self._drop(download)
             self._last_seen = time.monotonic()
             client.close()
 
@@ -377,51 +381,58 @@ class Fetcher:
         if download is None:
             target = shard_path(self._inside, file.file, file.hash)
             part = self._inside / "parts" / target.name
-            download = Download(source, file, part, target, self._end)
+            download = Download(source, file, part, target, self._slots)
             self._downloads[file.hash] = download
         return download
 
-    def _end(self, download: Download, error: Exception | None) -> None:
-        file, source = download.file, download.source
-        self._downloads.pop(file.hash, None)
-        if error is None:
-            self._stored.add(file.hash, download.target, file.size)
-            return
-        if download.is_begun:
-            self._stored.reserved_bytes -= file.size
-        self._failed[file.hash] = time.monotonic(), error
+    def _drop(self, download: Download) -> None:
+        """Forget a download, whatever has come of it."""
+        self._downloads.pop(download.file.hash, None)
+        if download.task is not None:
+            self._stored.reserved_bytes -= download.file.size
+            download.task.cancel()
+
+    async def _fetch(self, download: Download) -> None:
+        try:
+            await download.run()
+        except Errors as error:
+            self._fail(download, error)
+        except OSError as error:
+            self._fail(download, not_written(error, self._inside.parent))
+        except Exception as error:  # whatever it is: a download that ends silently is a hang
+            logger.exception("a download failed")
+            what = f"its fetcher has a defect: {error!r}"
+            self._fail(download, RemoteError(what, download.url, "Report it"))
+        else:
+            self._end(download)
+        self._pump()
+
+    def _end(self, download: Download) -> None:
+        self._downloads.pop(download.file.hash)
+        self._stored.add(download.file.hash, download.target, download.file.size)
+        download.done.set_result(None)
+
+    def _fail(self, download: Download, error: Exception) -> None:
+        """End a download with an error, the same for all that wait."""
+        self._drop(download)
+        self._failed[download.file.hash] = time.monotonic(), error
         logger.error("%s", error)
+        download.done.set_exception(error)
         if isinstance(error, RemoteError) and download.is_silent:
             for other in [*self._downloads.values()]:  # nobody waits for a minute more
-                if other.source is source and other.distance < 0:
-                    other.fail(RemoteError(error.what, other.url, error.hint))
+                if other.source is download.source and other.distance < 0:
+                    self._fail(other, RemoteError(error.what, other.url, error.hint))
 
     # -- what next ---------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Begin what there is room for, and keep connections busy; without clients nothing is fetched."""
+        """Begin what there is room for; without clients nothing is fetched."""
         if not self._clients:
             return
         for download in [*self._downloads.values()]:
-            if not download.is_begun and download.distance < 0:
+            if download.task is None and download.distance < 0:
                 self._begin(download)
         self._begin_ahead()
-        while self._num_flying < MAX_CONNECTIONS:
-            ready = [each for each in self._downloads.values() if each.has_part]
-            if not ready:
-                break
-            first = min(ready, key=lambda each: each.distance)
-            self._num_flying += 1
-            task = asyncio.ensure_future(first.take_part())
-            self._tasks.add(task)
-            task.add_done_callback(self._landed)
-
-    def _landed(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self._num_flying -= 1
-        if not task.cancelled() and (error := task.exception()):
-            logger.error("a part failed: %r", error)
-        self._pump()
 
     def _set_distances(self) -> None:
         for digest, download in self._downloads.items():
@@ -459,7 +470,7 @@ class Fetcher:
         if size > budget:
             what = f"the cache may hold {budget:,} bytes, and a shard has {size:,}"
             hint = f"Set cache= to more than {size:,} bytes, and free its disk"
-            download.fail(CacheError(what, self._inside.parent, hint))
+            self._fail(download, CacheError(what, self._inside.parent, hint))
             return False
         if not self._stored.reserve(size, budget, self._orders.distances, beyond):
             return False
@@ -467,8 +478,11 @@ class Fetcher:
             download.open()
         except OSError as error:
             self._stored.reserved_bytes -= size
-            download.fail(not_written(error, self._inside.parent))
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not is_full or time.monotonic() - download.asked_at > _FULL_S:
+                self._fail(download, not_written(error, self._inside.parent))
             return False
+        download.task = asyncio.create_task(self._fetch(download))
         return True
 
 

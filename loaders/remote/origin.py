@@ -19,16 +19,15 @@ from loaders.checks import shown
 from loaders.errors import CacheError, RemoteError
 from loaders.remote.folder import VERSION, Cache, manifest_folder, shard_path
 from loaders.remote.mapping import limit_of_each
-from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, split_secrets
+from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, url_of
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from loaders.remote.client import Client, ReadOnlyCache
 
 # Of an environment, what says how a store is reached; HOME has the profiles.
-_ANSWER_BYTES = 64 << 20  # of ranges, at a time
 _VARIABLES = re.compile(r"(AWS|GOOGLE|AZURE|HF|ALLUXIO|FSSPEC)_\w+|HOME")
 
 
@@ -189,13 +188,11 @@ class Origin:
         Raises:
             RemoteError: One cannot be fetched.
         """
-        got = list[memoryview]()
-        for some in _of_bytes(wanted, _ANSWER_BYTES):
-            what = f"fetching {len(some)} ranges of {self.url}"
-            view = memoryview(self.ask({"op": "ranges", "wanted": some}, what).get("data", b""))
-            for _, start, end in some:
-                got.append(view[: end - start])
-                view = view[end - start :]
+        got, what = list[memoryview](), f"fetching {len(wanted)} ranges of {self.url}"
+        view = memoryview(self.ask({"op": "ranges", "wanted": wanted}, what).get("data", b""))
+        for _, start, end in wanted:
+            got.append(view[: end - start])
+            view = view[end - start :]
         return got
 
     def waits(self) -> list[str]:
@@ -210,21 +207,6 @@ class Origin:
         """Return what the fetcher has counted for this dataset since it started, and what its cache holds."""
         counts: dict[str, Any] = self.client.ask({"op": "stats"})["stats"]
         return counts
-
-
-def _of_bytes(
-    wanted: Sequence[tuple[str, int, int]], most: int
-) -> Iterator[list[tuple[str, int, int]]]:
-    """Divide ranges into lists of about so many bytes."""
-    some, nbytes = list[tuple[str, int, int]](), 0
-    for each in wanted:
-        some.append(each)
-        nbytes += each[2] - each[1]
-        if nbytes >= most:
-            yield some
-            some, nbytes = [], 0
-    if some:
-        yield some
 
 
 _origins: WeakValueDictionary[URL, Origin] = WeakValueDictionary()
@@ -249,22 +231,18 @@ def origin_of(place: Path | str, cache: Any = None, storage: Any = None) -> Orig
     """Return the origin of a URL: the one that this process has already, unless other options are given.
 
     Raises:
-        RemoteError: There are credentials in the URL of a bucket.
+        RemoteError: There are credentials in the URL.
         TypeError: ``cache`` or ``storage`` is of another kind.
         ValueError: ``cache`` makes no sense.
     """
-    url, secrets = split_secrets(place)
-    if cache is None and storage is None and not secrets and (found := _origins.get(url)):
+    url = url_of(place)
+    if cache is None and storage is None and (found := _origins.get(url)):
         return found
-    if secrets and url.scheme not in ("http", "https"):
-        what = f"a user or a '?' means nothing in a URL of {url.scheme}://"
-        raise RemoteError(what, url, "Pass credentials by storage=, or set their variables")
     storage = _defaults["storage"] if storage is None else storage
     if storage is not None and not isinstance(storage, Mapping):
         raise TypeError(f"storage must be a mapping of options, got a {type(storage).__name__}")
     if odd := [name for name in storage or () if not isinstance(name, str)]:
         raise TypeError(f"names of options of storage are texts, got {shown(odd[0])}")
-    options = {**(storage or {}), **{f"url_{name}": value for name, value in secrets.items()}}
     cache = Cache.parse(_defaults["cache"] if cache is None else cache)
-    origin = _origins[url] = Origin(url, cache, options)
+    origin = _origins[url] = Origin(url, cache, storage or {})
     return origin

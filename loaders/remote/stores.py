@@ -6,19 +6,16 @@ Imported by the fetcher alone: a client of a store does not live through a fork.
 from __future__ import annotations
 
 import asyncio
-import base64
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import unquote
 
 import xxhash
 
 from loaders.remote.credentials import (
     WAYS,
     ProfileCredentials,
-    check_metadata_service,
     from_environment,
     has_credentials,
 )
@@ -85,7 +82,6 @@ class ObstoreObjects:
     Args:
         open_store: Opens the store, to write or to read: then it does not ask again by itself.
         kind: Of store.
-        is_keyless: Only a metadata service can give credentials.
         limits: Seconds for a byte of one answer, and for all answers to a question since the last byte.
     """
 
@@ -93,12 +89,11 @@ class ObstoreObjects:
         self,
         open_store: Callable[[bool], Any],
         kind: str,
-        is_keyless: bool,
         limits: tuple[float, float],
     ) -> None:
         import obstore
 
-        self._api, self._kind, self._is_keyless = obstore, kind, is_keyless
+        self._api, self._kind = obstore, kind
         self._open_store = open_store
         self._timeout_s, self.deadline_s = limits
         self._store = open_store(False)
@@ -110,9 +105,6 @@ class ObstoreObjects:
 
     async def _run(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
-            if self._is_keyless:
-                await asyncio.to_thread(check_metadata_service, self._kind)
-                self._is_keyless = False
             return await call()
         except Exception as error:
             raise fault_of(error, WAYS.get(self._kind, "")) from None
@@ -295,7 +287,7 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
 
     Args:
         url: A folder of a store.
-        storage: The options that were given, with those of the URL (``url_user``, ``url_query``).
+        storage: The options that were given.
         environment: The variables of the process that gave them.
 
     Raises:
@@ -305,7 +297,6 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
     if url.scheme not in OBSTORE_SCHEMES:
         return FsspecObjects(url, options, environment)
     kind, place = KINDS.get(url.scheme, url.scheme), str(url)
-    user, query = options.pop("url_user", ""), options.pop("url_query", "")
     timeout_s, deadline_s = (
         _seconds(options, "timeout", _TIMEOUT_S),
         _seconds(options, "retry_timeout", DEADLINE_S),
@@ -314,11 +305,7 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
     client |= {name: _text(options.pop(name)) for name in _CLIENT_OPTIONS & {*options}}
     found = from_environment(kind, options, environment) if kind in WAYS else options
     if kind in WAYS:  # of buckets, whose keys are meant as they are written
-        place = place.replace("%", "%25").replace("#", "%23")
-    if user:
-        client["default_headers"] = {**client.get("default_headers", {}), **_basic(user)}
-    if query:
-        place += f"?{query}"
+        place = place.replace("%", "%25").replace("#", "%23").replace("?", "%3F")
     if kind == "http" or str(found.get("endpoint")).startswith("http://"):
         client.setdefault("allow_http", True)
     if bundle := environment.get("AWS_CA_BUNDLE"):
@@ -340,12 +327,6 @@ def _seconds(options: dict[str, Any], name: str, default: float) -> float:
         return float(options.pop(name, default))
     except (TypeError, ValueError):
         raise StoreFault("unusable", f"{name} of storage= is not a number of seconds") from None
-
-
-def _basic(user: str) -> dict[str, str]:
-    name, _, password = user.partition(":")
-    pair = base64.b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
-    return {"Authorization": f"Basic {pair}"}
 
 
 def _text(value: Any) -> Any:
@@ -375,7 +356,6 @@ def _opened(
             more["credential_provider"] = ProfileCredentials(profile, environment)
     if kind == "gs" and "endpoint" in options:
         options["base_url"] = options.pop("endpoint")
-    is_keyless = kind in ("gs", "az") and not has_credentials(kind, options)
     if kind not in ("http", "https"):
         more["config"] = {
             n: str(v).lower() if str(v) in ("True", "False") else str(v)
@@ -395,7 +375,7 @@ def _opened(
         return from_url(place, client_options=options, retry_config=retry, **more)
 
     try:
-        return ObstoreObjects(open_store, kind, is_keyless, limits)
+        return ObstoreObjects(open_store, kind, limits)
     except Exception as error:
         hint = WAYS["az"] if "Account must be" in str(error) else "See storage= of ShardDataset"
         raise StoreFault("unusable", str(error).partition("\n")[0], hint) from None

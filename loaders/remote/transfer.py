@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
+import time
+from collections import deque
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -21,11 +23,10 @@ from loaders.remote.faults import StoreFault
 from loaders.remote.source import ATTEMPTS, FINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from loaders.remote.source import ServedURL
-    from loaders.remote.stores import Got
     from loaders.remote.wire import File
 
 _MAX_UNHASHED = 32  # parts
@@ -33,6 +34,43 @@ _TEXTS = {  # of faults for which all of the file is fetched again
     "damaged": f"its bytes are not those of the manifest, fetched {ATTEMPTS} times",
     "short": "it is smaller than the manifest says",
 }
+
+
+class Slots:
+    """So many requests at a time: the next one is for the download that is needed first."""
+
+    def __init__(self, num: int) -> None:
+        self._num_free = num
+        self._waiting: list[tuple[Download, asyncio.Future[None]]] = []
+
+    @asynccontextmanager
+    async def of(self, download: Download) -> AsyncIterator[None]:
+        """Wait for a slot, and have it during the block."""
+        if self._num_free:
+            self._num_free -= 1
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append((download, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.cancelled():
+                    self._waiting.remove((download, turn))
+                else:
+                    self._release()
+                raise
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        if not self._waiting:
+            self._num_free += 1
+            return
+        first = min(self._waiting, key=lambda each: each[0].distance)
+        self._waiting.remove(first)
+        first[1].set_result(None)
 
 
 class Download:
@@ -43,39 +81,27 @@ class Download:
         file: Which.
         part_path: Where it is filled.
         target: Where it is published.
-        on_end: Called when the file is published, or with the error.
+        slots: Of requests.
 
     Attributes:
         done: Ends when the file is published, or with an error.
         distance: How many bytes ahead it is needed; -1: a client waits.
-        is_begun: Whether there is room for it.
+        asked_at: Since when it is wanted.
+        task: Fetches it, where there is room for it.
+        is_silent: Whether it failed as the store has answered nothing at all for as long as is waited for.
     """
 
     def __init__(
-        self,
-        source: ServedURL,
-        file: File,
-        part_path: Path,
-        target: Path,
-        on_end: Callable[[Download, Exception | None], object],
+        self, source: ServedURL, file: File, part_path: Path, target: Path, slots: Slots
     ) -> None:
-        self.source, self.file = source, file
-        self.distance = 0
-        self.is_begun = False
+        self.source, self.file, self.target = source, file, target
+        self.distance, self.asked_at = 0, time.monotonic()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._on_end = on_end
         self.done.add_done_callback(_ignore)
-        self._part_path, self.target = part_path, target
-        self._num_parts = max(1, -(-file.size // wire.PART_BYTES))
-        self._num_rounds = self._num_flying = 0
-        self._descriptor = -1
-        self._begin_round()
-
-    def _begin_round(self) -> None:
-        self._next = self._num_hashed = 0
-        self._state = xxhash.xxh3_128()
-        self._arrived: dict[int, list[Any]] = {}
-        self._fault: StoreFault | None = None  # of this round
+        self.task: asyncio.Task[None] | None = None
+        self.is_silent = False
+        self._part_path, self._slots, self._descriptor = part_path, slots, -1
+        self._writing = set[asyncio.Task[None]]()
 
     @property
     def url(self) -> str:
@@ -90,99 +116,74 @@ class Download:
         try:
             os.posix_fallocate(self._descriptor, 0, max(1, self.file.size))
         except BaseException:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            self._part_path.unlink(missing_ok=True)
+            self._close()
             raise
-        self.is_begun = True
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether it failed as the store has answered nothing at all for as long as is waited for."""
-        is_late = self._fault is not None and self._fault.kind == "network"
-        return is_late and self.source.is_silent
+    async def run(self) -> None:
+        """Fetch it, and publish it.
 
-    @property
-    def has_part(self) -> bool:
-        """Whether another part can be asked for."""
-        is_open = self.is_begun and self._fault is None and not self.done.done()
-        return is_open and self._next < min(self._num_parts, self._num_hashed + _MAX_UNHASHED)
-
-    def take_part(self) -> Coroutine[Any, Any, None]:
-        """Return the work of fetching the next part."""
-        number, self._next = self._next, self._next + 1
-        self._num_flying += 1
-        return self._fetch(number)
-
-    async def _fetch(self, number: int) -> None:
+        Raises:
+            RemoteError: The store does not answer, or refuses.
+            ChecksumError: It is not what the manifest says.
+            OSError: It cannot be written.
+        """
         try:
-            got = await self._get(number)
-            if self._fault is None and not self.done.done():
-                await self._accept(number, got)
-        except StoreFault as fault:
-            self._fault = self._fault or fault
-        except OSError as error:
-            self.fail(not_written(error, self._part_path.parents[2]))
-        except Exception as error:  # whatever it is: a part that ends silently is a hang
-            self.fail(RemoteError(f"its fetcher has a defect: {error!r}", self.url, "Report it"))
-            raise
+            for is_last in (False, False, True):
+                try:
+                    digest = await self._fetch()
+                    if digest != self.file.hash:
+                        raise StoreFault("damaged", f"its xxh3-128 is {digest}")
+                    self._publish()
+                    return
+                except StoreFault as fault:
+                    self.is_silent = fault.kind == "network" and self.source.is_silent
+                    if is_last or fault.kind not in _TEXTS:
+                        raise self._error(fault) from None
+                    self.source.num_retries += 1
         finally:
-            self._num_flying -= 1
-            self._land()
+            self._close()
 
-    def _land(self) -> None:
-        """When no part is on its way any more: close the file, or fetch all of it again."""
-        if self._num_flying:
-            return
-        if self._fault is not None and not self.done.done():
-            self._fail_round(self._fault)
-        if self.done.done() and self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+    async def _fetch(self) -> str:
+        """Write all parts; return the hash of what came."""
+        state, parts = xxhash.xxh3_128(), deque[asyncio.Task[list[Any]]]()
+        try:
+            starts = [*range(0, self.file.size, wire.PART_BYTES)]
+            while starts or parts:
+                while starts and len(parts) < _MAX_UNHASHED:
+                    parts.append(asyncio.create_task(self._part(starts.pop(0))))
+                for piece in await parts[0]:  # 1 ms: as to hand it over
+                    state.update(piece)
+                parts.popleft()
+        finally:  # nothing is written any more when it ends
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, *self._writing, return_exceptions=True)
+        return state.hexdigest()
 
-    async def _get(self, number: int) -> Got:
-        start, name = number * wire.PART_BYTES, self.file.file
+    async def _part(self, start: int) -> list[Any]:
+        source, name = self.source, self.file.file
         end = min(start + wire.PART_BYTES, self.file.size)
 
         def is_final(fault: StoreFault) -> bool:
-            return self._fault is not None or fault.kind in FINAL or fault.kind in _TEXTS
+            return fault.kind in FINAL or fault.kind in _TEXTS
 
-        source = self.source
-        return await source.again(
-            lambda hear: source.objects.get(name, start, end, hear), is_final
-        )
+        async with self._slots.of(self):
+            got = await source.again(
+                lambda hear: source.objects.get(name, start, end, hear), is_final
+            )
+            work = asyncio.to_thread(_write, self._descriptor, got.pieces, start)
+            writing = asyncio.create_task(work)
+            self._writing.add(writing)
+            writing.add_done_callback(self._writing.discard)
+            await asyncio.shield(writing)
+        return got.pieces
 
-    async def _accept(self, number: int, got: Got) -> None:
-        await asyncio.to_thread(_write, self._descriptor, got.pieces, number * wire.PART_BYTES)
-        self._arrived[number] = got.pieces
-        while self._num_hashed in self._arrived and not self.done.done():
-            for piece in self._arrived.pop(self._num_hashed):  # 1 ms: as to hand it over
-                self._state.update(piece)
-            self._num_hashed += 1
-        if self._num_hashed == self._num_parts and not self.done.done():
-            self._finish()
-
-    def _finish(self) -> None:
-        digest = self._state.hexdigest()
-        if digest != self.file.hash:
-            self._fault = StoreFault("damaged", f"its xxh3-128 is {digest}")
-            return
+    def _publish(self) -> None:
         os.fchmod(self._descriptor, 0o444)
         # Not those above: who removed them has removed the whole cache.
         for folder in (self.target.parents[1], self.target.parent):
             folder.mkdir(mode=0o700, exist_ok=True)
         os.rename(self._part_path, self.target)
-        self._on_end(self, None)
-        self.done.set_result(None)
-
-    def _fail_round(self, fault: StoreFault) -> None:
-        """Fetch all of it again, or give up."""
-        self._num_rounds += 1
-        self.source.num_retries += 1
-        if fault.kind in _TEXTS and self._num_rounds < ATTEMPTS:
-            self._begin_round()
-        else:
-            self.fail(self._error(fault))
 
     def _error(self, fault: StoreFault) -> RemoteError | ChecksumError:
         texts = _TEXTS | {"missing": "the shard is missing in the store"}
@@ -191,14 +192,11 @@ class Download:
         hint = "If the dataset was replaced there, open it again; else restore the shard there"
         return ChecksumError(texts[fault.kind], self.url, None, None, hint)
 
-    def fail(self, error: Exception) -> None:
-        """End with an error, the same for all that wait."""
-        if not self.done.done():
-            with suppress(OSError):
-                self._part_path.unlink(missing_ok=True)
-            self._on_end(self, error)
-            self.done.set_exception(error)
-        self._land()
+    def _close(self) -> None:
+        """Close the file, and delete it where it was not published."""
+        os.close(self._descriptor)
+        with suppress(OSError):
+            self._part_path.unlink()
 
 
 def not_written(error: OSError, folder: Path) -> CacheError:

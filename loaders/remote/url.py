@@ -1,11 +1,10 @@
-"""Where a dataset lies in a store. A URL here has no secrets in it, so it may be shown, logged and pickled."""
+"""Where a dataset lies in a store. A URL has no secrets in it, so it may be shown, logged and pickled."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 from loaders.errors import RemoteError
 
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
-_FILE_URL = re.compile(r"file:/+", re.IGNORECASE)
 OBSTORE_SCHEMES = frozenset(["s3", "s3a", "gs", "az", "abfs", "abfss", "http", "https"])
 KINDS = {"s3a": "s3", "abfs": "az", "abfss": "az"}  # other names of schemes
 _ENDPOINT_VARIABLES = {
@@ -60,33 +58,34 @@ def is_url(place: Path | str) -> bool:
     return found is not None and len(found[1]) > 1 and not Path(place).exists()
 
 
-def split_secrets(place: Path | str) -> tuple[URL, dict[str, str]]:
-    """Return a URL, and what of it is secret: ``user`` (and password) and ``query``.
+def url_of(place: Path | str) -> URL:
+    """Return a place as a URL. ``Path("s3://bucket")`` loses a slash, which is put back.
 
-    ``Path("s3://bucket")`` loses a slash, which is put back.
+    Raises:
+        RemoteError: There are credentials in it, or a key that is not read.
     """
     if isinstance(place, URL):
-        return place, {}
-    text = _URL.sub(r"\1://", str(place), count=1)
-    if _FILE_URL.match(str(place)):
-        text = _FILE_URL.sub("file:///", str(place), count=1)
-    # Keys of buckets may hold a '#', which begins a fragment on web servers alone.
-    parts = urlsplit(text, allow_fragments=text[:4].lower() == "http")
-    user, _, host = parts.netloc.rpartition("@")
-    secrets = {"user": user, "query": parts.query}
-    public = urlunsplit((parts.scheme.lower(), host, parts.path.rstrip("/"), "", ""))
-    if parts.scheme.lower() == "file" and not public.startswith("file://"):
-        public = public.replace("file:", "file://", 1)
-    is_odd = "//" in parts.path.strip("/") or "/./" in parts.path
-    if is_odd and parts.scheme.lower() != "file":
+        return place
+    scheme, _, rest = _URL.sub(r"\1://", str(place), count=1).partition("://")
+    scheme = scheme.lower()
+    is_web = scheme in ("http", "https")
+    # Keys of buckets may hold a '?' or a '#'.
+    host, slash, path = (re.split("[?#]", rest)[0] if is_web else rest).partition("/")
+    if scheme == "file":
+        host, slash, path = "", "/", rest.lstrip("/")
+    public = f"{scheme}://{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
+    if "@" in host or (is_web and "?" in rest):
+        what = "a URL holds no user, password or query"
+        raise RemoteError(what, public, "Pass credentials in storage=, or set their variables")
+    if scheme != "file" and ("//" in path.strip("/") or "/./" in path):
         what = "a key with '//' or '/./' in it is another object than the one without, and is not read"
         raise RemoteError(what, public, "Copy the objects to a folder without these")
-    return URL(public), {name: value for name, value in secrets.items() if value}
+    return URL(public)
 
 
 def place_of(place: Path | str) -> Path:
-    """Return a path, or a URL without its secrets."""
-    return split_secrets(place)[0] if is_url(place) else Path(place)
+    """Return a path, or a URL; RemoteError for one that holds credentials."""
+    return url_of(place) if is_url(place) else Path(place)
 
 
 def short_name(name: str) -> str:

@@ -6,7 +6,6 @@
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -35,23 +34,15 @@ class Place:
         self.file = File(NAME, len(self.right), hash_file(self.object))
         self.source = ServedURL(URL("s3://bucket/data"), storage(endpoint), {})
 
-    async def fetch(self, on_part: Any = lambda number: None) -> transfer.Download:
-        """Fetch it, eight parts at a time; return the download, which has ended."""
-        download = transfer.Download(
-            self.source, self.file, self.part, self.target, lambda *_: None
-        )
+    async def fetch(self) -> None:
+        """Fetch it, eight parts at a time."""
+        slots = transfer.Slots(8)
+        download = transfer.Download(self.source, self.file, self.part, self.target, slots)
         download.open()
-        flying, number = set[asyncio.Task[None]](), 0
-        while not download.done.done():
-            while download.has_part and len(flying) < 8:
-                flying.add(asyncio.ensure_future(download.take_part()))
-            if flying:
-                _, flying = await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
-            on_part(number)
-            number += 1
-        await asyncio.wait({download.done})
-        assert not self.part.exists()
-        return download
+        try:
+            await download.run()
+        finally:
+            assert not self.part.exists()
 
     def take(self) -> bytes:
         """Return what was fetched, which is there no more."""
@@ -63,7 +54,7 @@ class Place:
 async def once(place: Place, proxy: Proxy, kind: str) -> None:
     for at in range(NUM_PARTS):
         proxy.set(faults=[{"kind": kind, "at": [at]}])
-        await (await place.fetch()).done
+        await place.fetch()
         assert place.take() == place.right, at
         assert len(proxy.requests(NAME)) > NUM_PARTS
 
@@ -74,16 +65,17 @@ async def replaced(place: Place, proxy: Proxy) -> None:
         place.object.write_bytes(before)
         proxy.set(faults=[{"kind": "slow", "at": [1, 3]}])
 
-        def replace(number: int, after: bytes = after) -> None:
-            if number == 0:
-                place.object.write_bytes(after)
-
-        download = await place.fetch(replace)
+        before_bytes = place.source.num_bytes
+        fetching = asyncio.create_task(place.fetch())
+        while place.source.num_bytes < before_bytes + PART:
+            await asyncio.sleep(0.01)
+        place.object.write_bytes(after)
+        await asyncio.wait({fetching})
         if after == place.right:
-            await download.done
+            assert fetching.exception() is None
             assert place.take() == place.right
         else:
-            assert isinstance(download.done.exception(), ChecksumError)
+            assert isinstance(fetching.exception(), ChecksumError)
             assert not place.target.exists()
 
 

@@ -397,7 +397,7 @@ def test_each_of_two_clients_has_its_next_files_fetched_up_to_its_share(
             serving._orders.put(client, source, files, [*range(50)])
             serving._pump()
             for download in [*serving._downloads.values()] if name == "first" else ():
-                serving._end(download, None)
+                serving._end(download)
         serving._pump()
         return sorted(each.file.file for each in serving._downloads.values())
 

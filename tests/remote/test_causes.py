@@ -17,7 +17,6 @@ import pytest
 from loaders import ShardDataset
 from loaders.errors import RemoteError
 from loaders.remote import origin
-from loaders.remote.url import split_secrets
 from tests.remote.conftest import ended, storage
 
 FAST: dict[str, Any] = {"retry_timeout": 1.5, "timeout": 1}
@@ -135,16 +134,6 @@ def test_a_name_a_port_a_range_and_a_compressed_answer_have_each_its_remedy(
     words = ("name does not resolve", "refused", "range", "compressed")
     assert [word in what for word, what in zip(words, whats, strict=True)] == [True] * 4
     assert len(set(hints)) == 4
-
-
-def test_a_user_and_a_password_may_be_percent_encoded(small: Path, shared: Path) -> None:
-    with serving(small) as (url, seen):
-        there = url.replace("http://", "http://me%40home:a%2Fb%3Ac@")
-        assert split_secrets(there)[1] == {"user": "me%40home:a%2Fb%3Ac"}
-
-        ShardDataset(there, cache=shared)
-
-    assert seen == ["Basic bWVAaG9tZTphL2I6Yw=="]  # me@home:a/b:c
 
 
 @pytest.mark.skipif(not Path("/bin/mount").exists(), reason="mounts a file system")

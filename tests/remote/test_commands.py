@@ -80,7 +80,7 @@ def test_a_url_with_secrets_is_refused_without_showing_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["info", "https://me:word@host/packed?sig=abc"])
+        main(["info", "https://me:hunter2@host/packed?sig=abc"])
     told = capsys.readouterr().err
-    assert "word" not in told.replace("words", "")
+    assert "hunter2" not in told
     assert "abc" not in told

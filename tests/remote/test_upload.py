@@ -14,7 +14,7 @@ from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
 from loaders.errors import ChecksumError, PackError, RemoteError
 from loaders.remote import origin
-from loaders.remote.url import split_secrets
+from loaders.remote.url import url_of
 from packdata.bucket import bucket_at
 from packdata.cli import main
 from packdata.packed.combine import merge, upload
@@ -119,7 +119,7 @@ def test_a_store_that_is_only_read_is_refused_as_a_target(scheme: str, packed: P
         with pytest.raises(RemoteError) as caught:
             write()
 
-        assert str(caught.value.path) == str(split_secrets(url)[0])
+        assert str(caught.value.path) == str(url_of(url))
 
 
 def test_of_two_who_publish_at_one_place_one_is_refused(

@@ -34,7 +34,7 @@ def bucket_at(place: Path | str) -> Bucket:
 
 
 def target_at(place: Path | str) -> Path:
-    """Return a path, or a URL without its secrets.
+    """Return a path, or a URL.
 
     Raises:
         RemoteError: Nothing is written to such URLs: their stores have no conditional writes.

@@ -11,8 +11,8 @@ from typing import Any
 
 from loaders.checks import as_list, did_you_mean, whole_number
 from loaders.commandline import number_from
-from loaders.errors import SchemaError, SourceError
-from loaders.remote.url import is_url, split_secrets
+from loaders.errors import RemoteError, SchemaError, SourceError
+from loaders.remote.url import is_url, url_of
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
@@ -161,11 +161,10 @@ def parse_source(text: str) -> Path:
     """Read the path or URL of a dataset."""
     if not is_url(text):
         return parse_path(text)
-    url, secrets = split_secrets(text)
-    if secrets:
-        what = "a URL on a command line holds no secrets, which others could read there"
-        raise argparse.ArgumentTypeError(f"{what}: set variables of the environment ({url})")
-    return url
+    try:
+        return url_of(text)
+    except RemoteError as error:
+        raise argparse.ArgumentTypeError(f"{error.what} ({error.path})") from None
 
 
 def unescaped(text: str) -> str:

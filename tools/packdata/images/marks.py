@@ -12,7 +12,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.errors import CodecError, SchemaError, SourceError
-from loaders.remote.url import is_url, split_secrets
+from loaders.remote.url import is_url, url_of
 from packdata.images.headers import read_header
 from packdata.images.pictures import decode_mask, decode_picture
 from packdata.readers import parse_json
@@ -45,7 +45,7 @@ class Marks:
         if palette is None and label_map is None:
             return None
         given = {"palette": palette, "label map": label_map}
-        shown = {name: split_secrets(v)[0] if v and is_url(v) else v for name, v in given.items()}
+        shown = {name: url_of(v) if v and is_url(v) else v for name, v in given.items()}
         palette, label_map = shown.values()
         numbers = None if palette is None else _palette(palette)
         table = None if label_map is None else _table(label_map)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import xxhash
 
 from loaders.errors import PackError
-from loaders.remote.url import URL, is_url, place_of, split_secrets
+from loaders.remote.url import URL, is_url, place_of, url_of
 from loaders.remote.wire import Entry
 from packdata.bucket import bucket_at, target_at
 from packdata.packing.store import store_of
@@ -78,7 +78,7 @@ def kept_lists(
     lists, place = {}, target_at(dst)
     for source in filter(is_url, sources):
         data = _read(place, _name(source))
-        url, _ = split_secrets(source)
+        url = url_of(source)
         if data is None and not overwrite and holds_datasets(place):
             return {}
         if data is None:

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from loaders.errors import SourceError
-from loaders.remote.url import URL, is_url, split_secrets
+from loaders.remote.url import URL, is_url, url_of
 from loaders.remote.wire import Entry
 from packdata.bucket import bucket_at
 from packdata.sources.fetched import expect_in_order, local_path
@@ -252,7 +252,7 @@ def place_of_source(path: Path | str) -> Path:
     """Return a path, or a URL that was listed."""
     if isinstance(path, ListedURL):
         return path
-    return ListedURL(str(split_secrets(path)[0])) if is_url(path) else Path(path)
+    return ListedURL(str(url_of(path))) if is_url(path) else Path(path)
 
 
 def real_path(path: Path | str) -> str:
@@ -263,12 +263,12 @@ def real_path(path: Path | str) -> str:
 
 def without_secrets(sources: Iterable[Path | str]) -> list[Path | str]:
     """Return sources as they may be shown: URLs without users, passwords and queries."""
-    return [split_secrets(source)[0] if is_url(source) else source for source in sources]
+    return [url_of(source) if is_url(source) else source for source in sources]
 
 
 def are_given(sources: Iterable[Path | str]) -> bool:
     """Tell whether lists of all sources were given, so that none can have changed."""
-    urls = {str(split_secrets(each)[0]) if is_url(each) else "" for each in sources}
+    urls = {str(url_of(each)) if is_url(each) else "" for each in sources}
     return all(url in _trees and _trees[url].is_given for url in urls)
 
 
