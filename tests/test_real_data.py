@@ -134,7 +134,7 @@ def test_diamonds_teach_a_model_their_price(tmp_path: Path, kind: str) -> None:
 @pytest.mark.slow
 def test_taxi_rides_teach_a_model_their_fare_though_values_are_missing(tmp_path: Path) -> None:
     packdata(
-        "tables", REAL / "taxis.csv", tmp_path / "p", "--target", "fare", "--dates", "parts", "--missing", "mean",
+        "tables", REAL / "taxis.csv", tmp_path / "p", "--target", "fare", "--dates", "days", "--missing", "mean",
         "--drop", "tip,tolls,total", "--standardize",
     )  # fmt: skip
     assert "features" in packdata("info", tmp_path / "p")
@@ -143,9 +143,7 @@ def test_taxi_rides_teach_a_model_their_fare_though_values_are_missing(tmp_path:
 
     table = dataset.to_pandas()
 
-    assert {"pickup_hour", "pickup_weekday", "distance"} <= set(
-        dataset.schema.fields["features"].columns
-    )
+    assert {"pickup", "dropoff", "distance"} <= set(dataset.schema.fields["features"].columns)
     assert len(table) == len(dataset) == len((REAL / "taxis.csv").read_text().splitlines()) - 1
     assert (dataset.column("payment") == 0).any()  # missing
-    assert regression(train, test, lambda batch: batch.fare.log(), epochs=12) > 0.65
+    assert regression(train, test, lambda batch: batch.fare.log(), epochs=12) > 0.55
