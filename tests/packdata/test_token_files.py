@@ -60,6 +60,16 @@ def test_a_header_of_llmc_that_does_not_fit_its_file_is_refused(
     assert caught.value.path == source
 
 
+def test_a_file_of_megatron_without_its_index_is_refused(tmp_path: Path) -> None:
+    """Its documents would be one, in silence."""
+    ids = write(tmp_path / "corpus_text_document.bin", np.arange(9, dtype="<u2").tobytes())
+
+    with pytest.raises(SourceError, check=At("corpus_text_document.bin")):
+        pack(ids, tmp_path / "p")
+    ids.rename(tmp_path / "corpus.bin")
+    assert documents(pack(tmp_path / "corpus.bin", tmp_path / "p")) == [list(range(9))]
+
+
 def test_plain_ids_that_are_called_npy_are_read_as_the_type_that_is_given(tmp_path: Path) -> None:
     source = write(tmp_path / "part-0.npy", IDS.astype("<u2").tobytes())
 

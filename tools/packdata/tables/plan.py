@@ -280,7 +280,7 @@ def _scanner(
 def _learned(scanner: Scanner) -> _Learned:
     found, source = scanner.scan(), scanner.files.paths[0]
     plan = plan_columns(found, scanner.options, source)
-    notes = (*_rounded(plan, found), *_header_notes(scanner))
+    notes = (*_rounded(plan, found), *_header_notes(scanner, found))
     return found.parts, replace(plan, notes=notes), found.num_rows + found.bad
 
 
@@ -296,17 +296,23 @@ def _rounded(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
             yield f"{dtype} rounds values of {name}; see dtype="
 
 
-def _header_notes(scanner: Scanner) -> Iterator[str]:
-    """Say that the first row of a CSV file looks like values: years are names in many tables, ``0.1`` is none."""
+def _header_notes(scanner: Scanner, scan: Scan) -> Iterator[str]:
+    """Say that the first row of a CSV file looks like values: by its numbers, or by a text that is one of its column.
+
+    Years are names in many tables, ``0.1`` is none.
+    """
     first = scanner.common.first
     file = None if first is None else scanner.files[first]
     names = (scanner.common.columns or []) if isinstance(file, CsvRows) and file.header else []
     kinds = [KINDS[code] for code in kinds_of(pa.array(names, pa.string()))]
+    texts = {name: {*map(str.strip, column.words)} for name, column in scan.columns.items()}
+    values = [name for name in names if name.strip() in texts.get(name, ())]
+    looks = [kind != "text" or name in values for name, kind in zip(names, kinds, strict=True)]
     is_odd = any(
         kind == "code" or (kind == "number" and not name.strip().isdigit())
         for name, kind in zip(names, kinds, strict=True)
     )
-    if names and ("text" not in kinds or is_odd):
+    if names and (all(looks) or is_odd or (values and 2 * sum(looks) >= len(looks))):
         few = in_words(names, 4)
         yield f"the header looks like values ({few}): header=False if it is the first row, names= gives names"
 

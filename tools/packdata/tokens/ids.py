@@ -82,6 +82,9 @@ def open_ids(file: SourceFile, bin_dtype: str | None) -> IdsFile:
         return _open_ds(file)
     if file.kind == "bin" and index.exists():
         return _open_pair(file, index)
+    if file.kind == "bin" and file.path.stem.endswith("_document"):
+        hint = "Put it beside: without it nothing tells where documents end. Ids of another tool: rename the file"
+        raise SourceError(f"Megatron's {index.name} is missing", file.path, hint)
     head = file.read(0, _LLMC_BYTES)
     if head[:4] in _LLMC:
         return _open_llmc(file, head)
