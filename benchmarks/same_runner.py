@@ -73,9 +73,10 @@ def files(folder: Path) -> dict[str, str]:
                 continue  # its rows are compared: shards of before keep no heads of JPEG files
             if path.name == "manifest.json":
                 manifest = json.loads(data)
-                # What wrote it, an option of copy before, and the fingerprints of sources with JPEG files.
-                names = {"packer", "plan_xxh3_128", "on", "fingerprint"}
-                manifest["provenance"] = without(manifest.get("provenance", {}), names)
+                # Of options those are noted now that were given, in packings before this all of most recipes.
+                said = manifest.get("provenance", {})
+                source = said.get("source")  # of copies it has a provenance of its own
+                manifest["provenance"] = [said.get("recipe"), source if type(source) is str else 0]
                 manifest.pop("checksum", None)  # of all of it
                 for shard in manifest.get("shards", ()):
                     shard.pop("checksums_xxh3_64", None)  # which the old version has not
@@ -88,13 +89,6 @@ def files(folder: Path) -> dict[str, str]:
             name = _HASH.sub("", str(path.relative_to(folder)))
             found[name] = hashlib.blake2b(data, digest_size=8).hexdigest()
     return found
-
-
-def without(value: Any, names: set[str]) -> Any:
-    """Return JSON without some members, wherever they are."""
-    if isinstance(value, dict):
-        return {name: without(each, names) for name, each in value.items() if name not in names}
-    return [without(each, names) for each in value] if isinstance(value, list) else value
 
 
 def holds_jpegs(path: Path) -> bool:
