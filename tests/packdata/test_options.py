@@ -172,7 +172,6 @@ PARTS = {  # in test_parts.py
     ),
     *((command, "--plan") for command in ("tokens", "tables")),
     *(("finish", option) for option in ("--json", "--overwrite", "--delete-old")),
-    *(("plan", option) for option in ("--json", "--overwrite")),
 }
 BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-size"),
            ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
@@ -182,7 +181,7 @@ BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-s
            ("images", "--label-map"), ("images", "--icc"), ("images", "--segments"),
            ("cache", "--clear"), ("tokens", "--drop"),
            *((name, option) for name in ("arrays", "copy", "diff", "extend", "fetch", "finish", "images", "info",
-                                         "merge", "plan", "preview", "stats", "tables", "tokens", "verify")
+                                         "merge", "preview", "stats", "tables", "tokens", "verify")
              for option in ("--storage", "--cache"))}  # fmt: skip
 
 

@@ -205,16 +205,6 @@ def test_parts_without_a_plan_learn_what_all_rows_teach(
         assert all((records[n] == each).all() for n, each in whole.records_of(i).items())
 
 
-def test_who_asks_plan_for_what_is_learned_is_told_the_command(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "tables", "a.csv", "dst"])
-
-    assert ended.value.code == 2
-    assert "packdata tables SRC... DST --dry-run --json" in capsys.readouterr().err
-
-
 def test_a_plan_of_another_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -293,15 +293,6 @@ def words(case: str, above: Path | str, dst: Path | str, store: Store, *more: st
     ]
 
 
-def lists_of(case: str) -> list[str]:
-    """Return the URLs that a case reads."""
-    src, given = sources(case, RAW)
-    return [
-        *([src] if isinstance(src, str) else src),
-        *(v for n, v in given.items() if n in LISTED),
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
@@ -333,7 +324,6 @@ def test_parts_of_every_source_are_joined_to_what_parts_of_a_folder_are(
         plans[1] = ["--shuffle", "0"]  # as pictures go to a URL
     if case in ("csv", "texts in parquet"):
         plans = [[*plan, "--shuffle", "2"] for plan in plans]
-    assert main(["plan", *lists_of(case), "s3://out/packed", *store.options]) == 0
     for i in (1, 0, 2):
         assert main(words(case, RAW, "s3://out/packed", store, "--part", f"{i}/3", *plans[0])) == 0
         assert (
@@ -360,8 +350,6 @@ def test_killed_before_any_change_the_same_command_makes_the_same(
     there, start, plan = store.root / "out" / "packed", tmp_path / "start", list[str]()
     argv = words(case, RAW, "s3://out/packed", store)
     if what != "plain":
-        listed = lists_of(case)
-        assert main(["plan", *listed, "s3://out/packed", *store.options]) == 0
         if case == "csv":
             command = [sys.executable, "-m", "packdata", *argv, "--dry-run", "--json"]
             found = subprocess.run(command, capture_output=True, check=True)
@@ -613,7 +601,6 @@ def test_tables_are_packed_like_one_at_a_url_and_by_a_plan_there(
     argv = ["tables", f"{RAW}/t", "--target", "price", *store.options]
     assert main([*argv, "s3://out/train", "--dry-run", "--json"]) == 0
     (raw / "plan.json").write_text(capsys.readouterr().out)
-    assert main(["plan", f"{RAW}/t", "s3://out/train", *store.options]) == 0
     parts = [*argv, "s3://out/train", "--plan", f"{RAW}/plan.json", "--part"]
     assert [main([*parts, f"{i}/2"]) for i in range(2)] == [0, 0]
     finish("s3://out/train")
@@ -639,7 +626,6 @@ def test_a_part_of_tables_fetches_its_own_files_and_the_first_which_names_the_co
     argv = ["tables", f"{RAW}/many", "s3://out/many", *store.options]
     assert main([*argv, "--dry-run", "--json"]) == 0
     (tmp_path / "plan.json").write_text(capsys.readouterr().out)
-    assert main(["plan", f"{RAW}/many", "s3://out/many", *store.options]) == 0
     drop_copies()
     monkeypatch.setattr(fetched, "_AHEAD", 1)
     store.proxy.set()

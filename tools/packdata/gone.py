@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "append": "use 'packdata extend SRC... DST': the target comes last",
+    "plan": "each part lists its source; '--dry-run --json > plan.json' makes what --plan takes",
     "repair": "copy the damaged shards from a backup, or pack again; 'packdata verify' names them",
 }
 # By command, and by option as it is typed.

@@ -1,6 +1,6 @@
 """What the commands that pack a source share: their options, and the way from a plan to a result.
 
-And ``packdata plan`` and ``finish``, before and after a packing in parts.
+And ``packdata finish``, after a packing in parts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from loaders.commandline import Command, show
 from loaders.errors import SourceError
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
-from loaders.remote.url import is_url
-from loaders.text import describe_size
 from packdata.commands.common import (
     add_json,
     add_number,
@@ -26,7 +24,6 @@ from packdata.commands.common import (
     usage_errors,
     with_options,
 )
-from packdata.describe import counted
 from packdata.options import add_options, parse_target
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, check_shard_options
 
@@ -158,21 +155,15 @@ def _parse_part(text: str) -> str:
 def _run_packing(args: argparse.Namespace, make_plan: Callable[[], SourcePlan], unit: str) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
     from packdata.packing.outside import check_outside
-    from packdata.parts.lists import kept_lists
     from packdata.sources.fetched import drop_copies
-    from packdata.sources.listed import given
 
     check_outside(args.dst, args.src)
     if args.engine is not None and args.part is not None:
         args.parser.error("--engine packs all parts: give --parts N, or --part without it")
     if args.engine is None and (args.address is not None or args.parts is not None):
         args.parser.error("--address and --parts go with --engine ray")
-    beside = [getattr(args, name, None) for name in ("masks", "annotations")]
-    read = [*args.src, *filter(None, beside)]
-    lists = {} if args.part is None else kept_lists(read, args.dst, overwrite=args.overwrite)
     try:
-        with given(lists):
-            return _run(args, make_plan, unit)
+        return _run(args, make_plan, unit)
     finally:
         drop_copies()
 
@@ -237,40 +228,12 @@ def show_result(args: argparse.Namespace, result: SourcePlan | Summary) -> int:
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _plan(args: argparse.Namespace) -> int:
-    from packdata.packing.outside import check_outside
-    from packdata.parts.lists import keep_list
-
-    if local := [source for source in args.src if not is_url(source)]:
-        if local[0] in ("images", "tokens", "tables", "arrays"):
-            how = f"'packdata {local[0]} SRC... DST --dry-run --json > plan.json'"
-            args.parser.error(f"what --plan takes is printed by {how}")
-        args.parser.error(f"{local[0]} is no URL: parts list folders and files themselves")
-    check_outside(args.dst, args.src)
-    for source in args.src:
-        num, nbytes = keep_list(source, args.dst, overwrite=args.overwrite)
-        if args.json:
-            show_json({"src": str(source), "dst": str(args.dst), "objects": num, "bytes": nbytes})
-        else:
-            much = f"{counted(num, 'object')}, {describe_size(nbytes)}"
-            show(f"{source}: {much}, listed in {args.dst}")
-    return 0
-
-
 def _finish(args: argparse.Namespace) -> int:
     from packdata.parts.local import finish
 
     with usage_errors(args, schema=False):
         summary = finish(args.dst, overwrite=args.overwrite, delete_old=args.delete_old)
     return show_result(args, summary) or (3 if summary.rejected else 0)
-
-
-def _add_plan(parser: Parser) -> None:
-    parser.add_argument("src", nargs="+", metavar="SRC", type=parse_target, help="URL of a source")
-    add_target(parser, "folder or URL that parts will be packed into")
-    add_switch(parser, "--overwrite", "replace a list in DST; parts packed by it are refused")
-    add_json(parser)
-    add_remote(parser)
 
 
 def _add_finish(parser: Parser) -> None:
@@ -285,14 +248,6 @@ def _add_finish(parser: Parser) -> None:
     add_remote(parser)
 
 
-PLAN = Command(
-    name="plan",
-    summary="list sources at URLs once, for packing in parts",
-    add=_add_plan,
-    run=_plan,
-    details="Parts of a packing whose SRC is a URL read this list, so that all see the same.",
-    example="packdata plan s3://raw/photos s3://bucket/packed",
-)
 FINISH = Command(
     name="finish",
     summary="join the parts that were packed with --part",

@@ -16,7 +16,7 @@ from packdata.files.splits import contents, listed_sources, source_notes
 from packdata.packing.engine import target_folders
 from packdata.recipe import Recipe
 from packdata.sources.base import BOX_LABELS
-from packdata.sources.listed import are_given, without_secrets
+from packdata.sources.listed import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -157,8 +157,6 @@ class FilesPlan(Generic[_R]):
 
     def is_unchanged(self) -> bool:
         """Tell whether the source is still as it was listed: names, sizes and times of its files and masks."""
-        if are_given(self.sources):
-            return True
         try:
             now = [(split.source, split.masks) for split in self.list_again()]
         except SourceError:  # what is gone has changed too

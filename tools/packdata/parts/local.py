@@ -21,11 +21,10 @@ from packdata.bucket import target_at
 from packdata.claimed import claimed_folder, on_the_way
 from packdata.packing.engine import counted_folders, pack_recipes, plan_of, target_folders
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
-from packdata.packing.store import store_of
 from packdata.packing.target import PARTS_NAME, digest_of
 from packdata.parts.joining import whole
 from packdata.parts.part import Part, versions
-from packdata.parts.stored import PartPlace, finish_parts, manifests_below
+from packdata.parts.stored import PartPlace, finish_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -191,8 +190,3 @@ def finish(
     if delete_old and not isinstance(place, URL):
         raise ValueError("delete_old is for URLs: in a folder nothing of an earlier dataset stays")
     return finish_parts(place, overwrite=overwrite, delete_old=delete_old, digest=digest)
-
-
-def holds_datasets(dst: Path) -> bool:
-    """Tell whether a dataset is at a place, or those of splits, of sizes or of both below it."""
-    return bool(manifests_below(store_of(dst)))

@@ -11,7 +11,6 @@ import os
 import stat
 from array import array
 from bisect import bisect_left
-from contextlib import contextmanager
 from glob import glob, has_magic
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +28,7 @@ from packdata.sources.names import Names
 from packdata.sources.objects import RemoteFile
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from packdata.bucket import Bucket
 
@@ -42,7 +41,6 @@ class Tree:
     Args:
         origin: Of the URL.
         entries: The objects.
-        is_given: Whether the list was made elsewhere, so that it is not made again.
         is_flat: Whether objects in folders below are left out.
     """
 
@@ -51,10 +49,9 @@ class Tree:
         origin: Bucket,
         entries: Iterable[Entry],
         *,
-        is_given: bool = False,
         is_flat: bool = False,
     ) -> None:
-        self.origin, self.is_given, self.is_flat = origin, is_given, is_flat
+        self.origin, self.is_flat = origin, is_flat
         self.names, sizes, marks = Names(), array("Q"), array("Q")
         self._sum, last, is_sorted = 0, "", True
         for entry in entries:
@@ -266,14 +263,8 @@ def without_secrets(sources: Iterable[Path | str]) -> list[Path | str]:
     return [url_of(source) if is_url(source) else source for source in sources]
 
 
-def are_given(sources: Iterable[Path | str]) -> bool:
-    """Tell whether lists of all sources were given, so that none can have changed."""
-    urls = {str(url_of(each)) if is_url(each) else "" for each in sources}
-    return all(url in _trees and _trees[url].is_given for url in urls)
-
-
 def list_sources(sources: Iterable[Path | str]) -> None:
-    """List those of some sources that are URLs, but for those whose list was given.
+    """List those of some sources that are URLs.
 
     Raises:
         RemoteError: They cannot be listed.
@@ -283,8 +274,6 @@ def list_sources(sources: Iterable[Path | str]) -> None:
         origin = bucket_at(source)
         url = str(origin.url)
         tree = _trees.get(url)
-        if tree is not None and tree.is_given:
-            continue
         # Of tens of millions a second tree would take the same room again.
         if (
             not tree
@@ -294,8 +283,7 @@ def list_sources(sources: Iterable[Path | str]) -> None:
         ):
             _trees[url] = list_origin(origin)
         for below in [each for each in _trees if each.startswith(f"{url}/")]:
-            if not _trees[below].is_given:  # what was listed below it may be another by now
-                del _trees[below]
+            del _trees[below]  # what was listed below it may be another by now
 
 
 def objects_beside(file: ListedURL) -> Tree:
@@ -355,33 +343,6 @@ def with_beside(place: Path | str) -> Path:
             break
         _trees.pop(str(url), None)
     return path
-
-
-def one_object(origin: Bucket, tree: Tree) -> Entry | None:
-    """Return the object that a URL is, where no other was listed of it."""
-    return tree.find(origin.url.name) if tree.origin.url == origin.url.parent else None
-
-
-def kept_entries(origin: Bucket, tree: Tree) -> Iterator[Entry]:
-    """Yield what was listed of a source as ``given`` takes it: one object has no name below itself."""
-    one = one_object(origin, tree)
-    yield from tree if one is None else [one._replace(name="")]
-
-
-@contextmanager
-def given(lists: Mapping[URL, Iterable[Entry]]) -> Iterator[None]:
-    """Let URLs be what lists of their objects say, that were made before: they are not listed again meanwhile."""
-    for url, entries in lists.items():
-        tree = Tree(bucket_at(url), entries, is_given=True)
-        if len(tree) == 1 and not tree.names[0]:  # the URL is of one object
-            one = tree.entry(0)._replace(name=url.name)
-            tree = Tree(bucket_at(str(url.parent)), [one], is_given=True)
-        _trees[str(url)] = tree
-    try:
-        yield
-    finally:
-        for url in lists:
-            _trees.pop(str(url), None)
 
 
 class StoredNames:
