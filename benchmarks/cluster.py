@@ -38,7 +38,7 @@ from loaders.remote.url import URL
 from loaders.remote.wire import Entry
 from packdata.files.splits import open_splits
 from packdata.images.plan import pack_images
-from packdata.parts.local import finish
+from packdata.parts.joining import finish
 from packdata.parts.part import Part
 from packdata.sources.listed import given
 

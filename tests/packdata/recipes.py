@@ -188,9 +188,9 @@ STEPS: dict[str, tuple[Any, str]] = {
     "rename": (os, "replace"),
     "sync": (os, "fsync"),
     "unlink": (os, "unlink"),
-    "list the rejects": (publish.Publication, "_publish_rejects"),
-    "publish a manifest": (publish, "publish_file"),
-    "clean up": (packing.Packing, "_clean_up"),
+    "link": (os, "link"),
+    "publish a manifest": (publish, "swap"),
+    "clean up": (packing.Packing, "_clear"),
 }
 
 

@@ -14,12 +14,11 @@ import cv2
 import numpy as np
 import pytest
 
-from loaders.errors import PackError
 from packdata.arrays.plan import plan_arrays
 from packdata.cli import main
-from packdata.cluster import check_visible, usual_parts
+from packdata.cluster import usual_parts
 from packdata.images.plan import plan_images
-from packdata.parts.local import finish
+from packdata.parts.joining import finish
 from packdata.plan import SourcePlan, pack_plan
 from packdata.tables import plan_tables
 from packdata.tokens.plan import TokenOptions, plan_tokens
@@ -141,16 +140,6 @@ def test_options_of_ray_are_refused_without_it(photos: Path) -> None:
         with pytest.raises(SystemExit) as ended:
             main(["images", "photos", "dst", *words])
         assert ended.value.code == 2
-
-
-def test_a_node_without_the_source_is_an_error(tmp_path: Path) -> None:
-    """A part packed there would leave all of it out."""
-    check_visible([str(tmp_path)])
-
-    with pytest.raises(PackError) as found:
-        check_visible([str(tmp_path), str(tmp_path / "gone")])
-
-    assert str(found.value.path) == str(tmp_path / "gone")
 
 
 @pytest.mark.slow

@@ -54,7 +54,6 @@ from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import parse_parts, split
 from packdata.packed.rewrite import WriteOptions, Written, write_datasets
 from packdata.packing import publish
-from packdata.packing.journal import Journal, JournalHeader
 from packdata.packing.lock import TargetLock
 from packdata.recipe import Block
 from tests.packdata.breaking import ROOM
@@ -154,7 +153,7 @@ def test_a_failure_while_publishing_leaves_the_old_dataset(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(publish, "publish_file", full)
+    monkeypatch.setattr(publish, "swap", full)
     with pytest.raises(PackError, check=At("b", hint=ROOM)):
         copy_dataset(source, folder, CopyOptions(where="label == 0"), overwrite=True)
 
@@ -190,20 +189,6 @@ def test_two_commands_on_one_target_do_not_meet(tmp_path: Path) -> None:
     (tmp_path / "b" / ".packing" / "left.tmp").write_text("of a run that was killed")
 
     assert len(copy_dataset(source, tmp_path / "b").shards) == 1
-    names = [shard.file for shard in read_manifest(tmp_path / "b").shards]
-    assert entries(tmp_path / "b") == ["manifest.json", *names]
-
-
-def test_an_unfinished_packing_is_not_dropped(tmp_path: Path) -> None:
-    source = pack_samples(tmp_path / "a", 4, fields=SMALL)
-    journal = tmp_path / "b" / ".packing" / "journal.jsonl"
-    journal.parent.mkdir(parents=True)
-    Journal.create(journal, JournalHeader({})).close()
-
-    with pytest.raises(PackError, check=At("b")):
-        copy_dataset(source, tmp_path / "b")
-    assert journal.exists()
-    copy_dataset(source, tmp_path / "b", overwrite=True)
     names = [shard.file for shard in read_manifest(tmp_path / "b").shards]
     assert entries(tmp_path / "b") == ["manifest.json", *names]
 
@@ -639,26 +624,6 @@ def test_extend_adds_shards_after_its_own(
     assert verify(dst).ok
     assert read_manifest(dst).provenance["appended"][0]["name"] == "b"
     assert entries(dst) == ["manifest.json", *names]
-
-
-@pytest.mark.parametrize("command", ["merge", "extend"])
-def test_linked_shards_are_said_to_be_unverified(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dst, damaged = tmp_path / "a b", pack_samples(tmp_path / "c", 6, fields=SMALL)
-    other = pack_samples(tmp_path / "d", 2, first=20, fields=SMALL)
-    damage(damaged, "score", 0, shard=0)
-    if command == "extend":
-        pack_samples(dst, 2, first=10, fields=SMALL)
-
-    with pytest.raises(ShardError, check=At("c/shard-00000.lmdb")):
-        run(command, damaged, dst, "--no-link")
-    assert run(command, damaged, dst) == 0
-    text = capsys.readouterr().out
-    replaces = ["--overwrite"] if command == "merge" else []
-    assert run_json(capsys, command, other, dst, *replaces)["num_linked"] == 1
-
-    assert f"2 shards are hard links and were not verified: packdata verify '{dst}'\n" in text
 
 
 def test_extending_what_is_no_dataset_says_what_is_there_and_touches_nothing(

@@ -21,9 +21,7 @@ from packdata.packing.lock import TargetLock
 from tests.packdata.command_sources import make_sources
 
 SHARD = ShardInfo("shard-00000.lmdb", 3, 100, "ff", {"x": Place(8, row_nbytes=4)}, (50, 9))
-HEADER = JournalHeader(
-    {"format": '"lmdb"'}, "packing", {"": 0}, {"": ("abc", ["shard-00000.lmdb"])}
-)
+HEADER = JournalHeader({"format": '"lmdb"'}, "packing", ("",))
 
 
 def write(path: Path) -> None:

@@ -63,7 +63,7 @@ def die_before(nth: int, place: str) -> None:
 
 COMMANDS: dict[str, tuple[str, list[str]]] = {  # what is there at the target, and the command
     "copy": ("", ["copy", "one", "dst", "--where", "label != 0"]),
-    "copy over another": ("two", ["copy", "one", "dst", "--overwrite"]),
+    "copy over another": ("merged", ["copy", "one", "dst", "--overwrite"]),
     "merge": ("", ["merge", "one", "two", "dst"]),
     "merge over another": ("merged", ["merge", "one", "two", "dst", "--overwrite"]),
     "extend": ("one", ["extend", "two", "dst"]),

@@ -22,8 +22,8 @@ from packdata.images.plan import pack_images
 from packdata.packing.firstpass import KEY
 from packdata.packing.lock import LOCK_NAME
 from packdata.packing.target import PACKING_NAME, REJECTED_NAME
-from packdata.parts import local as parts_module
-from packdata.parts.local import finish
+from packdata.parts import making
+from packdata.parts.joining import finish
 from packdata.parts.part import Part, PartRecipe
 from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
@@ -63,7 +63,7 @@ def pack_all(photos: Path, dst: Path, of: int, **options: Any) -> None:
 def on_another_machine(photos: Path, dst: Path) -> None:
     """Pack all as one part."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts_module, "_this_machine", lambda: "another")
+        patch.setattr(making, "_this_machine", lambda: "another")
         pack_images(photos, dst, part="0/1")
 
 

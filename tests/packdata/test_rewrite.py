@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaders.data.manifest import publish_bytes, read_manifest
+from loaders.data.manifest import read_manifest
 from loaders.errors import PackError, SchemaError
 from loaders.schema import Boxes, Bytes, Image
 from packdata.inspect.verify import verify
 from packdata.packed.combine import extend, merge
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
-from packdata.packing import packing, publish
+from packdata.packing import lock, packing, publish
 from packdata.packing.lock import TargetLock
 from packdata.packing.packing import Packing
 from packdata.packing.target import PACKING_NAME
@@ -36,7 +36,7 @@ from packdata import cli
 from packdata.packing import publish
 
 step, nth, when = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-holder, name = {"rename": (os, "replace"), "publish": (publish, "publish_file")}[step]
+holder, name = {"rename": (os, "link"), "publish": (publish, "swap")}[step]
 original, calls = getattr(holder, name), iter(range(1000))
 
 def dying(*args, **kwargs):
@@ -126,11 +126,13 @@ def test_links_of_a_command_that_was_killed_go_and_their_source_stays(
 def test_killed_behind_the_manifest_the_next_command_removes_what_was_replaced(
     tmp_path: Path, source: Path
 ) -> None:
-    dst = pack_samples(tmp_path / "dst", 12, fields=SMALL)
+    dst = tmp_path / "dst"
+    copy_dataset(pack_samples(tmp_path / "before", 12, fields=SMALL), dst)
+    (old,) = files(dst)
     (dst / "rejected.jsonl").write_text("{}\n")
     killed("publish", 0, "after", "copy", source, dst, "--overwrite")
     assert keys(dst) == keys(source)
-    assert "shard-00000.lmdb" in entries(dst)
+    assert old in entries(dst)
 
     extend(dst, [pack_samples(tmp_path / "more", 4, first=50, fields=SMALL)])
 
@@ -177,7 +179,7 @@ def test_the_shards_of_a_dataset_whose_manifest_was_lost_stay(
     assert entries(dst) == before
 
 
-@pytest.mark.parametrize("step", ["replace", "publish_file"])
+@pytest.mark.parametrize("step", ["put_shards", "publish"])
 def test_an_error_while_publishing_leaves_the_target_as_it_was(
     tmp_path: Path, source: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,17 +188,7 @@ def test_an_error_while_publishing_leaves_the_target_as_it_was(
 
     old = pack_samples(tmp_path / "old", 4, fields=SMALL)
     before = entries(old), keys(old)
-    original = os.replace
-
-    def unless_moved(beside: Path, path: Path) -> None:
-        if path.suffix == ".lmdb":
-            failing()
-        original(beside, path)
-
-    if step == "replace":
-        monkeypatch.setattr(os, "replace", unless_moved)
-    else:
-        monkeypatch.setattr(publish, step, failing)
+    monkeypatch.setattr(packing, step, failing)
     for dst in (tmp_path / "new", old):
         with pytest.raises(PackError):
             copy_dataset(source, dst, overwrite=True)
@@ -248,7 +240,7 @@ def test_every_command_says_what_to_do_about_a_full_disk(
             written[command](disk / "dst")
         assert entries(disk) == []
 
-    assert caught.value.hint == ROOM
+    assert caught.value.hint.startswith(ROOM)
 
 
 _LIMITED = """
@@ -324,7 +316,7 @@ def test_the_target_is_looked_at_again_once_it_is_locked(
             shutil.copy(source / "manifest.json", path.parent.parent)  # another was faster
             super().__init__(path)
 
-    monkeypatch.setattr(packing, "TargetLock", LateLock)
+    monkeypatch.setattr(lock, "TargetLock", LateLock)
 
     with (
         pytest.raises(PackError, check=At("dst")),
@@ -352,26 +344,6 @@ def test_a_writer_that_was_killed_does_not_stand_in_the_way_of_a_copy(
     copy_dataset(source, dst)
 
     assert entries(dst) == ["manifest.json", *files(dst)]
-
-
-def test_a_writer_that_was_killed_while_publishing_is_finished_by_whoever_comes(
-    tmp_path: Path, source: Path
-) -> None:
-    code = (
-        "import os, signal, sys; from packdata import Writer; "
-        "from packdata.packing import publish; "
-        "from loaders.schema import Bytes\n"
-        "publish.Publication.publish = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "with Writer(sys.argv[1], {'a': Bytes()}) as w: w.add(a=b'x')"
-    )
-    dst = tmp_path / "dst"
-    done = subprocess.run([sys.executable, "-c", code, str(dst)], timeout=60, check=False)
-    assert done.returncode == -9
-
-    with pytest.raises(PackError, check=At("dst")):
-        copy_dataset(source, dst)
-
-    assert read_manifest(dst).num_samples == 1
 
 
 # Splits
@@ -410,14 +382,10 @@ def test_a_split_that_was_killed_between_two_parts_is_done_again(
 def test_no_part_is_published_if_one_cannot_be_prepared(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    published, calls = publish_bytes, iter(range(9))
+    def failing(*_: object) -> None:
+        raise OSError(28, "No space left on device")
 
-    def failing(path: Path, data: bytes) -> None:
-        if path.name == "manifest.json" and next(calls) == 1:
-            raise OSError(28, "No space left on device")
-        published(path, data)
-
-    monkeypatch.setattr(publish, "publish_bytes", failing)
+    monkeypatch.setattr(publish, "swap", failing)
     with pytest.raises(PackError, check=At("s")):
         split(source, tmp_path / "s", {"train": 0.5, "val": 0.5})
 
@@ -428,29 +396,29 @@ def test_what_a_manifest_names_is_on_disk_before_it(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
-    fsync, rename, replace = os.fsync, os.rename, os.replace
+    fsync, link, replace = os.fsync, os.link, os.replace
 
     def spy_fsync(fd: int) -> None:
         steps.append(f"sync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
         fsync(fd)
 
-    def spied(move: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+    def spied(move: Callable[[Path, Path], None], what: str) -> Callable[[Path, Path], None]:
         def spy(source: Path, target: Path) -> None:
-            steps.append(f"rename to {target.name}")
+            steps.append(f"{what} to {target.name}")
             move(source, target)
 
         return spy
 
     monkeypatch.setattr(os, "fsync", spy_fsync)
-    monkeypatch.setattr(os, "rename", spied(rename))
-    monkeypatch.setattr(os, "replace", spied(replace))
+    monkeypatch.setattr(os, "link", spied(link, "link"))
+    monkeypatch.setattr(os, "replace", spied(replace, "rename"))
     copy_dataset(source, tmp_path / "new" / "dst")
 
     assert steps[:2] == ["sync new", f"sync {tmp_path.name}"]
     (name,) = files(tmp_path / "new" / "dst")
-    assert steps.index("sync shard-00000.lmdb") < steps.index(f"rename to {name}")
-    published = ["sync dst", "rename to manifest.json", "sync dst"]
-    assert steps[-4:] == [f"rename to {name}", *published]
+    assert steps[-2:] == ["link to manifest.json", "sync dst"]
+    linked = steps.index(f"link to {name}")
+    assert steps.index("sync shard-00000.lmdb") < linked < steps.index("sync dst") < len(steps) - 2
 
 
 # Provenance

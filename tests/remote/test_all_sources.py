@@ -21,14 +21,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.data.manifest import read_manifest
-from loaders.errors import PackError, RemoteError, SourceError
+from loaders.errors import RemoteError, SourceError
 from loaders.remote import origin
 from packdata.arrays.plan import pack_arrays, plan_arrays
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
 from packdata.packing.engine import pack_recipes
-from packdata.parts import stored
-from packdata.parts.local import finish
+from packdata.parts.joining import finish
 from packdata.sources import fetched, listed, objects, row_kinds
 from packdata.sources.fetched import drop_copies, local_path
 from packdata.sources.listed import ListedURL, list_sources, opened_in_order
@@ -248,7 +247,7 @@ def test_of_every_source_a_url_gets_what_a_folder_gets(
     )
     notes = {note.replace("out/mixed", "out/packed") for note in mixed.notes}
     assert {*there.notes} == notes
-    assert not pack(case, RAW, "s3://out/packed").datasets
+    assert pack(case, RAW, "s3://out/packed").notes
 
 
 @pytest.mark.parametrize("case", ["parquet of pictures", "parquet", "texts in parquet"])
@@ -682,20 +681,12 @@ def test_a_plan_that_is_sent_to_another_process_reads_what_was_listed(
     assert shards_at(tmp_path / "there") == shards_at(tmp_path / "local")
 
 
-def test_what_was_left_out_is_told_when_the_manifests_are_there(
-    raw: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+def test_what_was_left_out_is_listed_until_the_dataset_is_replaced(
+    raw: Path, store: Store
 ) -> None:
     (raw / "photos" / "a" / "00.png").write_bytes(b"no picture")
     there = store.root / "out" / "packed"
 
-    def refused(*_: Any) -> None:
-        raise PackError("another dataset was published there", "s3://out/packed")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(stored, "publish_at", refused)
-        with pytest.raises(PackError):
-            pack_images(f"{RAW}/photos", "s3://out/packed", on_error="skip")
-    assert not (there / "rejected.jsonl").exists()
     assert pack_images(f"{RAW}/photos", "s3://out/packed", on_error="skip").rejected
     assert (there / "rejected.jsonl").exists()
     (raw / "photos" / "a" / "00.png").unlink()

@@ -25,7 +25,7 @@ from packdata.arrays.plan import plan_arrays
 from packdata.bucket import Bucket, bucket_at
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
-from packdata.parts.local import finish
+from packdata.parts.joining import finish
 from packdata.plan import pack_plan
 from packdata.sources.listed import ListedURL, Tree, list_sources
 from packdata.sources.objects import fetched_ahead

@@ -17,9 +17,10 @@ from loaders.remote import origin
 from loaders.remote.url import url_of
 from packdata.bucket import bucket_at
 from packdata.cli import main
-from packdata.packed.combine import merge, upload
+from packdata.packed.combine import merge
+from packdata.packed.edit import copy_dataset as upload
 from packdata.packed.views import write as write_view
-from packdata.parts.local import finish
+from packdata.parts.joining import finish
 from tests.remote import servers
 from tests.remote.conftest import SETTINGS, Store, storage
 from tests.waiting import wait_until
@@ -79,7 +80,7 @@ def test_a_shard_that_was_lost_there_is_sent_again_though_the_manifest_is_there(
     lost.unlink()
     proxy.set()
 
-    assert upload(folder, OUT, note=notes.append) == manifest
+    assert upload(folder, OUT, overwrite=True, note=notes.append) == manifest
 
     assert lost.read_bytes() == data
     assert {each["path"].rpartition("/")[2].partition("?")[0] for each in puts(proxy)} == {

@@ -68,6 +68,8 @@ def claimed_folder(what: str) -> Iterator[Path]:
         try:
             yield above / "made"
         finally:
+            with suppress(OSError):  # what was made stays
+                (above / "made").rmdir()
             if not (above / "made").exists():
                 shutil.rmtree(above, ignore_errors=True)
             os.close(fd)

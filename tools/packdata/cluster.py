@@ -11,29 +11,28 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, PackError
 from loaders.remote.origin import get_defaults, set_defaults
-from loaders.remote.url import is_url, place_of
+from loaders.remote.url import place_of
 from packdata.describe import counted
 from packdata.packing.engine import changed
 from packdata.packing.outside import check_outside
 from packdata.packing.progress import Quiet
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
-from packdata.packing.target import PARTS_NAME, missing_folders
-from packdata.parts.local import digest_of_parts, finish, pack_part
+from packdata.parts.joining import digest_of_parts, finish
+from packdata.parts.making import pack_part
 from packdata.parts.part import Part, in_order
 from packdata.sources.fetched import drop_copies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from packdata.packing.progress import Progress
     from packdata.packing.summary import Summary
@@ -75,31 +74,26 @@ def pack_on_ray(
         workers: Threads, and so cores, of each task; None for one.
         shuffle: As of ``PackSettings``.
         overwrite: As of ``pack_recipes``.
-        progress: Is told of every part.
+        progress: Counts the samples of every part.
         note: Called with what is done where.
         settings: The others of ``pack_recipes``.
 
     Raises:
         LoadersError: Ray is not installed.
-        PackError: A node does not see the target or a source, none has enough cores, a part was lost too often; or
-            what ``pack_recipes`` and ``finish`` raise.
+        PackError: No node has enough cores, a part was lost too often; or what ``pack_recipes`` and ``finish`` raise.
         SourceError: An item cannot be packed.
     """
     check_outside(dst, plan.sources)
     began = time.monotonic()
-    of, place = parts or usual_parts(plan), place_of(dst).absolute()
-    settings |= {"workers": workers or 1, "overwrite": overwrite}
-    needed = [place / PARTS_NAME, Path.cwd(), *map(place_of, plan.sources)]
+    of, place, cores = parts or usual_parts(plan), place_of(dst).absolute(), workers or 1
+    settings |= {"workers": cores, "overwrite": overwrite}
     recipes = in_order(plan.splits, shuffle)
-    with _ray(address) as ray, _made(place / PARTS_NAME):
-        _check_room(ray, settings["workers"])
+    with _ray(address) as ray:
+        _check_room(ray, cores)
         items = counted(sum(len(recipe) for _, recipe in plan.splits), "item")
-        nodes = sum(node["Alive"] for node in ray.nodes())
-        note(f"{items} in {counted(of, 'part')}, on {counted(nodes, 'node')}")
-        paths = [str(path.absolute()) for path in needed if path.exists()]
-        shared = recipes, plan.format, str(place), os.getcwd(), paths, get_defaults(), settings
-        quiet = Quiet() if progress is None else progress
-        samples = _pack_all(ray, ray.put(shared), of, settings["workers"], quiet)
+        note(f"{items} in {counted(of, 'part')}, on {counted(len(ray.nodes()), 'node')}")
+        shared = ray.put((recipes, plan.format, place, os.getcwd(), get_defaults(), settings))
+        samples = _pack_all(ray, shared, of, cores, Quiet() if progress is None else progress)
     if not plan.is_unchanged():
         raise changed(dst)
     shard_bytes = settings.get("shard_bytes", DEFAULT_SHARD_BYTES)
@@ -118,22 +112,6 @@ def pack_on_ray(
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
-    """Make a folder; what was made goes again if nothing came into it. At a URL there are none."""
-    if is_url(folder):
-        yield
-        return
-    made = missing_folders(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            for path in made:
-                path.rmdir()
-
-
-@contextmanager
 def _ray(address: str | None) -> Iterator[Any]:
     """Connect to Ray, or start it here; it ends with this."""
     try:
@@ -141,16 +119,16 @@ def _ray(address: str | None) -> Iterator[Any]:
     except ImportError as error:
         raise LoadersError("engine='ray' needs Ray: pip install 'loaders[ray]'") from error
     options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    if address is None:
-        options |= {"include_dashboard": False, "address": "local"}
-    else:
-        options["address"] = address
+    options |= (
+        {"address": "local", "include_dashboard": False}
+        if address is None
+        else {"address": address}
+    )
     try:
         ray.init(**options)
     except Exception as error:  # it also raises bare ones: where a node does not start in 30 s
-        raise LoadersError(
-            f"cannot connect to Ray at {address or 'this machine'}: {error}"
-        ) from error
+        where = address or "this machine"
+        raise LoadersError(f"cannot connect to Ray at {where}: {error}") from error
     try:
         yield ray
     finally:
@@ -159,8 +137,7 @@ def _ray(address: str | None) -> Iterator[Any]:
 
 def _pack_one(jobs: list[Any], part: Part) -> tuple[int, int]:
     """Pack a part, in a task; return its samples and rejects."""
-    recipes, format, dst, folder, paths, remote, settings = _job_of(jobs[0])
-    check_visible(paths)
+    recipes, format, dst, folder, remote, settings = _job_of(jobs[0])
     os.chdir(folder)  # of the driver: sources may be relative to it
     if get_defaults() != remote:
         set_defaults(**remote)
@@ -179,14 +156,6 @@ def _job_of(job: Any) -> Any:
     return ray.get(job)
 
 
-def check_visible(paths: Sequence[str]) -> None:
-    """Raise PackError where a node lacks a path of the driver: a part would be packed without its source."""
-    for path in paths:
-        if not os.path.exists(path):
-            hint = "Choose a folder that all nodes mount at the same path"
-            raise PackError(f"node {platform.node()} does not see it", path, hint)
-
-
 def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> int:
     """Pack all parts; return how many samples that made."""
     task = ray.remote(_pack_one).options(num_cpus=cores, max_retries=_MAX_RETRIES)
@@ -198,8 +167,7 @@ def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> in
             ended, _ = ray.wait([*running], timeout=_WAIT_S)
             for each in ended:
                 samples, rejects = _result(ray, each, Part(running.pop(each), of))
-                packed += samples
-                rejected += rejects
+                packed, rejected = packed + samples, rejected + rejects
                 progress.advance(rejected, samples)
             if _most_cores(ray) >= cores:
                 had_room = time.monotonic()
@@ -219,8 +187,7 @@ def _result(ray: Any, task: Any, part: Part) -> tuple[int, int]:
         raise error.cause from error
     except ray.exceptions.RayError as error:
         what = f"the worker of part {part} was lost {_MAX_RETRIES + 1} times"
-        said = str(error).splitlines()[0]
-        hint = f"Ray says: {said}. More memory, or more and smaller parts, may help"
+        hint = f"Ray says: {str(error).splitlines()[0]}. More memory, or smaller parts, may help"
         raise PackError(what, part.name, hint) from error
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from loaders.remote.url import is_url
 from packdata.packing.engine import pack_recipes
 from packdata.packing.outside import check_outside
-from packdata.parts.local import pack_part, pack_whole
+from packdata.parts.making import pack_part
 from packdata.parts.part import Part, in_order
 from packdata.sources.fetched import drop_copies
 
@@ -70,9 +69,6 @@ def _pack_plan(plan: SourcePlan, dst: Path | str, settings: PackSettings) -> Sum
     about: Any = {"format": plan.format, "is_unchanged": plan.is_unchanged, **settings}
     if part is not None:
         return pack_part(recipes, dst, Part.parse(part), **about)
-    pack = pack_whole if is_url(dst) else pack_recipes
-    summary = pack(recipes, dst, **about)
-    if not summary.datasets:  # all was there
-        return summary
+    summary = pack_recipes(recipes, dst, **about)
     notes = (*summary.notes, *plan.notes(summary))
     return replace(summary, notes=notes, amount=plan.amount(summary))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
-from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.commandline import Command, show
-from loaders.data.manifest import read_manifest
 from loaders.errors import ManifestError
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
@@ -29,18 +26,13 @@ from packdata.commands.common import (
 )
 from packdata.describe import counted
 from packdata.options import add_options, parse_path, parse_size, parse_source
-from packdata.packing.shards import DEFAULT_SHARD_BYTES
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from loaders.commandline import Parser
     from loaders.data.manifest import Manifest
-    from packdata.packed.edit import CopyOptions
-
-    Note = Callable[[str], object]
 
 
 def _add_writing(parser: Parser) -> None:
@@ -53,48 +45,26 @@ def _add_writing(parser: Parser) -> None:
 
 
 def _copy(args: argparse.Namespace) -> int:
-    from packdata.packed.edit import CopyOptions
+    from packdata.packed.edit import CopyOptions, copy_dataset
 
     with usage_errors(args, schema=True):
         options = CopyOptions(**{f.name: getattr(args, f.name) for f in fields(CopyOptions)})
     notes: list[str] = []
-    with usage_errors(args, schema=False):
-        write = _send if is_url(args.dst) else _write_copy
-        manifest = write(args, args.dst, options, notes.append)
-    show_made(args, args.dst, manifest)
-    show_notes(notes)
-    return 0
-
-
-def _write_copy(args: argparse.Namespace, dst: Path, options: CopyOptions, note: Note) -> Manifest:
-    from packdata.packed.edit import copy_dataset
-
-    with Meter("writing", "samples") as meter:
-        return copy_dataset(
+    with usage_errors(args, schema=False), Meter("writing", "samples") as meter:
+        manifest = copy_dataset(
             args.src,
-            dst,
+            args.dst,
             options,
             format=args.format,
             shard_bytes=args.shard_bytes,
             overwrite=args.overwrite,
             workers=args.workers,
             tick=meter.tick,
-            note=note,
+            note=notes.append,
         )
-
-
-def _send(args: argparse.Namespace, url: Path, options: CopyOptions, note: Note) -> Manifest:
-    """Send a dataset as it is, or what is made of it."""
-    from loaders.data.view import open_view
-    from packdata.packed.combine import upload
-    from packdata.packed.edit import CopyOptions
-    from packdata.packed.rewrite import format_of
-
-    is_same = options == CopyOptions() and args.shard_bytes == DEFAULT_SHARD_BYTES
-    if is_same and args.format in (None, format_of(open_view(args.src))):
-        with Meter("sending", "bytes", read_manifest(args.src).size_bytes) as meter:
-            return upload(args.src, url, overwrite=args.overwrite, tick=meter.tick, note=note)
-    return _write_copy(args, url, options, note)
+    show_made(args, args.dst, manifest)
+    show_notes(notes)
+    return 0
 
 
 def _add_copy(parser: Parser) -> None:
@@ -192,27 +162,16 @@ def _join(how: str, names: Sequence[str], args: argparse.Namespace) -> int:
     from packdata.packed import combine
 
     join: Callable[..., Manifest] = getattr(combine, how)
-    linked: list[Path] = []
     notes: list[str] = []
     options: dict[str, Any] = {name: getattr(args, name) for name in names}
-    options |= {"link": not args.no_link, "on_link": linked.append, "note": notes.append}
+    options |= {"link": not args.no_link, "note": notes.append}
     try:
-        with Meter("sending", "bytes") if is_url(args.dst) else nullcontext() as meter:
-            options |= {} if meter is None else {"tick": meter.tick}
-            manifest = join(args.dst, args.src, **options)
+        manifest = join(args.dst, args.src, **options)
     except ManifestError as error:
         if not is_url(args.src[0]) and not os.path.lexists(args.src[0]):
             error.add_note(f"the target comes last, and is {args.dst} here")
         raise
-    show_made(args, args.dst, manifest, num_linked=len(linked))
-    if linked and not args.json:
-        num = len(linked)
-        what = (
-            f"{num:,} shards are hard links and were"
-            if num > 1
-            else "1 shard is a hard link and was"
-        )
-        show(f"{what} not verified: packdata verify {shlex.quote(str(args.dst))}")
+    show_made(args, args.dst, manifest)
     show_notes(notes)
     return 0
 

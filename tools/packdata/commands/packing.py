@@ -229,7 +229,7 @@ def show_result(args: argparse.Namespace, result: SourcePlan | Summary) -> int:
 
 
 def _finish(args: argparse.Namespace) -> int:
-    from packdata.parts.local import finish
+    from packdata.parts.joining import finish
 
     with usage_errors(args, schema=False):
         summary = finish(args.dst, overwrite=args.overwrite, delete_old=args.delete_old)

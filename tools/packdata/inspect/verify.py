@@ -16,8 +16,8 @@ from loaders.errors import ManifestError, ShardError
 from loaders.schema import Field, Text
 from loaders.system.limits import usable_cores
 from packdata.describe import counted
-from packdata.packing.links import file_fault, size_fault
 from packdata.packing.pool import OrderedPool
+from packdata.packing.store import size_fault
 from packdata.sources.names import repeated
 
 if TYPE_CHECKING:
@@ -118,8 +118,11 @@ def verify(
     with OrderedPool(check, workers) as pool:
         faults = [fault for found in pool.map(manifest.shards) for fault in found]
     for name, expected in manifest.schema.files.items():
-        if (differs := file_fault(folder / name, expected)) is not None:
-            faults.append(Fault(name, differs))
+        path = folder / name
+        if not path.is_file():
+            faults.append(Fault(name, "missing"))
+        elif (digest := hash_file(path)) != expected:
+            faults.append(Fault(name, f"its xxh3-128 is {digest}, the schema says {expected}"))
     if not faults and not quick:
         faults += _duplicate_keys(folder)
     known = _OWN_FILES | {shard.file for shard in manifest.shards} | set(manifest.schema.files)
@@ -131,7 +134,7 @@ def verify(
 def _check_shard(
     path: Path, info: ShardInfo, manifest: Manifest, quick: bool, decode: bool
 ) -> list[Fault]:
-    if (what := size_fault(path, info)) is not None:
+    if (what := size_fault(path, info.size_bytes)) is not None:
         return [Fault(info.file, what)]
     try:
         digest = hash_file(path)

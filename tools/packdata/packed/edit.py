@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from loaders.data.manifest import read_manifest
 from loaders.data.view import open_view
 from loaders.errors import SchemaError, SourceError
+from loaders.remote.url import is_url
 from loaders.schema import PICTURE_CODECS
 from packdata.describe import counted
 from packdata.options import changed, check_options, opt, parse_names
 from packdata.packed.content import ViewContent, check_no_stream, written_fields
 from packdata.packed.recode import RecodeOptions
 from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
-from packdata.packed.where import matching, parse_condition
+from packdata.packed.where import matching
 from packdata.packing.outside import check_outside
 from packdata.packing.provenance import origin_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
@@ -65,8 +67,6 @@ class CopyOptions:
     def __post_init__(self) -> None:
         check_options(self)
         self.recoding()  # checks what it is made of
-        if self.where is not None:
-            parse_condition(self.where)
         kept = self.fields
         if kept is not None and not 0 < len(set(kept)) == len(kept):
             what = "each field can be kept once, and one must be"
@@ -118,5 +118,9 @@ def copy_dataset(
     format = format or format_of(view)
     written = WriteOptions(format, shard_bytes, overwrite, tick=tick, note=note)
     command = plan_of("copy", [view], **asked, format=format, shard_bytes=shard_bytes)
-    dataset = Written(ViewContent(chosen, schema, recoders, workers=workers), provenance)
+    content, whole = ViewContent(chosen, schema, recoders, workers=workers), None
+    is_same = options == CopyOptions() and format == format_of(view)
+    if is_same and is_url(dst) and shard_bytes == DEFAULT_SHARD_BYTES:  # sent as it is
+        provenance, whole = dict(read_manifest(src).provenance), view.whole_shards
+    dataset = Written(content, provenance, whole)
     return write_datasets(dst, command, {"": dataset}, written)[""]

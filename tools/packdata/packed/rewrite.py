@@ -6,13 +6,17 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from loaders.data.shards import FileShard
 from loaders.errors import PackError
-from loaders.remote.url import URL
+from loaders.remote.origin import origin_of as origin_at
+from loaders.remote.url import is_url
+from loaders.system.regular import read_regular
 from packdata.bucket import target_at
 from packdata.packing.journal import Reached, flatten_plan
 from packdata.packing.packing import Packing
-from packdata.packing.provenance import PACKER
+from packdata.packing.provenance import PACKER, PLAN
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
@@ -21,12 +25,7 @@ from packdata.packing.shards import (
     check_shard_options,
     shard_format,
 )
-from packdata.packing.store import store_of
-from packdata.packing.summary import summarize
 from packdata.packing.target import digest_of
-from packdata.parts.local import finish, make_part
-from packdata.parts.part import Part
-from packdata.parts.stored import manifests_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +33,8 @@ if TYPE_CHECKING:
 
     from loaders.data.manifest import Manifest
     from loaders.data.view import View
+    from loaders.schema import Schema
     from packdata.packed.content import Content
-    from packdata.packing.links import OnLink
-    from packdata.packing.summary import Summary
-    from packdata.packing.upload import ShardSender
 
     Note = Callable[[str], object]
 
@@ -49,10 +46,9 @@ class WriteOptions:
     format: Format = "lmdb"  # format of the shards
     shard_bytes: int = DEFAULT_SHARD_BYTES  # a shard ends with the sample that reaches this size
     overwrite: bool = False  # replace a dataset that is there
-    link: bool = True  # link whole shards, as ``packdata.packing.links.stage_whole`` does
+    link: bool = True  # link whole shards, where the file system has links
     # Called with the number of samples written since the last call.
     tick: Callable[[int], object] = int
-    on_link: OnLink = str  # called with each shard that was linked
     # Called with what is no error and deserves a look, such as that all was done before.
     note: Note = str
 
@@ -66,7 +62,7 @@ class Written:
 
     content: Content
     provenance: Mapping[str, Any]  # JSON for the manifest: what it is made from
-    # Shards that hold just these samples, to be used as they are.
+    # Shards that hold just these samples, to be used as they are: of a dataset that is written alone.
     whole: Sequence[FileShard] | None = None
 
 
@@ -91,58 +87,48 @@ def write_datasets(
 ) -> dict[str, Manifest]:
     """Write samples as packed datasets, by their folder below ``dst``; all of them appear, or none.
 
-    Killed, the same command continues: ``plan`` (``plan_of``) tells it from others. At a URL shards are sent when they
-    are finished, as those of a packing of one part.
+    Killed, the same command continues: ``plan`` (``plan_of``) tells it from others.
 
     Raises:
         PackError: A target is taken or cannot be written, or there are no samples.
         RemoteError: The store does not answer, or refuses.
     """
-    place = target_at(dst)
-    if isinstance(place, URL):
-        return _send_datasets(place, plan, datasets, options)
-    packing = Packing(place, list(datasets), plan, overwrite=options.overwrite, kind="command")
-    with packing:
+    place, folders, overwrite, link = target_at(dst), [*datasets], options.overwrite, options.link
+    with Packing(place, folders, plan, kind="command", overwrite=overwrite, link=link) as packing:
         if packing.is_published:
             options.note(f"{place}: {packing.why_finished}")
             return packing.manifests()
-        _write_all(packing, datasets, options)
+        for folder, each in datasets.items():
+            # It has what the schema names besides shards.
+            source = next(iter(each.content.view.folders), None)
+            packing.stage_files(folder, files_beside(each.content.schema, source))
+            if each.whole is not None:
+                provenance = {**each.provenance, PLAN: digest_of(plan)}
+                schema, tick = each.content.schema, options.tick
+                made = packing.publish_whole(schema, provenance, each.whole, tick=tick)
+                return {folder: made}
+            _write_content(packing, folder, each.content, options)
+        packing.publish({f: (w.content.schema, w.provenance) for f, w in datasets.items()})
         return packing.manifests()
 
 
-def _send_datasets(
-    dst: URL,
-    plan: Mapping[str, str],
-    datasets: Mapping[str, Written],
-    options: WriteOptions,
-) -> dict[str, Manifest]:
-    folders = list(datasets)
+def files_beside(schema: Schema, source: Path | None) -> dict[str, bytes]:
+    """Return the files that a schema names, from a dataset that has them.
 
-    def make(own: Path, sender: ShardSender | None) -> Summary:
-        # What a killed command has left here of other sources is dropped.
-        with Packing(own, folders, plan, overwrite=True, kind="part", sender=sender) as packing:
-            _write_all(packing, datasets, options)
-            return summarize(packing, folders, 0.0, 0)
-
-    make_part(dst, Part(0, 1), plan, folders, make, overwrite=options.overwrite)
-    done = finish(dst, overwrite=options.overwrite, digest=digest_of(plan))
-    for text in done.notes:
-        options.note(f"{dst}: {text}")
-    there = manifests_below(store_of(dst))
-    return {folder: there[folder] for folder in folders}
-
-
-def _write_all(packing: Packing, datasets: Mapping[str, Written], options: WriteOptions) -> None:
-    for folder, each in datasets.items():
-        if each.whole is None:
-            _write_content(packing, folder, each.content, options)
-        else:
-            link, on_link = options.link, options.on_link
-            packing.take_whole(folder, each.whole, link=link, on_link=on_link)
-        # It has what the schema names besides shards.
-        source = next(iter(each.content.view.folders), None)
-        packing.copy_files(folder, each.content.schema, source)
-    packing.publish({f: (each.content.schema, each.provenance) for f, each in datasets.items()})
+    Raises:
+        PackError: One is missing or damaged.
+    """
+    found = dict[str, bytes]()
+    for name, digest in schema.files.items():
+        data = b""
+        if source is not None:
+            file = origin_at(source).small_file(name) if is_url(source) else source / name
+            data = read_regular(file) if file.is_file() else b""
+        if xxhash.xxh3_128_hexdigest(data) != digest:
+            what = f"the file {name} is missing, or not the one that the manifest names"
+            raise PackError(what, source or name, "Copy it from a backup")
+        found[name] = data
+    return found
 
 
 def _write_content(packing: Packing, folder: str, content: Content, options: WriteOptions) -> None:

@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from loaders.data.view import View
     from loaders.schema import Field
 
-_MAX_CHARS, _MAX_DEPTH = 10_000, 100
 _SEVERAL = (ast.Tuple, ast.List, ast.Set)
 # Texts in quotes, which stay as they are, or a name in backticks.
 _QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|`([^`]+)`")
-_LONE_EQUALS = re.compile(r"(?<![=<>!:])=(?!=)")
 _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -57,80 +55,25 @@ def matching(view: View, condition: str) -> npt.NDArray[np.bool_]:
     Raises:
         SchemaError: It is not such an expression, names what is not there, or compares what is never equal.
     """
-    tree, names = parse_condition(condition)
-    found = _Condition(view, condition, names).mask(tree)
-    return np.array(np.broadcast_to(found, len(view)), bool)
-
-
-def parse_condition(expression: str) -> tuple[ast.expr, dict[str, str]]:
-    """Return the syntax of a condition, and what its placeholders stand for: names in backticks.
-
-    Raises:
-        SchemaError: It is no condition, whatever fields there are.
-    """
-    if len(expression) > _MAX_CHARS:
-        raise SchemaError(f"the condition has {len(expression)} characters, at most {_MAX_CHARS}")
     names: dict[str, str] = {}
 
     def placeholder(match: re.Match[str]) -> str:
         if match[1] is None:
             return match[0]
         word = f"_{len(names)}"
-        while word in expression:
+        while word in condition:
             word += "_"
         names[word] = match[1]
         return word
 
     try:
-        tree = ast.parse(_QUOTED.sub(placeholder, expression).strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise SchemaError(f"the condition {expression!r} {_why_not(expression, error)}") from error
-    level: list[ast.AST] = [tree]
-    for _ in range(_MAX_DEPTH):
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
-    if level:
-        raise SchemaError(f"the condition {expression!r} is nested too deeply")
-    _check_test(tree, expression)
-    return tree, names
-
-
-def _why_not(expression: str, error: Exception) -> str:
-    if _LONE_EQUALS.search(_QUOTED.sub("", expression)):
-        return "has a single '=': use '==' to compare"
-    return f"cannot be read ({error.msg if isinstance(error, SyntaxError) else error})"
-
-
-def _check_test(node: ast.expr, expression: str) -> None:
-    """Raise SchemaError for syntax that no condition has."""
-    match node:
-        case ast.BoolOp(values=tests):
-            inner, check = tests, _check_test
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            inner, check = [operand], _check_test
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            if any(isinstance(op, ast.Is | ast.IsNot) for op in ops):
-                raise SchemaError(f"the condition {expression!r} uses 'is': use '=='")
-            inner, check = [left, *others], _check_operand
-        case _:
-            inner, check = [node], _check_operand
-    for each in inner:
-        check(each, expression)
-
-
-def _check_operand(node: ast.expr, expression: str) -> None:
-    match node:
-        case ast.Constant(value=int() as number) if number >= 2**64:
-            raise SchemaError(f"the condition {expression!r} has a number beyond 64 bits")
-        case ast.Name() | ast.Constant(value=bool() | int() | float() | str()):
-            return
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) as operand):
-            _check_operand(operand, expression)
-            return
-    if not isinstance(node, _SEVERAL):
-        what = f"the condition may not contain {ast.unparse(node)!r}"
-        raise SchemaError(f"{what}: it takes comparisons, and, or, not, in, names and literals")
-    for element in node.elts:
-        _check_operand(element, expression)
+        tree = ast.parse(_QUOTED.sub(placeholder, condition).strip(), mode="eval").body
+        found = _Condition(view, names).mask(tree)
+    except SchemaError as error:
+        raise SchemaError(f"the condition {condition!r} does not fit: {error}") from error
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise SchemaError(f"the condition {condition!r} cannot be read: {error}") from error
+    return np.array(np.broadcast_to(found, len(view)), bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +83,14 @@ class _Operand:
     said: str  # as the condition has it
     kind: Literal["number", "text", "multi-label"]
     values: Any
-    field: Field | None = None  # of a column
     words: tuple[str, ...] | None = None  # the classes or categories of a column
-    scale: tuple[float, float, str] | None = (
-        None  # mean, deviation and dtype of a standardized column
-    )
+    # Mean, deviation and dtype of a standardized column.
+    scale: tuple[float, float, str] | None = None
 
 
 @dataclass(frozen=True)
 class _Condition:
     view: View
-    expression: str
     names: dict[str, str]  # by placeholder
 
     def mask(self, node: ast.expr) -> Any:
@@ -167,68 +107,25 @@ class _Condition:
                     operator.and_, (self._compare(a, op, b) for (a, b), op in pairs)
                 )
         one = self._operand(node)
-        nothing = _Operand("", one.kind, "" if one.kind == "text" else 0)
-        return self._equal(one, ast.NotEq(), nothing)
+        return _equal(one, ast.NotEq(), _Operand("", one.kind, "" if one.kind == "text" else 0))
 
     def _compare(self, one: ast.expr, op: ast.cmpop, other: ast.expr) -> Any:
         if isinstance(op, ast.In | ast.NotIn):
             found = self._is_in(one, other)
             return np.logical_not(found) if isinstance(op, ast.NotIn) else found
-        return self._equal(self._operand(one), op, self._operand(other))
+        return _equal(self._operand(one), op, self._operand(other))
 
     def _is_in(self, one: ast.expr, other: ast.expr) -> Any:
         left = self._operand(one)
         if isinstance(other, _SEVERAL):
-            elements = map(self._operand, other.elts)
-            found = (self._equal(left, ast.Eq(), each) for each in elements)
+            found = (_equal(left, ast.Eq(), self._operand(each)) for each in other.elts)
             return functools.reduce(operator.or_, found, np.False_)
         right = self._operand(other)
         if right.kind == "multi-label" and isinstance(left.values, str):
             return right.values[:, _number_of(left.values, right)] != 0
         if right.kind != "text" or left.kind != "text":
-            raise self._misfit(f"{left.said} in {right.said}: these two cannot be compared")
+            raise SchemaError(f"{left.said} in {right.said} cannot be compared")
         return _CONTAINS(right.values, left.values).astype(bool)
-
-    def _equal(self, one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
-        """Compare two operands, the one as the other is stored."""
-        if "multi-label" in (one.kind, other.kind):
-            named = one if one.kind == "multi-label" else other
-            example = f"{(named.words or ('',))[0]!r} in {named.said}"
-            raise self._misfit(f"{named.said} is a multi-label: use {example}")
-        left, right = self._fitted(one, op, other), self._fitted(other, op, one)
-        with np.errstate(invalid="ignore", over="ignore"):
-            return np.asarray(_COMPARE[type(op)](left, right), bool)
-
-    def _fitted(self, one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
-        """Return the values of an operand as they are stored in the column that they are compared with."""
-        if isinstance(one.values, str) and other.words is not None:
-            if other.kind == "text":
-                if one.values:  # "" is what is missing
-                    _number_of(one.values, other)
-                return one.values
-            if isinstance(op, _ORDER):
-                hint = "use == and in, or the numbers of classes with < and >"
-                raise self._misfit(f"names of classes, such as {one.said}, have no order: {hint}")
-            return _number_of(one.values, other)
-        is_class = isinstance(other.values, str) and one.words is not None
-        if one.kind != other.kind and not is_class:
-            literal = next((each.values for each in (one, other) if each.field is None), None)
-            hint = f": use {str(literal)!r}" if isinstance(literal, int | float) else ""
-            what = f"{one.said} is a {one.kind}, {other.said} is a {other.kind}{hint}"
-            raise self._misfit(what)
-        if other.scale is None or one.scale == other.scale:
-            return one.values
-        if one.scale is not None:
-            what = (
-                f"{one.said} and {other.said} are standardized, each by its own mean and deviation"
-            )
-            raise self._misfit(f"{what}: compare them with numbers")
-        mean, std, dtype = other.scale
-        with np.errstate(over="ignore", invalid="ignore"):
-            return standardized(np.asarray(one.values, np.float64), mean, std).astype(dtype)
-
-    def _misfit(self, what: str) -> SchemaError:
-        return SchemaError(f"the condition {self.expression!r} does not fit: {what}")
 
     def _operand(self, node: ast.expr) -> _Operand:
         said = ast.unparse(node)
@@ -239,9 +136,10 @@ class _Condition:
                 return _Operand(said, "text", text)
             case ast.Constant(value=int() | float() as number):
                 return _Operand(said, "number", number)
-            case ast.UnaryOp(operand=ast.Constant(value=int() | float() as number)):
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
                 return _Operand(said, "number", -number)
-        raise self._misfit(f"{said} stands where one value does")
+        what = "it takes comparisons, and, or, not, in, names and literals"
+        raise SchemaError(f"unexpected {said!r}; {what}")
 
     def _column(self, name: str) -> _Operand:
         """Read what a condition names."""
@@ -251,31 +149,65 @@ class _Condition:
             field, column = view.schema.fields[place[0]], place[1]
         if field is None or not _has_one_value(field, place is not None):
             fields = [n for n, f in view.schema.fields.items() if _has_one_value(f, False)]
-            known = [*fields, *column_names(view.schema)]
-            what = (
-                f"there is no field {name!r}" if field is None else f"{name!r} has no single value"
-            )
-            listed = ", ".join(dict.fromkeys(known)) or "nothing here"
-            raise SchemaError(f"{what}{did_you_mean(name, known)}; a condition can name {listed}")
+            known = [*dict.fromkeys([*fields, *column_names(view.schema)])]
+            what = f"no field {name!r} of one value{did_you_mean(name, known)}"
+            raise SchemaError(f"{what}; there is {', '.join(known) or 'none'}")
         if isinstance(field, Text):
-            texts = [
-                view.decode(i, name, record[name])
-                for i, record in enumerate(view.all_records(name))
-            ]
-            return _Operand(name, "text", _as_objects(texts), field)
+            records = enumerate(view.all_records(name))
+            texts = [view.decode(i, name, record[name]) for i, record in records]
+            return _Operand(name, "text", _as_objects(texts))
         values = view.column(name)
         if isinstance(field, MultiLabel):
-            return _Operand(name, "multi-label", values, field, field.classes)
+            return _Operand(name, "multi-label", values, field.classes)
         values = values.reshape(-1)
         if isinstance(field, Categories):
             words = field.vocabularies[column]
             numbers = np.where(values <= len(words), values, 0)
-            return _Operand(name, "text", _as_objects(["", *words])[numbers], field, words)
+            return _Operand(name, "text", _as_objects(["", *words])[numbers], words)
         if isinstance(field, Features) and field.standardized:
             scale = (field.mean[column], field.std[column], field.dtype)
-            return _Operand(name, "number", values, field, scale=scale)
-        words_of = field.classes if isinstance(field, Label) else None
-        return _Operand(name, "number", values, field, words_of)
+            return _Operand(name, "number", values, scale=scale)
+        return _Operand(
+            name, "number", values, field.classes if isinstance(field, Label) else None
+        )
+
+
+def _equal(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
+    """Compare two operands, each as the other is stored."""
+    for each in (one, other):
+        if each.kind == "multi-label":
+            raise SchemaError(
+                f"{each.said} is a multi-label: use {(each.words or ('',))[0]!r} in it"
+            )
+    if type(op) not in _COMPARE:
+        raise SchemaError("'is' compares nothing that is stored: use '=='")
+    left, right = _fitted(one, op, other), _fitted(other, op, one)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(_COMPARE[type(op)](left, right), bool)
+
+
+def _fitted(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
+    """Return the values of an operand as they are stored in the column that they are compared with."""
+    if isinstance(one.values, str) and other.words is not None:
+        if other.kind == "text":
+            if one.values:  # "" is what is missing
+                _number_of(one.values, other)
+            return one.values
+        if isinstance(op, _ORDER):
+            raise SchemaError(f"names of classes, such as {one.said}, have no order: use numbers")
+        return _number_of(one.values, other)
+    is_class = isinstance(other.values, str) and one.words is not None
+    if one.kind != other.kind and not is_class:
+        numbers = (each for each in (one.values, other.values) if isinstance(each, int | float))
+        hint = "".join(f": use {str(number)!r}" for number in numbers)
+        raise SchemaError(f"{one.said} is a {one.kind}, {other.said} is a {other.kind}{hint}")
+    if other.scale is None or one.scale == other.scale:
+        return one.values
+    if one.scale is not None:
+        raise SchemaError(f"{one.said} and {other.said} are standardized, each by its own scale")
+    mean, std, dtype = other.scale
+    with np.errstate(over="ignore", invalid="ignore"):
+        return standardized(np.asarray(one.values, np.float64), mean, std).astype(dtype)
 
 
 def _has_one_value(field: Field, is_column: bool) -> bool:

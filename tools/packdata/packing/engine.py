@@ -16,12 +16,12 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 from operator import attrgetter
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.system import opencv
+from packdata.bucket import target_at
 from packdata.describe import counted
 from packdata.packing.journal import Reached, Reject, flatten_plan
 from packdata.packing.packing import Packing
@@ -41,9 +41,10 @@ from packdata.recipe import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from packdata.packing.journal import Kind
-    from packdata.packing.upload import ShardSender
+    from packdata.packing.publish import ShardSender
     from packdata.recipe import Recipe, Records
 
 _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
@@ -109,7 +110,7 @@ def pack_recipes(
 
     Args:
         splits: (folder below ``dst``, recipe) each; "" is ``dst`` itself.
-        dst: A folder that is new or empty, or holds a packing or a dataset of the same splits.
+        dst: A URL, or a folder that is new or empty, or holds a packing or a dataset of the same splits.
         format: ``"lmdb"`` or ``"parquet"``.
         shard_bytes: A shard ends with the sample that brings its records to this size.
         workers: Threads that encode; None for all usable cores.
@@ -121,7 +122,7 @@ def pack_recipes(
         is_unchanged: Asked before publishing whether the source is still what the recipes listed.
         plan: Of recipes that are a part of a source, which may be empty and stays staged: what
             decides its output.
-        sender: Takes shards away when they are finished.
+        sender: Takes the shards of a part away when they are finished.
 
     Raises:
         SourceError: An item cannot be packed, and ``on_error`` is ``"fail"``.
@@ -131,7 +132,7 @@ def pack_recipes(
     """
     check_shard_options(format, shard_bytes)
     check_on_error(on_error)
-    began, dst, num_workers = time.monotonic(), Path(dst), check_workers(workers)
+    began, dst, num_workers = time.monotonic(), target_at(dst), check_workers(workers)
     folders = [folder for split, recipe in splits for folder in target_folders(split, recipe)]
     if not folders or len(set(folders)) != len(folders):
         raise ValueError(f"the splits must fill different folders, got {folders}")
@@ -142,8 +143,7 @@ def pack_recipes(
         run = _Run(packing, format, shard_bytes, num_workers, on_error, progress)
         run.check_rejects()
         if packing.is_published:
-            is_now = "nothing was read or written" if packing.was_there else "it is published now"
-            run.notes.append(f"everything was packed earlier: {is_now}")
+            run.notes.append(packing.why_finished)
         else:
             run.pack(splits, is_unchanged)
         firsts, seconds = counted_folders(splits), time.monotonic() - began

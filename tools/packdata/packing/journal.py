@@ -2,8 +2,7 @@
 
 ``DST/.packing/journal.jsonl`` is only ever appended to, one JSON object a line, each fsynced:
 
-1. The header: what decides the output (``plan``), and what an ``--overwrite`` will delete in the
-   end.
+1. The header: what decides the output (``plan``), and which datasets are made.
 2. ``{"part", "target", "items", "rows", "counts", "shard", "rejects"}``: a shard lies complete in the
    staging folder. ``items`` counts what its source had given up to and including it, ``rows`` the
    samples of the next item that it holds already; ``rejects`` are those since the line before, ``counts``
@@ -28,13 +27,14 @@ import xxhash
 from loaders.data.manifest import ShardInfo, publish_bytes
 from loaders.errors import PackError
 from loaders.system.regular import read_regular
+from loaders.text import printable_json
 from packdata.packing.lock import CLOEXEC
+from packdata.packing.target import JOURNAL_NAME as JOURNAL_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-JOURNAL_VERSION = 3
-JOURNAL_NAME = "journal.jsonl"
+JOURNAL_VERSION = 5
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message tells only that they differ
 _HASH = "xxh3:"
@@ -59,6 +59,19 @@ def named(rejects: Iterable[Reject]) -> list[tuple[str, str]]:
     return [(each.item, each.error) for each in rejects]
 
 
+def parse_rejects(data: bytes) -> list[tuple[str, str]]:
+    """Return (item, error) of each line of ``rejected.jsonl``."""
+    lines = map(json.loads, data.splitlines())
+    return [(line["item"], line["error"]) for line in lines]
+
+
+def rejects_bytes(rejects: Sequence[Reject]) -> bytes:
+    """Return what ``rejected.jsonl`` holds, escaped as the manifest is."""
+    lines = [json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects]
+    text = "".join(f"{printable_json(line)}\n" for line in lines)
+    return text.encode(errors="backslashreplace")
+
+
 @dataclass(frozen=True, slots=True)
 class JournalHeader:
     """What a packing was started with.
@@ -66,15 +79,17 @@ class JournalHeader:
     Attributes:
         plan: All that decides the output, flat: name to JSON text or its hash.
         kind: What is left of it where it ends early (``Kind``).
-        first: Number of the first shard, per target: 0, or how many a dataset has that is extended.
-        replaces: Fingerprint and files of the dataset that is there already, per target; the files
-            are deleted once the new one is published. No files: its shards stay, and come first.
+        folders: The datasets, by their folder.
     """
 
     plan: Mapping[str, str]
     kind: Kind = "packing"
-    first: Mapping[str, int] = field(default_factory=dict)
-    replaces: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)
+    folders: Sequence[str] = ()
+
+    @property
+    def is_kept(self) -> bool:
+        """True if an error leaves it."""
+        return self.kind in ("packing", "part")
 
     def to_json(self) -> dict[str, Any]:
         """Return the header as JSON types."""
@@ -82,8 +97,7 @@ class JournalHeader:
             "journal": JOURNAL_VERSION,
             "plan": dict(self.plan),
             "kind": self.kind,
-            "first": dict(self.first),
-            "replaces": dict(self.replaces),
+            "folders": list(self.folders),
         }
 
     def differences(self, plan: Mapping[str, str]) -> list[str]:
@@ -304,8 +318,7 @@ def _parse_header(raw: bytes, path: Path) -> JournalHeader | None:
         raise PackError(
             what, path.parent.parent, "Finish it with that release, or pass overwrite=True"
         )
-    replaces = {folder: (print_, files) for folder, (print_, files) in line["replaces"].items()}
-    return JournalHeader(line["plan"], line["kind"], line["first"], replaces)
+    return JournalHeader(line["plan"], line["kind"], tuple(line["folders"]))
 
 
 def _applies(line: Mapping[str, Any], exists: Callable[[str, ShardInfo], bool]) -> bool:

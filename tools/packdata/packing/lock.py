@@ -4,19 +4,42 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import PackError
-from loaders.system.regular import regular
+from packdata.packing.target import PACKING_NAME, make_folder, missing_folders
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 LOCK_NAME = "lock"
 CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # each where there is such
 # Windows locks bytes, which then cannot be read: none of those that the file has.
 _LOCK_AT = 1 << 30
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other commands out of a folder, which is made; it goes again if nothing came into it.
+
+    Raises:
+        PackError: Another process is packing into it.
+    """
+    made = missing_folders(folder)
+    try:
+        make_folder(folder)
+        lock = TargetLock(folder / PACKING_NAME / LOCK_NAME)
+        try:
+            yield
+        finally:
+            lock.path.unlink(missing_ok=True)
+            lock.release()
+    finally:
+        with suppress(OSError):  # something lies there
+            for path in (folder / PACKING_NAME, *made):
+                path.rmdir()
 
 
 class TargetLock:
@@ -69,29 +92,14 @@ class TargetLock:
             self._fd = -1
 
 
-def lock_owner(path: Path) -> str | None:
-    """Return which process holds the lock at a path, in words; None if it is free."""
-    try:
-        fd = regular(str(path), 0)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        _lock(fd, is_shared=True)
-    except BlockingIOError:
-        return _owner(fd)
-    finally:
-        os.close(fd)
-    return None
-
-
-def _lock(fd: int, *, is_shared: bool = False) -> None:
+def _lock(fd: int) -> None:
     """Lock a file until it is closed; BlockingIOError if another process has it."""
     try:
         import fcntl
     except ImportError:
         _lock_on_windows(fd)
     else:
-        fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _lock_on_windows(fd: int) -> None:

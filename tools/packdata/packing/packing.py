@@ -1,7 +1,8 @@
-"""Making datasets in a folder, all or nothing: staged first, published last, killed at any moment.
+"""Making datasets in a folder or at a URL, all or nothing: staged first, published last, killed at any moment.
 
-Everything unfinished lies in ``DST/.packing``: the lock, the journal, and the staged shards. Nothing else in DST
-is touched until every shard is complete; then ``publish.py`` makes datasets of them.
+Everything unfinished lies in ``DST/.packing``, of a URL in a folder below ``$TMPDIR``: the lock, the journal, and the
+staged shards. Until every shard is complete, nothing else in a folder is touched, and shards alone are sent to a URL;
+then ``publish.py`` makes datasets of them.
 """
 
 from __future__ import annotations
@@ -9,55 +10,53 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
-from loaders.data.manifest import (
-    Manifest,
-    ShardInfo,
-    publish_bytes,
-    read_manifest,
-    sync_folder,
-)
-from loaders.errors import PackError
-from loaders.system.regular import read_regular
+from loaders.data.manifest import Manifest, ShardInfo, publish_bytes, sync_folder
+from loaders.errors import ManifestError, PackError
+from loaders.remote.url import is_url
+from loaders.schema import Schema
+from packdata.claimed import claimed_folder, on_the_way
 from packdata.packing.disk import GO_ON, explained, write_staged
 from packdata.packing.journal import (
-    JOURNAL_NAME,
     Journal,
     JournalHeader,
     Kind,
     Reached,
     State,
     named,
+    parse_rejects,
+    rejects_bytes,
 )
-from packdata.packing.links import file_beside, file_fault, stage_whole
-from packdata.packing.lock import LOCK_NAME, TargetLock, lock_owner
+from packdata.packing.lock import LOCK_NAME, locked
 from packdata.packing.provenance import PLAN
-from packdata.packing.publish import Publication
-from packdata.packing.shards import SHARDS_AT_ONCE, Format, shard_name, stored_info
-from packdata.packing.store import FolderStore
+from packdata.packing.publish import (
+    ShardSender,
+    is_made,
+    is_there,
+    manifest_at,
+    name_at,
+    publish,
+    put_shards,
+    seen_at,
+    unnamed,
+)
+from packdata.packing.shards import SHARDS_AT_ONCE, Format, shard_format, shard_name, stored_info
+from packdata.packing.store import store_of
 from packdata.packing.target import (
+    JOURNAL_NAME,
     PACKING_NAME,
     PARTS_NAME,
     REJECTED_NAME,
-    check_unclaimed,
+    STAGED_NAME,
+    check_empty,
     digest_of,
-    files_of,
-    find_datasets,
-    is_there,
-    is_unfinished,
-    make_folder,
-    missing_folders,
-    rejects_at,
-    remove_unnamed,
+    other_datasets,
     size_of,
-    staged_at,
-    sync_made,
 )
-from packdata.packing.upload import is_made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,32 +64,32 @@ if TYPE_CHECKING:
 
     from loaders.data.columns import Column
     from loaders.data.shards import FileShard
-    from loaders.schema import Schema
-    from packdata.packing.links import OnLink
-    from packdata.packing.upload import ShardSender
+    from packdata.packing.publish import Seen, Tick
 
 MADE = "the same command made it earlier; nothing was written"
 FINISHED = "the same command was killed when it had made it; it was finished"
-_NOT_PACKED = "it cannot be packed into"
 
 
 class Packing:
-    """The making of datasets in one folder: its lock, its journal, and threads that write shards.
+    """The making of datasets at one place: its lock, its journal, and threads that write shards.
 
     Nothing is looked at or touched before ``with`` is entered.
 
     Args:
-        dst: The destination.
+        dst: The destination, a folder or a URL.
         folders: The datasets below it that will be filled; "" is the destination itself.
         plan: All that decides the output, flat (``flatten_plan``).
         overwrite: Replace the datasets that are there, and drop an unfinished packing of another
             plan.
         kind: What is left where it ends early. A ``command`` may share the destination with other datasets.
-        extend: The shards of the dataset that is there stay, and come first.
-        sender: Takes shards away when they are finished.
+        sender: Takes the shards of a part away when they are finished.
+        grows: The dataset that is there stays, and whole shards are added to it.
+        link: Link whole shards where the file system has links.
 
     Attributes:
-        was_there: True if the datasets are there already, made by the same plan, and nothing is to be done.
+        is_published: True once the datasets are there: on entering, if the same plan has made them.
+        is_continued: True if the same plan had begun, and was killed.
+        why_finished: What made them, where nothing was left to do.
         is_part: True of a part, which may be empty, and stays staged.
     """
 
@@ -102,23 +101,21 @@ class Packing:
         *,
         overwrite: bool = False,
         kind: Kind = "packing",
-        extend: bool = False,
         sender: ShardSender | None = None,
+        grows: bool = False,
+        link: bool = True,
     ) -> None:
         self.dst, self.folders = dst, tuple(folders)
-        self._sender = sender
         self._kind, self.is_part = kind, kind == "part"
-        self._overwrite, self._extend = overwrite, extend
-        self._plan = dict(plan)
+        self._overwrite, self._plan = overwrite, dict(plan)
+        self._digest, self._grows, self._link = digest_of(plan), grows, link
+        self._sender = sender
         self._journal: Journal | None = None
-        self._lock: TargetLock | None = None
         self._writers = ThreadPoolExecutor(SHARDS_AT_ONCE, "packdata-shard")
         self._under_way: deque[Future[None]] = deque()
         self._numbers: dict[str, Iterator[int]] = {}  # of the shards to come
-        self._is_closed = self._is_published = self.was_there = False
-        with self._explained(dst, _NOT_PACKED):
-            self._place = dst.absolute()  # the working folder may change before all is published
-        self._work = self._place / PACKING_NAME
+        self._open = ExitStack()
+        self.is_published, self.is_continued, self.why_finished = False, False, ""
 
     def __enter__(self) -> Self:
         """Lock the destination, and go on where the same plan ended: where it was killed while it published, finish.
@@ -126,46 +123,46 @@ class Packing:
         Raises:
             PackError: The target holds something else, is in use, or cannot be written.
         """
-        with self._explained(self.dst, _NOT_PACKED):
-            self.was_there = self._is_published = self._was_made_before()
-            if not self._is_published:
-                self._begin()
+        with self._explained("it cannot be packed into"), ExitStack() as opened:
+            if is_url(self.dst):
+                self._place = opened.enter_context(claimed_folder(str(self.dst)))
+                opened.enter_context(on_the_way(self._place, self.dst))
+                self._store = store_of(self.dst)
+            else:  # the working folder may change before all is published
+                self._place = self.dst.absolute()
+                self._store = store_of(self._place, link=self._link)
+            self._work = self._place / PACKING_NAME
+            self._begin(opened)
+            self._open = opened.pop_all()
         return self
 
-    def _begin(self) -> None:
-        self._check_no_parts()
+    def _begin(self, opened: ExitStack) -> None:
         if not self._work.exists():
-            check_unclaimed(self.dst)
-            self._existing()  # refuses before anything is created
-        self._created = missing_folders(self._place)
-        make_folder(self._place, self.dst)
-        try:
-            sync_made(self._created)
-            self._lock = TargetLock(self.dst / PACKING_NAME / LOCK_NAME)
-        except OSError:
-            self._remove_empty()
-            raise
-        try:
-            self._check_neighbours()
-            self._check_no_parts()  # some may have begun meanwhile
-            if self._has_parts():
-                shutil.rmtree(self._place / PARTS_NAME)
-            self._journal = self._open_journal()
-        except BaseException:
-            if not (self._work / JOURNAL_NAME).exists():
-                self._clean_up()
-            self._lock.release()
-            raise
+            if self._is_made():
+                self.why_finished = MADE
+                return
+            self._check_target()  # refuses before anything is made
+        opened.enter_context(locked(self._place))
+        for folder in filter(None, () if self.is_part or is_url(self.dst) else self.folders):
+            opened.enter_context(locked(self._place / folder))
+        opened.callback(self._leave)
+        if is_url(self.dst):
+            self._sender = opened.enter_context(ShardSender(self._store, stored_info))
+        opened.callback(partial(self._writers.shutdown, cancel_futures=True))
+        self._journal = self._open_journal()
+        if self.state.done is not None and not self.is_part:
+            self._publish_staged()
+            self.why_finished = FINISHED
+        elif self._is_made():
+            self.why_finished = FINISHED
+        elif self.state.done is None:
+            self._check_target()  # another may have been faster
 
-    @property
-    def is_published(self) -> bool:
-        """True once the target holds the datasets."""
-        return self._is_published
-
-    @property
-    def why_finished(self) -> str:
-        """Say what made the datasets, where nothing was left to do."""
-        return MADE if self.was_there else FINISHED
+    def _is_made(self) -> bool:
+        """Tell whether the datasets are there, as the same plan has made them."""
+        if not (self._overwrite or self._grows or self._kind in ("part", "writer")):
+            self.is_published = is_made(self._store, self.folders, self._digest)
+        return self.is_published
 
     @property
     def journal(self) -> Journal:
@@ -178,104 +175,51 @@ class Packing:
         """How far the packing has come."""
         return State() if self._journal is None else self._journal.state
 
-    def _explained(self, path: Path, what: str) -> AbstractContextManager[None]:
+    def _explained(self, what: str, path: Path | None = None) -> AbstractContextManager[None]:
         """Turn what the system says into a PackError; a command leaves nothing, and begins anew."""
         if self._kind == "command":
             return explained(self.dst)
-        return explained(path, what, GO_ON)
+        return explained(path or self.dst, what, GO_ON)
 
-    def _was_made_before(self) -> bool:
-        """Tell whether the datasets are there, as the same plan has made them."""
-        if self._overwrite or self._extend or self._kind == "writer" or is_unfinished(self._place):
-            return False
-        return is_made(FolderStore(self._place), self.folders, digest_of(self._plan))
-
-    def _has_parts(self) -> bool:
-        """Tell whether parts of another packing lie there."""
-        return not self.is_part and any((self._place / PARTS_NAME).glob("*"))
-
-    def _check_no_parts(self) -> None:
-        """Raise PackError for parts of another packing, which ``--overwrite`` drops."""
-        if self._has_parts() and not self._overwrite:
+    def _check_target(self) -> None:
+        """Raise PackError if something is there that is not to be replaced."""
+        if self.is_part:
+            return
+        if not self._overwrite and any(self._store.in_folder(PARTS_NAME)):
             hint = "Run 'packdata finish' to join them, or pass overwrite=True to drop them"
             raise PackError("parts of a packing lie there", self.dst, hint)
-
-    def _check_neighbours(self) -> None:
-        """Raise PackError if another command works in a folder above, or in one of the targets."""
-        check_unclaimed(self.dst)
-        for folder in filter(None, self.folders):
-            owner = lock_owner(self.dst / folder / PACKING_NAME / LOCK_NAME)
-            if owner is not None:
-                what, hint = f"{owner} is packing into it", "Wait for it, or stop it"
-                raise PackError(what, self.dst / folder, hint)
+        is_alone, overwrite = self._kind != "command", self._overwrite or self._grows
+        check_target(self.dst, self.folders, overwrite=overwrite, is_alone=is_alone)
 
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
-        begun = set(self.folders)
+        begun = {*self.folders}
         journal = Journal.open(self._work / JOURNAL_NAME, self._has_shard)
         if journal is not None:
-            try:
-                if self._can_go_on(journal):
-                    return journal
-            except BaseException:
-                journal.close()
-                raise
-            begun |= journal.header.first.keys()
+            was, differs = journal.header, journal.header.differences(self._plan)
+            if was.kind == self._kind != "writer" and not differs:
+                self.is_continued = True
+                return journal
             journal.close()
-            journal.path.unlink()
-        existing = self._existing()
+            if was.is_kept and journal.state.shards and not self._overwrite:
+                what = f"an unfinished packing there is another: {'; '.join(differs[:4])}"
+                hint = "Pass the same to continue it, or overwrite=True to drop it"
+                raise PackError(what, self.dst, hint)
+            begun.update(was.folders)
         self._clear()
-        for folder in begun:
-            remove_unnamed(self._place / folder)
-        there = existing if self._extend else {}
-        first = {f: len(there[f].shards) if f in there else 0 for f in self.folders}
-        header = JournalHeader(self._plan, self._kind, first, self._replaced(existing))
+        self._delete_unnamed(begun)
+        if not self.is_part:
+            parts = [each.name for some in self._store.below(PARTS_NAME) for each in some]
+            self._store.delete(*parts)
+            shutil.rmtree(self._place / PARTS_NAME, ignore_errors=True)
+        header = JournalHeader(self._plan, self._kind, self.folders)
         return Journal.create(self._work / JOURNAL_NAME, header)
 
-    def _can_go_on(self, journal: Journal) -> bool:
-        """Tell whether this packing continues the journal, or False if it is to be dropped.
-
-        What was killed while it published is finished first.
-
-        Raises:
-            PackError: It is of another packing, and still of use.
-        """
-        was, state = journal.header, journal.state
-        is_same = was.kind == self._kind != "writer" and not was.differences(self._plan)
-        if was.kind == "command" and not is_same:
-            if state.done is not None and (left := self._publication(journal)).is_published():
-                left.publish()  # its last step: files of what was replaced go
-            return False
-        if state.done is not None and was.kind != "part":
-            self._is_published = self._finish(journal) and is_same
-            return self._is_published
-        if is_same:
-            return was.replaces == self._replaced(self._existing())
-        if was.kind not in ("command", "writer") and not self._overwrite:
-            self._check_dropped(was, state)
-        return False
-
-    def _finish(self, journal: Journal) -> bool:
-        """Publish what a killed run has left complete; False if others took its place, and it may go."""
-        left = self._publication(journal)
-        try:
-            left.check_targets()
-        except PackError:
-            if not self._overwrite and journal.header.kind not in ("command", "writer"):
-                raise
-            return False
-        left.publish()
-        return True
-
-    def _check_dropped(self, was: JournalHeader, state: State) -> None:
-        """Raise PackError if something can still be made of the packing that is there."""
-        if self._kind == "command":
-            hint = "Run the same 'packdata' command again, it continues; or pass overwrite=True"
-            raise PackError("packing into it was not finished", self.dst, hint)
-        if state.shards:
-            what = f"an unfinished packing there is another: {'; '.join(was.differences(self._plan)[:4])}"
-            hint = "Pass the same to continue it, or overwrite=True to drop it"
-            raise PackError(what, self.dst, hint)
+    def _delete_unnamed(self, folders: set[str] | Sequence[str]) -> None:
+        """Delete shards that no manifest names, in a folder: of a command that was killed, or gave up."""
+        if not is_url(self.dst):
+            there = {folder: manifest_at(self._store, folder) for folder in folders}
+            self._store.delete(*unnamed(self._store, there))
 
     def _clear(self) -> None:
         """Remove what an ended process has left in our folder, but for the lock that we hold.
@@ -288,41 +232,19 @@ class Packing:
             elif path.name != LOCK_NAME:
                 path.unlink()
 
-    def _existing(self) -> dict[str, Manifest]:
-        """Return the datasets that would be replaced; PackError where that is not wanted."""
-        if self._kind == "command":
-            found = {folder: find_datasets(self.dst / folder, [""]) for folder in self.folders}
-            existing = {folder: there[""] for folder, there in found.items() if there}
-        else:
-            existing = find_datasets(self.dst, self.folders)
-        if existing and not self._overwrite and not self._extend:
-            raise is_there(self.dst / next(iter(existing)))
-        return existing
-
-    def _replaced(self, existing: Mapping[str, Manifest]) -> dict[str, tuple[str, list[str]]]:
-        """Return of each dataset that is there the fingerprint, and the files that go; none if it is extended."""
-        # Of other kinds our own takes its place.
-        rejects = [REJECTED_NAME] if self._kind == "command" else []
-        return {
-            folder: (there.fingerprint, [] if self._extend else [*files_of(there), *rejects])
-            for folder, there in existing.items()
-        }
-
     def _has_shard(self, folder: str, info: ShardInfo) -> bool:
-        staged, stored = self._staged(folder) / info.file, stored_info(info).file
-        if info.size_bytes in (size_of(staged), size_of(self._place / folder / stored)):
+        staged = self._staged(folder) / info.file
+        stored = self._place / folder / stored_info(info).file
+        if info.size_bytes in (size_of(staged), size_of(stored)):
             return True
         return self._sender is not None and self._sender.has(folder, staged, info)
 
     def _staged(self, folder: str) -> Path:
-        return staged_at(self._place, folder)
+        return self._work / STAGED_NAME / folder
 
     def _shown(self, path: Path) -> Path:
         """Return a path below the destination as messages name it: beginning as it was given."""
-        return self.dst / path.relative_to(self._place)
-
-    def _next_number(self, folder: str) -> int:
-        return self.journal.header.first[folder] + len(self.state.shards.get(folder, ()))
+        return path if is_url(self.dst) else self.dst / path.relative_to(self._place)
 
     def write(
         self,
@@ -345,8 +267,9 @@ class Packing:
             PackError: One before it could not be written.
         """
         self.wait(SHARDS_AT_ONCE - 1)
-        numbers = self._numbers.setdefault(folder, count(self._next_number(folder)))
-        path = self._staged(folder) / shard_name(next(numbers), format)
+        first = len(self.state.shards.get(folder, ()))
+        number = next(self._numbers.setdefault(folder, count(first)))
+        path = self._staged(folder) / shard_name(number, format)
         shard = partial(write_staged, path, columns, schema)
         before = [*self._under_way]
         self._under_way.append(
@@ -362,7 +285,7 @@ class Packing:
         before: Sequence[Future[None]],
     ) -> None:
         """Runs on the threads."""
-        with self._explained(self._shown(path), "the shard cannot be written"):
+        with self._explained("the shard cannot be written", self._shown(path)):
             info = shard()
             for earlier in before:  # the journal has shards in their order
                 earlier.result()
@@ -371,50 +294,13 @@ class Packing:
         if self._sender is not None:
             self._sender.send(folder, path, info)
 
-    def take_whole(
-        self,
-        folder: str,
-        shards: Sequence[FileShard],
-        *,
-        link: bool = True,
-        on_link: OnLink = str,
-    ) -> None:
-        """Bring whole shards to a target, those that it has already left out; see ``stage_whole``."""
-        staged, sender = self._staged(folder), self._sender
-        at_once = max(1, len(shards)) if sender is None else 1  # sent, a copy of each is deleted
-        for at in range(len(self.state.shards.get(folder, ())), max(1, len(shards)), at_once):
-            with self._explained(self._shown(staged), "the shard cannot be written"):
-                staged.mkdir(parents=True, exist_ok=True)
-                some, first = shards[at : at + at_once], self._next_number(folder)
-                infos = stage_whole(staged, some, first, link=link, on_link=on_link)
-                sync_folder(staged)
-                self.journal.append(*(Reached(0).shard_line(folder, info) for info in infos))
-            for info in infos:
-                if sender is not None:
-                    sender.send(folder, staged / info.file, info)
-
     def stage_files(self, folder: str, files: Mapping[str, bytes]) -> None:
         """Write the files that a target's schema names, for publishing beside its manifest."""
         for name, data in files.items():
             path = self._staged(folder) / name
-            with self._explained(self._shown(path), "it cannot be written"):
+            with self._explained("it cannot be written", self._shown(path)):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 publish_bytes(path, data)
-
-    def copy_files(self, folder: str, schema: Schema, source: Path | None) -> None:
-        """Stage what a schema names besides shards, from a dataset that has it.
-
-        Raises:
-            PackError: It has not.
-        """
-        for name, digest in schema.files.items():
-            if file_fault(self._place / folder / name, digest) is None:
-                continue
-            file = None if source is None else file_beside(source, name)
-            what = "no source has it" if file is None else file_fault(file, digest)
-            if what is not None or file is None:
-                raise PackError(f"its file {name} cannot be copied: {what}", source or self.dst)
-            self.stage_files(folder, {name: read_regular(file)})
 
     def wait(self, num: int = 0) -> None:
         """Return once no more than so many shards are under way; PackError if one cannot be written."""
@@ -424,80 +310,157 @@ class Packing:
     def end_split(self, reached: Reached) -> None:
         """Note that a split of the source is packed to its end."""
         self.wait()
-        with self._explained(self.dst / PACKING_NAME, "the journal cannot be written"):
+        with self._explained("the journal cannot be written"):
             self.journal.append(reached.end_line())
 
     def publish(self, contents: Mapping[str, tuple[Schema, Mapping[str, Any]]]) -> None:
         """Make datasets of the finished shards: per target its schema and provenance."""
         self.wait()
-        with self._explained(self.dst, "the dataset cannot be published"):
-            publication = self._publication(self.journal)
-            publication.check_targets()
-            is_known = not self._extend and self._kind not in ("part", "writer")
-            plan = {PLAN: digest_of(self._plan)} if is_known else {}
-            done = {
-                folder: {"schema": schema.to_json(), "provenance": {**provenance, **plan}}
-                for folder, (schema, provenance) in contents.items()
-            }
+        plan = {} if self._kind in ("part", "writer") else {PLAN: self._digest}
+        done = {
+            folder: {"schema": schema.to_json(), "provenance": {**provenance, **plan}}
+            for folder, (schema, provenance) in contents.items()
+        }
+        with self._explained("the dataset cannot be published"):
             self.journal.append({"done": done})
-            if not self.is_part:
-                publication.publish()
-            self._is_published = True
+            if self.is_part:
+                self.is_published = True
+            else:
+                self._publish_staged()
 
-    def _publication(self, journal: Journal) -> Publication:
-        return Publication(self.dst, self._place, journal)
+    def _publish_staged(self) -> None:
+        if self._sender is not None:
+            self._sender.wait()
+        manifests, overwrite = self.staged_manifests(), self._overwrite
+        seen = {f: seen_at(self._store, f, m, overwrite=overwrite) for f, m in manifests.items()}
+        for folder, manifest in manifests.items():
+            staged = self._staged(folder)
+            pairs = zip(self.state.shards.get(folder, ()), manifest.shards, strict=True)
+            left = [((staged / info.file).resolve, stored) for info, stored in pairs]
+            put_shards(self._store, folder, [pair for pair in left if pair[0]().exists()])
+            self._put_files(folder, manifest.schema)
+        self._publish(manifests, seen)
+
+    def _put_files(self, folder: str, schema: Schema) -> None:
+        for name in schema.files:
+            if (path := self._staged(folder) / name).exists():
+                self._store.put(name_at(folder, name), path)
+
+    def publish_whole(
+        self,
+        schema: Schema,
+        provenance: Mapping[str, Any],
+        shards: Sequence[FileShard],
+        *,
+        grown: tuple[Manifest, Seen] | None = None,
+        tick: Tick = int,
+    ) -> Manifest:
+        """Make a dataset of whole shards of others, in order, or add them to the one that is there.
+
+        Args:
+            schema: Its fields.
+            provenance: JSON.
+            shards: The shards.
+            grown: The manifest of the dataset that grows, and the mark of its file.
+            tick: As of ``put_shards``.
+        """
+        before = () if grown is None else grown[0].shards
+        infos = [
+            stored_info(each.info._replace(file=shard_name(n, shard_format(each.info.file))))
+            for n, each in enumerate(shards, len(before))
+        ]
+        manifest = Manifest(schema, (*before, *infos), provenance)
+        with self._explained("the dataset cannot be published"):
+            seen = grown and grown[1]
+            if grown is None:
+                seen = seen_at(self._store, "", manifest, overwrite=self._overwrite)
+            pairs = zip(shards, infos, strict=True)
+            put_shards(self._store, "", [(each.fetch, info) for each, info in pairs], tick)
+            for shard in shards:
+                shard.check_version()  # last: what replaces it from here on is not what was linked
+            self._put_files("", schema)
+            self._publish({"": manifest}, {"": seen})
+        return manifest
+
+    def _publish(self, manifests: Mapping[str, Manifest], seen: Mapping[str, Seen]) -> None:
+        rejects = dict.fromkeys(self.folders if self._kind == "command" else [""], b"")
+        if self._kind != "command":
+            rejects[""] = rejects_bytes(self.state.all_rejects)
+        publish(self._store, manifests, seen, {} if self._grows else rejects)
+        self.is_published = True
+
+    def staged_manifests(self) -> dict[str, Manifest]:
+        """Return what becomes of the finished shards, by its folder."""
+        return {
+            folder: Manifest(
+                Schema.from_json(content["schema"]),
+                tuple(map(stored_info, self.state.shards.get(folder, ()))),
+                content["provenance"],
+            )
+            for folder, content in (self.state.done or {}).items()
+        }
 
     def manifests(self) -> dict[str, Manifest]:
         """Return the manifest of each target, once it is published; of a part, what is staged of it."""
-        if self.is_part:
-            staged = self._publication(self.journal)
-            return {folder: staged.manifest(folder) for folder in self.state.done or {}}
-        return {folder: read_manifest(self._place / folder) for folder in self.folders}
+        if self.state.done is not None:
+            return self.staged_manifests()
+        there = {folder: manifest_at(self._store, folder) for folder in self.folders}
+        return {folder: each for folder, each in there.items() if each is not None}
 
     def rejected(self) -> list[tuple[str, str]]:
         """Return (item, error) of what was left out, also by the run that made what was there."""
-        if not self.was_there:
+        if self.state.done is not None or not self.is_published:
             return named(self.state.all_rejects)
-        return rejects_at(self._place)
+        return parse_rejects(self._store.read(REJECTED_NAME)[0] or b"")
 
-    def close(self) -> None:
-        """Wait for the shards under way, and leave what it takes to go on; may be called twice."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._writers.shutdown(wait=True, cancel_futures=True)
-        if self._journal is None or self._lock is None:
+    def _leave(self) -> None:
+        """Leave what it takes to go on."""
+        if self._journal is None:
             return
         self._journal.close()
+        is_kept = self._journal.header.is_kept and (self.is_part or not self.is_published)
+        if is_kept and (self.state.shards or self.state.done):
+            return
         with suppress(OSError):
-            if not self._is_worth_keeping():
-                self._clean_up()
-        self._lock.release()
+            if not self.is_published:
+                self._delete_unnamed(self.folders)
+            self._clear()
 
-    def _is_worth_keeping(self) -> bool:
-        if self.is_part:
-            return bool(self.state.shards or self.state.done)
-        if self._is_published:
-            return False
-        if self._kind == "packing" and self.state.shards:
-            return True
-        return self._kind != "command" and self.state.done is not None
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
 
-    def _clean_up(self) -> None:
-        if self._kind == "command":
-            for folder in self.folders:
-                remove_unnamed(self._place / folder)
-        self._clear()
-        (self._work / LOCK_NAME).unlink(missing_ok=True)
-        if self._is_published:
-            self._work.rmdir()
-        else:
-            self._remove_empty()
 
-    def _remove_empty(self) -> None:
-        with suppress(OSError):  # something else lies there by now
-            for folder in (self._work, *self._created):
-                folder.rmdir()
+def check_target(
+    dst: Path, folders: Sequence[str], *, overwrite: bool, is_alone: bool = True
+) -> None:
+    """Raise PackError if something is where datasets are to be made.
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    Args:
+        dst: The destination, a folder or a URL.
+        folders: The datasets below it.
+        overwrite: Datasets in these folders may be there: they are replaced.
+        is_alone: No other dataset may be below the destination.
+    """
+    there, store = [], store_of(dst)
+    for below in {"", *folders}:
+        try:
+            found = manifest_at(store, below)
+        except ManifestError as error:
+            what, hint = (
+                f"the dataset there cannot be replaced ({error.what})",
+                "Remove it yourself",
+            )
+            raise PackError(what, dst / below, hint) from error
+        if found is not None and below not in folders:
+            what = "another packed dataset is there"
+            raise PackError(what, dst / below, "Choose another place")
+        there += [] if found is None else [below]
+    if there and not overwrite:
+        raise is_there(dst / there[0])
+    if is_url(dst):
+        return
+    if is_alone and (others := [*other_datasets(dst, folders)]):
+        hint = "Datasets are replaced in the same places only: remove it, or choose another folder"
+        raise PackError("another packed dataset is there", others[0], hint)
+    if not there:
+        check_empty(dst, {*folders, *([""] if is_alone else [])})

@@ -1,142 +1,266 @@
-"""Publishing what is staged: a reader finds the old dataset or the new one, and dying in between costs neither.
+"""Publishing, in a folder or at a URL: shards first, under names that hold their hash; then the manifests are swapped.
 
-The shards are renamed into place, under names that hold their hash, the manifests are replaced, each in one step, and
-only after that the files of the dataset that was there before are deleted. The journal says by then that all is
-complete: each step may be repeated.
+1. A reader sees the old dataset or the new one: no shard is written over, and a manifest is replaced in one step.
+2. Killed, the same command does all of it again, and finds the shards that are there.
+3. In a folder, what the dataset before had goes after that. At a URL it stays: somebody may still read it.
+4. Of two who publish at one place: the manifest is put only in place of the one that was seen. It is
+   read again right before and after, as some stores ignore conditions.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import tempfile
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
-from loaders.data.manifest import (
-    MANIFEST_NAME,
-    Manifest,
-    manifest_bytes,
-    publish_bytes,
-    publish_file,
-    read_manifest,
-    sync_folder,
-)
-from loaders.errors import PackError
-from loaders.schema import Schema
-from packdata.packing.shards import stored_info
-from packdata.packing.target import (
-    REJECTED_NAME,
-    STORED_SHARD,
-    dataset_at,
-    files_of,
-    has_all,
-    missing_folders,
-    rejects_bytes,
-    staged_at,
-    sync_made,
-)
+from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
+from loaders.errors import ManifestError, PackError
+from loaders.remote.url import is_url
+from packdata.describe import counted
+from packdata.packing.provenance import PLAN
+from packdata.packing.target import REJECTED_NAME, STORED_SHARD
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from loaders.data.manifest import ShardInfo
-    from packdata.packing.journal import Journal
+    from packdata.packing.store import Store
+
+    Tick = Callable[[int], object]
+    Seen = dict[str, Any] | None
+
+_AT_ONCE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """What is staged below a folder, and becomes its datasets.
+def put_shards(
+    store: Store,
+    folder: str,
+    shards: Sequence[tuple[Callable[[], Path], ShardInfo]],
+    tick: Tick = int,
+) -> None:
+    """Bring the shards to a folder of a store that are not there yet, some at a time.
 
-    Attributes:
-        dst: The folder, as messages name it.
-        place: The same, absolute.
-        journal: Of the packing; it lists the finished shards.
+    Args:
+        store: The target.
+        folder: The folder of their dataset there.
+        shards: Of each what returns its file, and the shard as the manifest at the target is to list it.
+        tick: Called with the samples of each shard when it is there, on another thread.
+
+    Raises:
+        ShardError, ChecksumError: A shard is not what its info says, or does not arrive so.
+        PackError, RemoteError: The target cannot be written.
     """
 
-    dst: Path
-    place: Path
-    journal: Journal
+    def one(locate: Callable[[], Path], shard: ShardInfo) -> None:
+        store.put_shard(name_at(folder, shard.file), locate(), shard.size_bytes, shard.xxh3_128)
+        tick(shard.num_samples)
 
-    def check_targets(self) -> None:
-        """Raise PackError if publishing would cost what others have put there meanwhile."""
-        for folder in self.journal.header.first:
-            there = dataset_at(self.place / folder)
-            is_known = there is None or has_all(there, self._shards(folder))
-            if there is not None and not is_known and not self._is_replaced(folder, there):
-                what = "the dataset there changed while another was packed to take its place"
-                hint = "Pass overwrite=True to pack anew, and to replace it as it is"
-                raise PackError(what, self.dst / folder, hint)
+    if shards:
+        with ThreadPoolExecutor(_AT_ONCE, "upload") as pool:
+            for _ in pool.map(one, *zip(*shards, strict=True)):
+                pass
 
-    def is_published(self) -> bool:
-        """Tell whether the manifests are in place: by a run that was killed behind that."""
-        folders = self.journal.header.first
-        there = {folder: dataset_at(self.place / folder) for folder in folders}
-        return all(m is not None and has_all(m, self._shards(f)) for f, m in there.items())
 
-    def publish(self) -> None:
-        """Make the datasets, whose schemas and provenance the journal has."""
-        done = self.journal.state.done or {}
-        for folder in done:
-            self._stage_manifest(folder)
-        for folder in done:
-            self._rename_staged(folder)
-        self._publish_rejects()
-        for folder in done:
-            staged = staged_at(self.place, folder) / MANIFEST_NAME
-            if staged.exists():
-                publish_file(staged, self.place / folder / MANIFEST_NAME)
-        for folder in done:
-            kept = files_of(read_manifest(self.place / folder))
-            given_up = filter(STORED_SHARD.fullmatch, os.listdir(self.place / folder))
-            for name in {*self._to_delete(folder), *given_up}.difference(kept):
-                (self.place / folder / name).unlink(missing_ok=True)
+class ShardSender:
+    """Sends shards while others are packed. One that was sent is deleted here; an empty ``NAME.sent`` takes its place.
 
-    def manifest(self, folder: str, before: Sequence[ShardInfo] = ()) -> Manifest:
-        """Return what the manifest of a target is to be, with shards that come first."""
-        content = (self.journal.state.done or {})[folder]
-        shards = (*before, *self._shards(folder))
-        return Manifest(Schema.from_json(content["schema"]), shards, content["provenance"])
+    Args:
+        store: The target.
+        stored: Returns a shard as the manifest at the target is to list it.
+    """
 
-    def _shards(self, folder: str) -> list[ShardInfo]:
-        """Return the finished shards of a target, under the names that they get there."""
-        return [stored_info(shard) for shard in self.journal.state.shards.get(folder, ())]
+    def __init__(self, store: Store, stored: Callable[[ShardInfo], ShardInfo]) -> None:
+        self._store, self._stored = store, stored
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "upload")
+        self._sending: deque[Future[None]] = deque()
+        self._there: dict[str, dict[str, int]] = {}
 
-    def _is_replaced(self, folder: str, there: Manifest) -> bool:
-        """Tell whether the dataset at a target is the one that this one is to take the place of."""
-        replaced, _ = self.journal.header.replaces.get(folder, (None, ()))
-        return there.fingerprint == replaced
+    def send(self, folder: str, path: Path, shard: ShardInfo) -> None:
+        """Begin to send a shard, when few enough others are on their way.
 
-    def _to_delete(self, folder: str) -> Sequence[str]:
-        """Return the files of the dataset that is replaced; none of one that is extended."""
-        return self.journal.header.replaces.get(folder, (None, ()))[1]
+        Raises:
+            ChecksumError, RemoteError: One before it could not be sent.
+        """
+        self.wait(_AT_ONCE - 1)
+        self._sending.append(self._pool.submit(self._send, folder, path, shard))
 
-    def _stage_manifest(self, folder: str) -> None:
-        """Make the manifest of a target ready, if it is not there: published already, and perhaps extended since."""
-        there = dataset_at(self.place / folder)
-        if there is None or self._is_replaced(folder, there):
-            before = there.shards if there is not None and not self._to_delete(folder) else ()
-            data = manifest_bytes(self.manifest(folder, before))
-            publish_bytes(staged_at(self.place, folder) / MANIFEST_NAME, data)
+    def _send(self, folder: str, path: Path, shard: ShardInfo) -> None:
+        put_shards(self._store, folder, [(path.resolve, self._stored(shard))])
+        _sent_mark(path).touch()
+        path.unlink(missing_ok=True)
 
-    def _rename_staged(self, folder: str) -> None:
-        target, manifest = self.place / folder, self.manifest(folder)
-        made = missing_folders(target)
-        target.mkdir(parents=True, exist_ok=True)
-        sync_made(made)
-        named = {
-            shard.file: stored_info(shard).file
-            for shard in self.journal.state.shards.get(folder, ())
-        }
-        for name, stored in (named | {name: name for name in manifest.schema.files}).items():
-            staged = staged_at(self.place, folder) / name
-            if staged.exists():
-                os.replace(staged, target / stored)
-        sync_folder(target)  # a manifest that outlives a power cut finds its shards
+    def has(self, folder: str, path: Path, shard: ShardInfo) -> bool:
+        """Tell whether a shard was sent by a command that was killed, and is there still."""
+        if not _sent_mark(path).exists():
+            return False
+        if folder not in self._there:
+            self._there[folder] = _sizes(self._store, folder)
+        name = name_at(folder, self._stored(shard).file)
+        return self._there[folder].get(name) == shard.size_bytes
 
-    def _publish_rejects(self) -> None:
-        path, header = self.place / REJECTED_NAME, self.journal.header
-        rejects = self.journal.state.all_rejects
-        if rejects:
-            publish_bytes(path, rejects_bytes(rejects))
-        elif header.replaces and header.kind != "command":
-            path.unlink(missing_ok=True)
+    def wait(self, num: int = 0) -> None:
+        """Return once no more than so many are on their way; raises what ``send`` does."""
+        while len(self._sending) > num:
+            self._sending.popleft().result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self.wait()
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _sent_mark(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sent")
+
+
+def name_at(folder: str, name: str) -> str:
+    """Return the name of a file in a folder of a target."""
+    return f"{folder}/{name}".lstrip("/")
+
+
+def _sizes(store: Store, folder: str) -> dict[str, int]:
+    return {entry.name: entry.size for entry in store.in_folder(folder)[0]}
+
+
+def lost_at(store: Store, folder: str, shards: Iterable[ShardInfo]) -> list[str]:
+    """Return which of these shards are missing in a folder of a target."""
+    sizes = _sizes(store, folder)
+    return [s.file for s in shards if sizes.get(name_at(folder, s.file)) != s.size_bytes]
+
+
+def manifest_at(store: Store, folder: str) -> Manifest | None:
+    """Return the manifest in a folder of a target, as it is by now; None if there is none."""
+    data, _ = store.read(name_at(folder, MANIFEST_NAME))
+    return None if data is None else parse_manifest(data, store.url / folder / MANIFEST_NAME)
+
+
+def is_made(store: Store, folders: Iterable[str], digest: str) -> bool:
+    """Tell whether the datasets are there, whole, as the plan of this hash has made them."""
+    for folder in folders:
+        try:
+            there = manifest_at(store, folder)
+        except ManifestError:
+            return False
+        if there is None or there.provenance.get(PLAN) != digest:
+            return False
+        if lost_at(store, folder, there.shards):
+            return False
+    return True
+
+
+def is_there(folder: Path) -> PackError:
+    """Return the error that a dataset is where another would go."""
+    hint = "Pass overwrite=True to replace it; 'packdata extend' adds to it"
+    return PackError("a packed dataset is there, and is complete", folder, hint)
+
+
+def seen_at(store: Store, folder: str, manifest: Manifest, *, overwrite: bool) -> Seen:
+    """Return the mark of the manifest that is to be replaced: ``{}`` if there is none, None if it is this very one.
+
+    Raises:
+        PackError: Another dataset is there, and is not to be replaced.
+    """
+    there, mark = store.read(name_at(folder, MANIFEST_NAME))
+    if there is None:
+        return {}
+    if there == manifest_bytes(manifest):
+        return None
+    if not overwrite:
+        raise is_there(store.url / folder)
+    return mark
+
+
+def publish(
+    store: Store,
+    manifests: Mapping[str, Manifest],
+    seen: Mapping[str, Seen],
+    rejects: Mapping[str, bytes],
+) -> None:
+    """Make datasets of shards that were put there, in place of what was seen.
+
+    Args:
+        store: The target.
+        manifests: Of each dataset, by its folder.
+        seen: What ``seen_at`` has returned of each.
+        rejects: What ``rejected.jsonl`` is to hold, by folder: if it is nothing, the file that is there goes.
+
+    Raises:
+        PackError: A shard is missing, or another dataset was put there meanwhile.
+        RemoteError: The store does not answer, or refuses.
+    """
+    old = set[str]()
+    for folder, manifest in manifests.items():
+        if lost := lost_at(store, folder, manifest.shards):
+            what = f"{counted(len(lost), 'shard')} missing, the first: {lost[0]}"
+            raise PackError(what, store.url / folder, "Pack anew, with overwrite=True")
+        if (
+            not is_url(store.url)
+            and seen[folder]
+            and (there := manifest_at(store, folder)) is not None
+        ):
+            old |= files_of(folder, there)
+    for folder, data in rejects.items():
+        if data:
+            with as_file(data) as path:
+                store.put(name_at(folder, REJECTED_NAME), path)
+        elif store.read(name_at(folder, REJECTED_NAME))[0] is not None:  # of what is replaced
+            store.delete(name_at(folder, REJECTED_NAME))
+    for folder, manifest in manifests.items():
+        if (mark := seen[folder]) is not None:
+            swap(store, folder, manifest, mark)
+    if not is_url(store.url):
+        kept = set[str]().union(*(files_of(f, manifest) for f, manifest in manifests.items()))
+        store.delete(*(old - kept), *unnamed(store, manifests))
+
+
+def swap(store: Store, folder: str, manifest: Manifest, seen: Mapping[str, Any]) -> None:
+    """Put a manifest in place of the one that was seen; PackError if another was put there meanwhile."""
+    data, name, place = (
+        manifest_bytes(manifest),
+        name_at(folder, MANIFEST_NAME),
+        store.url / folder,
+    )
+    with as_file(data) as path:
+        is_same = store.read(name)[1] == {"etag": None, "version": None} | dict(seen)
+        is_written = is_same and store.put(name, path, seen)
+    there, _ = store.read(name)  # also where an answer was lost, and it was sent twice
+    if there != data:
+        what = (
+            "another dataset was published there"
+            if is_written is False
+            else "what was written is not there"
+        )
+        raise PackError(what, place, "Look at it; pass overwrite=True to replace it")
+
+
+def files_of(folder: str, manifest: Manifest) -> set[str]:
+    """Return the names of all files of a dataset in a folder of a target, but its manifest."""
+    names = (*(shard.file for shard in manifest.shards), *manifest.schema.files)
+    return {name_at(folder, name) for name in names}
+
+
+def unnamed(store: Store, datasets: Mapping[str, Manifest | None]) -> Iterator[str]:
+    """Yield the shards in the folders of datasets that these do not have."""
+    for folder, manifest in datasets.items():
+        named = set() if manifest is None else files_of(folder, manifest)
+        for entry in store.in_folder(folder)[0]:
+            is_shard = STORED_SHARD.fullmatch(entry.name.rpartition("/")[2])
+            if is_shard and entry.name not in named:
+                yield entry.name
+
+
+@contextmanager
+def as_file(data: bytes) -> Iterator[Path]:
+    """Yield a file with these bytes: the fetcher, which sends them, reads files."""
+    with tempfile.NamedTemporaryFile(prefix="packdata-") as file:
+        file.write(data)
+        file.flush()
+        yield Path(file.name)

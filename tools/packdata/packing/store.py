@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,10 +15,11 @@ from loaders.data.formats import hash_file
 from loaders.errors import ShardError
 from loaders.remote.url import URL
 from loaders.remote.wire import Entry
-from loaders.system.publish import publish_bytes, publish_file, sync_folder
+from loaders.system.publish import publish_bytes, sync_folder
 from loaders.system.regular import read_regular
 from packdata.bucket import bucket_at
 from packdata.packing.disk import GO_ON, explained
+from packdata.packing.target import PACKING_NAME, PARTS_NAME, make_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,16 +57,21 @@ class Store(Protocol):
         """Yield the files below a folder, some at a time."""
 
 
-def store_of(place: Path) -> Store:
-    """Return the store at a place, as ``target_at`` returns it."""
-    return bucket_at(place) if isinstance(place, URL) else FolderStore(place)
+def store_of(place: Path, *, link: bool = True) -> Store:
+    """Return the store at a place, as ``target_at`` returns it; ``link`` is as of ``FolderStore``."""
+    return bucket_at(place) if isinstance(place, URL) else FolderStore(place, link=link)
 
 
 class FolderStore:
-    """A folder as a store. Machines that mount it may write at one time: names appear by a link or a rename."""
+    """A folder as a store. Machines that mount it may write at one time: names appear by a link or a rename.
 
-    def __init__(self, folder: Path) -> None:
-        self.url = folder
+    Args:
+        folder: The folder.
+        link: Link shards, where the file system has links; else they are copied, and the copies verified.
+    """
+
+    def __init__(self, folder: Path, *, link: bool = True) -> None:
+        self.url, self._link = folder, link
 
     def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
         """Return the bytes and the mark of a file; its mark has its hash."""
@@ -77,39 +83,49 @@ class FolderStore:
 
     def put(self, name: str, path: Path, only: Mark | None = None) -> bool:
         """Write a file; PackError if the system takes none."""
-        target = self.url / name
+        target, data = self.url / name, path.read_bytes()
         with explained(target, again=GO_ON):
-            self._make_room(target)
-            if only is not None and not only:
-                return _put_first(target, path.read_bytes())
-            if only is not None and self.read(name)[1] != _NOTHING | dict(only):
+            if only and self.read(name)[1] != _NOTHING | dict(only):
                 return False
-            publish_bytes(target, path.read_bytes())
-        return True
+            return self._bring(target, lambda beside: publish_bytes(beside, data), only == {})
 
     def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> int:
-        """Link a shard, or copy it where the file system has no links."""
+        """Link a shard, or copy and verify it."""
         target = self.url / name
         with explained(target, "the shard cannot be written", GO_ON):
-            self._make_room(target)
             if target.exists() and target.stat().st_size == size_bytes:
                 return 0
-            try:
-                target.unlink(missing_ok=True)
-                os.link(path, target)
-            except FileExistsError:  # a twin was faster
-                return 0
-            except OSError:
-                _copy(path, target, digest)
-            sync_folder(target.parent)
-        return size_bytes
+            if (what := size_fault(path, size_bytes)) is not None:
+                hint = "Run 'packdata verify', and copy what it names from a backup"
+                raise ShardError(what, path, hint=hint)
+            target.unlink(missing_ok=True)
 
-    def _make_room(self, target: Path) -> None:
-        from packdata.packing.target import missing_folders, sync_made
+            def write(beside: Path) -> None:
+                if self._link:
+                    with suppress(OSError):  # another file system, or one without links
+                        return os.link(path.resolve(), beside)
+                return _copy(path, beside, digest)
 
-        made = missing_folders(target.parent)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sync_made(made)
+            return size_bytes if self._bring(target, write, True) else 0
+
+    def _bring(self, target: Path, write: Callable[[Path], None], is_first: bool) -> bool:
+        """Write a file beside what is ours, and rename it; False if ``is_first``, and another was faster."""
+        parts, ours = self.url / PARTS_NAME, self.url / PACKING_NAME
+        beside = (parts if parts.exists() else ours) / f"{uuid.uuid4().hex}.tmp"
+        make_folder(target.parent)
+        make_folder(beside.parent)
+        try:
+            write(beside)
+            if not is_first or not _linked(beside, target):
+                os.replace(beside, target)
+        except FileExistsError:
+            return False
+        finally:
+            beside.unlink(missing_ok=True)
+            with suppress(OSError):  # of a command that is at work
+                ours.rmdir()
+        sync_folder(target.parent)
+        return True
 
     def delete(self, *names: str) -> None:
         """Delete files, and folders that this leaves empty."""
@@ -147,36 +163,38 @@ class FolderStore:
             yield from self.below(inner)
 
 
-def _put_first(target: Path, data: bytes) -> bool:
-    """Write a file where there is none, whole and durably; False if another one was faster."""
-    beside = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
+def _linked(beside: Path, target: Path) -> bool:
+    """Link a file to a name that is new, if the file system has links; FileExistsError if it is not new."""
     try:
-        publish_bytes(beside, data)
-        try:
-            os.link(beside, target)
-        except FileExistsError:
-            return False
-        except OSError:  # of a file system without links
-            if target.exists():
-                return False
-            os.replace(beside, target)
-        sync_folder(target.parent)
-    finally:
-        beside.unlink(missing_ok=True)
+        os.link(beside, target)
+    except OSError:
+        if target.exists():
+            raise FileExistsError from None
+        return False
     return True
 
 
 def _copy(source: Path, target: Path, digest: str) -> None:
     """Copy a shard durably, and verify the copy."""
-    beside = target.with_name(f"{target.name}.tmp")
+    shutil.copyfile(source, target)
+    with open(target, "rb+") as file:
+        os.fsync(file.fileno())
+    if (found := hash_file(target)) != digest:
+        what = f"xxh3-128 is {found}, the manifest says {digest}"
+        raise ShardError(what, source, hint="Run 'packdata verify' on it")
+
+
+def size_fault(path: Path, size_bytes: int) -> str | None:
+    """Return why a shard cannot be the recorded one without reading it, or None."""
     try:
-        shutil.copyfile(source, beside)
-        with open(beside, "rb+") as file:
-            os.fsync(file.fileno())
-        if (found := hash_file(beside)) != digest:
-            what = f"its xxh3-128 is {found}, {digest} was written"
-            raise ShardError(what, source, hint="Run the same command again")
-        publish_file(beside, target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror or error})"
+    if not path.is_file():  # opening a pipe would wait for ever
+        return "it is not a file"
+    if size == size_bytes:
+        return None
+    how = "was cut" if size < size_bytes else "has grown"
+    return f"it has {size} bytes, the manifest says {size_bytes}: it {how}"

@@ -1,40 +1,74 @@
-"""Parts wherever they lie, in a folder or at a URL: when one is done, and when all are there and of one packing."""
+"""Parts joined where they lie, in a folder or at a URL.
+
+``finish`` lists the journals, reads them, asks whether all shards are there, and puts the manifests. Then it deletes
+the journals. Killed, the same command finishes: where manifests are there that say that the same plan made them,
+deleting is all that is left. At a URL nothing that a manifest may have named is deleted but by ``delete_old``.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaders.errors import PackError
+from loaders.data.manifest import Manifest
+from loaders.errors import ManifestError, PackError
+from loaders.remote.url import is_url
+from loaders.schema import Schema
+from packdata.bucket import target_at
 from packdata.describe import counted
-from packdata.packing.journal import JournalHeader, Reached, Reject, State
+from packdata.packing.engine import plan_of
+from packdata.packing.journal import (
+    JournalHeader,
+    Reached,
+    Reject,
+    State,
+    named,
+    parse_journal,
+    parse_rejects,
+    rejects_bytes,
+)
+from packdata.packing.lock import locked
+from packdata.packing.packing import check_target
 from packdata.packing.provenance import PLAN
-from packdata.packing.summary import Summary
-from packdata.packing.target import digest_of
+from packdata.packing.publish import (
+    as_file,
+    is_made,
+    manifest_at,
+    name_at,
+    publish,
+    seen_at,
+    unnamed,
+)
+from packdata.packing.store import Store, store_of
+from packdata.packing.summary import Summary, summary_of
+from packdata.packing.target import (
+    PARTS_NAME,
+    REJECTED_NAME,
+    digest_of,
+    is_unfinished,
+)
 from packdata.parts.part import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+    from packdata.packing.shards import Format
+    from packdata.recipe import Recipe
 
 NUM_PARTS = "num_parts"  # in the provenance of a dataset that was joined of several
 OF = "part."  # prefix of what the plan of a part has, and that of the whole has not
-Found = Sequence[tuple[Path, Part]]  # paths that belong to parts, in order, and the part of each
 _NAME = re.compile(r"part-(\d+)-of-(\d+)(?:\..+)?")
 _SHOWN = 10
-
-
-def found_parts(place: Path, names: Iterable[str]) -> Found:
-    """Return what of these names in a place is of parts."""
-    matches = ((name, _NAME.fullmatch(name)) for name in sorted(names))
-    numbers = ((place / name, int(m[1]), int(m[2])) for name, m in matches if m is not None)
-    return [(path, Part(number, of)) for path, number, of in numbers if number < of]
+_THREADS = 16  # that wait for a store, or a network drive
 
 
 class Complete(NamedTuple):
@@ -45,23 +79,105 @@ class Complete(NamedTuple):
     state: State
 
 
-def all_parts(dst: Path, found: Found, complete: Mapping[int, Complete | None]) -> list[Complete]:
-    """Return all parts in order; PackError if some are missing, or they are of several numbers of parts."""
-    counts = sorted({part.of for _, part in found})
+def finish(
+    dst: Path | str,
+    *,
+    overwrite: bool = False,
+    delete_old: bool = False,
+    digest: str = "",
+) -> Summary:
+    """Join the parts of a packing to the dataset, or the datasets, that they are of.
+
+    Args:
+        dst: Where the parts were packed.
+        overwrite: Replace the datasets that are there.
+        delete_old: At a URL, delete the shards that no manifest names any more.
+        digest: Of the plan that all parts are to be of: where it made what is there, all is done.
+
+    Raises:
+        PackError: Parts are missing, or were made of other sources, with other options or versions; the target
+            holds something else, or cannot be written; or there is nothing to be done.
+    """
+    place, began = target_at(dst), time.monotonic()
+    if delete_old and not is_url(place):
+        raise ValueError("delete_old is for URLs: in a folder nothing of an earlier dataset stays")
+    if not is_url(place) and is_unfinished(place):
+        hint = "Run the command that began it again"
+        raise PackError("packing into it was not finished", place, hint)
+    store = store_of(place)
+    with nullcontext() if is_url(place) else locked(place):
+        if parts := _all_parts(store):
+            _check_alike(place, parts, digest)
+            summary = _join(store, parts, began, overwrite=overwrite)
+        else:
+            summary = _nothing_left(store, digest, delete_old=delete_old)
+    return _note_deleted(store, summary) if delete_old else summary
+
+
+def digest_of_parts(
+    recipes: Sequence[tuple[str, Recipe]], format: Format, shard_bytes: int, of: int
+) -> str:
+    """Return the hash by which a dataset knows the plan of all its parts."""
+    return digest_of(whole(plan_of(recipes, format, shard_bytes, {"of": of}), of))
+
+
+def whole(plan: Mapping[str, str], of: int) -> dict[str, str]:
+    """Return the plan of all parts together; of one alone it is that of a packing without parts."""
+    found = {name: value for name, value in plan.items() if not name.startswith(OF)}
+    return found if of == 1 else found | {f"{OF}of": str(of)}
+
+
+def kept_file(digest: str) -> str:
+    """Return where a file that lies beside a manifest is, until there is one."""
+    return f"{PARTS_NAME}/files/{digest}"
+
+
+def complete(data: bytes, path: Path) -> Complete | None:
+    """Return the part of a journal; None if it is not complete."""
+    found = parse_journal(data, path)
+    return None if found is None or found[1].done is None else Complete(path, *found)
+
+
+def found_parts(store: Store) -> list[tuple[Path, Part]]:
+    """Return what lies there of parts: journals, and in a folder also what is being packed."""
+    entries, folders = store.in_folder(PARTS_NAME)
+    names = sorted(name.rpartition("/")[2] for name in (*(e.name for e in entries), *folders))
+    matches = ((name, _NAME.fullmatch(name)) for name in names)
+    numbers = ((name, int(m[1]), int(m[2])) for name, m in matches if m is not None)
+    place = store.url / PARTS_NAME
+    return [(place / name, Part(number, of)) for name, number, of in numbers if number < of]
+
+
+def _all_parts(store: Store) -> list[Complete]:
+    """Return all parts in order, none if there are none, or they were joined; PackError if some are missing."""
+    found = found_parts(store)
+    if not found:
+        return []
+    dst, counts = store.url, sorted({part.of for _, part in found})
     if len(counts) > 1:
         what = f"there are parts of {' and of '.join(map(str, counts))}"
         raise PackError(what, dst, f"Remove those that are not meant from {found[0][0].parent}")
-    there = {number: part for number, part in complete.items() if part is not None}
-    if num := counts[0] - len(there):
-        missing = islice((i for i in range(counts[0]) if i not in there), _SHOWN)
-        shown = ", ".join(map(str, missing)) + (" and more" if num > _SHOWN else "")
-        what = f"{num:,} of {counted(counts[0], 'part')} {'is' if num == 1 else 'are'} missing"
-        hint = "Run the command that packs each again, then this one"
-        raise PackError(f"{what}: {shown}", dst, hint)
-    return [there[number] for number in range(counts[0])]
+    journals = {part.number: path for path, part in found if path.name == part.name}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        names = (f"{PARTS_NAME}/{path.name}" for path in journals.values())
+        read = dict(zip(journals, pool.map(store.read, names), strict=True))
+    parts = {n: complete(data or b"", journals[n]) for n, (data, _) in read.items()}
+    there = {number: part for number, part in parts.items() if part is not None}
+    if not (num := counts[0] - len(there)):
+        return [there[number] for number in range(counts[0])]
+    first = next(iter(there.values()), None)
+    if first is not None:
+        plan = whole(first.header.plan, counts[0])
+        if is_made(store, first.header.folders, digest_of(plan)):
+            _clear(store)  # killed while it deleted them, or one came late
+            return []
+    missing = islice((i for i in range(counts[0]) if i not in there), _SHOWN)
+    shown = ", ".join(map(str, missing)) + (" and more" if num > _SHOWN else "")
+    what = f"{num:,} of {counted(counts[0], 'part')} missing: {shown}"
+    raise PackError(what, dst, "Run the command that packs each again, then this one")
 
 
-def check_alike(dst: Path, parts: Sequence[Complete], digest: str = "") -> None:
+def _check_alike(dst: Path, parts: Sequence[Complete], digest: str) -> None:
     """Raise PackError if parts are not of one packing (that of a hash, if one is given), or have nothing in them.
 
     What their sources are called may differ: the dataset tells the name that the first part saw.
@@ -74,33 +190,80 @@ def check_alike(dst: Path, parts: Sequence[Complete], digest: str = "") -> None:
         differences = first.header.differences(part.header.plan)
         if differences or _schemas(part) != _schemas(first):
             what = "; ".join(differences[:4]) or "what the datasets hold differs"
-            hint = "Pack one of them again as the other, with overwrite=True"
-            raise PackError(
-                f"{part.path.name} is of another packing than {first.path.name}: {what}", dst, hint
-            )
-    for folder in first.header.first:
+            what = f"{part.path.name} is of another packing than {first.path.name}: {what}"
+            raise PackError(what, dst, "Pack one of them again as the other, with overwrite=True")
+    for folder in first.header.folders:
         if not any(part.state.shards.get(folder) for part in parts):
-            where = f"{folder!r} holds " if folder else ""
             rejects = [r for part in parts for r in part.state.all_rejects]
-            hint = (
-                f"{counted(len(rejects), 'item')} rejected, the first: {rejects[0].error}"
-                if rejects
-                else ""
-            )
-            raise PackError(f"{where}no sample that could be packed", dst, hint)
+            some = f"{counted(len(rejects), 'item')} rejected, the first: "
+            hint = some + rejects[0].error if rejects else ""
+            raise PackError("no sample that could be packed", dst / folder, hint)
 
 
 def _schemas(part: Complete) -> dict[str, Any]:
     return {folder: content["schema"] for folder, content in (part.state.done or {}).items()}
 
 
-def whole(plan: Mapping[str, str], of: int) -> dict[str, str]:
-    """Return the plan of all parts together; of one alone it is that of a packing without parts."""
-    found = {name: value for name, value in plan.items() if not name.startswith(OF)}
-    return found if of == 1 else found | {f"{OF}of": str(of)}
+def _join(store: Store, parts: Sequence[Complete], began: float, *, overwrite: bool) -> Summary:
+    joined = _joined(parts)
+    check_target(store.url, [*joined], overwrite=True)
+    seen = {f: seen_at(store, f, m, overwrite=overwrite) for f, m in joined.items()}
+    for folder, manifest in joined.items():
+        _put_files(store, folder, manifest.schema.files)
+    states = [part.state for part in parts]
+    ends = [_reached(split, states) for split in states[0].ended]
+    rejects = [reject for end in ends for reject in end.rejects]
+    publish(store, joined, seen, {"": rejects_bytes(rejects)})
+    _clear(store)
+    is_published = all(there is None for there in seen.values())
+    notes = ["the parts were joined earlier"] if is_published else []
+    made = store.url, joined, named(rejects), [end.counts for end in ends]
+    firsts = _first_folders([*joined], parts[0].header.plan)
+    summary = summary_of(*made, firsts, time.monotonic() - began, 0, notes)
+    return replace(summary, amount=counted(len(parts), "part"))
 
 
-def first_folders(folders: Sequence[str], plan: Mapping[str, str]) -> Sequence[str]:
+def _joined(parts: Sequence[Complete]) -> dict[str, Manifest]:
+    """Return what becomes of parts, by its folder; of one part it is what a packing without parts makes."""
+    done: Mapping[str, Any] = parts[0].state.done or {}
+    of: dict[str, Any] = {NUM_PARTS: len(parts)} if len(parts) > 1 else {}
+    of[PLAN] = digest_of(whole(parts[0].header.plan, len(parts)))
+    return {
+        folder: Manifest(
+            Schema.from_json(content["schema"]),
+            tuple(
+                Part(number, len(parts)).stored(shard)
+                for number, part in enumerate(parts)
+                for shard in part.state.shards.get(folder, ())
+            ),
+            {**content["provenance"], **of},
+        )
+        for folder, content in done.items()
+    }
+
+
+def _put_files(store: Store, folder: str, files: Mapping[str, str]) -> None:
+    for name, digest in files.items():
+        data, _ = store.read(kept_file(digest))
+        if data is None:
+            what = f"the file {name} is missing"
+            raise PackError(what, store.url / folder, "Pack a part again, with overwrite=True")
+        with as_file(data) as path:
+            store.put(name_at(folder, name), path)
+
+
+def _reached(split: str, states: Sequence[State]) -> Reached:
+    """Return what all parts together have packed of a split."""
+    counts = sum((Counter(state.ended_counts[split]) for state in states), Counter[str]())
+    rejects, before = list[Reject](), 0
+    for state in states:
+        of_part = state.rejects.get(split, ())
+        rejects += [each._replace(number=before + each.number) for each in of_part]
+        before += state.ended[split]
+    return Reached(before, 0, split, rejects, counts)
+
+
+def _first_folders(folders: Sequence[str], plan: Mapping[str, str]) -> Sequence[str]:
     """Return the folders that hold each sample once between them, by a part's plan."""
     with suppress(KeyError, ValueError):  # of very many it is a hash
         found: list[str] = json.loads(plan[f"{OF}counted"])
@@ -108,36 +271,29 @@ def first_folders(folders: Sequence[str], plan: Mapping[str, str]) -> Sequence[s
     return folders
 
 
-def joined_provenance(content: Mapping[str, Any], num_parts: int) -> dict[str, Any]:
-    """Return the provenance of what was joined; of one part it is that of a packing without parts."""
-    return {**content["provenance"], **({NUM_PARTS: num_parts} if num_parts > 1 else {})}
+def _clear(store: Store) -> None:
+    """Delete what is kept of parts, journals last: by them a command that was killed sees what it has done."""
+    names = {entry.name for some in store.below(PARTS_NAME) for entry in some}
+    journals = {f"{PARTS_NAME}/{path.name}" for path, _ in found_parts(store)} & names
+    store.delete(*(names - journals))
+    store.delete(*journals)
+    if not is_url(store.url):  # folders of twins, which find out
+        shutil.rmtree(store.url / PARTS_NAME, ignore_errors=True)
 
 
-def nothing_left(
-    dst: Path,
-    there: Iterable[Mapping[str, Any]],
-    rejected: Sequence[tuple[str, str]],
-    digest: str = "",
-) -> Summary:
-    """Return the summary where no part is left; PackError unless datasets say that they were joined of parts.
-
-    Args:
-        dst: Where there is no part.
-        there: The provenance of each dataset that is.
-        rejected: What their packing left out.
-        digest: Or that a plan of this hash made them.
-    """
-    found = list(there)
-    if found and all(each.get(PLAN) == digest for each in found):
-        return nothing_done(
-            dst, "everything was packed earlier: nothing was read or written", rejected
-        )
-    if any(NUM_PARTS in each for each in found):
+def _nothing_left(store: Store, digest: str, *, delete_old: bool) -> Summary:
+    """Return the summary where no part is left; PackError unless datasets say that they were joined of parts."""
+    there = _manifests_below(store)
+    made_of = [each.provenance for each in there.values()]
+    if there and (delete_old or all(each.get(PLAN) == digest for each in made_of)):
+        why = "no part lies there: nothing was written"
+    elif any(NUM_PARTS in each for each in made_of):
         why = "the parts are gone, and the dataset that was made of them is there"
-        return nothing_done(dst, why, rejected)
-    what = "no part of a packing is there" + (", but a packed dataset" if found else "")
-    hint = "'packdata images SRC... DST --part I/N' packs one, and so do tokens, tables and arrays"
-    raise PackError(what, dst, hint)
+    else:
+        what = "no part of a packing is there" + (", but a packed dataset" if there else "")
+        hint = "'packdata images SRC... DST --part I/N' packs one, and so do tokens, tables and arrays"
+        raise PackError(what, store.url, hint)
+    return nothing_done(store.url, why, parse_rejects(store.read(REJECTED_NAME)[0] or b""))
 
 
 def nothing_done(dst: Path | str, why: str, rejected: Sequence[tuple[str, str]]) -> Summary:
@@ -145,14 +301,25 @@ def nothing_done(dst: Path | str, why: str, rejected: Sequence[tuple[str, str]])
     return Summary(str(dst), 0, 0, 0, tuple(rejected), 0, 0, (), (why,))
 
 
-def reached(split: str, states: Sequence[State]) -> Reached:
-    """Return what all parts together have packed of a split."""
-    counts = sum((Counter(state.ended_counts[split]) for state in states), Counter[str]())
-    rejects, before = [], 0
-    for state in states:
-        rejects += [
-            Reject(before + each.number, each.item, each.error)
-            for each in state.rejects.get(split, ())
-        ]
-        before += state.ended[split]
-    return Reached(before, 0, split, rejects, counts)
+def _manifests_below(store: Store) -> dict[str, Manifest]:
+    """Return the dataset at a place, or those of splits, of sizes or of both below it."""
+    found: dict[str, Manifest] = {}
+    level = [""]
+    for _ in range(3):
+        for below in level:
+            with suppress(ManifestError):
+                if (there := manifest_at(store, below)) is not None:
+                    found[below] = there
+        if found:
+            break
+        inside = [name for below in level for name in store.in_folder(below)[1]]
+        level = [name for name in inside if not name.rpartition("/")[2].startswith(".")]
+    return found
+
+
+def _note_deleted(store: Store, summary: Summary) -> Summary:
+    """Delete the shards beside datasets that they do not have, and note how many."""
+    old = [*unnamed(store, _manifests_below(store))]
+    store.delete(*old)
+    deleted = f"deleted {counted(len(old), 'unreferenced shard')}"
+    return replace(summary, notes=(*summary.notes, deleted))

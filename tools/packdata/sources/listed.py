@@ -213,7 +213,6 @@ class ListedURL(URL):
 
 def _sent(text: str, listed: str, tree: Tree | None) -> ListedURL:
     if tree is not None:
-        tree.is_given = False  # to another process
         _trees[listed] = tree
     return ListedURL(text)
 
