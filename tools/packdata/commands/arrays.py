@@ -30,7 +30,7 @@ ARRAYS = packing_command(
     "arrays",
     "pack volumes and other arrays with their labels and masks",
     _plan,
-    src="folder of .npy and .npz files, or a list, or the URL of one; several become one dataset, in order",
+    src="folder of .npy and .npz files, or a list, or the URL of one",
     options=_options,
     names={"column": "array_column"},
     unit="arrays",

@@ -31,7 +31,7 @@ IMAGES = packing_command(
     "images",
     "pack pictures with their labels and masks",
     _plan,
-    src="folder, list, tar, Parquet or IDX file, or its URL, or a pattern; several become one dataset, in order",
+    src="folder, list, tar, Parquet or IDX file, or its URL, or a pattern; several tars or Parquet files are one",
     options=_options,
     names={"column": "image_column"},
     unit="images",

@@ -157,8 +157,8 @@ def pack_images(
     """Pack pictures as ``packdata images`` does.
 
     Args:
-        src: A folder, list, tar, Parquet or IDX source, or a folder of splits; several become one
-            dataset, in their order, with one list of classes.
+        src: A folder, list, tar, Parquet or IDX source, or a folder of splits; several tars or Parquet files are one,
+            in their order.
         dst: A folder that is new or empty.
         format: ``"lmdb"`` or ``"parquet"``; by default Parquet for raw pixels, LMDB for files.
         options: Those of ``ImageOptions`` (``packdata.images.recipe``), ``SourceOptions`` (``packdata.files.splits``;
