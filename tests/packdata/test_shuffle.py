@@ -35,9 +35,10 @@ COMMANDS = {
     "texts.parquet": "tokens texts.parquet DST --row-tokens 64 --shard-size 1kB",
     "files": "tokens files DST --row-tokens 64 --shard-size 8kB",
     "labels.jsonl": "tokens labels.jsonl DST --vocab-size 2000 --row-tokens 64 --shard-size 8kB",
+    "rows.npy": "tokens rows.npy DST --vocab-size 2000 --row-tokens 64 --shard-size 8kB",
     "ids.npy": "tokens ids.npy DST --vocab-size 2000 --eod 0 --row-tokens 64 --shard-size 8kB",
 }
-QUICK = ("csv", "lines.jsonl.gz", "labels.jsonl")
+QUICK = ("csv", "lines.jsonl.gz", "labels.jsonl", "rows.npy")
 SOURCES = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in COMMANDS
 ]
@@ -67,6 +68,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lists = [[i + 1] * int(n) for i, n in enumerate(rng.integers(1, 30, NUM))]
     rows = (json.dumps({"input_ids": ids, "labels": [-100, *ids[1:]]}) for ids in lists)
     (folder / "labels.jsonl").write_text("\n".join(rows))
+    np.save(folder / "rows.npy", np.repeat(np.arange(NUM, dtype=np.uint16), 7).reshape(NUM, 7))
     np.save(folder / "ids.npy", np.concatenate([[*ids, 0] for ids in lists]).astype(np.uint16))
     return folder
 

@@ -34,6 +34,8 @@ from packdata.tokens.texts import TextOptions, TextSource
 from packdata.tokens.tokenizer import JsonTokenizer, Vocabulary, train_bpe
 from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
+from tests.packdata.recipes import contents
+from tests.packdata.test_kills import killed_before
 from tests.refusals import At
 
 TEXT = "First line.\n\nGrüße, 猫!\nlast without an end"
@@ -95,6 +97,18 @@ def test_documents_of_a_text_file_are_files_lines_or_separated(
 
     assert texts(folder) == expected
     assert verify(folder).ok
+
+
+@pytest.mark.parametrize("row_tokens", [(1 << 16) - 1, 1 << 16])
+def test_a_document_ends_where_a_row_does_however_long_rows_are(
+    tmp_path: Path, row_tokens: int
+) -> None:
+    expected = ["a" * row_tokens, "b" * row_tokens]
+    source = write(tmp_path / "a.txt", "\n".join(expected))
+
+    folder = pack(source, tmp_path / "packed", documents="line", row_tokens=row_tokens)
+
+    assert texts(folder) == expected
 
 
 @pytest.mark.parametrize(
@@ -719,9 +733,12 @@ def test_a_tokenizer_that_was_changed_or_lost_is_found(
     (kept,) = folder.glob("tokenizer-*.json")
     kept.unlink() if damage == "remove" else kept.write_bytes(bpe + b" ")
 
-    report = verify(folder)
-
-    assert [fault.file for fault in report.faults] == [kept.name]
+    for quick in (False, True):
+        report = verify(folder, quick=quick)
+        assert [fault.file for fault in report.faults] == [kept.name]
+    with pytest.raises(PackError):
+        copy_dataset(folder, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
     with pytest.raises(Exception, match="tokenizer"):
         open_kept(folder)
 
@@ -730,6 +747,17 @@ def open_kept(folder: Path) -> str:
     from packdata.tokens.stream import token_text
 
     return token_text(PackedReader(folder), 0)
+
+
+def test_rows_of_several_parquet_files_are_each_their_own(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    for name in "abc":
+        rows = pa.table({"text": [f"{name}{i}" for i in range(3)]})
+        pq.write_table(rows, tmp_path / "src" / f"{name}.parquet")
+
+    folder = pack(tmp_path / "src", tmp_path / "packed")
+
+    assert texts(folder) == [f"{name}{i}" for name in "abc" for i in range(3)]
 
 
 # -- packing ---------------------------------------------------------------------------------------
@@ -818,6 +846,39 @@ def test_split_keeps_equal_documents_together(tmp_path: Path, end: str) -> None:
     assert sorted(train + val) == sorted(lines)
     assert not {*train} & {*val}
     assert len({*val}) == 6
+
+
+def test_a_split_of_documents_that_was_killed_goes_on(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", "\n".join(f"line {i}" for i in range(100)))
+    folder, options = tmp_path / "p", TokenOptions(documents="line", row_tokens=16)
+    pack_tokens(source, folder, options, shard_bytes=300)
+    argv = ["split", str(folder), "--parts", "train=0.8", "val=0.2", "--shard-size", "300B"]
+    assert main([*argv, str(tmp_path / "whole")]) == 0
+    assert len(read_manifest(tmp_path / "whole/train").shards) > 3
+
+    for nth in (20, 40):
+        dst = tmp_path / f"killed{nth}"
+        assert killed_before(nth, dst, [*argv, str(dst)])
+        assert len([*dst.rglob("shard-*")]) > 1
+        assert main([*argv, str(dst)]) == 0
+        for part in ("train", "val"):
+            assert contents(dst / part) == contents(tmp_path / "whole" / part)
+
+
+def test_split_takes_documents_over_many_shards_for_equal_only_where_all_of_them_is(
+    tmp_path: Path,
+) -> None:
+    lines = [first * 100 + "end" * 400 for first in 3 * "abcdef"]
+    source = write(tmp_path / "a.txt", "\n".join(lines))
+    folder, options = tmp_path / "p", TokenOptions(documents="line", row_tokens=16)
+    assert pack_tokens(source, folder, options, shard_bytes=100).shards > 4 * len(lines)
+
+    made = split(folder, tmp_path / "parts", {"train": 2 / 3, "val": 1 / 3})
+
+    train, val = (texts(tmp_path / "parts" / name) for name in made)
+    assert sorted(train + val) == sorted(lines)
+    assert (len({*train}), len({*val})) == (4, 2)
+    assert not {*train} & {*val}
 
 
 def test_datasets_of_different_tokenizers_are_not_joined(tmp_path: Path, bpe: bytes) -> None:
