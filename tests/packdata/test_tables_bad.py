@@ -73,6 +73,19 @@ def test_quotes_and_line_ends_in_cells_are_kept(tmp_path: Path) -> None:
     assert words == cells
 
 
+@pytest.mark.parametrize("nbytes", range(100, 110))
+def test_line_ends_in_cells_are_kept_wherever_text_is_parsed_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    monkeypatch.setattr("packdata.delimited._PARSED_BYTES", nbytes)
+    cells = [f"a\r\nb{i}" for i in range(10)]
+    source = write(tmp_path, "x,y\r\n" + "".join(f'{i},"{c}"\r\n' for i, c in enumerate(cells)))
+
+    field: Any = packed(tmp_path, source).schema.fields["categories"]
+
+    assert field.vocabularies == (tuple(cells),)
+
+
 def test_a_quote_that_is_never_closed_is_found(tmp_path: Path) -> None:
     source = write(tmp_path, 'a,b\n1,x\n2,"y\n3,z\n')
 
@@ -175,7 +188,7 @@ def test_text_in_a_later_part_is_text_among_numbers_too(
 ) -> None:
     monkeypatch.setattr("packdata.rows.PART_BYTES", 20)
     lines = [f"{i},{i}" for i in range(50)]
-    lines[40] = "40,many"
+    lines[40], lines[46] = "40,many", "46,more"
 
     source = write(tmp_path, "a,b\n" + "\n".join(lines))
 

@@ -74,6 +74,16 @@ def test_dates_that_microseconds_do_not_hold_are_days(
     np.testing.assert_allclose(row, [days], rtol=1e-15)
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_every_unit_are_days(tmp_path: Path, unit: str) -> None:
+    dates = [datetime.datetime(1969, 12, 31, 12), datetime.datetime(1970, 1, 3, 6)]
+    source = write_arrow(tmp_path, pa.table({"d": pa.array(dates, pa.timestamp(unit))}))
+
+    rows = packed(tmp_path, source, dates="days").column("features")
+
+    assert rows[:, 0].tolist() == [-0.5, 2.25]
+
+
 def test_decimals_become_the_nearest_float(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     cents = rng.integers(0, 10**17, 5000).tolist()
