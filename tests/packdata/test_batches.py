@@ -164,6 +164,16 @@ def test_keys_stay_unique(tmp_path: Path) -> None:
     assert PackedReader(tmp_path / "strict").keys() == ["a", "b", "c"]
 
 
+def test_keys_of_rows_that_are_under_way_are_taken(tmp_path: Path) -> None:
+    with packdata.Writer(tmp_path / "out", {"x": Array("int64")}, on_error="skip") as writer:
+        for i in range(NUM):
+            writer.add(x=i, key=f"k{i}")
+        writer.add_batch(x=[NUM, 0, 0], key=["new", f"k{NUM - 1}", f"k{NUM - 2}"])
+
+    assert PackedReader(tmp_path / "out").keys() == [*(f"k{i}" for i in range(NUM)), "new"]
+    assert writer.num_rejected == 2
+
+
 def test_a_batch_has_every_field_once_and_one_length(tmp_path: Path) -> None:
     fields = {"x": Array("int64"), "y": Array("int64")}
     writer = packdata.Writer(tmp_path / "out", fields)

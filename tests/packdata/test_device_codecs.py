@@ -208,6 +208,8 @@ def test_copy_changes_the_compression_without_loss(packed: Path, tmp_path: Path)
     assert set(prints.values()) == {read_manifest(packed).fingerprint}
     for name in ("zstd", "back"):
         assert np.array_equal(pixels(tmp_path / name), pixels(packed))
+    differences = np.stack(pixels(tmp_path / "small")).astype(int) - np.stack(pixels(packed))
+    assert 0 < np.abs(differences).mean() < 8
 
 
 @pytest.mark.parametrize("codec", ["jpeg", "raw", "yuv420"])

@@ -228,6 +228,8 @@ class TestOptions:
         assert decode(recipe, dict(large))["image"].shape == (64, 96, 3)
         assert decode(recipe, dict(small), 1)["image"].shape == (32, 48, 3)
         assert large["key"] == small["key"] == b"a"
+        (alone,) = encode(plan(tmp_path, sizes=["64"], codec="png"))
+        assert large["image"] == alone["image"]  # not of a decoding that is small enough for 32
         assert plan(tmp_path, sizes=[32]).targets[0].folder == ""
 
     @pytest.mark.parametrize("fit", ["cover", "contain", "stretch"])

@@ -3,6 +3,7 @@
 What that is, is tested beside the functions; here, that it arrives: a command that ignored one of its options fails.
 """
 
+import argparse
 import dataclasses
 import json
 import shlex
@@ -28,6 +29,7 @@ from packdata.files.splits import SourceOptions
 from packdata.images.plan import pack_images
 from packdata.images.recipe import ImageOptions
 from packdata.images.shapes import ShapeOptions
+from packdata.options import add_options, check_options, opt
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
 from packdata.packing.settings import take
@@ -460,6 +462,20 @@ def out_of_range() -> Iterator[tuple[str, Any, str, object]]:
                 least, most = each.metadata["within"]
                 beyond = [least - 1] if most is None else [least - 1, most + 1]
                 yield from ((command, kind, each.name, number) for number in beyond)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranged:
+    number: int = opt(2, "a number", "N", within=(1, 3))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_both_ends_of_a_range_are_in_it(number: int) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, Ranged)
+
+    check_options(Ranged(number))
+    assert parser.parse_args(["--number", str(number)]).number == number
 
 
 @pytest.mark.parametrize(("command", "kind", "name", "value"), [*out_of_range()])

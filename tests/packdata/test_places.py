@@ -14,7 +14,7 @@ import packdata
 from loaders.errors import PackError
 from loaders.schema import Image, Label
 from packdata.arrays.plan import pack_arrays
-from packdata.claimed import claimed_folder
+from packdata.claimed import claimed_folder, drop_unclaimed
 from packdata.images.plan import pack_images
 from packdata.packing.progress import Quiet
 from tests.packdata.command_sources import make_sources
@@ -92,6 +92,22 @@ def test_a_folder_for_temporary_files_that_cannot_be_made_is_named(
 
     with pytest.raises(PackError, check=At(name)), claimed_folder("https://host/packed"):
         pass
+
+
+def test_a_folder_on_the_way_is_removed_once_nobody_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    with claimed_folder("sources") as folder:
+        folder.mkdir()
+        (folder / "fetched").touch()
+        drop_unclaimed("sources")
+        assert folder.exists()
+    assert folder.exists()  # for the same command, which goes on
+    drop_unclaimed("sources")
+
+    assert not folder.exists()
 
 
 def test_a_picture_is_the_one_that_was_there_when_it_was_added(

@@ -1024,6 +1024,9 @@ class TestIdx:
         assert labels(source) == list(range(12))
         assert keys(source, 9) == ["09", "10", "11"]
         assert np.array_equal(np.stack([item.read() for item in source.items()]), IMAGES)
+        for start in (1, 11, 12):
+            rest = [(item.labels["label"], item.read()[0, 0]) for item in source.items(start)]
+            assert rest == [(i, IMAGES[i, 0, 0]) for i in range(start, 12)]
 
     def test_the_folder_of_mnist_has_two_splits(self, tmp_path: Path) -> None:
         for part in ("train", "t10k"):

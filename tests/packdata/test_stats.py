@@ -114,7 +114,8 @@ def test_volumes_of_several_numbers_of_channels_are_summed_up_together(
     rng = np.random.default_rng(0)
     volumes = [rng.integers(0, 1000, (num, 4, 5, 6)).astype(dtype) for num in counts]
     if dtype == "float32":
-        volumes[-1][1, 0, 0, 0] = np.nan
+        for volume in volumes:
+            volume[-1:, 0, 0, 0] = np.nan
     numbers = np.concatenate([volume.reshape(-1) for volume in volumes])
     known = numbers[~np.isnan(numbers)].astype("f8")
     packdata.pack(

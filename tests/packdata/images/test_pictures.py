@@ -676,6 +676,17 @@ class TestResize:
         assert not tall[:4].any()
         assert not tall[8:].any()
 
+    @pytest.mark.parametrize("size", [(4, 5), (4, 7), (7, 12)])
+    def test_what_is_left_over_is_where_boxes_expect_it(self, size: tuple[int, int]) -> None:
+        """One pixel more at one side than at the other: cut or padded alike for pixels and boxes."""
+        resize = SizeOption(*size, "cover" if size[1] < 12 else "contain")
+        pixels = np.arange(1, 49, dtype=np.uint8).reshape(4, 12)
+        (y, x, height, width), _ = resize.window((4, 12))
+
+        whole = np.pad(pixels, 12)[12 + int(y) :, 12 + int(x) :]
+
+        assert np.array_equal(resize.apply(pixels), whole[: int(height), : int(width)])
+
     def test_a_wide_sliver_is_cut_before_it_is_enlarged(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
