@@ -85,6 +85,23 @@ def test_what_differs_in_any_way_is_in_the_way(tmp_path: Path, photos: Path, cha
     assert (dst / "manifest.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("change", ["picture", "mask", "list"])
+def test_what_differs_behind_a_list_is_in_the_way(
+    tmp_path: Path, photos: Path, change: str
+) -> None:
+    rows, dst = photos / "list.csv", tmp_path / "out"
+    rows.write_text("path,mask\nc0/0.png,c0/2.png\n")
+    assert run("images", rows, dst, "--gray") == 0
+    assert run("images", rows, dst, "--gray") == 0
+
+    if change == "list":
+        rows.write_text("path,mask\nc0/0.png,c1/3.png\n")
+    else:
+        os.utime(photos / "c0" / ("2.png" if change == "mask" else "0.png"), ns=(1, 1))
+
+    assert run("images", rows, dst, "--gray") == 1
+
+
 def test_it_is_packed_anew_where_that_is_asked_for(tmp_path: Path, photos: Path) -> None:
     argv = ("images", photos, tmp_path / "out")
     assert run(*argv) == 0
