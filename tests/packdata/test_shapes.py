@@ -133,6 +133,15 @@ class TestColumns:
         assert dataset[0].box_labels.tolist() == expected
         assert dataset.schema.fields["box_labels"].classes == classes  # type: ignore[attr-defined]
 
+    def test_four_numbers_alone_are_a_box_that_has_a_class(self, tmp_path: Path) -> None:
+        pictures(tmp_path, "a.png")
+        source = listed(tmp_path, [{"path": "a.png", "box": CORNERS[0], "kind": [2]}], "jsonl")
+
+        pack_images(source, tmp_path / "out", boxes="box", box_labels="kind")
+
+        sample = ShardDataset(tmp_path / "out", fields=["image", "box", "box_labels"])[0]
+        assert (sample.box.tolist(), sample.box_labels.tolist()) == (CORNERS[:1], [2])
+
     @pytest.mark.parametrize("labels", [[1], [1, 2, 3], [0.5, 1], [[1], [2]]])
     def test_classes_that_are_not_one_a_box_are_refused(self, tmp_path: Path, labels: Any) -> None:
         pictures(tmp_path, "a.png")

@@ -109,6 +109,19 @@ def test_padding_that_an_attention_mask_marks_is_left_out(tmp_path: Path, kind: 
     assert labels_of(folder) == [[-100, 6], [7, 8]]
 
 
+@pytest.mark.parametrize(("kind", "place"), [("parquet", "row 1"), ("jsonl", "line 2")])
+def test_an_id_behind_padding_that_does_not_fit_is_named_with_its_row(
+    tmp_path: Path, kind: str, place: str
+) -> None:
+    columns = {
+        "input_ids": [[5, 6, 0, 0], [7, 9, 0, 0]],
+        "attention_mask": [[1, 1, 0, 0], [1, 1, 0, 0]],
+    }
+
+    with pytest.raises(SourceError, check=At(f"a.{kind}, {place}")):
+        pack(write_rows(tmp_path / f"a.{kind}", columns), tmp_path / "p", vocab_size=8)
+
+
 @pytest.mark.parametrize(
     "kind",
     [
