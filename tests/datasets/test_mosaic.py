@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         image = np.broadcast_to((mask % 256)[..., None], (*SIZE, 3)).astype(np.uint8)
         points = np.ones((len(boxes), 1, 3))
         points[:, 0, :2] = boxes[:, :2] + 5
+        points *= i % 2 == 0  # of odd samples they are not labelled
         kinds = 1001 + 10 * i + np.arange(len(boxes))
         values = {"boxes": boxes, "kinds": kinds, "points": points}
         rows.append({"image": image, "mask": mask, **values, "number": i})

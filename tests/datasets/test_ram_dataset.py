@@ -262,6 +262,16 @@ def test_a_file_that_only_decoding_finds_bad_is_named(files: list[Path]) -> None
 # -- of arrays ------------------------------------------------------------------------------------
 
 
+def test_arrays_of_other_names_or_values_are_another_dataset() -> None:
+    one, other = np.arange(6), np.arange(1, 7)
+    given: list[dict[str, Any]] = [{"x": one}, {"y": one}, {"x": other}, {"x": one, "y": other}]
+
+    prints = [RAMDataset.from_arrays(**arrays).fingerprint for arrays in given]
+
+    assert len(set(prints)) == len(prints)
+    assert RAMDataset.from_arrays(x=one.copy()).fingerprint == prints[0]
+
+
 def test_arrays_are_samples() -> None:
     """Pictures in either order of axes, labels, and anything else."""
     rng = np.random.default_rng(0)

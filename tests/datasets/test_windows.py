@@ -495,6 +495,22 @@ def test_a_flipped_byte_is_found_when_its_window_is_read(tmp_path: Path, check: 
     assert unchecked[380].tokens[0] == 38_000 & 0xFF00
 
 
+def test_a_flipped_byte_is_found_where_only_the_last_target_of_a_window_has_it(
+    tmp_path: Path,
+) -> None:
+    folder = pack(tmp_path / "a", [np.arange(40_000)])
+    (path,) = folder.glob("*.parquet")
+    data = path.read_bytes()
+    # Block 1 of the checksums begins there: 64 KiB of uint16.
+    offset = data.find(np.arange(32_768, 32_778, dtype="<u2").tobytes())
+    path.write_bytes(data[:offset] + b"\x01" + data[offset + 1 :])
+    windows = TokenWindows(folder, 1024)
+
+    assert windows[30].targets[-1] == 31_744
+    with pytest.raises(ChecksumError, check=At("a/shard-00000.parquet", field="tokens")):
+        windows[31]
+
+
 def test_a_row_that_claims_more_tokens_than_it_has_is_refused(tmp_path: Path) -> None:
     fields = {
         "tokens": Tokens(dtype="uint8", row_tokens=4),

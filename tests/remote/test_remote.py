@@ -100,6 +100,19 @@ def test_a_pickle_has_no_secret_and_is_served_by_the_fetcher_that_knows_it(
     assert int(copy[5].label) == 5
 
 
+def test_a_copy_of_a_copy_names_the_secrets_that_its_fetcher_does_not_know(cache: Path) -> None:
+    secret = {"access_key_id": "nobody", "secret_access_key": "swordfish"}
+    closed = {"endpoint": "http://127.0.0.1:1", "retry_timeout": 1}
+    origin = origin_of("s3://bucket/elsewhere", cache, closed | secret)
+    for _ in range(2):
+        origin = pickle.loads(pickle.dumps(origin))
+
+    with pytest.raises(RemoteError) as raised:
+        origin.manifest()
+
+    assert all(name in raised.value.what for name in secret)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["thread", "subprocess", "process"])
 def test_every_backend_serves_the_same(

@@ -197,6 +197,18 @@ def test_a_loader_serves_and_resumes_them_on_any_world_size(num_workers: int) ->
     assert (served[0], served[1]) == (epochs[0][7::2], epochs[0][8::2])
 
 
+def test_of_a_batch_that_was_begun_sample_by_sample_the_rest_comes() -> None:
+    order = ByLength(drawn_lengths(200), max_tokens=1000)
+    first, resumed = (EpochSampler(order, rank=0, world_size=1) for _ in range(2))
+    assert len(next(iter(resumed.batches(1)))) > 1
+    taken = [next(iter(first))]
+
+    resumed.load_state_dict(first.state_dict())
+
+    batches = [list(batch) for batch in resumed.batches(1)]
+    assert taken + [index for batch in batches for index in batch] == every(order).tolist()
+
+
 def test_what_does_not_go_together_is_refused() -> None:
     settings: Any
     for settings in (

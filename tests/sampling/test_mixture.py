@@ -251,6 +251,13 @@ def test_weights_change_at_a_sample_that_is_counted_over_epochs(
     assert_gone_through(indices)
 
 
+@pytest.mark.parametrize(("begin", "end"), [(5, 5), (6, 10), (10, 10)])
+def test_a_block_that_was_begun_keeps_its_weights(begin: int, end: int) -> None:
+    order = MixtureOrder([100, 100], [(0, [1, 0]), (begin, [0, 1])], 40, block_size=5)
+
+    assert (every(order, 0) >= 100).tolist() == [False] * end + [True] * (40 - end)
+
+
 def test_any_position_is_found_alone_and_draws_tell_repeats_apart() -> None:
     order = MixtureOrder(SIZES, CHANGING, 2500, seed=3)
     rng = np.random.default_rng(0)

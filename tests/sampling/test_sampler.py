@@ -216,6 +216,19 @@ def test_a_sampler_goes_on_exactly_where_its_state_was_taken(order: Order, num_t
     assert list(resumed) == list(sampler)  # and so do the epochs after it
 
 
+def test_no_step_of_before_a_state_was_loaded_is_left_out_of_the_next_one() -> None:
+    sampler = EpochSampler(10)
+    take(iter(sampler), 4)
+    sampler.load_state_dict(sampler.state_dict())
+
+    with pytest.raises(StateError):
+        sampler.state_dict(pending=1)
+    take(iter(sampler), 2)
+    assert sampler.state_dict(pending=2)["delivered"] == 4
+    with pytest.raises(StateError):
+        sampler.state_dict(pending=3)
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_states_load_on_another_world_size(world_size: int, batch_size: int) -> None:
