@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_kept_child_is_not_used_by_a_fork_of_its_parent(folder: Path) -> None:
     loader = kept_loader(dataset(folder), 5)
     expected = [batch.sample_id.tolist() for batch in loader]
+    kept = children()
     ours, theirs = os.pipe()
 
     pid = os.fork()
@@ -55,7 +56,9 @@ def test_a_kept_child_is_not_used_by_a_fork_of_its_parent(folder: Path) -> None:
     assert os.read(ours, 1) == b"1"
     os.waitpid(pid, 0)
     os.close(ours)
+    assert children() == kept
     assert [batch.sample_id.tolist() for batch in loader] == expected
+    assert children() == kept
 
 
 _ENDLESS = """

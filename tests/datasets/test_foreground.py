@@ -12,6 +12,7 @@ from loaders.augment import RandomCrop, RandomFlip, RandomHorizontalFlip, Resize
 from loaders.datasets.moving import moving_halves
 from loaders.device.augment import BatchAugment
 from loaders.errors import BatchError, SchemaError
+from loaders.sampling.batch import IndexBatch
 from loaders.schema import Array, Image, Label, Mask
 from tests.packdata.packing import pack
 
@@ -102,6 +103,17 @@ def test_draws_are_the_samples_own(folder: Path) -> None:
     read = finish(half.__getitems__(range(NUM)).batch)
     assert torch.equal(read.image, torch.stack([sample.image for sample in dataset]))
     assert torch.equal(read.mask, torch.stack([sample.mask for sample in dataset]))
+
+
+def test_repeats_within_an_epoch_are_drawn_anew(folder: Path) -> None:
+    crop = RandomCrop(9, foreground="label", p=0.5)
+    dataset = ShardDataset(folder, fields=["mask"], augment=[crop])
+    for i in (1, 2, 3):
+        repeats = IndexBatch(np.full(64, i), 0, np.arange(64), None, 3)
+
+        (masks,) = dataset.__getitems__(repeats).batch
+
+        assert 0.25 < np.mean(hits(masks)) < 0.75
 
 
 def test_volumes_and_frames_of_a_clip_are_cropped_as_one(tmp_path: Path) -> None:

@@ -334,16 +334,19 @@ def with_one_bad(folder: Path) -> ShardDataset:
 
 
 @pytest.mark.parametrize("is_joined", [True, False])
-def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path: Path, is_joined: bool) -> None:
+@pytest.mark.parametrize("begin", [0, 2])  # at 2 the bad sample is the first one
+def test_a_bad_sample_is_replaced_by_one_of_its_source(
+    tmp_path: Path, is_joined: bool, begin: int
+) -> None:
     others = RAMDataset.from_arrays(values=np.full((300, 40_000), 99, np.uint8))
-    bad = with_one_bad(tmp_path / "c")
+    bad = with_one_bad(tmp_path / "c")[begin:]
     good = others.replace(on_error="replace") if is_joined else others
-    mixture = Mixture([bad, good], [1, 0])
+    mixture = Mixture([good, bad, good], [0, 1, 0])
     assert (mixture.joined is not None) == is_joined
 
     served = torch.cat([batch.values[:, 1] for batch in DataLoader(mixture, 2)])
 
-    assert len(served) == 5
+    assert len(served) == len(bad)
     assert 99 not in served
     assert mixture.num_replaced >= 1
 

@@ -80,6 +80,16 @@ def test_keys_are_listed_or_said_to_be_missing(tmp_path: Path) -> None:
         without.keys()
 
 
+def test_a_fingerprint_tells_the_order_of_samples(tmp_path: Path) -> None:
+    view = open_view(pack_samples(tmp_path / "a", 6))
+    chosen = [[0, 1, 2], [2, 1, 0], [0, 1], [0, 1, 3]]
+
+    prints = [view.select(np.array(numbers)).fingerprint for numbers in chosen]
+
+    assert len({view.fingerprint, *prints}) == 5
+    assert view.select(np.arange(3)).fingerprint == prints[0]
+
+
 def test_an_unknown_field_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     reader = PackedReader(pack_samples(tmp_path / "a", 2, fields=["label", "key"]))
 

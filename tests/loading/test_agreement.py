@@ -39,6 +39,10 @@ def sizes(rank: int) -> None:
     iter(loader(batch_size=4 + rank))
 
 
+def pads(rank: int) -> None:
+    iter(loader(pad=rank == 0))
+
+
 def without_store(rank: int) -> None:
     import os
 
@@ -76,7 +80,11 @@ def test_ranks_whose_loaders_are_alike_or_cannot_be_compared_go_on(job: Any) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "values"),
-    [(seeds, ["seed", "0", "1"]), (sizes, ["loader 2", "batch_size", "4", "5"])],
+    [
+        (seeds, ["seed", "0", "1"]),
+        (sizes, ["loader 2", "batch_size", "4", "5"]),
+        (pads, ["pad", "True", "False"]),
+    ],
 )
 def test_the_rank_that_differs_says_in_what(job: Any, values: list[str]) -> None:
     (error,) = errors_of(job)

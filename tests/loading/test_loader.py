@@ -960,6 +960,16 @@ def test_between_two_batches_the_trainers_thread_makes_none(one: Path) -> None:
     assert "batches are made when they are asked for" in iterator.describe()
 
 
+def test_a_state_of_another_seed_is_refused_where_crops_are_drawn(folder: Path) -> None:
+    plain = ShardDataset(folder, fields=["label"])
+    states = [DataLoader(data, seed=1).state_dict() for data in (augmented(folder), plain)]
+
+    DataLoader(plain, seed=2).load_state_dict(states[1])
+    DataLoader(augmented(folder), seed=1).load_state_dict(states[0])
+    with pytest.raises(StateError):
+        DataLoader(augmented(folder), seed=2).load_state_dict(states[0])
+
+
 # -- batches without end, and those that are not trained on yet ----------------------------------------
 
 
