@@ -301,3 +301,22 @@ def test_masks_are_picked_at_the_exact_box() -> None:
 
     where = sample.image[0] > 127
     assert (where == (sample.mask > 0)).float().mean() > 0.995
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_a_part_that_is_shrunk_much_has_the_pixels_of_the_whole(
+    tmp_path: Path, interpolation: Any
+) -> None:
+    coarse = np.random.default_rng(0).integers(0, 256, (150, 200, 3), np.uint8)
+    pixels = np.asarray(Pillow.fromarray(coarse).resize((1600, 1200), Pillow.Resampling.BICUBIC))
+    file = io.BytesIO()
+    Pillow.fromarray(pixels).save(file, "jpeg", quality=95)
+    packdata.pack([{"image": file.getvalue()}], tmp_path / "a", {"image": Image()})
+    resize = augment.Resize((40, 52), interpolation)
+
+    whole, part = (
+        ShardDataset(tmp_path / "a", augment=ops)[0].image
+        for ops in ([resize], [resize, augment.CenterCrop(16)])
+    )
+
+    assert torch.equal(part, whole[:, 12:28, 18:34])
