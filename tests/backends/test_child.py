@@ -129,8 +129,10 @@ def test_a_child_whose_workers_are_busy_listens_all_the_same(side: Side) -> None
     for _ in range(2):
         side.ask("make", 1, [[1]], False)
     assert side.data.read[1].wait(TIMEOUT_S)
-    side.ask("describe")
+    told = threading.Event()
+    side.data.set_epoch = lambda epoch: told.set()  # type: ignore[attr-defined]
+    side.ask("epoch", 7)
 
-    assert "fetching 1 samples" in side.received()
+    assert told.wait(TIMEOUT_S)
     side.data.may_end.set()
     assert [side.received() for _ in range(2)] == [[[1]]] * 2
