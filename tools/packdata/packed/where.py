@@ -72,7 +72,8 @@ def matching(view: View, condition: str) -> npt.NDArray[np.bool_]:
     except SchemaError as error:
         raise SchemaError(f"the condition {condition!r} does not fit: {error}") from error
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        raise SchemaError(f"the condition {condition!r} cannot be read: {error}") from error
+        why = error.msg if isinstance(error, SyntaxError) else error
+        raise SchemaError(f"the condition {condition!r} cannot be read: {why}") from error
     return np.array(np.broadcast_to(found, len(view)), bool)
 
 
