@@ -176,7 +176,7 @@ class profile:
     """Time the next steps of a loader: ``with loaders.profile(loader, steps=100) as p: train(); print(p.report)``.
 
     Args:
-        loader: A ``loaders.DataLoader``, over any dataset; of ours the workers' stages are timed, too.
+        loader: A ``loaders.DataLoader``, over any dataset. Stages of the workers are timed for this package's datasets.
         steps: Stop after so many; the rest of the run is as fast as ever.
         trace: Write a trace for ui.perfetto.dev or chrome://tracing here when it stops.
         tensorboard: A folder, or a ``SummaryWriter``: write the figures of each step there when it stops.

@@ -73,12 +73,12 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
 
     @property
     def _steps(self) -> EpochBatches | None:
-        """The steps of an order of loaders: batches, or samples where ``batch_size`` is None."""
+        """The sampler of an order of this package: batches, or samples where ``batch_size`` is None."""
         batches: Any = self.batch_sampler
         return batches if is_ours(batches) else self._singles
 
     def _check_length(self, sampler: EpochSampler) -> None:
-        """Refuse an order of another length than the dataset of others has now.
+        """Refuse a third-party dataset whose length no longer matches the order.
 
         Raises:
             ValueError: It changed since the loader was made.

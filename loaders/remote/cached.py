@@ -1,6 +1,6 @@
 """What lies in the cache folder: verified shards, room for others, eviction, and what a dead fetcher left.
 
-A shard is evicted by removing its name: whoever has it mapped goes on reading it.
+Eviction unlinks a shard: processes that have it mapped keep reading it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class CacheFolder:
     ) -> bool:
         """Reserve room, and evict for it; False if there is none.
 
-        First goes what nobody is known to need, longest unused first, then what is needed last.
+        Evicted first: files in no order, least recently used first; then those needed last.
 
         Args:
             nbytes: How much.

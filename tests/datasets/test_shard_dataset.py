@@ -4,6 +4,7 @@ import pickle
 import random
 import shutil
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, coll
 from loaders.augment.planning import plan
 from loaders.codecs import heads
 from loaders.codecs.picture import encode_jpeg
-from loaders.data.manifest import publish_manifest, read_manifest
+from loaders.data.manifest import ShardInfo, publish_manifest, read_manifest
 from loaders.data.shards import Check
 from loaders.datasets import replaced
 from loaders.datasets.reading import known, pictures
@@ -1112,10 +1113,7 @@ def test_a_shard_of_another_packing_is_refused(tmp_path: Path, kind: str, check:
 def test_shards_of_one_size_that_were_packed_before_are_noticed_by_who_always_checks(
     tmp_path: Path, kind: str
 ) -> None:
-    folder = shards_of_one_size(tmp_path / "a", kind)
-    manifest = read_manifest(folder)
-    shards = tuple(shard._replace(checksums_xxh3_64=None) for shard in manifest.shards)
-    publish_manifest(folder, replace(manifest, shards=shards))
+    folder, shards = packed_before(tmp_path / "a", kind)
     one, other = (folder / shard.file for shard in shards[1:3])
     first = one.read_bytes()
     one.write_bytes(other.read_bytes())
@@ -1132,10 +1130,7 @@ def test_a_shard_packed_before_that_is_replaced_while_the_dataset_is_open_is_ref
     tmp_path: Path, kind: str
 ) -> None:
     """Its manifest has no hash of the checksums; a link to it or other rights change nothing."""
-    folder = shards_of_one_size(tmp_path / "a", kind)
-    manifest = read_manifest(folder)
-    shards = tuple(shard._replace(checksums_xxh3_64=None) for shard in manifest.shards)
-    publish_manifest(folder, replace(manifest, shards=shards))
+    folder, shards = packed_before(tmp_path / "a", kind)
     dataset = ShardDataset(folder)
 
     (folder / shards[2].file).chmod(0o444)
@@ -1146,6 +1141,14 @@ def test_a_shard_packed_before_that_is_replaced_while_the_dataset_is_open_is_ref
     assert dataset[4].x[0] == 4
     with pytest.raises(SampleError, check=At(row=0, index=2, cause=StaleDatasetError)):
         dataset[2]
+
+
+def packed_before(folder: Path, kind: str) -> tuple[Path, Sequence[ShardInfo]]:
+    """Pack shards of one size, whose manifest has no hash of their checksums, and return them."""
+    manifest = read_manifest(shards_of_one_size(folder, kind))
+    shards = tuple(shard._replace(checksums_xxh3_64=None) for shard in manifest.shards)
+    publish_manifest(folder, replace(manifest, shards=shards))
+    return folder, shards
 
 
 def shards_of_one_size(folder: Path, kind: str) -> Path:

@@ -131,7 +131,7 @@ def label_fields(
         SourceError: A class is not in ``classes``, there are no labels for them, or they cannot be
             read.
     """
-    by_split = {split: _apart(source, separator) for split, source in sources.items()}
+    by_split = {split: _split_classes(source, separator) for split, source in sources.items()}
     columns = [pair for labels in by_split.values() for pair in labels.items()]
     named = dict.fromkeys(name for name, column in columns if column.kind == "class")
     lists = {name: _shared_classes([c for n, c in columns if n == name]) for name in named}
@@ -154,8 +154,8 @@ def _parts(cell: str, separator: str) -> list[str]:
     return [part.strip() for part in cell.split(separator) if part.strip()]
 
 
-def _apart(source: Source, separator: str) -> Mapping[str, Column]:
-    """Return the columns of a source, the classes of ``label`` taken apart; SourceError if there are no texts."""
+def _split_classes(source: Source, separator: str) -> Mapping[str, Column]:
+    """Return the columns of a source, with each name in the cells of ``label`` a class; SourceError without texts."""
     if not separator:
         return source.labels
     column = source.labels.get(LABEL)

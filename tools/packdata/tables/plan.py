@@ -135,6 +135,18 @@ def _identity(files: TableFiles) -> dict[str, Any]:
     return files_identity("table", files.paths)
 
 
+def _listed(
+    sources: Any, csv: CsvOptions, options: TableOptions
+) -> tuple[TableFiles, tuple[Path | str, ...], Counter[str]]:
+    """Return the files of sources, the sources without secrets, and the suffixes of files that are no tables."""
+    if is_frame(sources):
+        return frame_files(sources), (), Counter()
+    listed = [sources] if isinstance(sources, str | Path) else [*sources]
+    paths, ignored = list_tables(listed)
+    files = TableFiles(paths, csv, options.missing_values)
+    return files, tuple(without_secrets(listed)), ignored
+
+
 def plan_tables(
     sources: Sequence[Path | str] | Path | str | Any,
     *,
@@ -171,15 +183,7 @@ def plan_tables(
         _check_like(chosen)
         missing_values = chosen.missing_values or missing_values_of(like)
         chosen = replace(chosen, missing_values=missing_values)
-    ignored: Counter[str] = Counter()
-    given: tuple[Path | str, ...] = ()
-    if is_frame(sources):
-        files = frame_files(sources)
-    else:
-        sources = [sources] if isinstance(sources, str | Path) else [*sources]
-        paths, ignored = list_tables(sources)
-        files = TableFiles(paths, csv, chosen.missing_values)
-        given = tuple(without_secrets(sources))
+    files, given, ignored = _listed(sources, csv, chosen)
     if options.get("missing_values") and not any(map(is_csv, files.paths)):
         hint = "replace these texts before, such as by frame.replace('?', None)"
         raise SchemaError(f"missing_values is for CSV files, and there is none: {hint}")
