@@ -15,6 +15,7 @@ import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,9 +52,7 @@ class Part(NamedTuple):
     file: int  # number of the file
     start: int  # where it begins: an offset in bytes, or the number of a row group or row
     stop: int  # where it ends: an offset in bytes, or a row
-    line: (
-        int  # number of its first line, from 1; of its first row, from 0, where there are no lines
-    )
+    line: int  # number of its first line, from 1; of its first row, from 0, if it has no lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +76,16 @@ class RowFile(ABC):
     Attributes:
         path: Where it is.
         unit: ``line`` or ``row``: what places in it are counted in.
-        is_text: Whether reading it means parsing text.
         columns: Its columns in order, or None where every row may have its own.
         classes: Names of classes of columns that declare some.
+        guesses: Kinds that texts may turn out to be; none where the file declares types.
     """
 
     path: Path
     unit = "row"
-    is_text = False
     columns: tuple[str, ...] | None
     classes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    guesses: frozenset[Kind] = (
-        frozenset()
-    )  # of what kinds texts may be; none are guessed of others
+    guesses = frozenset[Kind]()
 
     @abstractmethod
     def parts(self, number: int = 0) -> Iterator[Part]:
@@ -107,7 +103,7 @@ class RowFile(ABC):
         Args:
             part: Of this file.
             columns: Their names.
-            kinds: What some columns are wanted as, where the file tells the same in several ways.
+            kinds: What some columns are wanted as: JSON has values of several kinds in one column.
 
         Raises:
             SourceError: The part cannot be read.
@@ -119,34 +115,38 @@ class TypedRows(RowFile):
 
     Attributes:
         schema: Its columns, with what Hugging Face's ``datasets`` wrote of them.
-        groups: Rows of each group.
+        groups: Its groups, each a part.
+        num_rows: Rows of all groups.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema, groups: Sequence[int]) -> None:
-        self.path, self.schema, self.groups = path, schema, groups
+    def __init__(self, path: Path, schema: pa.Schema, sizes: Sequence[int]) -> None:
+        self.path, self.schema = path, schema
         self.columns: tuple[str, ...] = tuple(schema.names)
         self.classes = class_names(schema)
+        ends = [*accumulate(sizes)]
+        sized = enumerate(zip(sizes, ends, strict=True))
+        self.groups = [Part(0, group, end, end - size) for group, (size, end) in sized]
+        self.num_rows = sum(sizes)
 
     @abstractmethod
-    def nbytes(self, group: int, columns: Sequence[str]) -> int:
+    def nbytes(self, group: Part, columns: Sequence[str]) -> int:
         """Return about how many bytes some columns of a group take."""
 
     @abstractmethod
-    def table(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Return some columns of a group; SourceError if they cannot be read."""
-
-    @abstractmethod
     def batches(
-        self, group: int, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
+        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a group, so many at a time; SourceError where they cannot be read."""
+        """Yield the rows of a part, so many at a time; SourceError where they cannot be read."""
+
+    def table(self, part: Part, columns: Sequence[str]) -> pa.Table:
+        """Return some columns of a part; SourceError if they cannot be read."""
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        batches = self.batches(part, columns, max(1, part.stop - part.line))
+        return pa.Table.from_batches(batches, schema)
 
     def parts(self, number: int = 0) -> Iterator[Part]:
         """List the groups."""
-        row = 0
-        for group, size in enumerate(self.groups):
-            yield Part(number, group, row + size, row)
-            row += size
+        return (group._replace(file=number) for group in self.groups)
 
     def read(
         self,
@@ -154,18 +154,17 @@ class TypedRows(RowFile):
         columns: Sequence[str] | None = None,
         kinds: Mapping[str, Kind] = MappingProxyType({}),
     ) -> Iterator[Rows]:
-        """Read a group, ``PART_ROWS`` rows at a time; numbers of classes become their names."""
+        """Read a part, ``PART_ROWS`` rows at a time; numbers of classes become their names."""
         names, row = list(self.columns if columns is None else columns), part.line
-        for batch in self._part(part, names):
-            arrays = [
-                _named(array, self.classes.get(name))
-                for name, array in zip(names, batch.columns, strict=True)
-            ]
+        is_small = (
+            part.stop - part.line <= PART_ROWS
+        )  # however many batches an Arrow file has of it
+        whole = self.table(part, names).combine_chunks().to_batches() if is_small else ()
+        for batch in whole or self.batches(part, names, PART_ROWS):
+            named = zip(names, batch.columns, strict=True)
+            arrays = [_named(array, self.classes.get(name)) for name, array in named]
             yield Rows(pa.Table.from_arrays(arrays, names=names), partial(int.__add__, row))
             row += len(batch)
-
-    def _part(self, part: Part, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        return self.batches(part.start, names, PART_ROWS)
 
 
 def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
@@ -212,7 +211,6 @@ class TextRows(RowFile):
     """A file of text, which is unpacked below ``TMPDIR`` for as long as it is used, where it is compressed."""
 
     unit = "line"
-    is_text = True
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -223,5 +223,5 @@ def as_text(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 def is_text(kind: pa.DataType) -> bool:
     """Tell whether values are strings."""
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(test(kind) for test in tests)

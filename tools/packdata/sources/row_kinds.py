@@ -1,21 +1,15 @@
-"""Parquet and Arrow as files of rows, for ``packdata images`` and ``tokens``."""
+"""Parquet and Arrow as files of rows, for ``packdata images``, ``tokens`` and ``tables``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
 from packdata.rows import FEW_ROWS, PART_ROWS, Part, TypedRows
-from packdata.sources.arrow import (
-    INFO,
-    STATE,
-    open_arrow,
-    read_json,
-    saved_files,
-)
+from packdata.sources.arrow import INFO, STATE, open_arrow, read_json, saved_files
 from packdata.sources.base import STREAMING_HINT, suffix_of
 from packdata.sources.listed import ListedURL
 from packdata.sources.refused import check_name
@@ -25,64 +19,52 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _WHOLE_BYTES = 8 << 20  # an object of a store that is fetched whole
-_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
-
-
-def open_parquet(path: Path, metadata: Any = None) -> pq.ParquetFile:
-    """Open a Parquet file; its INT96 dates, which nanoseconds do not hold all, come as microseconds.
-
-    Raises:
-        SourceError: It is none.
-    """
-    check_name(str(path), path)
-    stored = path.stored if isinstance(path, ListedURL) else None
-    try:
-        # Of a large object, what is read of it is fetched; a small one is a file, as those are that come ahead.
-        file = path if stored is None or stored.entry.size <= _WHOLE_BYTES else stored.open()
-        return pq.ParquetFile(file, metadata=metadata, coerce_int96_timestamp_unit="us")
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise SourceError(f"it cannot be read as Parquet ({error})", path) from error
 
 
 class ParquetRows(TypedRows):
-    """A Parquet file; its groups are row groups."""
+    """A Parquet file; its groups are row groups. INT96 dates come as microseconds: nanoseconds do not hold all."""
+
+    _metadata: Any = None
 
     def __init__(self, path: Path) -> None:
-        with open_parquet(path) as file:
+        self.path = path
+        check_name(str(path), path)
+        with self._open() as file:
             schema, self._metadata = file.schema_arrow, file.metadata
-        numbers = range(self._metadata.num_row_groups)
-        super().__init__(path, schema, [self._metadata.row_group(i).num_rows for i in numbers])
+        groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
+        super().__init__(path, schema, [group.num_rows for group in groups])
 
-    def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        metadata = self._metadata.row_group(group)
+    def _open(self) -> pq.ParquetFile:
+        stored = self.path.stored if isinstance(self.path, ListedURL) else None
+        try:
+            # Of a large object, what is read of it is fetched; a small one is a file, as those are that come ahead.
+            is_large = stored is not None and stored.entry.size > _WHOLE_BYTES
+            file = stored.open() if stored is not None and is_large else self.path
+            return pq.ParquetFile(file, metadata=self._metadata, coerce_int96_timestamp_unit="us")
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise SourceError(f"cannot be read as Parquet ({error})", self.path) from error
+
+    def nbytes(self, group: Part, columns: Sequence[str]) -> int:
+        metadata = self._metadata.row_group(group.start)
         chunks = [metadata.column(i) for i in range(metadata.num_columns)]
         mine = [c for c in chunks if c.path_in_schema.split(".")[0] in columns]
         return sum(c.total_uncompressed_size for c in mine)
 
-    def table(self, group: int, columns: Sequence[str]) -> pa.Table:
-        try:
-            with open_parquet(self.path, self._metadata) as file:
-                return file.read_row_group(group, columns=[*columns], use_threads=False)
-        except (OSError, pa.ArrowException) as error:
-            what = f"row group {group} cannot be read ({error})"
-            raise SourceError(what, self.path) from error
-
     def batches(
-        self, group: int, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
+        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
     ) -> Iterator[pa.RecordBatch]:
-        row = sum(self.groups[:group])
+        row = part.line
         try:
-            with open_parquet(self.path, self._metadata) as file:
-                for batch in file.iter_batches(num_rows, [group], columns, use_threads=False):
+            with self._open() as file:
+                for batch in file.iter_batches(num_rows, [part.start], columns, use_threads=False):
                     yield batch if columns is None else batch.select(columns)
                     row += len(batch)
         except (OSError, pa.ArrowException) as error:
-            what = f"the file cannot be read ({error})"
-            raise SourceError(what, f"{self.path}, row {row}") from error
+            raise SourceError(f"cannot be read ({error})", f"{self.path}, row {row}") from error
 
 
 class ArrowRows(TypedRows):
-    """An Arrow file or stream, mapped, or a table in memory; all rows are one group.
+    """An Arrow file or stream, mapped, or a table in memory; all rows are one group, and many parts.
 
     What is read is validated first: an offset beyond its buffer would end the process by a signal.
 
@@ -95,40 +77,28 @@ class ArrowRows(TypedRows):
         self.rows = open_arrow(path) if rows is None else rows
         super().__init__(path, self.rows.schema, [len(self.rows)])
 
-    def nbytes(self, group: int, columns: Sequence[str]) -> int:
+    def nbytes(self, group: Part, columns: Sequence[str]) -> int:
         return int(self.rows.select([*columns]).nbytes)
 
-    def table(self, group: int, columns: Sequence[str]) -> pa.Table:
-        return self._validated(self.rows.select([*columns]))
+    def parts(self, number: int = 0) -> Iterator[Part]:
+        for row in range(0, self.num_rows, PART_ROWS):
+            yield Part(number, 0, min(row + PART_ROWS, self.num_rows), row)
 
     def batches(
-        self, group: int, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
+        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
     ) -> Iterator[pa.RecordBatch]:
         rows = self.rows if columns is None else self.rows.select([*columns])
-        for batch in rows.to_batches():
-            yield from pa.Table.from_batches([self._validated(batch)]).to_batches(num_rows)
-
-    def parts(self, number: int = 0) -> Iterator[Part]:
-        for row in range(0, len(self.rows), PART_ROWS):
-            yield Part(number, 0, min(row + PART_ROWS, len(self.rows)), row)
-
-    def _part(self, part: Part, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        rows = self.rows.select([*names]).slice(part.line, part.stop - part.line)
-        yield from self._validated(rows).combine_chunks().to_batches()
-
-    def _validated(self, rows: _Rows) -> _Rows:
-        try:
-            rows.validate(full=True)
-        except pa.ArrowInvalid as error:
-            what = f"the file is damaged ({error})"
-            raise SourceError(what, self.path, "Is it complete?") from error
-        return rows
+        for batch in rows.slice(part.line, part.stop - part.line).to_batches():
+            try:
+                batch.validate(full=True)
+            except pa.ArrowInvalid as error:
+                what = f"the file is damaged ({error})"
+                raise SourceError(what, self.path, "Is it complete?") from error
+            for row in range(0, len(batch), num_rows):
+                yield batch.slice(row, num_rows)
 
 
-_KINDS: dict[str, Callable[[Path], TypedRows]] = {
-    "parquet": ParquetRows,
-    "arrow": ArrowRows,
-}
+_KINDS: dict[str, Callable[[Path], TypedRows]] = {"parquet": ParquetRows, "arrow": ArrowRows}
 ROW_KINDS = frozenset(_KINDS)
 _INDEX = "index.json"  # of LitData and of MosaicML Streaming
 

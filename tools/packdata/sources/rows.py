@@ -10,13 +10,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from loaders.errors import SourceError
-from packdata.rows import class_names
 from packdata.sources.base import (
     FLOAT64_WHOLE,
     OWN_KEYS,
@@ -34,11 +34,12 @@ from packdata.sources.base import (
     relative_names,
 )
 from packdata.sources.row_kinds import open_row_file, row_kind
+from packdata.types import is_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from packdata.rows import TypedRows
+    from packdata.rows import Part, TypedRows
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
 _IMAGES_NAMES = ("images", "imgs", "pictures", "photos", "frames", *_IMAGE_NAMES)
@@ -60,55 +61,49 @@ class RowsSource(Source):
         mask_column: str | None = None,
         label_column: str | None = None,
     ) -> None:
-        self.paths, self.name = list(paths), name
-        self.kind = str(row_kind(paths[0].name))
+        self.paths, self.name, first = list(paths), name, paths[0]
+        self.kind = str(row_kind(first.name))
         self.identity = files_identity(self.kind, self.paths)
         self._files = [open_row_file(path) for path in self.paths]
+        for file in self._files[1:]:
+            _check_alike(file, self._files[0])
         schema = self._files[0].schema
-        for file in self._files:
-            _check_alike(file.path, file.schema, self.paths[0], schema)
-        self._image = _find_image(schema, image_column, self.paths[0])
+        self._image = _find_image(schema, image_column, first)
         self.has_several = _are_pictures(schema.field(self._image).type)
-        self._mask = _find_mask(schema, mask_column, self.paths[0])
-        self._lengths = [sum(file.groups) for file in self._files]
-        if not sum(self._lengths):
-            raise SourceError("no rows", self.paths[0])
+        self._mask = _find_mask(schema, mask_column, first)
         self.has_masks = self._mask is not None
+        if not len(self):
+            raise SourceError("no rows", first)
         self._stems = dict(zip(self.paths, _stems(self.paths), strict=True))
         self._has_keys = "key" in schema.names and _is_key(schema.field("key").type)
         taken = [self._image, self._mask, "key" if self._has_keys else None]
         plain = [column for column in schema.names if column not in taken]
-        self._fields = field_names(plain, self.paths[0], label_column, schema.names)
-        self.labels = self._find_labels(schema)
+        self._fields = field_names(plain, first, label_column, schema.names)
+        self.labels = {field: self._label(name, field) for name, field in self._fields.items()}
         if self._has_keys:
-            check_unique(self._read_keys, self.paths[0], OWN_KEYS)
+            check_unique(self._read_keys, first, OWN_KEYS)
 
     def __len__(self) -> int:
-        return sum(self._lengths)
+        return sum(file.num_rows for file in self._files)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        for file, length in zip(self._files, self._lengths, strict=True):
-            if start < length:
-                yield from self._rows(file, start)
-            start = max(0, start - length)
+        for file in self._files:
+            for group in file.groups:
+                if start < group.stop:
+                    yield from self._rows(file, group, start)
+            start = max(0, start - file.num_rows)
 
     def keys(self) -> Iterator[str]:
-        for file, length in zip(self._files, self._lengths, strict=True):
-            keys = _read_column(file, "key").to_pylist() if self._has_keys else [None] * length
-            for row, key in enumerate(keys):
+        for file in self._files:
+            keys = _read_column(file, "key").to_pylist() if self._has_keys else repeat(None)
+            for row, key in zip(range(file.num_rows), keys, strict=False):
                 yield self._row_key(file.path, row) if key is None else str(key)
 
     def _row_key(self, path: Path, row: int) -> str:
         return f"{self._stems[path]}/{row:08d}"
 
-    def _rows(self, file: TypedRows, start: int) -> Iterator[Item]:
-        first = 0
-        for group, length in enumerate(file.groups):
-            if first + length > start:
-                yield from self._group_rows(file, group, first, start)
-            first += length
-
-    def _group_rows(self, file: TypedRows, group: int, row: int, start: int) -> Iterator[Item]:
+    def _rows(self, file: TypedRows, group: Part, start: int) -> Iterator[Item]:
+        row = group.line
         for batch in file.batches(group):
             for i in range(max(0, start - row), len(batch)):
                 yield self._item(batch, i, file.path, row + i)
@@ -123,39 +118,35 @@ class RowsSource(Source):
             field: self._value(field, batch.column(name)[i].as_py())
             for name, field in self._fields.items()
         }
-        value = batch.column(self._image)[i].as_py()
+        value, folder = batch.column(self._image)[i].as_py(), path.parent
         if self.has_several:
             named = ((f"picture {n}", each) for n, each in enumerate(value or ()))
-            read = partial(read_each, [_reader(v, path.parent, where, what) for what, v in named])
+            read = partial(read_each, [_reader(v, folder, where, what) for what, v in named])
         else:
-            read = _reader(value, path.parent, where, "picture")
-        mask = name = None
-        if self._mask is not None:
-            value = batch.column(self._mask)[i].as_py()
-            mask = _reader(value, path.parent, where, "mask")
-            name = value.get("path") if isinstance(value, Mapping) else None
+            read = _reader(value, folder, where, "picture")
+        if self._mask is None:
+            return Item(str(key), where, read, labels)
+        value = batch.column(self._mask)[i].as_py()
+        name = value.get("path") if isinstance(value, Mapping) else None
+        mask = _reader(value, folder, where, "mask")
         return Item(str(key), where, read, labels, mask, mask_name=name)
 
     def _value(self, field: str, value: Any) -> Any:
-        kind = self.labels[field].kind
-        if kind == "text":
-            return "" if value is None else str(value)
-        return value
+        if self.labels[field].kind != "text":
+            return value
+        return "" if value is None else str(value)
 
-    def _find_labels(self, schema: pa.Schema) -> dict[str, Column]:
-        named = class_names(schema)
-        labels = {}
-        for name, field in self._fields.items():
-            kind = schema.field(name).type
-            if name in named and pa.types.is_integer(kind):
-                labels[field] = Column("class", named[name], numbered=True)
-            elif field == "label" and _is_text(kind):
-                labels[field] = column_of(field, self._distinct(name))
-            else:
-                labels[field] = _column(kind)
-            if field != "label" and labels[field].kind in ("int", "float"):
-                labels[field] = replace(labels[field], num_missing=self._num_missing(name))
-        return labels
+    def _label(self, name: str, field: str) -> Column:
+        kind, classes = self._files[0].schema.field(name).type, self._files[0].classes
+        if name in classes and pa.types.is_integer(kind):
+            return Column("class", classes[name], numbered=True)
+        if field == "label" and is_text(_plain(kind)):
+            values = (_read_column(file, name).unique().to_pylist() for file in self._files)
+            return column_of(field, {*chain.from_iterable(values)} - {None})
+        column = _column(_plain(kind))
+        if field == "label" or column.kind not in ("int", "float"):
+            return column
+        return replace(column, num_missing=self._num_missing(name))
 
     def _num_missing(self, name: str) -> int:
         """Count the numbers that are missing in a column; 0 if float64, with its NaN, may round others."""
@@ -163,18 +154,11 @@ class RowsSource(Source):
         for file in self._files:
             column = _read_column(file, name)
             total += column.null_count
-            if pa.types.is_dictionary(column.type):
-                column = column.cast(column.type.value_type)
+            column = column.cast(_plain(column.type))
             if pa.types.is_integer(column.type):
                 ends = pc.min_max(column).as_py()
                 largest = max(largest, abs(ends["min"] or 0), abs(ends["max"] or 0))
         return total if largest <= FLOAT64_WHOLE else 0
-
-    def _distinct(self, name: str) -> list[str | None]:
-        values: set[str | None] = set()
-        for file in self._files:
-            values.update(_read_column(file, name).unique().to_pylist())
-        return list(values - {None})
 
     def _read_keys(self) -> Iterator[tuple[str, str]]:
         for file, name in zip(self._files, relative_names(self.paths), strict=True):
@@ -184,22 +168,20 @@ class RowsSource(Source):
 
 
 def _read_column(file: TypedRows, name: str) -> pa.ChunkedArray:
-    parts = [file.table(group, [name]).column(0) for group in range(len(file.groups))]
-    chunks = [chunk for part in parts for chunk in part.chunks]
+    chunks = [chunk for group in file.groups for chunk in file.table(group, [name])[name].chunks]
     return pa.chunked_array(chunks, file.schema.field(name).type)
 
 
-def _check_alike(path: Path, schema: pa.Schema, first: Path, wanted: pa.Schema) -> None:
+def _check_alike(file: TypedRows, first: TypedRows) -> None:
     """Raise SourceError for a file whose columns or classes are not those of the first."""
-    if not schema.equals(wanted):
-        what = f"its columns differ from those of {first}"
-        raise SourceError(what, path, "Pack files of different columns one by one")
-    names, others = class_names(schema), class_names(wanted)
-    differ = [column for column in names | others if names.get(column) != others.get(column)]
-    if differ:
-        what = f"classes of column {differ[0]!r} differ from those of {first}"
+    if not file.schema.equals(first.schema):
+        what = f"its columns differ from those of {first.path}"
+        raise SourceError(what, file.path, "Pack files of different columns one by one")
+    mine, others = file.classes, first.classes
+    if differ := [name for name in {**mine, **others} if mine.get(name) != others.get(name)]:
+        what = f"classes of column {differ[0]!r} differ from those of {first.path}"
         hint = "Pack them one by one, with the same classes=, then 'packdata merge' them"
-        raise SourceError(what, path, hint)
+        raise SourceError(what, file.path, hint)
 
 
 def _stems(paths: Sequence[Path]) -> list[str]:
@@ -210,18 +192,12 @@ def _stems(paths: Sequence[Path]) -> list[str]:
 
 
 def _reader(value: Any, folder: Path, where: str, what: str) -> Any:
-    data, path = _content(value, folder)
+    """Return what reads a picture or mask: its bytes, or a mapping of them, or of the path of its file."""
+    path = value.get("path") if isinstance(value, Mapping) else None
+    data = value.get("bytes") if isinstance(value, Mapping) else value
     if data is None and path:
-        return partial(read_file, path, f"{where} ({value['path']})")
+        return partial(read_file, folder / path, f"{where} ({path})")
     return partial(_given, data, where, what)
-
-
-def _content(value: Any, folder: Path) -> tuple[bytes | None, Path | None]:
-    """Return the bytes of a picture or mask, and the path of its file."""
-    if not isinstance(value, Mapping):
-        return value, None
-    path = value.get("path")
-    return value.get("bytes"), folder / path if path else None
 
 
 def _given(data: bytes | None, where: str, what: str) -> bytes:
@@ -230,20 +206,20 @@ def _given(data: bytes | None, where: str, what: str) -> bytes:
     return data
 
 
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def _is_binary(kind: pa.DataType) -> bool:
     types = pa.types
-    return bool(
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    )
+    tests = (types.is_binary, types.is_large_binary, types.is_binary_view)
+    return any(test(kind) for test in (*tests, types.is_fixed_size_binary))
 
 
 def _is_picture(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
-        names = [kind.field(i).name for i in range(kind.num_fields)]
-        return "bytes" in names and _is_binary(kind.field(names.index("bytes")).type)
+        fields = {field.name: field.type for field in kind}
+        return "bytes" in fields and _is_binary(fields["bytes"])
     return _is_binary(kind)
 
 
@@ -253,34 +229,21 @@ def _are_pictures(kind: pa.DataType) -> bool:
     return is_list and _is_picture(kind.value_type)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
-
-
 def _is_key(kind: pa.DataType) -> bool:
     """Keys are texts, or whole numbers as in CSV lists."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return _is_text(kind) or bool(pa.types.is_integer(kind))
+    return is_text(_plain(kind)) or bool(pa.types.is_integer(_plain(kind)))
 
 
 def _column(kind: pa.DataType) -> Column:
     types = pa.types
-    if types.is_dictionary(kind):
-        kind = kind.value_type
     if types.is_integer(kind) or types.is_boolean(kind):
         return Column("int")
     if types.is_floating(kind):
         return Column("float", is_double=types.is_float64(kind))
     if _is_binary(kind):
         return Column("bytes")
-    nested = types.is_nested(kind) and not types.is_map(kind)
     # Text: strings, dates, decimals, maps as Python shows them.
-    return Column("json" if nested else "text")
+    return Column("json" if types.is_nested(kind) and not types.is_map(kind) else "text")
 
 
 def _find_image(schema: pa.Schema, wanted: str | None, path: Path, *, several: bool = True) -> str:

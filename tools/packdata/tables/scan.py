@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from loaders.errors import SourceError
 from packdata.moments import Moments
 from packdata.packing.pool import OrderedPool
+from packdata.rows import TextRows
 from packdata.tables.values import (
     DAY_US,
     Group,
@@ -204,7 +205,7 @@ class Scanner:
             if rows.bad and self.on_error == "fail":
                 line, why = rows.bad[0]
                 raise SourceError(why, place(file, line))
-            if file.is_text:
+            if isinstance(file, TextRows):
                 self.files.keep(part, rows, kept)
         return found
 

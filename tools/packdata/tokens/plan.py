@@ -298,7 +298,8 @@ def _first_values(file: SourceFile) -> dict[str, list[Any] | None]:
         return {n: [r.get(n) for r in rows] if are_numbers(v) else None for n, v in first.items()}
     table = open_row_file(file.path)
     lists = [field.name for field in table.schema if is_list_of_numbers(field.type)]
-    batches = table.batches(0, lists, _FIRST_ROWS) if lists and table.groups else iter(())
+    firsts = table.groups[:1] if lists else []
+    batches = (batch for group in firsts for batch in table.batches(group, lists, _FIRST_ROWS))
     found: dict[str, Any] = next((batch.to_pydict() for batch in batches), {})
     return {name: found.get(name, [] if name in lists else None) for name in table.schema.names}
 

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from codecs import utf_8_decode
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -300,14 +299,14 @@ class TableFile(DocumentFile):
         options.content.check(self._rows.schema, file.path)
         named = {*self._rows.schema.names}
         self._columns = [name for name in options.content.types if name in named]
-        self._firsts = [0, *accumulate(self._rows.groups)]  # number of the first row of each group
 
     def ranges(self) -> Iterator[Range]:
-        for group, rows in enumerate(self._rows.groups):
+        for group in self._rows.groups:
+            rows, before = group.stop - group.line, group.line
             size = max(1, self._rows.nbytes(group, self._columns))
             step = max(1, rows * self.options.piece_bytes // size)
             for first in range(0, rows, step):
-                last, before = min(first + step, rows), self._firsts[group]
+                last = min(first + step, rows)
                 where = f"{self.file.name}, rows {before + first} to {before + last - 1}"
                 nbytes, run = size * (last - first) // rows, (self.file.path, group)
                 yield Range(self, where, first, last, nbytes, group=group, run=run)
@@ -327,7 +326,7 @@ class TableFile(DocumentFile):
             arrays = [column if kind is None else column.cast(kind) for column, kind in columns]
         except pa.ArrowException as error:
             raise SourceError(f"values cannot be read ({error})", given.where) from error
-        first = self._firsts[group] + given.start
+        first = group.line + given.start
         return content.of_table(
             pa.Table.from_arrays(arrays, names=[*content.types]),
             lambda row: f"{self.file.name}, row {first + row}",
