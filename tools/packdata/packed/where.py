@@ -1,7 +1,7 @@
 """Conditions on samples, as ``--where`` takes them: ``label == "cat" and width >= 256``.
 
 The syntax is Python's, of comparisons, ``and``, ``or``, ``not``, ``in``, names and literals; all else is refused, and
-nothing is passed to ``eval``. Each name is read once, as a whole column, and compared by numpy.
+nothing is passed to ``eval``. A name is read as a whole column, and compared by numpy.
 """
 
 from __future__ import annotations
@@ -11,28 +11,23 @@ import functools
 import itertools
 import operator
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.checks import did_you_mean
 from loaders.errors import SchemaError
-from loaders.schema import Array, Categories, Features, Label, MultiLabel, Text
-from loaders.schema.tables import column_names, find_column
+from loaders.schema import Array, Categories, Features, Label, MultiLabel, Schema, Text
 from packdata.moments import standardized
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loaders.data.view import View
-    from loaders.schema import Field
 
-_SEVERAL = (ast.Tuple, ast.List, ast.Set)
-# Texts in quotes, which stay as they are, or a name in backticks.
+# Texts in quotes, which stay as they are, or a name in backticks: ``_['name']`` for Python.
 _QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|`([^`]+)`")
-_ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -55,20 +50,9 @@ def matching(view: View, condition: str) -> npt.NDArray[np.bool_]:
     Raises:
         SchemaError: It is not such an expression, names what is not there, or compares what is never equal.
     """
-    names: dict[str, str] = {}
-
-    def placeholder(match: re.Match[str]) -> str:
-        if match[1] is None:
-            return match[0]
-        word = f"_{len(names)}"
-        while word in condition:
-            word += "_"
-        names[word] = match[1]
-        return word
-
+    text = _QUOTED.sub(lambda found: f"_[{found[1]!r}]" if found[1] else found[0], condition)
     try:
-        tree = ast.parse(_QUOTED.sub(placeholder, condition).strip(), mode="eval").body
-        found = _Condition(view, names).mask(tree)
+        found = _mask(view, ast.parse(text.strip(), mode="eval").body)
     except SchemaError as error:
         raise SchemaError(f"the condition {condition!r} does not fit: {error}") from error
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
@@ -77,157 +61,153 @@ def matching(view: View, condition: str) -> npt.NDArray[np.bool_]:
     return np.array(np.broadcast_to(found, len(view)), bool)
 
 
-@dataclass(frozen=True, slots=True)
-class _Operand:
+class _Operand(NamedTuple):
     """One side of a comparison: a literal, or a column of N values."""
 
-    said: str  # as the condition has it
+    name: str  # as the condition has it
     kind: Literal["number", "text", "multi-label"]
     values: Any
     words: tuple[str, ...] | None = None  # the classes or categories of a column
-    # Mean, deviation and dtype of a standardized column.
-    scale: tuple[float, float, str] | None = None
+    scale: tuple[float, float, str] | None = None  # mean, deviation, dtype: standardized
 
 
-@dataclass(frozen=True)
-class _Condition:
-    view: View
-    names: dict[str, str]  # by placeholder
-
-    def mask(self, node: ast.expr) -> Any:
-        """Return where a condition is true: ``(N,)``, or one flag if it names nothing."""
-        match node:
-            case ast.BoolOp(op=op, values=tests):
-                join = operator.and_ if isinstance(op, ast.And) else operator.or_
-                return functools.reduce(join, map(self.mask, tests))
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return np.logical_not(self.mask(operand))
-            case ast.Compare(left=left, ops=ops, comparators=others):
-                pairs = zip(itertools.pairwise([left, *others]), ops, strict=True)
-                return functools.reduce(
-                    operator.and_, (self._compare(a, op, b) for (a, b), op in pairs)
-                )
-        one = self._operand(node)
-        return _equal(one, ast.NotEq(), _Operand("", one.kind, "" if one.kind == "text" else 0))
-
-    def _compare(self, one: ast.expr, op: ast.cmpop, other: ast.expr) -> Any:
-        if isinstance(op, ast.In | ast.NotIn):
-            found = self._is_in(one, other)
-            return np.logical_not(found) if isinstance(op, ast.NotIn) else found
-        return _equal(self._operand(one), op, self._operand(other))
-
-    def _is_in(self, one: ast.expr, other: ast.expr) -> Any:
-        left = self._operand(one)
-        if isinstance(other, _SEVERAL):
-            found = (_equal(left, ast.Eq(), self._operand(each)) for each in other.elts)
-            return functools.reduce(operator.or_, found, np.False_)
-        right = self._operand(other)
-        if right.kind == "multi-label" and isinstance(left.values, str):
-            return right.values[:, _number_of(left.values, right)] != 0
-        if right.kind != "text" or left.kind != "text":
-            raise SchemaError(f"{left.said} in {right.said} cannot be compared")
-        return _CONTAINS(right.values, left.values).astype(bool)
-
-    def _operand(self, node: ast.expr) -> _Operand:
-        said = ast.unparse(node)
-        match node:
-            case ast.Name(id=name):
-                return self._column(self.names.get(name, name))
-            case ast.Constant(value=str() as text):
-                return _Operand(said, "text", text)
-            case ast.Constant(value=int() | float() as number):
-                return _Operand(said, "number", number)
-            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-                return _Operand(said, "number", -number)
-        what = "it takes comparisons, and, or, not, in, names and literals"
-        raise SchemaError(f"unexpected {said!r}; {what}")
-
-    def _column(self, name: str) -> _Operand:
-        """Read what a condition names."""
-        view, column = self.view, 0
-        field = view.schema.fields.get(name)
-        if (place := find_column(view.schema, name)) is not None:
-            field, column = view.schema.fields[place[0]], place[1]
-        if field is None or not _has_one_value(field, place is not None):
-            fields = [n for n, f in view.schema.fields.items() if _has_one_value(f, False)]
-            known = [*dict.fromkeys([*fields, *column_names(view.schema)])]
-            what = f"no field {name!r} of one value{did_you_mean(name, known)}"
-            raise SchemaError(f"{what}; there is {', '.join(known) or 'none'}")
-        if isinstance(field, Text):
-            records = enumerate(view.all_records(name))
-            texts = [view.decode(i, name, record[name]) for i, record in records]
-            return _Operand(name, "text", _as_objects(texts))
-        values = view.column(name)
-        if isinstance(field, MultiLabel):
-            return _Operand(name, "multi-label", values, field.classes)
-        values = values.reshape(-1)
-        if isinstance(field, Categories):
-            words = field.vocabularies[column]
-            numbers = np.where(values <= len(words), values, 0)
-            return _Operand(name, "text", _as_objects(["", *words])[numbers], words)
-        if isinstance(field, Features) and field.standardized:
-            scale = (field.mean[column], field.std[column], field.dtype)
-            return _Operand(name, "number", values, scale=scale)
-        return _Operand(
-            name, "number", values, field.classes if isinstance(field, Label) else None
-        )
+def _mask(view: View, node: ast.expr) -> Any:
+    """Return where a condition is true: ``(N,)``, or one flag if it names nothing."""
+    match node:
+        case ast.BoolOp(op=join, values=tests):
+            both = np.logical_and if isinstance(join, ast.And) else np.logical_or
+            return functools.reduce(both, [_mask(view, test) for test in tests])
+        case ast.UnaryOp(op=ast.Not(), operand=test):
+            return np.logical_not(_mask(view, test))
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            pairs = zip(itertools.pairwise([left, *others]), ops, strict=True)
+            return functools.reduce(
+                np.logical_and, [_compare(view, one, op, other) for (one, other), op in pairs]
+            )
+    value = _operand(view, node)
+    return _related(
+        value, ast.NotEq(), _Operand("", value.kind, "" if value.kind == "text" else 0)
+    )
 
 
-def _equal(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
+def _compare(view: View, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
+    one = _operand(view, left)
+    if not isinstance(op, ast.In | ast.NotIn):
+        return _related(one, op, _operand(view, right))
+    if isinstance(right, ast.Tuple | ast.List | ast.Set):
+        equal = [_related(one, ast.Eq(), _operand(view, each)) for each in right.elts]
+        found = functools.reduce(np.logical_or, equal, np.False_)
+    else:
+        found = _contains(_operand(view, right), one)
+    return found if isinstance(op, ast.In) else np.logical_not(found)
+
+
+def _contains(whole: _Operand, part: _Operand) -> Any:
+    if whole.kind == "multi-label" and isinstance(part.values, str):
+        return whole.values[:, _number_of(part.values, whole)] != 0
+    if whole.kind != "text" or part.kind != "text":
+        raise SchemaError(f"{part.name} in {whole.name} cannot be compared")
+    return _CONTAINS(whole.values, part.values).astype(bool)
+
+
+def _operand(view: View, node: ast.expr) -> _Operand:
+    text = ast.unparse(node)
+    match node:
+        case ast.Name(id=name):
+            return _column(view, name)
+        case ast.Subscript(value=ast.Name(id="_"), slice=ast.Constant(value=str() as name)):
+            return _column(view, name)
+        case ast.Constant(value=str() as value):
+            return _Operand(text, "text", value)
+        case ast.Constant(value=int() | float() as value):
+            return _Operand(text, "number", value)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return _Operand(text, "number", -value)
+    what = "use comparisons, and, or, not, in, names and literals"
+    raise SchemaError(f"unexpected {text!r}; {what}")
+
+
+def _column(view: View, name: str) -> _Operand:
+    places = _columns(view.schema)
+    if name not in places:
+        what = f"no field {name!r} of one value{did_you_mean(name, places)}"
+        raise SchemaError(f"{what}; there is {', '.join(places) or 'none'}")
+    field, at = view.schema.fields[places[name][0]], places[name][1]
+    if isinstance(field, Text):
+        records = enumerate(view.all_records(name))
+        texts = [view.decode(i, name, record[name]) for i, record in records]
+        return _Operand(name, "text", np.array(texts, object))
+    values = view.column(name)
+    if isinstance(field, MultiLabel):
+        return _Operand(name, "multi-label", values, field.classes)
+    values = values.reshape(-1)
+    if isinstance(field, Categories):
+        words = field.vocabularies[at]
+        numbers = np.where(values <= len(words), values, 0)
+        return _Operand(name, "text", np.array(["", *words], object)[numbers], words)
+    if isinstance(field, Features) and field.standardized:
+        scale = field.mean[at], field.std[at], field.dtype
+        return _Operand(name, "number", values, scale=scale)
+    return _Operand(name, "number", values, field.classes if isinstance(field, Label) else None)
+
+
+def _columns(schema: Schema) -> dict[str, tuple[str, int]]:
+    """Return the fields of one value and the columns of tables: by name the field, and the position in its rows."""
+    found: dict[str, tuple[str, int]] = {}
+    for name, field in schema.fields.items():
+        if isinstance(field, Features | Categories):
+            columns = {each: (name, at) for at, each in enumerate(field.columns)}
+            found = {n: place for n, place in columns.items() if n not in schema.fields} | found
+            has_one = len(columns) == 1
+        else:
+            is_number = isinstance(field, Array) and field.dims == ()
+            has_one = is_number or isinstance(field, Label | MultiLabel | Text)
+        if has_one:
+            found[name] = name, 0
+    return found
+
+
+def _related(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
     """Compare two operands, each as the other is stored."""
     for each in (one, other):
         if each.kind == "multi-label":
-            raise SchemaError(
-                f"{each.said} is a multi-label: use {(each.words or ('',))[0]!r} in it"
-            )
+            example = (each.words or ("",))[0]
+            raise SchemaError(f"{each.name} is a multi-label: use {example!r} in {each.name}")
     if type(op) not in _COMPARE:
-        raise SchemaError("'is' compares nothing that is stored: use '=='")
-    left, right = _fitted(one, op, other), _fitted(other, op, one)
+        raise SchemaError("unexpected 'is': use '=='")
+    left, right = _stored(one, op, other), _stored(other, op, one)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(_COMPARE[type(op)](left, right), bool)
 
 
-def _fitted(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
+def _stored(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
     """Return the values of an operand as they are stored in the column that they are compared with."""
     if isinstance(one.values, str) and other.words is not None:
         if other.kind == "text":
             if one.values:  # "" is what is missing
                 _number_of(one.values, other)
             return one.values
-        if isinstance(op, _ORDER):
-            raise SchemaError(f"names of classes, such as {one.said}, have no order: use numbers")
+        if not isinstance(op, ast.Eq | ast.NotEq):
+            raise SchemaError(f"classes, such as {one.name}, have no order: use numbers")
         return _number_of(one.values, other)
     is_class = isinstance(other.values, str) and one.words is not None
     if one.kind != other.kind and not is_class:
-        numbers = (each for each in (one.values, other.values) if isinstance(each, int | float))
-        hint = "".join(f": use {str(number)!r}" for number in numbers)
-        raise SchemaError(f"{one.said} is a {one.kind}, {other.said} is a {other.kind}{hint}")
+        numbers = [each for each in (one.values, other.values) if isinstance(each, int | float)]
+        hint = f": use {str(numbers[0])!r}" if numbers else ""
+        raise SchemaError(f"{one.name} is a {one.kind}, {other.name} is a {other.kind}{hint}")
     if other.scale is None or one.scale == other.scale:
         return one.values
     if one.scale is not None:
-        raise SchemaError(f"{one.said} and {other.said} are standardized, each by its own scale")
+        raise SchemaError(f"{one.name} and {other.name} are standardized, each by its own scale")
     mean, std, dtype = other.scale
     with np.errstate(over="ignore", invalid="ignore"):
         return standardized(np.asarray(one.values, np.float64), mean, std).astype(dtype)
 
 
-def _has_one_value(field: Field, is_column: bool) -> bool:
-    if isinstance(field, Features | Categories):
-        return is_column or len(field.columns) == 1
-    is_number = isinstance(field, Array) and field.dims == ()
-    return is_number or isinstance(field, Label | MultiLabel | Text)
-
-
-def _number_of(word: str, operand: _Operand) -> int:
+def _number_of(word: str, column: _Operand) -> int:
     """Return the number of a class or category; SchemaError if it is none: a typing error would select nothing."""
-    words = operand.words or ()
+    words = column.words or ()
     if word in words:
         return words.index(word)
     near = did_you_mean(word, words) or f"; there is {', '.join(map(repr, words[:5]))}"
-    raise SchemaError(f"{operand.said!r} has no class {word!r}{near}")
-
-
-def _as_objects(texts: list[str]) -> npt.NDArray[Any]:
-    found = np.empty(len(texts), object)
-    found[:] = texts
-    return found
+    raise SchemaError(f"{column.name!r} has no class {word!r}{near}")
