@@ -52,7 +52,7 @@ from packdata.packed import combine
 from packdata.packed.content import ViewContent
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import parse_parts, split
-from packdata.packed.rewrite import WriteOptions, Written, write_datasets
+from packdata.packed.rewrite import Written, write_datasets
 from packdata.packing import publish
 from packdata.packing.lock import TargetLock
 from packdata.recipe import Block
@@ -115,8 +115,8 @@ def test_write_dataset_cuts_shards_by_size(tmp_path: Path, format: Any) -> None:
     content = ViewContent(view, view.schema)
     rows = samples_of(folder)
 
-    options = WriteOptions(format, 20_000)
-    made = write_datasets(tmp_path / "b", PLAN, {"": Written(content, {})}, options)[""]
+    datasets, options = {"": Written(content, {})}, {"format": format, "shard_bytes": 20_000}
+    made = write_datasets(tmp_path / "b", PLAN, datasets, **options)[""]
 
     assert len(made.shards) > 1
     assert samples_of(tmp_path / "b") == rows
@@ -134,11 +134,12 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
             raise RuntimeError("the source broke")
 
     broken = Written(Failing(view, view.schema), {})
+    options: Any = {"format": "lmdb", "shard_bytes": 30}
     with pytest.raises(RuntimeError):
-        write_datasets(tmp_path / "b", PLAN, {"": broken}, WriteOptions(shard_bytes=30))
+        write_datasets(tmp_path / "b", PLAN, {"": broken}, **options)
     before = entries(folder), samples_of(folder)
     with pytest.raises(RuntimeError):
-        write_datasets(folder, PLAN, {"": broken}, WriteOptions(shard_bytes=30, overwrite=True))
+        write_datasets(folder, PLAN, {"": broken}, **options, overwrite=True)
 
     assert not (tmp_path / "b").exists()
     assert (entries(folder), samples_of(folder)) == before

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from loaders.data.manifest import MANIFEST_NAME, Manifest, parse_manifest, read_manifest
 from loaders.data.view import join_views, open_view
 from loaders.errors import PackError, SchemaError
 from packdata.bucket import target_at
-from packdata.describe import counted
 from packdata.inspect.compare import schema_differences
-from packdata.packed.content import ViewContent
-from packdata.packed.rewrite import (
-    WriteOptions,
-    Written,
-    format_of,
-    plan_of,
-    write_datasets,
-)
+from packdata.packed.content import ViewContent, check_keys
+from packdata.packed.rewrite import Written, format_of, plan_of, write_datasets
 from packdata.packing.outside import check_outside
 from packdata.packing.packing import MADE, Packing
 from packdata.packing.provenance import extended, origin_of
 from packdata.packing.publish import manifest_at
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.store import store_of
-from packdata.sources.names import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,14 +25,9 @@ if TYPE_CHECKING:
     from loaders.data.view import View
     from packdata.packed.rewrite import Note
 
-_ENCODE = "'packdata copy --codec' encodes the pictures of one as those of the other"
-_REMEDIES = {  # by the option of a field that differs
-    **dict.fromkeys(("codec", "quality", "subsampling", "compression"), _ENCODE),
-    "size": "packing with the same sizes= and fit= gives pictures the same size",
-}
 _REMEDY = (
-    "'packdata copy --fields' chooses fields; packing with classes= fixes classes, with like= the "
-    "columns of a table"
+    "'packdata copy' chooses fields (--fields) and codecs (--codec); packing with sizes= and fit= fixes sizes, "
+    "with classes= classes, with like= the columns of a table"
 )
 
 
@@ -58,8 +43,8 @@ def merge(
     """Make one dataset of several with the same fields and classes, in their order; the sources stay as they are.
 
     Shards are linked or copied whole; with ``shard_bytes`` they are written anew, few of many small ones. ``dst`` and
-    sources may be URLs. The other options are those of ``WriteOptions``; ``overwrite`` replaces what ``merge`` has
-    made, and nothing else.
+    sources may be URLs. The other options are those of ``write_datasets``; ``overwrite`` replaces what
+    ``merge`` has made, and nothing else.
 
     Raises:
         SchemaError: The sources differ in fields or classes, or share a key.
@@ -70,19 +55,25 @@ def merge(
     check_outside(dst, sources)
     dst = target_at(dst)
     views = [open_view(path, "never") for path in sources]
-    _check_merged_before(dst)
-    _check_schemas(views)
-    _check_keys(views)
-    joined = join_views(views)
-    provenance = {"command": "merge", "sources": list(map(origin_of, views))}
-    plan = plan_of("merge", views, **({} if shard_bytes is None else {"shard_bytes": shard_bytes}))
-    content = ViewContent(joined.verified(), joined.schema)
+    there = manifest_at(store_of(dst), "")
+    if there is not None and there.provenance.get("command") != "merge":
+        what = "a packed dataset is there, which 'packdata merge' did not make"  # one more source?
+        raise PackError(what, dst, "The target comes last: choose a folder that is new or empty")
+    joined = _joined(views)
+    sizes = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
     whole = joined.whole_shards if shard_bytes is None else None
-    dataset = Written(content, provenance, whole)
-    size = DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes
-    how = format_of(joined), size, overwrite
-    options = WriteOptions(*how, link=link, note=note)
-    return write_datasets(dst, plan, {"": dataset}, options)[""]
+    provenance = {"command": "merge", "sources": list(map(origin_of, views))}
+    dataset = Written(ViewContent(joined.verified(), joined.schema), provenance, whole)
+    return write_datasets(
+        dst,
+        plan_of("merge", views, **sizes),
+        {"": dataset},
+        format=format_of(joined),
+        shard_bytes=DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes,
+        overwrite=overwrite,
+        link=link,
+        note=note,
+    )[""]
 
 
 def extend(
@@ -110,59 +101,27 @@ def extend(
         grown = open_view(dst, "never")
         if before.fingerprint != grown.fingerprint:
             raise PackError("the dataset was replaced meanwhile", dst, "Run the command again")
-        _check_schemas([grown, *added])
         origins = [origin_of(view) for view in added]
         last = [*before.provenance.get("appended", ())][-len(origins) :]
         if packing.is_continued and last == origins:  # it was killed behind that
             note(f"{dst}: {MADE}")
             return before
-        _check_keys([grown, *added])
+        _joined([grown, *added])
         provenance = extended(before.provenance, origins)
         shards = [shard for view in added for shard in view.whole_shards or ()]
         return packing.publish_whole(grown.schema, provenance, shards, grown=(before, seen))
 
 
-def _check_merged_before(folder: Path) -> None:
-    """Raise PackError for a dataset that ``merge`` did not make: it may be meant as one more source."""
-    there = manifest_at(store_of(folder), "")
-    if there is not None and there.provenance.get("command") != "merge":
-        what = "a packed dataset is there, which 'packdata merge' did not make"
-        hint = "The target comes last: choose a folder that is new or empty"
-        raise PackError(what, folder, hint)
-
-
-def _check_schemas(views: Sequence[View]) -> None:
-    """Raise SchemaError unless all have the same fields."""
+def _joined(views: Sequence[View]) -> View:
+    """Return the samples of several datasets; SchemaError unless all have the same fields, and no key in common."""
     first = views[0]
     for view in views[1:]:
-        different = schema_differences(first.schema, view.schema, defaults=False)
-        if different:
+        if different := schema_differences(first.schema, view.schema, defaults=False):
             what = "; ".join(different[:5])
             raise SchemaError(
-                f"{view.path} (B) does not match {first.path} (A): {what}. {_remedy(different)}"
+                f"{view.path} (B) does not match {first.path} (A): {what}. {_REMEDY}"
             )
-
-
-def _remedy(different: Sequence[str]) -> str:
-    def of(what: str) -> str:
-        return next((hint for o, hint in _REMEDIES.items() if f": {o} is " in what), _REMEDY)
-
-    return "; ".join(dict.fromkeys(map(of, different)))
-
-
-def _check_keys(views: Sequence[View]) -> None:
-    """Raise SchemaError if samples share a key."""
-    if not views[0].has_keys:
-        return
-    hashes = [view.key_hashes() for view in views]
-    source = np.repeat(np.arange(len(views)), [len(part) for part in hashes])
-    twice, firsts = repeated(np.concatenate(hashes))
-    if twice:
-        one, other = firsts[0], twice[0]
-        start = sum(len(views[i]) for i in range(int(source[other])))
-        key = views[source[other]].key(other - start)
-        where = f"{views[source[one]].path} and {views[source[other]].path}"
-        raise SchemaError(
-            f"{counted(len(twice), 'key')} would stand twice: {key!r} is in {where}. "
-            "'packdata copy --where' leaves samples out"
-        )
+    joined = join_views(views)
+    if joined.has_keys:
+        check_keys(joined)
+    return joined

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from loaders.data.columns import Column, FixedColumn, VarColumn, column_of
+from loaders.data.columns import Column, FixedColumn, column_of, rows_between
 from loaders.data.shards import FileShard
-from loaders.data.view import KEY_FIELD
 from loaders.errors import SchemaError
 from loaders.schema import Boxes, Image, Keypoints, Schema, Tokens
 from loaders.system import opencv
 from loaders.system.limits import usable_cores
+from packdata.describe import counted
+from packdata.packed.recode import recoders_of
 from packdata.packing.pool import OrderedPool
 from packdata.recipe import Block
-from packdata.sources.names import row_hashes
+from packdata.sources.names import repeated, row_hashes
 from packdata.tokens.rows import DOCUMENT_ENDS, LABELS, NUM_TOKENS, TOKENS, block_of
 from packdata.tokens.stream import count, has_tokens, streams_of
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from loaders.data.view import View
     from loaders.schema import Field
-    from packdata.packed.recode import Recode, RecodeOptions
+    from packdata.packed.recode import Recode, Recoding
 
 UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
@@ -54,9 +55,15 @@ class ViewContent:
 
     def blocks(self, first: int = 0) -> Iterator[Block]:
         """Yield all samples from number ``first`` on."""
-        num = len(self.view)
+        num, store = len(self.view), self.view.store
+        nbytes = sum(
+            shard.info.size_bytes
+            if isinstance(shard, FileShard)
+            else sum(column.nbytes for column in shard.columns.values())
+            for shard in store.shards
+        )
         most = _MAX_PICTURES if self.recoders else _MAX_ROWS
-        step = max(1, min(most, _BLOCK_BYTES // max(1, _mean_nbytes(self.view))))
+        step = max(1, min(most, _BLOCK_BYTES * len(store) // max(1, nbytes)))
         parts = (np.arange(at, min(at + step, num)) for at in range(first, num, step))
         if not self.recoders:
             yield from map(self._block, parts)
@@ -68,84 +75,73 @@ class ViewContent:
         ):
             yield from pool.map(parts)
 
-    def key_hashes(self) -> npt.NDArray[np.uint64]:
-        """Return the xxh3-64 of every sample's key."""
-        if KEY_FIELD not in self.values:
-            return self.view.key_hashes()
-        return row_hashes(self.values[KEY_FIELD])
-
     def _block(self, positions: Indices) -> Block:
         return Block({name: self._column(name, positions) for name in self.schema.fields})
 
     def _column(self, name: str, positions: Indices) -> Column:
         if name in self.values:
-            return _cut(self.values[name], int(positions[0]), int(positions[-1]) + 1)
+            return rows_between(self.values[name], int(positions[0]), int(positions[-1]) + 1)
+        view, recode = self.view, self.recoders.get(name)
         nbytes = self.schema.fields[name].record_nbytes
-        if nbytes is not None and name not in self.recoders:
+        if recode is None and nbytes is not None:
             out = np.empty((len(positions), nbytes), np.uint8)
-            self.view.store.gather(name, self.view.rows(positions), out)
+            view.store.gather(name, view.rows(positions), out)
             return FixedColumn(out)
-        stored = zip(positions.tolist(), self.view.records(name, positions), strict=True)
-        return column_of([self._record(name, i, record) for i, record in stored], nbytes)
-
-    def _record(self, name: str, position: int, record: UInt8Array) -> bytes | memoryview:
-        recode = self.recoders.get(name)
+        records = view.records(name, positions)
         if recode is None:
-            return record.data
-        return recode(record, lambda: self.view.decode(position, name, record))
-
-
-def _cut(column: Column, first: int, last: int) -> Column:
-    """Return some rows of a column, as a view."""
-    if isinstance(column, FixedColumn):
-        return FixedColumn(column.data[first:last])
-    return VarColumn(column.buffer, column.starts[first:last], column.lengths[first:last])
-
-
-def _mean_nbytes(view: View) -> int:
-    """Return about how many bytes a sample has in all fields, without opening a file."""
-    total = sum(
-        shard.info.size_bytes
-        if isinstance(shard, FileShard)
-        else sum(column.nbytes for column in shard.columns.values())
-        for shard in view.store.shards
-    )
-    return total // max(1, len(view.store))
+            return column_of([record.data for record in records], nbytes)
+        return column_of(
+            [
+                recode(record, lambda i=i, record=record: view.decode(i, name, record))  # type: ignore[misc]
+                for i, record in zip(positions.tolist(), records, strict=True)
+            ],
+            nbytes,
+        )
 
 
 def written_fields(
     view: View,
     names: Sequence[str],  # of its fields, those that are written
     added: Mapping[str, Field],  # some in place of those; what is new is served by default
-    recode: RecodeOptions,
     known: Mapping[str, Field],  # all that are stored: boxes are in pixels of the first image
+    recoding: Recoding,
 ) -> tuple[Schema, dict[str, Recode]]:
     """Return the fields that are written of a view, and what stores pictures anew; SchemaError if they do not fit."""
-    check_whole_stream(view, names)
+    view.check_fields(names)
+    lost = {TOKENS, NUM_TOKENS, DOCUMENT_ENDS} - {*names}
+    if has_tokens(view.schema) and lost:
+        what = f"{view.path} is a stream of tokens, which is not read without its fields"
+        raise SchemaError(f"{what} {', '.join(sorted(lost))}: keep them, too")
     old = view.schema.fields
-    recoders = recode.recoders({name: old[name] for name in names if name not in added})
-    if recode.codec is not None and not recoders:
-        what = f"no field that is kept has pictures for codec {recode.codec!r}"
+    kept = {name: old[name] for name in names if name not in added}
+    recoders = recoders_of(kept, recoding)
+    if recoding.codec is not None and not recoders:
+        what = f"no field that is kept has pictures for codec {recoding.codec!r}"
         raise SchemaError(f"{view.path}: {what}")
     fields = {name: old[name] for name in names} | {**added}
     fields |= {name: each.field for name, each in recoders.items()}
-    _check_boxes(known, fields)
+    before, after = (
+        [n for n, f in each.items() if isinstance(f, Image)] for each in (known, fields)
+    )
+    boxes = [name for name, field in fields.items() if isinstance(field, Boxes | Keypoints)]
+    if boxes and after and after[0] != before[0]:
+        what = f"boxes {boxes[0]!r} are in pixels of {before[0]!r}, the first image"
+        raise SchemaError(f"{what}: keep it, before {after[0]!r}, or leave out the boxes")
     served = [name for name in view.schema.defaults if name in fields]
     # A field that is added may have the name of one that is left out.
     served += [name for name in added if name not in names]
     return Schema(fields, tuple(dict.fromkeys(served))), recoders
 
 
-def _check_boxes(old: Mapping[str, Field], new: Mapping[str, Field]) -> None:
-    """Raise SchemaError if boxes would be taken for those of another image than they were drawn on."""
-    before, after = ([n for n, f in each.items() if isinstance(f, Image)] for each in (old, new))
-    boxes = [name for name, field in new.items() if isinstance(field, Boxes | Keypoints)]
-    if boxes and after and after[0] != before[0]:
-        what = f"boxes {boxes[0]!r} are in pixels of {before[0]!r}, the first image"
-        raise SchemaError(f"{what}: keep it, before {after[0]!r}, or leave out the boxes")
-
-
-# -- documents of a stream of tokens ------------------------------------------------------------------
+def check_keys(view: View, keys: Column | None = None) -> None:
+    """Raise SchemaError if two samples of a view have one key: their own, or those that they get."""
+    later, firsts = repeated(view.key_hashes() if keys is None else row_hashes(keys))
+    if later:
+        one, other = (f"{path}, row {row}" for path, row in map(view.place, (firsts[0], later[0])))
+        key = view.key(later[0]) if keys is None else keys.row(later[0]).tobytes().decode()
+        what = f"{counted(len(later), 'duplicate key')}, the first: {key!r} of {one} and {other}"
+        hint = "leave samples out ('packdata copy --where', or select), or give others"
+        raise SchemaError(f"{what}: {hint}")
 
 
 def check_no_stream(view: View, doing: str) -> None:
@@ -155,14 +151,6 @@ def check_no_stream(view: View, doing: str) -> None:
         raise SchemaError(
             f"{view.path} is a stream of tokens: {doing} would tear documents apart. {hint}"
         )
-
-
-def check_whole_stream(view: View, fields: Sequence[str]) -> None:
-    """Raise SchemaError where a stream would lose the fields that say where its documents end."""
-    lost = {TOKENS, NUM_TOKENS, DOCUMENT_ENDS} - set(fields)
-    if has_tokens(view.schema) and lost:
-        what = f"{view.path} is a stream of tokens, which is not read without its fields"
-        raise SchemaError(f"{what} {', '.join(sorted(lost))}: keep them, too")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,44 +172,36 @@ class DocumentContent:
         """Yield all rows from number ``first`` on."""
         for block in self._blocks():
             if first < len(block):
-                yield Block({n: _cut(c, first, len(block)) for n, c in block.columns.items()})
+                parts = {n: rows_between(c, first, len(block)) for n, c in block.columns.items()}
+                yield Block(parts)
             first = max(0, first - len(block))
 
     def _blocks(self) -> Iterator[Block]:
-        kinds = self.view.schema.fields
-        field = kinds[TOKENS]
+        fields = self.view.schema.fields
+        field = fields[TOKENS]
         assert isinstance(field, Tokens)
-        chosen = np.zeros(count(self.view)[1] + 2, bool)
+        names = [name for name in (TOKENS, LABELS) if name in fields]
+        chosen = np.zeros(count(self.view)[1] + 2, bool)  # the last document may have no end
         chosen[self.documents] = True
-        names = [name for name in (TOKENS, LABELS) if name in kinds]
-        values = [np.empty(0, kinds[name].dtype) for name in names]
-        first, ends = 0, np.empty(0, np.int64)
+        values, ends = [np.empty(0, fields[name].dtype) for name in names], np.empty(0, np.int64)
         for more_ends, *more in streams_of(self.view, names):
-            keep, kept_ends = _select(len(more[0]), more_ends, chosen[first:])
-            first += len(more_ends)
+            lengths = np.diff(more_ends, prepend=0, append=len(more[0]))
+            keep = np.repeat(chosen[: len(lengths)], lengths)
+            kept_ends = np.cumsum(keep)[more_ends[chosen[: len(more_ends)]] - 1]
+            chosen = chosen[len(more_ends) :]
             ends = np.concatenate([ends, kept_ends + len(values[0])])
             values = [np.concatenate([v, m[keep]]) for v, m in zip(values, more, strict=True)]
             full = len(values[0]) // field.row_tokens * field.row_tokens
             if full:
-                yield _block(values, ends[ends <= full], full, field.row_tokens)
+                yield _rows(values, ends[ends <= full], full, field.row_tokens)
             values, ends = [v[full:] for v in values], ends[ends > full] - full
         if len(values[0]):
-            yield _block(values, ends, len(values[0]), field.row_tokens)
+            yield _rows(values, ends, len(values[0]), field.row_tokens)
 
 
 Content = ViewContent | DocumentContent  # the samples of a dataset, as records
 
 
-def _block(values: Sequence[npt.NDArray[Any]], ends: Indices, num: int, row_tokens: int) -> Block:
+def _rows(values: Sequence[npt.NDArray[Any]], ends: Indices, num: int, row_tokens: int) -> Block:
     ids, *labels = (v[:num] for v in values)
     return block_of(ids, ends, row_tokens, *labels)
-
-
-def _select(
-    num: int, ends: Indices, chosen: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[np.bool_], Indices]:
-    """Return which tokens are of chosen documents, of which the last may have no end, and their ends."""
-    lengths = np.diff(np.concatenate([np.zeros(1, np.int64), ends, [num]]))
-    keep = np.repeat(chosen[: len(lengths)], lengths)
-    kept_ends: Indices = np.cumsum(keep, dtype=np.int64)[ends[chosen[: len(ends)]] - 1]
-    return keep, kept_ends

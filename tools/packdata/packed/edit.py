@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from loaders.data.manifest import read_manifest
 from loaders.data.view import open_view
@@ -16,8 +15,8 @@ from loaders.schema import PICTURE_CODECS
 from packdata.describe import counted
 from packdata.options import changed, check_options, opt, parse_names
 from packdata.packed.content import ViewContent, check_no_stream, written_fields
-from packdata.packed.recode import RecodeOptions
-from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
+from packdata.packed.recode import Recoding
+from packdata.packed.rewrite import Written, format_of, plan_of, write_datasets
 from packdata.packed.where import matching
 from packdata.packing.outside import check_outside
 from packdata.packing.provenance import origin_of
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
     from loaders.data.manifest import Manifest
     from packdata.packing.shards import Format
-
-    Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +66,11 @@ class CopyOptions:
         self.recoding()  # checks what it is made of
         kept = self.fields
         if kept is not None and not 0 < len(set(kept)) == len(kept):
-            what = "each field can be kept once, and one must be"
-            raise SchemaError(f"{what}, got {list(kept)}")
+            raise SchemaError(f"fields must be different names, at least one, got {list(kept)}")
 
-    def recoding(self) -> RecodeOptions:
+    def recoding(self) -> Recoding:
         """Return how pictures are to be stored."""
-        return RecodeOptions(self.codec, self.quality, self.subsampling, self.compression)
+        return Recoding(self.codec, self.quality, self.subsampling, self.compression)
 
 
 def copy_dataset(
@@ -91,7 +87,7 @@ def copy_dataset(
 ) -> Manifest:
     """Write a changed copy of a packed dataset; what is not to be changed is copied byte for byte.
 
-    ``format`` is by default that of the original. What else is given is as in ``WriteOptions``.
+    ``format`` is by default that of the original. What else is given is as in ``write_datasets``.
 
     Raises:
         SchemaError: The condition or a field's name does not fit the dataset.
@@ -102,25 +98,30 @@ def copy_dataset(
     options = options or CopyOptions()
     check_outside(dst, [src])
     view = open_view(src)
-    kept = list(view.schema.fields if options.fields is None else options.fields)
-    view.check_fields(kept)
-    schema, recoders = written_fields(view, kept, {}, options.recoding(), view.schema.fields)
+    kept = options.fields or list(view.schema.fields)
+    schema, recoders = written_fields(view, kept, {}, view.schema.fields, options.recoding())
     chosen = view
     if options.where is not None:
         check_no_stream(view, "choosing rows")
-        keep = np.flatnonzero(matching(view, options.where))
-        if not len(keep):
+        chosen = view.select(np.flatnonzero(matching(view, options.where)))
+        if not len(chosen):
             what = f"none of {counted(len(view), 'sample')} meets the condition {options.where!r}"
             raise SourceError(what, view.path)
-        chosen = view.select(keep)
     asked = changed(options)
-    provenance = {"command": "copy", "source": origin_of(view), "options": asked}
-    format = format or format_of(view)
-    written = WriteOptions(format, shard_bytes, overwrite, tick=tick, note=note)
-    command = plan_of("copy", [view], **asked, format=format, shard_bytes=shard_bytes)
-    content, whole = ViewContent(chosen, schema, recoders, workers=workers), None
-    is_same = options == CopyOptions() and format == format_of(view)
-    if is_same and is_url(dst) and shard_bytes == DEFAULT_SHARD_BYTES:  # sent as it is
-        provenance, whole = dict(read_manifest(src).provenance), view.whole_shards
-    dataset = Written(content, provenance, whole)
-    return write_datasets(dst, command, {"": dataset}, written)[""]
+    content = ViewContent(chosen, schema, recoders, workers=workers)
+    written = Written(content, {"command": "copy", "source": origin_of(view), "options": asked})
+    usual = format_of(view)
+    format = format or usual
+    if is_url(dst) and not asked and (format, shard_bytes) == (usual, DEFAULT_SHARD_BYTES):
+        written = Written(content, read_manifest(src).provenance, view.whole_shards)  # as it is
+    plan = plan_of("copy", [view], **asked, format=format, shard_bytes=shard_bytes)
+    return write_datasets(
+        dst,
+        plan,
+        {"": written},
+        format=format,
+        shard_bytes=shard_bytes,
+        overwrite=overwrite,
+        tick=tick,
+        note=note,
+    )[""]

@@ -40,23 +40,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """How samples are written; none of it is about which."""
-
-    format: Format = "lmdb"  # format of the shards
-    shard_bytes: int = DEFAULT_SHARD_BYTES  # a shard ends with the sample that reaches this size
-    overwrite: bool = False  # replace a dataset that is there
-    link: bool = True  # link whole shards, where the file system has links
-    # Called with the number of samples written since the last call.
-    tick: Callable[[int], object] = int
-    # Called with what is no error and deserves a look, such as that all was done before.
-    note: Note = str
-
-    def __post_init__(self) -> None:
-        check_shard_options(self.format, self.shard_bytes)
-
-
-@dataclass(frozen=True, slots=True)
 class Written:
     """A dataset that is to be written."""
 
@@ -83,71 +66,73 @@ def write_datasets(
     dst: Path | str,
     plan: Mapping[str, str],
     datasets: Mapping[str, Written],
-    options: WriteOptions,
+    *,
+    format: Format,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    overwrite: bool = False,
+    link: bool = True,
+    tick: Callable[[int], object] = int,
+    note: Note = str,
 ) -> dict[str, Manifest]:
     """Write samples as packed datasets, by their folder below ``dst``; all of them appear, or none.
 
     Killed, the same command continues: ``plan`` (``plan_of``) tells it from others.
 
+    Args:
+        dst: A folder, or a URL.
+        plan: All that decides what is written.
+        datasets: By folder below ``dst``.
+        format: Of the shards.
+        shard_bytes: A shard ends with the sample that reaches this size.
+        overwrite: Replace datasets that are there.
+        link: Link whole shards, where the file system has links.
+        tick: Called with the number of samples written since the last call.
+        note: Called with what is no error and deserves a look, such as that all was done before.
+
     Raises:
         PackError: A target is taken or cannot be written, or there are no samples.
         RemoteError: The store does not answer, or refuses.
     """
-    place, folders, overwrite, link = target_at(dst), [*datasets], options.overwrite, options.link
+    check_shard_options(format, shard_bytes)
+    place, folders = target_at(dst), [*datasets]
     with Packing(place, folders, plan, kind="command", overwrite=overwrite, link=link) as packing:
         if packing.is_published:
-            options.note(f"{place}: {packing.why_finished}")
+            note(f"{place}: {packing.why_finished}")
             return packing.manifests()
         for folder, each in datasets.items():
-            # It has what the schema names besides shards.
-            source = next(iter(each.content.view.folders), None)
-            packing.stage_files(folder, files_beside(each.content.schema, source))
+            content, schema = each.content, each.content.schema
+            packing.stage_files(folder, files_beside(schema, content.view.folders))
             if each.whole is not None:
                 provenance = {**each.provenance, PLAN: digest_of(plan)}
-                schema, tick = each.content.schema, options.tick
-                made = packing.publish_whole(schema, provenance, each.whole, tick=tick)
-                return {folder: made}
-            _write_content(packing, folder, each.content, options)
+                return {folder: packing.publish_whole(schema, provenance, each.whole, tick=tick)}
+            builder = ShardBuilder(schema, format, shard_bytes)
+            done = sum(info.num_samples for info in packing.state.shards.get(folder, ()))
+            tick(done)
+            for block in content.blocks(done):
+                check_records(block, schema, format)
+                for _ in builder.fill(block):
+                    packing.write(folder, builder.take(), schema, format, Reached(0))
+                tick(len(block))
+            if builder.num_samples:
+                packing.write(folder, builder.take(), schema, format, Reached(0))
+            packing.wait()
+            if not packing.state.shards.get(folder):
+                raise PackError("there is no sample to write", packing.dst)
         packing.publish({f: (w.content.schema, w.provenance) for f, w in datasets.items()})
         return packing.manifests()
 
 
-def files_beside(schema: Schema, source: Path | None) -> dict[str, bytes]:
-    """Return the files that a schema names, from a dataset that has them.
+def files_beside(schema: Schema, folders: Sequence[Path]) -> dict[str, bytes]:
+    """Return the files that a schema names, from the first folder of those that have them.
 
     Raises:
         PackError: One is missing or damaged.
     """
     found = dict[str, bytes]()
     for name, digest in schema.files.items():
-        data = b""
-        if source is not None:
-            file = origin_at(source).small_file(name) if is_url(source) else source / name
-            data = read_regular(file) if file.is_file() else b""
-        if xxhash.xxh3_128_hexdigest(data) != digest:
+        files = [origin_at(f).small_file(name) if is_url(f) else f / name for f in folders[:1]]
+        found[name] = b"".join(read_regular(file) for file in files if file.is_file())
+        if xxhash.xxh3_128_hexdigest(found[name]) != digest:
             what = f"the file {name} is missing, or not the one that the manifest names"
-            raise PackError(what, source or name, "Copy it from a backup")
-        found[name] = data
+            raise PackError(what, folders[0] if folders else name, "Copy it from a backup")
     return found
-
-
-def _write_content(packing: Packing, folder: str, content: Content, options: WriteOptions) -> None:
-    """Write samples as shards, behind those that the same command has left."""
-    builder = ShardBuilder(content.schema, options.format, options.shard_bytes)
-    done = sum(info.num_samples for info in packing.state.shards.get(folder, ()))
-    options.tick(done)
-
-    def flush() -> None:
-        columns = builder.take()
-        packing.write(folder, columns, content.schema, options.format, Reached(0))
-
-    for block in content.blocks(done):
-        check_records(block, content.schema, options.format)
-        for _ in builder.fill(block):
-            flush()
-        options.tick(len(block))
-    if builder.num_samples:
-        flush()
-    packing.wait()
-    if not packing.state.shards.get(folder):
-        raise PackError("there is no sample to write", packing.dst)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
+from xxhash import xxh3_128_hexdigest
 
 from loaders.checks import shown
 from loaders.codecs.picture import DEFAULT_QUALITY
-from loaders.data.columns import Column, column_of, row_views
+from loaders.data.columns import Column, column_of
 from loaders.data.manifest import read_manifest
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
@@ -21,22 +21,21 @@ from loaders.schema import Array, Bytes, Field, Json, Text
 from packdata.bucket import target_at
 from packdata.describe import counted
 from packdata.images.fit import SizeOption
-from packdata.packed.content import ViewContent, check_no_stream, written_fields
-from packdata.packed.recode import RecodeOptions
-from packdata.packed.rewrite import WriteOptions, Written, format_of, plan_of, write_datasets
+from packdata.packed.content import ViewContent, check_keys, check_no_stream, written_fields
+from packdata.packed.recode import Recoding
+from packdata.packed.rewrite import Written, format_of, plan_of, write_datasets
 from packdata.packing.outside import check_outside
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import origin
 from packdata.packing.settings import check_workers
-from packdata.packing.shards import DEFAULT_SHARD_BYTES, check_shard_options
+from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.summary import summary_of
-from packdata.sources.names import repeated
+from packdata.sources.names import row_hashes
 from packdata.values import Encoded, Preparer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loaders.data.shards import FileShard
     from packdata.images.fit import Size
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
@@ -96,24 +95,53 @@ def write(
     source, known = _as_view(view)
     check_outside(dst, source.folders)
     resize = None if size is None else SizeOption.parse(size, fit)
-    recode = RecodeOptions(codec, quality, resize=resize)
-    content = _content(source, known, recode, add or {}, check_workers(workers))
-    whole = _whole(content, format) if link and shard_bytes is None else None
+    recoding = Recoding(codec, quality, resize=resize)
+    add, workers = add or {}, check_workers(workers)
+    if source.numbers is not None:
+        check_no_stream(source, "choosing rows")
+    added = {name: _column(name, values, known.get(name), source) for name, values in add.items()}
+    fields = {name: field for name, (field, _) in added.items()}
+    schema, recoders = written_fields(source, [*source.schema.fields], fields, known, recoding)
+    values = {name: column for name, (_, column) in added.items()}
+    if isinstance(schema.fields.get(KEY_FIELD), Text) and not _is_one(source, values):
+        check_keys(source, values.get(KEY_FIELD))
+    whole = (
+        None if shard_bytes is not None or recoders or values or not link else source.whole_shards
+    )
+    if not whole or (format and {shard.path.suffix for shard in whole} != {f".{format}"}):
+        whole = None
     format, shard_bytes = format or format_of(source), shard_bytes or DEFAULT_SHARD_BYTES
-    check_shard_options(format, shard_bytes)
     given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}
     options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
     options |= {"add": sorted(add)} if add else {}
-    asked = options | {"format": format, "shard_bytes": shard_bytes, "link": whole is not None}
-    plan = plan_of("write", [source], **asked, **_identity(content))
-    provenance = {"command": "write", **_made_of(source), "options": options}
-    dataset = Written(content, provenance, whole)
-    progress = Quiet() if progress is None else progress
+    plan = plan_of(
+        "write",
+        [source],
+        **options,
+        format=format,
+        shard_bytes=shard_bytes,
+        link=whole is not None,
+        samples=None if source.numbers is None else xxh3_128_hexdigest(source.numbers.tobytes()),
+        schema=schema.to_json(),
+        values={n: xxh3_128_hexdigest(row_hashes(c).tobytes()) for n, c in values.items()},
+    )
+    origins = [origin(folder, read_manifest(folder)) for folder in source.folders]
+    origins = origins or [{"name": source.path.name, "fingerprint": source.fingerprint}]
+    made_of = {"source": origins[0]} if len(origins) == 1 else {"sources": origins}
+    content = ViewContent(source, schema, recoders, values, workers)
+    written = Written(content, {"command": "write", **made_of, "options": options}, whole)
+    progress = progress or Quiet()
     progress.start(len(source), 0)
-    tick = partial(progress.advance, 0)
     try:
-        written = WriteOptions(format, shard_bytes, overwrite, tick=tick)
-        manifest = write_datasets(dst, plan, {"": dataset}, written)[""]
+        manifest = write_datasets(
+            dst,
+            plan,
+            {"": written},
+            format=format,
+            shard_bytes=shard_bytes,
+            overwrite=overwrite,
+            tick=partial(progress.advance, 0),
+        )[""]
     finally:
         progress.close()
     seconds = time.monotonic() - began
@@ -121,46 +149,28 @@ def write(
 
 
 def _as_view(data: Any) -> tuple[View, Mapping[str, Field]]:
-    """Return what a view is of, to be verified, and all fields that are stored beside those to write."""
-    if isinstance(data, str | Path):
-        data = open_view(data)
-    view = data if isinstance(data, View) else _chosen(data)
+    """Return the samples and fields that are to be written, to be verified, and all fields that are stored."""
+    data = open_view(data) if isinstance(data, str | Path) else data
+    view = data if isinstance(data, View) else getattr(data, "view", None)
     if not isinstance(view, View) or getattr(data, "has_own_samples", False):
         what = "takes a dataset of packed samples, such as ShardDataset, or a view of one"
         raise TypeError(f"packdata.write {what}, got {shown(data)}")
     if getattr(data, "transform", None) is not None:
         what = "what a transform makes of samples cannot be stored"
         raise SchemaError(f"{what}: write dataset.replace(transform=None), or use packdata.pack")
+    if view is not data:
+        chosen = tuple(name for name in data.fields if name in view.schema.fields)
+        if chosen != view.schema.defaults:
+            view = view.with_fields(chosen, chosen)
     view.check_version()  # also of shards that are open: their origin is read again
-    return view.verified(), getattr(data, "schema", view.schema).fields
+    return view.verified(), data.schema.fields
 
 
-def _chosen(data: Any) -> View | None:
-    """Return the view inside a dataset, with the fields that were chosen, else with all that are stored."""
-    view = getattr(data, "view", None)
-    if not isinstance(view, View):
-        return None
-    chosen = tuple(name for name in data.fields if name in view.schema.fields)
-    return view if chosen == view.schema.defaults else view.with_fields(chosen, chosen)
-
-
-def _content(
-    view: View,
-    known: Mapping[str, Field],
-    recode: RecodeOptions,
-    add: Mapping[str, Any],
-    workers: int,
-) -> ViewContent:
-    """Return what becomes of each sample, checked before anything is written."""
-    if view.numbers is not None:
-        check_no_stream(view, "choosing rows")
-    added = {name: _column(name, values, known.get(name), view) for name, values in add.items()}
-    fields = {name: field for name, (field, _) in added.items()}
-    schema, recoders = written_fields(view, [*view.schema.fields], fields, recode, known)
-    values = {name: column for name, (_, column) in added.items()}
-    content = ViewContent(view, schema, recoders, values, workers=workers)
-    _check_keys(content)
-    return content
+def _is_one(view: View, values: Mapping[str, Column]) -> bool:
+    """Tell whether the keys are those of one dataset, which has none of them twice."""
+    files = [shard.path for shard in view.store.shards]
+    is_whole = view.numbers is None and len({*files}) == len(files)
+    return is_whole and len(view.folders) == 1 and KEY_FIELD not in values
 
 
 def _column(name: str, values: Any, field: Field | None, view: View) -> tuple[Field, Column]:
@@ -170,7 +180,7 @@ def _column(name: str, values: Any, field: Field | None, view: View) -> tuple[Fi
     if len(values) != len(view):
         what = f"{name!r} has {len(values)} values for {counted(len(view), 'sample')}"
         raise SchemaError(f"add takes one value for each sample: {what}")
-    field = field or _kind(values)
+    field = field or _field_of(values)
     prepare = Preparer(field, DEFAULT_QUALITY)
     with suppress(CodecError):
         if (column := prepare.column(values)) is not None:
@@ -185,7 +195,7 @@ def _column(name: str, values: Any, field: Field | None, view: View) -> tuple[Fi
     return field, column_of(records, field.record_nbytes)
 
 
-def _kind(values: Any) -> Field:
+def _field_of(values: Any) -> Field:
     """Return a field for values: of numbers of one shape an array, else of texts, bytes, or JSON."""
     with suppress(ValueError):  # of several shapes
         array = np.asarray(values)
@@ -195,49 +205,3 @@ def _kind(values: Any) -> Field:
     if kinds and all(issubclass(kind, str) for kind in kinds):
         return Text()
     return Bytes() if kinds == {bytes} else Json()
-
-
-def _check_keys(content: ViewContent) -> None:
-    """Raise SchemaError if two samples would have one key."""
-    view = content.view
-    files = [shard.path for shard in view.store.shards]
-    is_one = view.numbers is None and len(view.folders) == 1 and len({*files}) == len(files)
-    is_one = is_one and KEY_FIELD not in content.values
-    if is_one or not isinstance(content.schema.fields.get(KEY_FIELD), Text):
-        return
-    twice, _ = repeated(content.key_hashes())
-    if twice:
-        what = f"{counted(len(twice), 'key')} would stand twice"
-        raise SchemaError(f"{what}: leave the field out by replace(fields=...), or add others")
-
-
-def _whole(content: ViewContent, format: Format | None) -> list[FileShard] | None:
-    """Return the files that can be used as they are, or None."""
-    shards = content.view.whole_shards
-    if not shards or content.recoders or content.values:
-        return None
-    is_same = all(shard.path.suffix == f".{format}" for shard in shards)
-    return shards if format is None or is_same else None
-
-
-def _identity(content: ViewContent) -> dict[str, Any]:
-    """Return what tells the samples and fields from others."""
-    numbers = content.view.numbers
-    which = None if numbers is None else xxhash.xxh3_128_hexdigest(numbers.tobytes())
-    values = {name: _digest(column) for name, column in content.values.items()}
-    return {"samples": which, "schema": content.schema.to_json(), "values": values}
-
-
-def _digest(column: Column) -> str:
-    state = xxhash.xxh3_128()
-    for row in row_views(column):
-        state.update(len(row).to_bytes(8, "little"))
-        state.update(row)
-    return state.hexdigest()
-
-
-def _made_of(view: View) -> dict[str, Any]:
-    origins = [origin(folder, read_manifest(folder)) for folder in view.folders]
-    if not origins:
-        return {"source": {"name": view.path.name, "fingerprint": view.fingerprint}}
-    return {"source": origins[0]} if len(origins) == 1 else {"sources": origins}
