@@ -11,16 +11,13 @@ import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SchemaError
-
-if TYPE_CHECKING:
-    from packdata.images.scratch import Scratch
 
 Array = npt.NDArray[Any]
 Size = tuple[int, int]  # height, width
@@ -98,15 +95,13 @@ class SizeOption:
         size: Size | None = None,
         *,
         nearest: bool = False,  # take the nearest pixel, as for masks
-        # Where the result may lie; it is then gone with the thread's next.
-        scratch: Scratch | None = None,
     ) -> Array:
         """Return the picture in its new size."""
         size = size or (pixels.shape[0], pixels.shape[1])
         if self.fit == "cover":
             pixels, size = self._trim(pixels, size)
         to = self.scaled(size)
-        pixels = _take_nearest(pixels, to) if nearest else _scale(pixels, size, to, scratch)
+        pixels = _take_nearest(pixels, to) if nearest else _scale(pixels, size, to)
         if self.fixed is None:
             return np.ascontiguousarray(pixels)
         return _place(pixels, self.fixed)
@@ -167,7 +162,7 @@ def _scaled(resize: SizeOption, size: Size) -> Size:
     return next(sides), next(sides)
 
 
-def _scale(pixels: Array, full: Size, size: Size, scratch: Scratch | None) -> Array:
+def _scale(pixels: Array, full: Size, size: Size) -> Array:
     """Average areas along the sides that shrink, then interpolate along those that grow."""
     down, across = (
         side / _factor(side, length) for side, length in zip(full, pixels.shape[:2], strict=True)
@@ -176,10 +171,10 @@ def _scale(pixels: Array, full: Size, size: Size, scratch: Scratch | None) -> Ar
         # Given factors, OpenCV counts the last row and column for the part that they cover. The
         # size it finds for itself is the rounded one, which is exact from MIN_REDUCED pixels on.
         factors = (size[1] / across, size[0] / down)
-        return _cv2_resize(pixels, size, cv2.INTER_AREA, scratch, factors)
+        return _cv2_resize(pixels, size, cv2.INTER_AREA, factors)
     shrunk = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
-    pixels = _cv2_resize(pixels, shrunk, cv2.INTER_AREA, scratch)
-    return _cv2_resize(pixels, size, cv2.INTER_CUBIC, None)
+    pixels = _cv2_resize(pixels, shrunk, cv2.INTER_AREA)
+    return _cv2_resize(pixels, size, cv2.INTER_CUBIC)
 
 
 def _factor(side: int, length: int) -> int:
@@ -191,19 +186,14 @@ def _cv2_resize(
     pixels: Array,
     size: Size,
     method: int,
-    scratch: Scratch | None,
     factors: tuple[float, float] | None = None,
 ) -> Array:
     if pixels.shape[:2] == size:
         return pixels
-    out = None
-    if scratch is not None:
-        channels = tuple(n for n in pixels.shape[2:] if n > 1)
-        out = scratch.take("resized", (*size, *channels), pixels.dtype)
     if factors is None:
-        resized = cv2.resize(pixels, size[::-1], dst=out, interpolation=method)
+        resized = cv2.resize(pixels, size[::-1], interpolation=method)
     else:
-        resized = cv2.resize(pixels, None, out, *factors, interpolation=method)
+        resized = cv2.resize(pixels, None, None, *factors, interpolation=method)
     return resized.reshape(*size, *pixels.shape[2:])  # cv2 drops a single channel
 
 

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from packdata.images.fit import Size
-    from packdata.images.scratch import Scratch
 
 Array = npt.NDArray[Any]
 
@@ -106,8 +105,6 @@ def decode_picture(
     # Given the full size, says which size the picture will be scaled down to. A JPEG may then be decoded at a half,
     # a quarter or an eighth, sides rounded up, as long as that is twice as large as needed or more.
     needed: Callable[[Size], Size] | None = None,
-    # Where a JPEG may be decoded to; the pixels are then gone with the thread's next.
-    scratch: Scratch | None = None,
     max_pixels: int = MAX_PIXELS,  # that are accepted, of any format
     to_srgb: bool = False,  # convert 8-bit colours that have a colour profile to sRGB
 ) -> Picture:
@@ -135,7 +132,7 @@ def decode_picture(
         check_pixels(*header.size, max_pixels)
         reduction = _reduction(header, needed)
         if header.format == "jpeg":
-            pixels, mended = _decode_jpeg(data, header.size, channels, reduction, scratch)
+            pixels, mended = _decode_jpeg(data, header.size, channels, reduction)
             notes = [] if mended is None else [ODD_JPEG]
         else:
             pixels, notes = _decode_known(data, header, max_pixels)
@@ -182,13 +179,11 @@ def _decode_known(data: bytes, header: Header, max_pixels: int) -> tuple[Array, 
 
 
 def _decode_jpeg(
-    data: bytes, size: Size, channels: int, reduction: int, scratch: Scratch | None
+    data: bytes, size: Size, channels: int, reduction: int
 ) -> tuple[Array, bytes | None]:
     height, width = (-(-side // reduction) for side in size)
     space = "GRAY" if channels == 1 else "RGB"
     options: dict[str, Any] = {"min_factor": reduction, "colorspace": space}
-    if scratch is not None:
-        options["buffer"] = scratch.block("decoded", height * width * channels)
     if reduction > 1:
         options |= {"min_height": height, "min_width": width}
     return decode_strictly(data, **options)

@@ -45,7 +45,6 @@ from packdata.images.pictures import (
     decode_picture,
 )
 from packdata.images.profiles import CONVERTED
-from packdata.images.scratch import Scratch
 from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
 from packdata.options import changed, check_options, opt, parse_target
 from packdata.recipe import Tally, Target
@@ -262,10 +261,10 @@ class _Output:
     def keeps(self, size: Size) -> bool:
         return self.resize is None or self.resize.keeps(size)
 
-    def fitted(self, picture: Picture, scratch: Scratch) -> npt.NDArray[Any]:
+    def fitted(self, picture: Picture) -> npt.NDArray[Any]:
         if self.resize is None:
             return picture.pixels
-        return self.resize.apply(picture.pixels, picture.size, scratch=scratch)
+        return self.resize.apply(picture.pixels, picture.size)
 
     def mask_record(self, mask: npt.NDArray[Any] | None) -> dict[str, bytes]:
         if mask is None or self.mask_codec is None:
@@ -309,7 +308,6 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         else:
             self._extra["original_size"] = _SIZE
         self._extra_codecs = {name: codec_for(extra) for name, extra in self._extra.items()}
-        self._scratch = Scratch()
         # Pictures "kept" or "re-encoded", and why the latter; those "smaller than" a size.
         self.tally = Tally()
         several = len(self._outputs) > 1
@@ -403,7 +401,6 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             channels=options.channels,
             dtype=options.dtype,
             needed=self._needed,
-            scratch=self._scratch,
             max_pixels=options.max_pixels,
             to_srgb=options.icc == "srgb",
         )
@@ -447,7 +444,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
                 record = self._encode_alike(picture, picture.mended or data)
             if record is not None:
                 return record
-        pixels = output.fitted(picture, self._scratch)
+        pixels = output.fitted(picture)
         if options.codec is None and not options.resizes and isinstance(codec, PictureCodec):
             codec = codec if options.keep_depth else self._codecs["png"]
         _check_sides(codec, pixels)
