@@ -72,7 +72,10 @@ def test_a_listing_is_sent_and_reads_the_same(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_a_row_of_a_list_takes_little_memory(tmp_path: Path, suffix: str) -> None:
+def test_a_row_of_a_list_takes_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr("packdata.rows.PART_BYTES", 10_000)  # beside the rows there is one part
     num, path = 2_500, tmp_path / f"list.{suffix}"
     rows: list[dict[str, Any]] = [
         {"file": f"x/img_{i:010d}.jpg", "label": f"c{i % 10}", "x": i / 7} for i in range(num)

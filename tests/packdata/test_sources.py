@@ -390,7 +390,7 @@ class TestLists:
         assert second.labels["note"] == ""
         assert [first.key, second.key] == ["my photos/ä 1", "b"]
         assert first.read() == "my photos/ä 1.jpg".encode()
-        assert first.where == f"{tmp_path}/l.csv, line 3 (my photos/ä 1.jpg)"
+        assert first.where == f"{tmp_path}/l.csv, line 2 (my photos/ä 1.jpg)"
         assert second.where == f"{tmp_path}/l.csv, line 5 (b.jpg)"
 
     @pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ";"), ("tsv", "\t")])
@@ -615,7 +615,7 @@ class TestLists:
             ("l.csv", "path,label\na.jpg,1\na.jpg,2\n", "l.csv"),
             ("l.csv", 'path\n"a.jpg\n', "l.csv, line 2"),
             ("l.csv", "path,a b,a-b\na.jpg,1,2\n", "l.csv"),
-            ("l.csv", b"path\ncaf\xe9.jpg\n", "l.csv"),
+            ("l.csv", b"path\ncaf\xe9.jpg\n", "l.csv, line 2"),
             ("l.csv", "image,label\na.jpg,1\n".encode("utf-16"), "l.csv"),
             ("l.jsonl", '{"path": "a"}\n{"path"\n', "l.jsonl, line 2"),
             ("l.jsonl", '{"path": "a"}\n[1]\n', "l.jsonl, line 2"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packdata import rows as row_files
-from packdata.delimited import CsvRows, first_record_end, last_record_end
+from packdata.delimited import CsvRows, last_record_end
 from packdata.tables import pack_tables
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
@@ -42,7 +42,6 @@ def test_text_cut_anywhere_ends_with_its_last_whole_row(
     expected = max((end for end in ends if end <= cut), default=0)
 
     assert last_record_end(text[:cut], ord(",")) == expected
-    assert first_record_end(text, ord(",")) == ends[0]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from itertools import starmap
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ import pyarrow.csv
 from loaders.errors import SchemaError, SourceError
 from packdata.options import check_options, opt, unescaped
 from packdata.readers import UTF8_HINT, csv_rows
-from packdata.rows import ANY_KIND, HEAD_BYTES, Rows, TextRows, suffix_inside
+from packdata.rows import ANY_KIND, MAX_ROW_BYTES, Rows, TextRows, suffix_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -84,13 +85,17 @@ class CsvRows(TextRows):
     guesses = ANY_KIND  # a CSV file declares nothing
 
     def __init__(
-        self, path: Path, options: CsvOptions | None = None, missing: Sequence[str] = ()
+        self,
+        path: Path,
+        options: CsvOptions | None = None,
+        missing: Sequence[str] = (),
+        **dialect: Any,
     ) -> None:
         options = CsvOptions() if options is None else options
         usual = "\t" if suffix_inside(path.name) == ".tsv" else ","
         self.delimiter = options.delimiter or usual
         self.header = options.header and not options.names
-        self._missing = missing
+        self._missing, self._dialect = missing, {"delimiter": self.delimiter, **dialect}
         super().__init__(path)
         self._begin, self._line, cells = self._first_row(options.skip_rows)
         given = [cell.strip() if self.header else "" for cell in cells]
@@ -100,51 +105,43 @@ class CsvRows(TextRows):
             what = f"its first row has {len(cells)} cells, and names gives {len(self.columns)}"
             raise SourceError(what, f"{path}, line {self._line}")
         self._times = 1 + len(self.columns) // _PART_COLUMNS
-        self._places = {name: place for place, name in enumerate(self.columns)}
 
     def _first_row(self, skip_rows: int) -> tuple[int, int, list[str]]:
         """Read the first row; return offset and line of the first one with values, and its cells."""
-        size, end = HEAD_BYTES, 0
-        while True:
-            head = self._bytes(0, size, exact=False)
-            begin = len(_BOM) if head.startswith(_BOM) else 0
-            for _ in range(skip_rows):
-                begin = head.find(b"\n", begin) + 1 or len(head)
-            while head[begin : begin + 1] in (b"\r", b"\n"):
-                begin += 1
-            end = first_record_end(head[begin:], ord(self.delimiter))
-            if end or len(head) < size:
-                break
-            size *= 4
-        if begin == len(head):
+        row, line, num_skipped = b"", 1, 0
+        with self._open() as file:
+            begin = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+            file.seek(begin)
+            while text := file.readline(MAX_ROW_BYTES):
+                if num_skipped < skip_rows or not (row or text.strip(b"\r\n")):
+                    begin, line, num_skipped = file.tell(), line + 1, num_skipped + 1
+                    continue
+                row += text
+                if last_record_end(row, ord(self.delimiter)) or len(row) > MAX_ROW_BYTES:
+                    break
+        if not row:
             what = (
                 f"the file has no more than {skip_rows} lines"
                 if skip_rows
                 else "the file is empty"
             )
             raise SourceError(what, self.path, "CSV has a line of names, and rows below")
-        end = end or len(head) - begin
+        place = f"{self.path}, line {line}"
         try:
-            text = head[begin : begin + end].decode()
+            ((_, cells), *_) = csv_rows(row.decode(), self.path, first_line=line, **self._dialect)
         except UnicodeDecodeError as error:
-            what = f"its first row is not UTF-8 ({error})"
-            raise SourceError(what, self.path, UTF8_HINT) from error
-        line = head[:begin].count(b"\n") + 1
-        cells = csv_rows(text, self.path, delimiter=self.delimiter, first_line=line)[0][2]
-        self._check_cells(cells, text)
-        if not self.header:
-            return begin, line, cells
-        return begin + end, line + text.count("\n"), cells
-
-    def _check_cells(self, cells: list[str], text: str) -> None:
-        if "\r" in text.strip("\r\n"):
+            raise SourceError(f"the first row is not UTF-8 ({error})", place, UTF8_HINT) from error
+        if b"\r" in row.strip(b"\r\n"):
             what = "its lines end in carriage returns alone"
             raise SourceError(what, self.path, r"Convert it: tr '\r' '\n' < FILE")
-        others = [mark for mark in ";\t|" if mark in text]
+        others = [mark for mark in ";\t|" if mark in cells[0]]
         if len(cells) == 1 and others:
             what = f"the file has one column, {cells[0][:60]!r}"
             hint = f"Is it separated by {others[0]!r}? Pass delimiter=; skip_rows=1 leaves out a line 'sep=;'"
             raise SourceError(what, self.path, hint)
+        if not self.header:
+            return begin, line, cells
+        return begin + len(row), line + row.count(b"\n"), cells
 
     def parts(self, number: int = 0) -> Iterator[Part]:
         """List pieces of whole rows."""
@@ -171,19 +168,18 @@ class CsvRows(TextRows):
         kinds: Mapping[str, Kind] = MappingProxyType({}),
     ) -> Iterator[Rows]:
         """Parse a part into texts, null where a cell is empty."""
-        data = self._bytes(part.start, part.stop)
-        names = list(self.columns if columns is None else columns)
-        table = self._parsed(data, names, _PARSED_BYTES * self._times)
-        if table is None:  # a row is longer than a block
-            table = self._parsed(data, names, len(data) + 1)
-        if table is None:  # rows of more or less cells, or text that is not UTF-8
-            yield self._by_hand(data, part.line, names)
+        data, names = self._bytes(part), [*(self.columns if columns is None else columns)]
+        for block in (_PARSED_BYTES * self._times, len(data) + 1):  # a row may be longer than one
+            if (table := self._parsed(data, names, block)) is not None:
+                break
+        else:  # rows of more or less cells, or text that is not UTF-8
+            yield self._by_hand(part, names)
             return
 
         @cache
         def lines() -> list[int]:
             """Read the part once more, when somebody asks where a row is."""
-            return [line for line, *_ in self._rows(self._bytes(part.start, part.stop), part.line)]
+            return [line for line, *_ in self.records(part)]
 
         yield Rows(table, lambda row: lines()[row])
 
@@ -206,51 +202,41 @@ class CsvRows(TextRows):
         except pa.ArrowInvalid:
             return None
 
-    def _by_hand(self, data: bytes, first_line: int, names: list[str]) -> Rows:
+    def records(self, part: Part) -> Iterator[tuple[int, list[str], str]]:
+        """Yield the cells of each row that is not blank."""
+        text = self._bytes(part).decode(errors="surrogateescape")
+        for line, cells in csv_rows(text, self.path, first_line=part.line, **self._dialect):
+            named = zip(self.columns, cells, strict=False)
+            yield line, cells, next(filter(None, starmap(_not_utf8, named)), "")
+
+    def _by_hand(self, part: Part, names: list[str]) -> Rows:
         """Return the rows of as many cells as there are columns, of text; the others are bad."""
         bad: list[tuple[int, str]] = []
-        kept: list[tuple[int, list[str]]] = []
-        for line, _, cells in self._rows(data, first_line):
-            why = self._why_not(cells)
+        kept: list[tuple[int, list[str | None]]] = []
+        none = {"", *self._missing}
+        for line, cells, why in self.records(part):
+            if len(cells) != len(self.columns):
+                named = "line 1 names" if self.header else "the first row has"
+                why = f"the row has {len(cells)} cells, {named} {len(self.columns)}"
             if why:
                 bad.append((line, why))
             else:
-                kept.append((line, cells))
-        places, none = [self._places[name] for name in names], {"", *self._missing}
-        arrays = [
-            pa.array([None if cells[i] in none else cells[i] for _, cells in kept], pa.string())
-            for i in places
-        ]
-        table = pa.Table.from_arrays(arrays, names=names)
-        return Rows(table, [line for line, _ in kept].__getitem__, bad)
-
-    def _rows(self, data: bytes, first_line: int) -> list[tuple[int, int, list[str]]]:
-        text = data.decode(errors="surrogateescape")
-        return csv_rows(text, self.path, delimiter=self.delimiter, first_line=first_line)
-
-    def _why_not(self, cells: list[str]) -> str:
-        if len(cells) != len(self.columns):
-            named = "line 1 names" if self.header else "the first row has"
-            return f"the row has {len(cells)} cells, {named} {len(self.columns)}"
-        for name, cell in zip(self.columns, cells, strict=True):
-            if not cell.isascii():
-                try:
-                    cell.encode()
-                except UnicodeEncodeError:
-                    shown = cell.encode(errors="surrogateescape")[:40]
-                    return f"column {name!r} is not UTF-8 ({shown!r}). {UTF8_HINT}"
-        return ""
+                kept.append((line, [None if cell in none else cell for cell in cells]))
+        places = {name: place for place, name in enumerate(self.columns)}
+        columns = [[cells[places[name]] for _, cells in kept] for name in names]
+        arrays = [pa.array(column, pa.string()) for column in columns]
+        lines = [line for line, _ in kept]
+        return Rows(pa.Table.from_arrays(arrays, names=names), lines.__getitem__, bad)
 
 
-def first_record_end(data: bytes, delimiter: int) -> int:
-    """Return where the first row ends, its line end included; 0 if it does not."""
-    end = data.find(b"\n")
-    for first, last in _quoted(data, delimiter):
-        if end < first:
-            break
-        if end < last:
-            end = data.find(b"\n", last)
-    return end + 1
+def _not_utf8(name: str, cell: str) -> str:
+    """Return why a cell is no text; "" if it is."""
+    try:
+        cell.isascii() or cell.encode()
+    except UnicodeEncodeError:
+        shown = cell.encode(errors="surrogateescape")[:40]
+        return f"column {name!r} is not UTF-8 ({shown!r}). {UTF8_HINT}"
+    return ""
 
 
 def last_record_end(data: Text, delimiter: int) -> int:

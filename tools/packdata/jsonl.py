@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -39,30 +39,51 @@ class JsonRows(TextRows):
         kinds: Mapping[str, Kind] = MappingProxyType({}),
     ) -> Iterator[Rows]:
         """Parse a part: by Arrow, or where it refuses a line or reads something else, line by line."""
-        data = self._bytes(part.start, part.stop)
-        table = _parsed(data, kinds)
-        rows = (
-            _by_hand(data, part.line, kinds)
-            if table is None
-            else Rows(table, partial(self._line_of, part))
-        )
-        yield Rows(_some_of(rows.table, columns), rows.line, rows.bad)
+        table = _parsed(self._bytes(part), kinds)
+        if table is None:
+            rows = self._by_hand(part, kinds)
+        else:
+            rows = Rows(table, lambda row: next(islice(self._lines(part), row, None))[0])
+        yield replace(rows, table=_some_of(rows.table, columns))
 
-    def _line_of(self, part: Part, row: int) -> int:
-        """Return the line of a row of a part: the part is read once more."""
-        data = self._bytes(part.start, part.stop)
-        return part.line + next(islice(filled_lines(data), row, None))[0]
+    def _lines(self, part: Part) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines of a part that are not blank: it is read once more."""
+        found = filled_lines(self._bytes(part))
+        return ((part.line + number, text) for number, _, text in found)
+
+    def records(self, part: Part) -> Iterator[tuple[int, dict[str, Any], str]]:
+        """Yield the object of each line that is not blank."""
+        for line, text in self._lines(part):
+            try:
+                yield line, json_object(text), ""
+            except UnicodeDecodeError as error:
+                yield line, {}, f"the line is not UTF-8 ({error})"
+            except ValueError as error:
+                yield line, {}, str(error)
+
+    def _by_hand(self, part: Part, kinds: Mapping[str, Kind]) -> Rows:
+        """Take what JSON says as it is; lines without an object are bad."""
+        found = [(line, *_flat(row, why)) for line, row, why in self.records(part)]
+        bad = [(line, why) for line, _, why in found if why]
+        good = [(line, row) for line, row, why in found if not why]
+        names = dict.fromkeys(name for _, row in good for name in row)
+        columns = ([row.get(name) for _, row in good] for name in names)
+        arrays = [_column(c, kinds.get(name)) for name, c in zip(names, columns, strict=True)]
+        table = pa.Table.from_arrays(arrays, [*names]) if names else _without_columns(len(good))
+        return Rows(table, [line for line, _ in good].__getitem__, bad)
+
+
+def _without_columns(num_rows: int) -> pa.Table:
+    return pa.table({"": pa.nulls(num_rows)}).select([])
 
 
 def _some_of(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
     """Return these columns of a table; one that it lacks is empty."""
     if columns is None:
         return table
-    known = set(table.column_names)
-    arrays: list[Any] = [
-        table[name] if name in known else pa.nulls(len(table)) for name in columns
-    ]
-    return pa.Table.from_arrays(arrays, names=list(columns))
+    known = {*table.column_names}
+    arrays = [table[name] if name in known else pa.nulls(len(table)) for name in columns]
+    return pa.Table.from_arrays(arrays, names=[*columns])
 
 
 def _parsed(data: bytes, kinds: Mapping[str, Kind]) -> pa.Table | None:
@@ -81,36 +102,17 @@ def _parsed(data: bytes, kinds: Mapping[str, Kind]) -> pa.Table | None:
     return None if changed else table
 
 
-def _by_hand(data: bytes, first_line: int, kinds: Mapping[str, Kind]) -> Rows:
-    """Take what JSON says as it is; lines without an object are bad."""
-    rows: list[tuple[int, dict[str, Any]]] = []
-    bad: list[tuple[int, str]] = []
-    for number, _, text in filled_lines(data):
-        try:
-            rows.append((first_line + number, _flat(json_object(text))))
-        except UnicodeDecodeError as error:
-            bad.append((first_line + number, f"it is not UTF-8 ({error})"))
-        except ValueError as error:
-            bad.append((first_line + number, str(error)))
-    names = dict.fromkeys(name for _, row in rows for name in row)
-    values = {name: [row.get(name) for _, row in rows] for name in names}
-    arrays = {name: _column(column, kinds.get(name)) for name, column in values.items()}
-    table = pa.table(arrays) if arrays else pa.table({"": pa.nulls(len(rows))}).select([])
-    return Rows(table, [number for number, _ in rows].__getitem__, bad)
-
-
 class _JsonCell(str):
     """A list or object as JSON writes it, which is no text."""
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
+def _flat(row: dict[str, Any], why: str) -> tuple[dict[str, Any], str]:
+    is_nested = {name for name, value in row.items() if isinstance(value, list | dict)}
     try:
-        return {
-            name: _JsonCell(json.dumps(value)) if isinstance(value, list | dict) else value
-            for name, value in row.items()
-        }
-    except RecursionError as error:
-        raise ValueError("its values are nested too deep") from error
+        cells = {name: _JsonCell(json.dumps(row[name])) for name in is_nested}
+    except RecursionError:
+        return {}, "its values are nested too deep"
+    return {**row, **cells}, why
 
 
 def _column(values: list[Any], kind: Kind | None) -> pa.Array:

@@ -16,7 +16,7 @@ import pyarrow.json
 from loaders.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 UTF8_HINT = (
@@ -40,50 +40,28 @@ def encoding_hint(head: bytes) -> str:
 
 def csv_rows(
     text: str, where: Path | str, *, delimiter: str = ",", first_line: int = 1, **dialect: Any
-) -> list[tuple[int, int, list[str]]]:
-    """Return the rows of a CSV text that are not blank, each with the lines on which it begins and ends.
+) -> list[tuple[int, list[str]]]:
+    """Return the rows of a CSV text that are not blank, each with the line on which it begins.
 
     The text is whole rows with their line ends, from ``first_line`` on; ``dialect`` is as ``csv.reader`` takes it.
 
     Raises:
         SourceError: It is none by this dialect; it names ``where``.
     """
-    rows: list[tuple[int, int, list[str]]] = []
-
-    def take(begin: int, end: int, cells: list[str]) -> None:
-        rows.append((first_line + begin, first_line + end, cells))
-
-    each_csv_row(
-        io.StringIO(text, newline=""), len(text), take, where, first_line, delimiter, **dialect
-    )
-    return rows
-
-
-def each_csv_row(
-    lines: Iterable[str],
-    size: int,
-    take: Callable[[int, int, list[str]], object],
-    where: Path | str,
-    first_line: int = 1,
-    delimiter: str = ",",
-    **dialect: Any,
-) -> None:
-    """Call something with each row of ``csv_rows``, and the lines on which it begins and ends, from 0 on.
-
-    ``lines`` have ``size`` letters at most.
-    """
+    rows, line = [], first_line
     with _csv_limit:  # the limit is one of the process
-        before, line = csv.field_size_limit(size + 1), 0
+        before = csv.field_size_limit(len(text) + 1)
         try:
-            reader = csv.reader(lines, delimiter=delimiter, **dialect)
+            reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **dialect)
             for cells in reader:
-                before_line, line = line, reader.line_num
                 if cells:
-                    take(before_line, line - 1, cells)
+                    rows.append((line, cells))
+                line = first_line + reader.line_num
         except csv.Error as error:
-            raise SourceError(str(error), f"{where}, line {first_line + line}") from error
+            raise SourceError(str(error), f"{where}, line {line}") from error
         finally:
             csv.field_size_limit(before)
+    return rows
 
 
 def csv_cells(text: str) -> list[str]:
@@ -94,7 +72,7 @@ def csv_cells(text: str) -> list[str]:
         ['age', 'income, EUR']
     """
     rows = csv_rows(text, "names", skipinitialspace=True, strict=True)
-    return [cell.strip() for *_, cells in rows for cell in cells]
+    return [cell.strip() for _, cells in rows for cell in cells]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

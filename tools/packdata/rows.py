@@ -13,9 +13,11 @@ import shutil
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +31,6 @@ from packdata.types import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 
 DELIMITED = (".csv", ".tsv")
@@ -207,6 +208,19 @@ def suffix_inside(name: str) -> str:
     return os.path.splitext(stem)[1] if suffix in COMPRESSIONS else suffix
 
 
+@contextmanager
+def open_text(path: Path) -> Iterator[Any]:
+    """Open a file of text, decompressed as it is read; SourceError if that fails."""
+    compression = compression_of(path.name)
+    try:
+        with open(path, "rb", opener=regular) as file:
+            yield pa.CompressedInputStream(file, compression) if compression else file
+    except (OSError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or error
+        what = f"the file cannot be {'decompressed' if compression else 'read'} ({reason})"
+        raise SourceError(what, path, "Is it complete?") from error
+
+
 class TextRows(RowFile):
     """A file of text, which is unpacked below ``TMPDIR`` for as long as it is used, where it is compressed."""
 
@@ -214,7 +228,8 @@ class TextRows(RowFile):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        head = self._bytes(0, HEAD_BYTES, exact=False)
+        with open_text(path) as file:
+            head: bytes = file.read(HEAD_BYTES)
         if not head:
             raise SourceError("the file is empty", path, "Leave the file out")
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head[:200]:
@@ -224,32 +239,33 @@ class TextRows(RowFile):
         """Leave what was unpacked where it is: another process unpacks the file itself."""
         return {name: value for name, value in vars(self).items() if name != "_plain"}
 
+    @abstractmethod
+    def records(self, part: Part) -> Iterator[tuple[int, Any, str]]:
+        """Yield the rows of a part one by one in Python: the line of each, what it holds, and why it cannot be read."""
+
     @cached_property
-    def _plain(self) -> str | Path:
+    def _plain(self) -> Path:
         """The file with its text: of a compressed one a copy, which is removed with this object."""
-        compression = compression_of(self.path.name)
-        if compression is None:
+        if compression_of(self.path.name) is None:
             return self.path
         number, name = tempfile.mkstemp(prefix="packdata-")
         weakref.finalize(self, os.unlink, name)
-        try:
-            with open(self.path, "rb", opener=regular) as packed, open(number, "wb") as file:
-                shutil.copyfileobj(pa.CompressedInputStream(packed, compression), file, 1 << 20)
-        except (OSError, pa.ArrowException) as error:
-            what = f"the file cannot be decompressed ({error})"
-            raise SourceError(what, self.path, "Is it complete?") from error
-        return name
+        with open_text(self.path) as source, open(number, "wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+        return Path(name)
 
-    def _bytes(self, start: int, stop: int, *, exact: bool = True) -> bytes:
-        """Return a stretch of the text; SourceError if it is not there."""
+    def _open(self) -> Any:
+        """Open the text; SourceError if it is not there."""
         try:
-            with open(self._plain, "rb", opener=regular) as file:
-                file.seek(start)
-                data = file.read(stop - start)
+            return open(self._plain, "rb", opener=regular)
         except OSError as error:
-            what = f"the file cannot be read ({error.strerror or error})"
-            raise SourceError(what, self.path) from error
-        if exact and len(data) < stop - start:
+            raise SourceError(f"the file cannot be read ({error.strerror})", self.path) from error
+
+    def _bytes(self, part: Part) -> bytes:
+        with self._open() as file:
+            file.seek(part.start)
+            data: bytes = file.read(part.stop - part.start)
+        if len(data) < part.stop - part.start:
             raise SourceError("the file became shorter while it was packed", self.path)
         return data
 
@@ -273,7 +289,7 @@ class TextRows(RowFile):
             times: Parts are so much larger than usual.
             hint: What to do about a row of no end.
         """
-        with open(self._plain, "rb", opener=regular) as file:
+        with self._open() as file:
             whole, start, rest = os.fstat(file.fileno()).st_size, begin, 0
             data = bytearray()  # filled again and again: fresh memory takes longer than reading
             while True:

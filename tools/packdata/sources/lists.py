@@ -8,7 +8,6 @@ table are is told by ``packdata.types``, as for ``packdata tables``.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -22,8 +21,9 @@ import pyarrow as pa
 
 from loaders.data.formats import hash_file
 from loaders.errors import SourceError
-from packdata.readers import each_csv_row, encoding_hint, json_object
-from packdata.rows import DELIMITED, JSON_LINES, compression_of, suffix_inside
+from packdata.delimited import CsvOptions, CsvRows
+from packdata.jsonl import JsonRows
+from packdata.rows import DELIMITED, HEAD_BYTES, JSON_LINES, open_text, suffix_inside
 from packdata.sources.base import (
     OWN_KEYS,
     PICTURES,
@@ -40,7 +40,6 @@ from packdata.sources.base import (
     first_named,
     is_missing,
     key_of,
-    open_file,
     read_each,
     shared_keys,
 )
@@ -57,11 +56,11 @@ if TYPE_CHECKING:
 
 LIST_SUFFIXES = (*DELIMITED, *JSON_LINES)
 _MISSING = frozenset(("", *NO_VALUES))
-_MAX_CELL = (1 << 31) - 2  # letters
 _SIDES = frozenset({"xmin", "ymin", "xmax", "ymax"})
 ROWS_OF_BOXES = (
     "Group the rows by picture, with a list of boxes each: docs/masks.md has ten lines for it"
 )
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 _NAN = re.compile(r"[+-]?nan", re.IGNORECASE)  # of a label, a missing one
 
 
@@ -78,7 +77,27 @@ class _Rows:
         self.reads: dict[str, _Reads] = {}  # of columns that are read otherwise
         self._reads = reads
 
-    def add(self, line: int, texts: Mapping[str, str]) -> None:
+    def add_cells(self, line: int, cells: list[str]) -> str:
+        """Add a row of a table, of which the first has the names of columns; return why it is none, if so."""
+        if not any(map(str.strip, cells)):
+            return ""
+        if not self.columns:
+            names = [cell.strip() for cell in cells]
+            self.columns = {name: Names() for name in names}
+            duplicates = sorted(name for name, num in Counter(names).items() if num > 1)
+            return f"duplicate columns {duplicates}" if duplicates else ""
+        if len(cells) > len(self.columns):
+            return f"{len(cells)} cells in a list of {len(self.columns)} columns. Quote cells with commas"
+        self._add(line, dict(zip(self.columns, cells, strict=False)))
+        return ""
+
+    def add_object(self, line: int, row: Mapping[str, Any]) -> str:
+        """Add a line of JSON."""
+        texts = {name: "" if is_missing(value) else _encode(value) for name, value in row.items()}
+        self._add(line, texts)
+        return ""
+
+    def _add(self, line: int, texts: Mapping[str, str]) -> None:
         """Add a row; columns that it names first are empty in those before."""
         for name in [name for name in texts if name not in self.columns]:
             self.columns[name] = Names("" for _ in self.lines)
@@ -249,59 +268,30 @@ def _no_mask(column: str, where: str) -> bytes:
 
 
 def _read_rows(path: Path) -> _Rows:
-    """Read a list line by line: beside the rows there is no room for all of its text."""
+    """Read a list part by part: beside the rows there is no room for all of its text."""
     is_table = suffix_inside(path.name) in DELIMITED
-    try:
-        rows = _read_csv(path) if is_table else _read_jsonl(path)
-    except UnicodeDecodeError as error:
-        with open_file(path, str(path)) as file:
-            hint = encoding_hint(file.read(200))
-        raise SourceError(f"the list is not UTF-8 ({error})", path, hint) from error
+    file = _open_table(path) if is_table else JsonRows(path)
+    rows = _Rows(str if is_table else _json)
+    add: Callable[[int, Any], str] = rows.add_cells if is_table else rows.add_object
+    for part in file.parts():
+        for line, row, why in file.records(part):
+            if not why:
+                why = add(line, row)
+            if why:
+                raise SourceError(why, f"{path}, line {line}")
     if not rows.lines:
         raise SourceError("the list has no rows", path)
     return rows
 
 
-def _lines_of(path: Path, newline: str) -> Iterator[str]:
-    file: Any = open_file(path, str(path))
-    if compression := compression_of(path.name):
-        file = pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)
-    try:
-        with io.TextIOWrapper(file, "utf-8-sig", newline=newline) as lines:
-            yield from lines
-    except (OSError, pa.ArrowException) as error:
-        raise SourceError(f"the list cannot be read ({error})", path, "Is it complete?") from error
-
-
-def _read_csv(path: Path) -> _Rows:
-    first = next((line for line in _lines_of(path, "\n") if line.strip("\r\n ")), "")
+def _open_table(path: Path) -> CsvRows:
+    """Open CSV, the list's own way to write cells: by commas, tabs or semicolons, with a blank behind each or none."""
+    with open_text(path) as file:
+        lines = file.read(HEAD_BYTES).decode(errors="replace").split("\n")
+    first = next((line for line in lines if line.strip("\ufeff\r ")), "")
     delimiter = max(",\t;", key=first.count)  # the comma where none occurs
-    rows = _Rows(str)
-
-    def take(_: int, line: int, cells: list[str]) -> None:
-        if not any(map(str.strip, cells)):
-            return
-        if not rows.columns:
-            names = [cell.strip() for cell in cells]
-            if duplicates := sorted(name for name, num in Counter(names).items() if num > 1):
-                raise SourceError(f"duplicate columns {duplicates}", f"{path}, line {line + 1}")
-            rows.columns = {name: Names() for name in names}
-        elif len(cells) > len(rows.columns):
-            what = f"{len(cells)} cells in a list of {len(rows.columns)} columns"
-            raise SourceError(what, f"{path}, line {line + 1}", "Quote cells with commas")
-        else:
-            rows.add(line + 1, dict(zip(rows.columns, cells, strict=False)))
-
-    each_csv_row(
-        _lines_of(path, ""),
-        _MAX_CELL,
-        take,
-        path,
-        delimiter=delimiter,
-        skipinitialspace=f"{delimiter} " in first,  # the list's own way to write them
-        strict=True,
-    )
-    return rows
+    options = CsvOptions(delimiter=delimiter, header=False)
+    return CsvRows(path, options, skipinitialspace=f"{delimiter} " in first, strict=True)
 
 
 def _stripped(cell: str) -> str | None:
@@ -332,22 +322,6 @@ def _value(read: Callable[[str], Any], cell: str) -> Any:
 
 def _flag(text: str) -> int:
     return int(text.lower() == "true")
-
-
-def _read_jsonl(path: Path) -> _Rows:
-    rows, encode = _Rows(_json), json.JSONEncoder(ensure_ascii=False).encode
-    for line, part in enumerate(_lines_of(path, "\n"), start=1):
-        if not part.strip():
-            continue
-        try:
-            values = json_object(part.rstrip("\n"))
-        except ValueError as error:
-            raise SourceError(str(error), f"{path}, line {line}") from error
-        texts = {
-            name: "" if is_missing(value) else encode(value) for name, value in values.items()
-        }
-        rows.add(line, texts)
-    return rows
 
 
 def _json(cell: str) -> Any:
