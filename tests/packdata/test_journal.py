@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from loaders.data.manifest import Place, ShardInfo
 from loaders.errors import PackError
 from packdata.images.plan import pack_images
 from packdata.packed.edit import copy_dataset
-from packdata.packing.journal import Journal, JournalHeader, Reject, State, flatten_plan
+from packdata.packing.journal import Journal, JournalHeader, Reached, Reject, flatten_plan
 from packdata.packing.lock import TargetLock
 from tests.packdata.command_sources import make_sources
 
@@ -28,10 +27,10 @@ def write(path: Path) -> None:
     journal = Journal.create(path, HEADER)
     rejects = [Reject(1, "a.jpg", "cut")]
     for items in (4, 8):
-        line: dict[str, Any] = {"part": "", "target": "", "items": items, "shard": SHARD.to_json()}
-        journal.append(line | {"rejects": rejects})
+        at = Reached(items, rejects=rejects).to_json()
+        journal.append({"target": "", "shard": SHARD.to_json(), "at": at})
         rejects = []
-    journal.append({"part": "", "end": 9, "rejects": [Reject(8, "b.jpg", "empty")]})
+    journal.append({"end": Reached(9, rejects=[Reject(8, "b.jpg", "empty")]).to_json()})
     journal.close()
 
 
@@ -50,30 +49,10 @@ def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
 
     assert journal.header == HEADER
     assert journal.state.shards == {"": [SHARD, SHARD]}
-    assert journal.state.items == {"": 8}
-    assert journal.state.ended == {"": 9}
+    assert journal.state.reached == {"": Reached(8, rejects=[])}
+    assert journal.state.ended[""].items == 9
     assert journal.state.rejects == {"": [Reject(1, "a.jpg", "cut"), Reject(8, "b.jpg", "empty")]}
     assert journal.state.done is None
-
-
-def test_taking_lines_in_takes_time_by_their_rejects_alone() -> None:
-    """However many there are already; counted by how often one is hashed."""
-
-    class Counted(str):
-        hashed = 0
-
-        def __hash__(self) -> int:
-            Counted.hashed += 1
-            return super().__hash__()
-
-    state, num = State(), 200
-    rejects = [Reject(i, Counted(f"{i}.jpg"), "cut") for i in range(num)]
-    for _ in range(2):  # the second time nothing is new
-        for reject in rejects:
-            state.apply({"part": "", "rejects": [tuple(reject)]})
-
-    assert state.rejects == {"": rejects}
-    assert Counted.hashed <= 6 * num
 
 
 def test_cut_anywhere_whole_lines_count_and_appending_goes_on(tmp_path: Path) -> None:
@@ -89,11 +68,11 @@ def test_cut_anywhere_whole_lines_count_and_appending_goes_on(tmp_path: Path) ->
             assert journal is None
             continue
         assert journal is not None
-        journal.append({"part": "", "end": 7, "rejects": []})
+        journal.append({"end": Reached(7).to_json()})
         journal.close()
         whole = data[:length].count(b"\n")
         assert path.read_bytes().count(b"\n") == whole + 1
-        assert reopen(path).state.ended == {"": 7}
+        assert reopen(path).state.ended[""].items == 7
         assert len(journal.state.shards.get("", [])) == min(whole - 1, 2)
 
 
@@ -117,7 +96,7 @@ def test_from_a_lost_shard_on_nothing_counts(tmp_path: Path) -> None:
 
     assert journal is not None
     journal.close()
-    assert journal.state.items == {"": 4}
+    assert journal.state.reached[""].items == 4
     assert journal.state.ended == {}
 
 

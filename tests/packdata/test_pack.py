@@ -121,7 +121,7 @@ def test_splits_are_published_together(tmp_path: Path) -> None:
     with pytest.raises(SourceError, check=At("number 3")):
         pack_recipes(parts, tmp_path, format="lmdb", shard_bytes=SHARD_BYTES)
 
-    assert not (tmp_path / "train").exists()
+    assert not (tmp_path / "train" / "manifest.json").exists()
 
     summary = pack_recipes(
         parts, tmp_path, format="lmdb", shard_bytes=SHARD_BYTES, on_error="skip"
@@ -311,18 +311,16 @@ def test_each_step_is_on_disk_before_the_next_relies_on_it(
     shards = [f"shard-00000.{format}", f"shard-00001.{format}"]
     begun = ["sync new", f"sync {tmp_path.name}"]
     begun += ["sync journal.jsonl.tmp", "rename to journal.jsonl", f"sync {PACKING_NAME}"]
-    written = [f"sync {shards[0]}", *["sync shards", "sync journal.jsonl"] * 2]
-    ended = ["sync journal.jsonl"] * 2
-    assert (
-        steps.index(f"sync {shards[1]}") < len(begun) + 4
-    )  # beside the first, which it waits for
-    steps.remove(f"sync {shards[1]}")
-    expected = [*begun, *written, *ended]
-    assert steps[: len(expected)] == expected
-    moved = steps[len(expected) :]
-    assert moved.count("sync dst") == 3  # behind each shard, and behind the manifest
-    assert moved[-1] == "sync dst"
-    assert moved[-2] in ("rename to manifest.json", "link to manifest.json")
+    assert steps[: len(begun)] == begun
+    named = [f"link to {shard.file}" for shard in read_manifest(dst).shards]
+    lines = [i for i, step in enumerate(steps) if step == "sync journal.jsonl"]
+    for shard, name, line in zip(shards, named, lines[:2], strict=True):
+        assert steps.index(f"sync {shard}") < steps.index(name) < line
+        assert "sync dst" in steps[steps.index(name) : line]
+    assert len(lines) == 4  # also that the source is at its end, and that all is done
+    assert lines[-1] < len(steps) - 2
+    assert steps[-2] in ("rename to manifest.json", "link to manifest.json")
+    assert steps[-1] == "sync dst"
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -560,12 +558,12 @@ def test_no_file_that_came_meanwhile_is_replaced(tmp_path: Path) -> None:
     assert labels(tmp_path) == list(range(100))
 
 
-def test_a_staged_shard_that_was_lost_is_packed_again(tmp_path: Path) -> None:
+def test_a_finished_shard_that_was_lost_is_packed_again(tmp_path: Path) -> None:
     for name, damage in (("gone", Path.unlink), ("cut", lambda path: os.truncate(path, 100))):
         job = Job(tmp_path / name, kill=("append to the journal", 4, "after"))
         assert job.run_in_child() == -9
-        staged = sorted((tmp_path / name / PACKING_NAME).rglob("shard-*.lmdb"))
-        damage(staged[1])
+        finished = sorted((tmp_path / name).glob("shard-*.lmdb"))
+        damage(finished[1])
 
         pack(tmp_path / name)
     pack(tmp_path / "whole")

@@ -22,6 +22,7 @@ from packdata.packed.partition import split
 from packdata.packing import lock, packing, publish
 from packdata.packing.lock import TargetLock
 from packdata.packing.packing import Packing
+from packdata.packing.store import FolderStore
 from packdata.packing.target import PACKING_NAME
 from packdata.writer import Writer
 from tests.packdata.breaking import ROOM, tmpfs
@@ -179,16 +180,16 @@ def test_the_shards_of_a_dataset_whose_manifest_was_lost_stay(
     assert entries(dst) == before
 
 
-@pytest.mark.parametrize("step", ["put_shards", "publish"])
+@pytest.mark.parametrize("step", [(FolderStore, "put_shard"), (packing, "publish")])
 def test_an_error_while_publishing_leaves_the_target_as_it_was(
-    tmp_path: Path, source: Path, step: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, step: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     old = pack_samples(tmp_path / "old", 4, fields=SMALL)
     before = entries(old), keys(old)
-    monkeypatch.setattr(packing, step, failing)
+    monkeypatch.setattr(*step, failing)
     for dst in (tmp_path / "new", old):
         with pytest.raises(PackError):
             copy_dataset(source, dst, overwrite=True)

@@ -15,11 +15,10 @@ from loaders.errors import ManifestError, PackError, SchemaError
 from loaders.remote import origin
 from loaders.remote.client import Client
 from loaders.schema import Array, Text
+from packdata.bucket import Bucket
 from packdata.cli import main
 from packdata.packed.combine import extend, merge
 from packdata.packed.edit import copy_dataset
-from packdata.packing import packing
-from packdata.packing.publish import put_shards
 from packdata.tables import pack_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.recipes import contents
@@ -223,12 +222,14 @@ def test_who_is_overtaken_by_another_is_refused_and_adds_nothing(
 ) -> None:
     merge(OUT, three[:1])
 
-    def late(*about: Any) -> None:
-        monkeypatch.setattr(packing, "put_shards", put_shards)
-        extend(OUT, three[1:2])
-        put_shards(*about)
+    put_shard, first = Bucket.put_shard, iter([True])
 
-    monkeypatch.setattr(packing, "put_shards", late)
+    def late(*about: Any) -> int:
+        if next(first, False):
+            extend(OUT, three[1:2])
+        return put_shard(*about)
+
+    monkeypatch.setattr(Bucket, "put_shard", late)
     with pytest.raises(PackError) as caught:
         extend(OUT, three[2:])
 

@@ -23,10 +23,9 @@ from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Field, Schema, Text
 from loaders.system import opencv
-from packdata.describe import counted
-from packdata.packing.engine import Outcome
+from packdata.packing.engine import Outcome, why_rejected
 from packdata.packing.journal import Reached, Reject
-from packdata.packing.packing import Packing
+from packdata.packing.packing import Filling, Packing
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER, as_json
@@ -34,12 +33,11 @@ from packdata.packing.settings import check_on_error, check_workers
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
-    ShardBuilder,
     check_records,
     check_shard_options,
 )
 from packdata.packing.summary import Summary, summarize
-from packdata.recipe import Block
+from packdata.recipe import Block, nbytes_of
 from packdata.values import Encoded, Prepared, Preparer, Work, check_sizes
 
 if TYPE_CHECKING:
@@ -135,7 +133,7 @@ class Writer:
         # and in order, so that which of two is packed does not depend on the threads.
         self._keys: set[str] = set()
         self._rejects: list[Reject] = []
-        self._builder: ShardBuilder | None = None  # from the first sample on: it decides on keys
+        self._filling: Filling | None = None  # from the first sample on: it decides on keys
         self._num_samples = 0
         self._error: BaseException | None = None
         self._is_aborted = False
@@ -149,7 +147,7 @@ class Writer:
         self._open = ExitStack()  # what is released at the end, last first
         self._open.enter_context(self._packing)
         self._open.enter_context(opencv.one_thread())
-        pool = OrderedPool(self._encode, num_workers, lambda outcome: outcome.nbytes)
+        pool = OrderedPool(self._encode, num_workers, lambda outcome: outcome[1].nbytes)
         self._pool = self._open.enter_context(pool)
 
     def __len__(self) -> int:
@@ -195,7 +193,7 @@ class Writer:
         self._num_samples += 1
         with self._ending():
             for outcome in self._pool.put(sample):
-                self._take(outcome)
+                self._take(*outcome)
 
     def add_batch(self, /, **arrays: Any) -> None:
         """Add many samples, as columns: at the speed of memory where no picture has to be encoded.
@@ -222,7 +220,7 @@ class Writer:
             return
         with self._ending():
             for outcome in self._pool.drain():
-                self._take(outcome)
+                self._take(*outcome)
             self._add_block(block)
 
     @contextmanager
@@ -266,11 +264,9 @@ class Writer:
         return block
 
     def _add_block(self, block: Block) -> None:
-        assert self._builder is not None
-        before = self._num_samples
+        assert self._filling is not None
         self._num_samples += len(block)
-        for number in self._builder.fill(block):
-            self._cut(self._builder, before + number)
+        self._filling.add(block, self._reached)
 
     @property
     def _is_copy(self) -> bool:
@@ -318,12 +314,13 @@ class Writer:
 
     def _settle_key(self, values: Mapping[str, Any]) -> None:
         """Let the first sample decide whether there are keys."""
-        if self._builder is None:
+        if self._filling is None:
             if KEY in values and KEY not in self._fields:
                 self._fields[KEY] = Text()
                 self._schema = Schema(self._fields, self._defaults)
                 self._preparers[KEY] = Preparer(self._fields[KEY], 0)
-            self._builder = ShardBuilder(self._schema, self._format, self._shard_bytes)
+            about = self._schema, self._format, self._shard_bytes
+            self._filling = Filling(self._packing, "", *about)
 
     def _checked_key(self, key: Any, name: str) -> str | None:
         if not isinstance(self._fields.get(KEY), Text):
@@ -334,7 +331,7 @@ class Writer:
             raise _key_taken(name)
         return key
 
-    def _encode(self, sample: _Sample) -> Outcome:
+    def _encode(self, sample: _Sample) -> tuple[_Sample, Outcome]:
         """Runs on the threads."""
         field = ""
         try:
@@ -346,41 +343,37 @@ class Writer:
             records = {name: e.record for name, e in encoded.items()}
             check_records(records, self._schema, self._format)
             given = sum(v.nbytes for v in sample.values.values() if isinstance(v, Work))
-            return Outcome(sample.number, sample.name, [records], given_nbytes=given)
+            nbytes = max(given, nbytes_of(records))
+            return sample, Outcome(sample.number, [records], nbytes=nbytes)
         except LoadersError as error:
             where = sample.name + (f", field {field!r}" if field else "")
-            return Outcome(sample.number, sample.name, (), _with_place(error, where))
+            refused = _with_place(error, where)
+            return sample, Outcome(sample.number, (), [(sample.name, refused)])
         except Exception as error:
             error.add_note(f"while packing {sample.name}, field {field!r}")
             raise
 
-    def _take(self, outcome: Outcome) -> None:
-        assert self._builder is not None
-        if outcome.error is not None:
-            if self._on_error == "fail":
-                raise outcome.error
-            self._reject(outcome.number, outcome.name, outcome.error)
-            return
-        records = outcome.records[0]
-        assert not isinstance(records, Block)
-        if self._on_error == "skip" and isinstance(self._fields.get(KEY), Text):
-            key = records[KEY].decode()
-            if key in self._keys:
-                self._reject(outcome.number, outcome.name, _key_taken(outcome.name))
-                return
-            self._keys.add(key)
-        self._builder.add(records)
-        if self._builder.is_full:
-            self._cut(self._builder, outcome.number + 1)
+    def _take(self, sample: _Sample, outcome: Outcome) -> None:
+        assert self._filling is not None
+        rejects = outcome.rejects
+        if rejects and self._on_error == "fail":
+            raise rejects[0][1]
+        if not rejects and self._on_error == "skip" and sample.key is not None:
+            if sample.key in self._keys:
+                rejects = [(sample.name, _key_taken(sample.name))]
+            self._keys.add(sample.key)
+        for name, error in rejects:
+            self._reject(sample.number, name, error)
+        if not rejects:
+            self._filling.add(outcome.records[0], self._reached)
 
     def _reject(self, number: int, name: str, error: LoadersError) -> None:
         self._rejects.append(Reject(number, name, str(error)))
 
-    def _cut(self, builder: ShardBuilder, items: int) -> None:
+    def _reached(self, _: int = 0) -> Reached:
+        """Return what the journal is to say, with the rejects since the last time."""
         rejects, self._rejects = self._rejects, []
-        columns = builder.take()
-        reached = Reached(items, rejects=rejects)
-        self._packing.write("", columns, self._schema, self._format, reached)
+        return Reached(self._num_samples, rejects=rejects)
 
     def close(self) -> Summary:
         """Encode what is left and publish the dataset; may be called twice.
@@ -395,29 +388,24 @@ class Writer:
         self._check_open()
         with self._ending():
             for outcome in self._pool.drain():
-                self._take(outcome)
+                self._take(*outcome)
             self.summary = self._publish()
         self._open.close()
         return self.summary
 
     def _publish(self) -> Summary:
-        if self._builder is not None and self._builder.num_samples:
-            self._cut(self._builder, self._num_samples)
-        rejects, self._rejects = self._rejects, []
-        self._packing.end_split(Reached(self._num_samples, rejects=rejects))
-        if not self._packing.state.shards:
-            raise PackError(*self._why_none())
+        if self._filling is not None:
+            self._filling.end(self._reached)
+        self._packing.end_split(self._reached())
+        state = self._packing.state
+        if not state.shards:
+            what = "no sample " + ("that could be packed" if state.all_rejects else "was added")
+            hint = why_rejected(state.all_rejects) or "A dataset needs at least one"
+            raise PackError(what, self._packing.dst, hint)
         provenance = {**self._provenance, "packer": PACKER}
         self._packing.publish({"": (self._schema, provenance)})
-        num_packed = self._num_samples - len(self._packing.state.all_rejects)
+        num_packed = self._num_samples - len(state.all_rejects)
         return summarize(self._packing, [""], time.monotonic() - self._began, num_packed)
-
-    def _why_none(self) -> tuple[str, Path, str]:
-        rejects, dst = self._packing.state.rejects.get("", ()), self._packing.dst
-        if not rejects:
-            return "no sample was added", dst, "A dataset needs at least one"
-        hint = f"It rejected {counted(len(rejects), 'sample')}, the first: {rejects[0].error}"
-        return "no sample that could be packed", dst, hint
 
     def abort(self) -> None:
         """Publish nothing and remove what was written; after ``close`` it does nothing.

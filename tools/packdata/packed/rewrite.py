@@ -15,12 +15,11 @@ from loaders.remote.url import is_url
 from loaders.system.regular import read_regular
 from packdata.bucket import target_at
 from packdata.packing.journal import Reached, flatten_plan
-from packdata.packing.packing import Packing
+from packdata.packing.packing import Filling, Packing
 from packdata.packing.provenance import PACKER, PLAN
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
-    ShardBuilder,
     check_records,
     check_shard_options,
     shard_format,
@@ -105,16 +104,14 @@ def write_datasets(
             if each.whole is not None:
                 provenance = {**each.provenance, PLAN: digest_of(plan)}
                 return {folder: packing.publish_whole(schema, provenance, each.whole, tick=tick)}
-            builder = ShardBuilder(schema, format, shard_bytes)
+            filling = Filling(packing, folder, schema, format, shard_bytes)
             done = sum(info.num_samples for info in packing.state.shards.get(folder, ()))
             tick(done)
             for block in content.blocks(done):
                 check_records(block, schema, format)
-                for _ in builder.fill(block):
-                    packing.write(folder, builder.take(), schema, format, Reached(0))
+                filling.add(block, lambda _: Reached())
                 tick(len(block))
-            if builder.num_samples:
-                packing.write(folder, builder.take(), schema, format, Reached(0))
+            filling.end(Reached)
             packing.wait()
             if not packing.state.shards.get(folder):
                 raise PackError("there is no sample to write", packing.dst)

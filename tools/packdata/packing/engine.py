@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +24,7 @@ from loaders.system import opencv
 from packdata.bucket import target_at
 from packdata.describe import counted
 from packdata.packing.journal import Reached, Reject, flatten_plan
-from packdata.packing.packing import Packing
+from packdata.packing.packing import Filling, Packing
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER
@@ -32,56 +32,39 @@ from packdata.packing.settings import OnError, check_on_error, check_workers
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
-    ShardBuilder,
     check_records,
     check_shard_options,
 )
 from packdata.packing.summary import Summary, summarize
-from packdata.recipe import Block
+from packdata.recipe import Block, nbytes_of, num_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from packdata.packing.journal import Kind
-    from packdata.packing.publish import ShardSender
     from packdata.recipe import Recipe, Records
 
 _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
 
 
 class Outcome(NamedTuple):
-    """What became of an item: its records, one mapping or block per target, or why there are none."""
+    """What became of an item.
+
+    Attributes:
+        number: The item's.
+        records: One mapping or block per target; none if the item was left out.
+        rejects: Names and errors of what was left out: the item, or some of its block.
+        num_samples: Samples that it counts for: those in its first target and its rejects.
+        nbytes: About what it holds.
+        counts: What its recipe counted.
+    """
 
     number: int
-    name: str
     records: Sequence[Records | Block]
-    error: LoadersError | None = None
-    given_nbytes: int = 0
+    rejects: Sequence[tuple[str, LoadersError]] = ()
+    num_samples: int = 1
+    nbytes: int = 0
     counts: Mapping[str, int] = MappingProxyType({})
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its records, or of what they were made from if that is more."""
-        return max(self.given_nbytes, sum(map(_nbytes, self.records)))
-
-    @property
-    def num_samples(self) -> int:
-        """Samples that it counts for: those in its first target, one if it was left out."""
-        first = self.records[0] if self.records else None
-        return len(first) + len(first.rejects) if isinstance(first, Block) else 1
-
-    @property
-    def rejects(self) -> Sequence[tuple[str, LoadersError]]:
-        """Names and errors of what was left out: the item, or some of its block."""
-        if self.error is not None:
-            return [(self.name, self.error)]
-        first = self.records[0] if self.records else None
-        return first.rejects if isinstance(first, Block) else ()
-
-
-def _nbytes(records: Records | Block) -> int:
-    return records.nbytes if isinstance(records, Block) else sum(map(len, records.values()))
 
 
 def pack_recipe(recipe: Recipe, dst: Path | str, *, format: Format, **settings: Any) -> Summary:
@@ -100,8 +83,6 @@ def pack_recipes(
     overwrite: bool = False,
     progress: Progress | None = None,
     is_unchanged: Callable[[], bool] = lambda: True,
-    plan: Mapping[str, str] | None = None,
-    sender: ShardSender | None = None,
 ) -> Summary:
     """Pack recipes into one destination and publish their datasets together.
 
@@ -120,9 +101,6 @@ def pack_recipes(
             complete.
         progress: Called for every item.
         is_unchanged: Asked before publishing whether the source is still what the recipes listed.
-        plan: Of recipes that are a part of a source, which may be empty and stays staged: what
-            decides its output.
-        sender: Takes the shards of a part away when they are finished.
 
     Raises:
         SourceError: An item cannot be packed, and ``on_error`` is ``"fail"``.
@@ -130,78 +108,73 @@ def pack_recipes(
         changed.
         ValueError: An option is out of range.
     """
-    check_shard_options(format, shard_bytes)
-    check_on_error(on_error)
-    began, dst, num_workers = time.monotonic(), target_at(dst), check_workers(workers)
-    folders = [folder for split, recipe in splits for folder in target_folders(split, recipe)]
-    if not folders or len(set(folders)) != len(folders):
-        raise ValueError(f"the splits must fill different folders, got {folders}")
-    kind: Kind = "packing" if plan is None else "part"
-    plan = plan_of(splits, format, shard_bytes) if plan is None else plan
-    with Packing(dst, folders, plan, overwrite=overwrite, kind=kind, sender=sender) as packing:
-        progress = Quiet() if progress is None else progress
-        run = _Run(packing, format, shard_bytes, num_workers, on_error, progress)
-        run.check_rejects()
-        if packing.is_published:
-            run.notes.append(packing.why_finished)
-        else:
-            run.pack(splits, is_unchanged)
-        firsts, seconds = counted_folders(splits), time.monotonic() - began
-        return summarize(packing, firsts, seconds, run.num_encoded, run.notes)
+    run = Run(format, shard_bytes, workers, on_error, progress, is_unchanged)
+    folders, plan = folders_of(splits), plan_of(splits, format, shard_bytes)
+    with Packing(target_at(dst), folders, plan, overwrite=overwrite) as packing:
+        return run.pack(packing, splits)
 
 
-@dataclass(slots=True)
-class _Run:
-    """A packing under way."""
+class Run:
+    """A packing under way; the arguments are those of ``pack_recipes``."""
 
-    packing: Packing
-    format: Format
-    shard_bytes: int
-    num_workers: int
-    on_error: OnError
-    progress: Progress
-    num_encoded: int = 0
-    num_rejected: int = 0
-    notes: list[str] = field(default_factory=list)
+    def __init__(
+        self,
+        format: Format,
+        shard_bytes: int = DEFAULT_SHARD_BYTES,
+        workers: int | None = None,
+        on_error: OnError = "fail",
+        progress: Progress | None = None,
+        is_unchanged: Callable[[], bool] = lambda: True,
+    ) -> None:
+        check_shard_options(format, shard_bytes)
+        check_on_error(on_error)
+        self.format, self.shard_bytes, self.on_error = format, shard_bytes, on_error
+        self.num_workers, self._is_unchanged = check_workers(workers), is_unchanged
+        self.progress = Quiet() if progress is None else progress
+        self.num_encoded = self.num_rejected = 0
+        self._began = time.monotonic()
 
-    def pack(self, splits: Sequence[tuple[str, Recipe]], is_unchanged: Callable[[], bool]) -> None:
-        """Pack what is left, and publish it."""
-        packing = self.packing
-        packers = [_SplitPacker(self, split, recipe) for split, recipe in splits]
-        if not packing.is_part and sum(len(p.recipe) for p in packers) == 0:
+    def pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> Summary:
+        """Pack what is left of the splits, and publish it."""
+        earlier = packing.rejected()
+        if earlier and self.on_error == "fail":
+            some = counted(len(earlier), "item")
+            what = f"an earlier run left {some} out, such as {earlier[0][0]}"
+            hint = "Pass on_error='skip' to continue, or overwrite=True to start anew"
+            raise PackError(what, packing.dst, hint)
+        note = packing.why_finished if packing.is_published else self._pack(packing, splits)
+        seconds = time.monotonic() - self._began
+        notes = [note] if note else []
+        return summarize(packing, counted_folders(splits), seconds, self.num_encoded, notes)
+
+    def _pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> str:
+        """Pack and publish; return what is worth knowing of it."""
+        packers = [_SplitPacker(self, packing, split, recipe) for split, recipe in splits]
+        if packing.kind != "part" and sum(len(p.recipe) for p in packers) == 0:
             raise PackError("there is nothing to pack", packing.dst, "The source lists no item")
         totals = [p.num_samples for p in packers]
         total = None if None in totals else sum(n for n in totals if n is not None)
         earlier = sum(p.num_earlier for p in packers)
-        if earlier:
-            some = counted(earlier, "sample")
-            some = some if total is None else f"{earlier:,} of {counted(total, 'sample')}"
-            self.notes.append(f"continued: {some} packed earlier")
-        self.num_rejected = sum(len(r) for r in packing.state.rejects.values())
+        self.num_rejected = len(packing.state.all_rejects)
         is_same = False
         try:
             self.progress.start(total, earlier)
             with opencv.one_thread():
                 for packer in packers:
-                    packer.stage_files()
                     packer.pack()
                     if packer is packers[-1]:
-                        is_same = is_unchanged()  # its last shard is being written
+                        is_same = self._is_unchanged()  # its last shard is being written
                     packer.end()
         finally:
             self.progress.close()
         if not is_same:
             raise changed(packing.dst)
         packing.publish({f: c for packer in packers for f, c in packer.contents()})
-
-    def check_rejects(self) -> None:
-        """Raise PackError if an earlier run has left out what this one is to stop at."""
-        earlier = self.packing.rejected()
-        if earlier and self.on_error == "fail":
-            some = counted(len(earlier), "item")
-            what = f"an earlier run left {some} out, such as {earlier[0][0]}"
-            hint = "Pass on_error='skip' to continue, or overwrite=True to start anew"
-            raise PackError(what, self.packing.dst, hint)
+        if not earlier:
+            return ""
+        some = counted(earlier, "sample")
+        some = some if total is None else f"{earlier:,} of {counted(total, 'sample')}"
+        return f"continued: {some} packed earlier"
 
 
 def changed(dst: Path | str) -> PackError:
@@ -238,6 +211,14 @@ def target_folders(split: str, recipe: Recipe) -> list[str]:
     return ["/".join(filter(None, (split, target.folder))) for target in recipe.targets]
 
 
+def folders_of(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
+    """Return the folders of all targets; ValueError if they are not different."""
+    folders = [folder for split, recipe in splits for folder in target_folders(split, recipe)]
+    if not folders or len(set(folders)) != len(folders):
+        raise ValueError(f"the splits must fill different folders, got {folders}")
+    return folders
+
+
 def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
     """Return the folders that hold each sample once between them."""
     return [
@@ -250,23 +231,23 @@ def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
 class _SplitPacker:
     """Packs one split: its items in order, from where its shards end."""
 
-    def __init__(self, run: _Run, split: str, recipe: Recipe) -> None:
-        self.run, self.packing, self.split, self.recipe = run, run.packing, split, recipe
+    def __init__(self, run: Run, packing: Packing, split: str, recipe: Recipe) -> None:
+        self.run, self.packing, self.split, self.recipe = run, packing, split, recipe
         self.folders = target_folders(split, recipe)
-        state = self.packing.state
-        self.is_ended = split in state.ended
-        # The item and its row at which each target goes on.
-        self._reached = [(state.items.get(f, 0), state.rows.get(f, 0)) for f in self.folders]
-        self._earlier_end = max(self._reached)
-        self.start = state.ended.get(split, min(self._reached)[0])
-        counted = [state.counts.get(f, {}) for f in self.folders]
-        self._counts = Counter(counted[self._reached.index(min(self._reached))])
+        state = packing.state
+        self._is_ended = split in state.ended
+        # Where each target goes on.
+        self._reached = [state.reached.get(f, Reached()) for f in self.folders]
+        self._earlier_end = max((at.items, at.rows) for at in self._reached)
+        first = min(self._reached, key=lambda at: (at.items, at.rows))
+        self._start = state.ended.get(split, first).items
+        self._counts = Counter(first.counts)
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
-        self._expected = {
-            r.number: r for r in state.rejects.get(split, []) if r.number >= self.start
-        }
-        self._builders = [
-            ShardBuilder(target.schema, run.format, run.shard_bytes) for target in recipe.targets
+        rejects = state.rejects.get(split, [])
+        self._expected = {r.number: r for r in rejects if r.number >= self._start}
+        self._fillings = [
+            Filling(packing, folder, target.schema, run.format, run.shard_bytes)
+            for folder, target in zip(self.folders, recipe.targets, strict=True)
         ]
         self._rejects: list[Reject] = []
 
@@ -279,7 +260,7 @@ class _SplitPacker:
     def num_earlier(self) -> int:
         """Samples that earlier runs packed, where nothing of a block is counted in items."""
         if not self.recipe.is_of_blocks:
-            return self.start
+            return self._start
         shards = self.packing.state.shards
         return min(sum(s.num_samples for s in shards.get(f, ())) for f in self.folders)
 
@@ -289,49 +270,39 @@ class _SplitPacker:
         for folder, target in zip(self.folders, self.recipe.targets, strict=True):
             yield folder, (target.schema, provenance)
 
-    def stage_files(self) -> None:
-        """Write what belongs beside the manifests."""
-        for folder, target in zip(self.folders, self.recipe.targets, strict=True):
-            self.packing.stage_files(folder, target.files)
-
     def pack(self) -> None:
         """Pack what is left of the split; its last shard may still be on its way to the disk."""
-        if not self.is_ended:
+        for folder, target in zip(self.folders, self.recipe.targets, strict=True):
+            self.packing.stage_files(folder, target.files)
+        if not self._is_ended:
             self._encode_all()
-            self._cut_rest()
+            for filling in self._fillings:
+                filling.end(partial(self._at, len(self.recipe)))
 
     def end(self) -> None:
         """Return once the split is on disk; PackError if there is nothing of it."""
-        if not self.is_ended:
-            num = len(self.recipe)
-            self.packing.end_split(Reached(num, 0, self.split, self._rejects, self._counts))
-        empty = [f for f in self.folders if not self.packing.state.shards.get(f)]
-        if empty and not self.packing.is_part:
+        if not self._is_ended:
+            self.packing.end_split(self._at(len(self.recipe)))
+        state = self.packing.state
+        empty = [f for f in self.folders if not state.shards.get(f)]
+        if empty and self.packing.kind != "part":
             # Nothing can go on from here: the same source would end here again, another is another plan.
-            self.packing.state.shards.clear()
+            state.shards.clear()
             where = f"{empty[0]!r} holds " if empty[0] else ""
-            raise PackError(
-                f"{where}no sample that could be packed", self.packing.dst, self._why_none()
-            )
-
-    def _why_none(self) -> str:
-        rejects = self.packing.state.rejects.get(self.split, [])
-        if rejects:
-            return f"It rejected {counted(len(rejects), 'item')}, the first: {rejects[0].error}"
-        return self.recipe.why_empty
+            hint = why_rejected(state.rejects.get(self.split, ())) or self.recipe.why_empty
+            raise PackError(f"{where}no sample that could be packed", self.packing.dst, hint)
 
     def _encode_all(self) -> None:
         from packdata.sources.objects import fetched_ahead  # late: --help is quick without
 
         # Blocks are alike, so that a few are enough to keep all workers busy.
         limit = {"max_bytes": _MAX_BLOCK_BYTES} if self.recipe.is_of_blocks else {}
-        workers = self.run.num_workers
         with (
-            closing(fetched_ahead(self.recipe.items(self.start))) as given,
-            OrderedPool(self._encode, workers, attrgetter("nbytes"), **limit) as pool,
+            closing(fetched_ahead(self.recipe.items(self._start))) as given,
+            OrderedPool(self._encode, self.run.num_workers, attrgetter("nbytes"), **limit) as pool,
         ):
-            num_items, items = self.start, enumerate(given, self.start)
-            for num_items, outcome in enumerate(pool.map(items), self.start + 1):  # noqa: B007
+            num_items, items = self._start, enumerate(given, self._start)
+            for num_items, outcome in enumerate(pool.map(items), self._start + 1):  # noqa: B007
                 self._take(outcome)
         if num_items != len(self.recipe):
             what = f"the source listed {len(self.recipe)} items and then gave {num_items}"
@@ -339,58 +310,46 @@ class _SplitPacker:
 
     def _encode(self, numbered: tuple[int, Any]) -> Outcome:
         """Runs on the threads."""
-        outcome = self._encoded(numbered)
-        counts = self.recipe.tally.take()
-        return outcome._replace(counts=counts) if counts else outcome
-
-    def _encoded(self, numbered: tuple[int, Any]) -> Outcome:
         number, item = numbered
         try:
-            all_records = self.recipe.encode(item)
-            for records, target in zip(all_records, self.recipe.targets, strict=True):
-                check_records(records, target.schema, self.run.format)
-            return Outcome(number, "", all_records)
-        except SourceError as error:
-            return Outcome(number, self.recipe.name(item), (), error)
-        except (CodecError, OSError) as error:
+            records = self.recipe.encode(item)
+            for each, target in zip(records, self.recipe.targets, strict=True):
+                check_records(each, target.schema, self.run.format)
+        except (SourceError, CodecError, OSError) as error:
             name = self.recipe.name(item)
-            refused = SourceError(str(error), name)
-            refused.__cause__ = error
-            return Outcome(number, name, (), refused)
+            why = error if isinstance(error, SourceError) else SourceError(str(error), name)
+            if why is not error:
+                why.__cause__ = error
+            return Outcome(number, (), [(name, why)], counts=self.recipe.tally.take())
         except Exception as error:
             error.add_note(f"while packing {self.recipe.name(item)}, item {number}")
             raise
+        nbytes, counts, first = sum(map(nbytes_of, records)), self.recipe.tally.take(), records[0]
+        if not isinstance(first, Block):
+            return Outcome(number, records, (), 1, nbytes, counts)
+        num_samples = len(first) + len(first.rejects)
+        return Outcome(number, records, first.rejects, num_samples, nbytes, counts)
 
     def _take(self, outcome: Outcome) -> None:
+        number = outcome.number
         self._check_unchanged(outcome)
         self._reject(outcome)
         self._counts_before, self._counts = self._counts, self._counts + Counter(outcome.counts)
-        for i, records in enumerate(outcome.records):
-            items, rows = self._reached[i]
-            if outcome.number >= items:
-                self._add(i, outcome, records, rows if outcome.number == items else 0)
+        for filling, at, records in zip(
+            self._fillings, self._reached, outcome.records, strict=False
+        ):
+            first, num = at.rows if number == at.items else 0, num_rows(records)
+            if first and first >= num:
+                raise self._changed(f"item {number}")
+            if number >= at.items:
+                filling.add(records, partial(self._inside, number, num), first)
         self.run.num_encoded += outcome.num_samples - len(outcome.rejects)
         self.run.progress.advance(self.run.num_rejected, outcome.num_samples)
-
-    def _add(self, i: int, outcome: Outcome, records: Records | Block, first: int) -> None:
-        """Hand records to a target, all but the ``first`` samples of a block, cutting its shards."""
-        builder, number = self._builders[i], outcome.number
-        if first and not (isinstance(records, Block) and first < len(records)):
-            raise self._changed(f"item {number}")
-        if not isinstance(records, Block):
-            builder.add(records)
-            if builder.is_full:
-                self._cut(i, number + 1)
-            return
-        for reached in builder.fill(records, first):
-            at_end = reached == len(records)
-            self._cut(i, number + at_end, 0 if at_end else reached)
 
     def _reject(self, outcome: Outcome) -> None:
         if outcome.rejects and self.run.on_error == "fail":
             raise outcome.rejects[0][1]
-        if outcome.number not in self._expected:
-            number = outcome.number
+        if (number := outcome.number) not in self._expected:
             self._rejects += [Reject(number, name, str(why)) for name, why in outcome.rejects]
             self.run.num_rejected += len(outcome.rejects)
 
@@ -406,14 +365,19 @@ class _SplitPacker:
         what = f"the source changed while it was packed ({name})"
         return PackError(what, self.packing.dst, "Pass overwrite=True to start anew")
 
-    def _cut(self, i: int, items: int, rows: int = 0) -> None:
-        counts = self._counts_before if rows else self._counts
-        reached = Reached(items, rows, self.split, self._rejects, counts)
-        self._rejects = []
-        columns, schema = self._builders[i].take(), self.recipe.targets[i].schema
-        self.packing.write(self.folders[i], columns, schema, self.run.format, reached)
+    def _inside(self, number: int, num: int, row: int) -> Reached:
+        """Return how far the split is when so many of an item's samples are done."""
+        return self._at(number + 1) if row == num else self._at(number, row)
 
-    def _cut_rest(self) -> None:
-        for i, builder in enumerate(self._builders):
-            if builder.num_samples:
-                self._cut(i, len(self.recipe))
+    def _at(self, items: int, rows: int = 0) -> Reached:
+        """Return how far the split is, to be written down: with the rejects since the last time."""
+        rejects, self._rejects = self._rejects, []
+        counts = self._counts_before if rows else self._counts
+        return Reached(items, rows, self.split, rejects, counts)
+
+
+def why_rejected(rejects: Sequence[Reject]) -> str:
+    """Say why nothing was left of a source; "" if nothing was rejected."""
+    if not rejects:
+        return ""
+    return f"It rejected {counted(len(rejects), 'item')}, the first: {rejects[0].error}"

@@ -1,15 +1,11 @@
 """The journal of a packing: what is finished, so that the same command can go on after any end.
 
-``DST/.packing/journal.jsonl`` is only ever appended to, one JSON object a line, each fsynced:
+``journal.jsonl`` is only ever appended to, one JSON object a line, each fsynced:
 
 1. The header: what decides the output (``plan``), and which datasets are made.
-2. ``{"part", "target", "items", "rows", "counts", "shard", "rejects"}``: a shard lies complete in the
-   staging folder. ``items`` counts what its source had given up to and including it, ``rows`` the
-   samples of the next item that it holds already; ``rejects`` are those since the line before, ``counts``
-   what was counted in all those items. ``part`` is the split.
-3. ``{"part", "end", "counts", "rejects"}``: a split is at its end, after so many items.
-4. ``{"done"}``: every shard is complete; only publishing is left, and this line has all that it
-   takes.
+2. ``{"target", "shard", "at"}``: a shard is complete at its place. ``at`` is a ``Reached``.
+3. ``{"end"}``: a split is at its end, a ``Reached``, too.
+4. ``{"done"}``: every shard is complete; only publishing is left, and this line has all that it takes.
 
 A line that is torn, because the machine or the process died while it was written, is dropped.
 """
@@ -34,13 +30,15 @@ from packdata.packing.target import JOURNAL_NAME as JOURNAL_NAME
 if TYPE_CHECKING:
     from pathlib import Path
 
-JOURNAL_VERSION = 5
+JOURNAL_VERSION = 6
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message tells only that they differ
 _HASH = "xxh3:"
 
+Exists = Callable[[str, ShardInfo], bool]
+
 # ``packing``: an error leaves it, the same packing continues, and others do not touch it.
-# ``part``: the same, of a part that stays staged.
+# ``part``: the same, of a part of a dataset.
 # ``command``: an error leaves nothing; killed, the same command continues, and any other undoes it.
 # ``writer``: an error leaves nothing; killed, any other drops it, for nothing can continue it.
 Kind = Literal["packing", "part", "command", "writer"]
@@ -117,34 +115,31 @@ class JournalHeader:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a split of a source has come with a shard.
+    """How far a split of a source has come, with a shard or to its end.
 
     Attributes:
         items: Items of it that are done.
-        rows: Samples of the next item that are done.
+        rows: Samples of the next item that are done, where it is a block that was cut.
         split: The split; "" where there are none.
-        rejects: Its items that were left out since the last shard.
+        rejects: Its items that were left out since the line before.
         counts: What was counted in all these items.
     """
 
-    items: int
+    items: int = 0
     rows: int = 0
     split: str = ""
     rejects: Sequence[Reject] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
 
-    def shard_line(self, target: str, shard: ShardInfo) -> dict[str, Any]:
-        """Return the line that says that a shard of a target is complete."""
-        return {**self._line("items"), "target": target, "shard": shard.to_json()}
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> Reached:
+        """Return what a line of the journal says."""
+        return cls(**{**line, "rejects": [Reject(*each) for each in line["rejects"]]})
 
-    def end_line(self) -> dict[str, Any]:
-        """Return the line that says that the split is at its end."""
-        return self._line("end")
-
-    def _line(self, items: str) -> dict[str, Any]:
-        rejects, counts = list(self.rejects), dict(self.counts)
-        line = {"part": self.split, items: self.items, "rows": self.rows}
-        return line | {"rejects": rejects, "counts": counts}
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        about = {"items": self.items, "rows": self.rows, "split": self.split}
+        return about | {"rejects": list(self.rejects), "counts": dict(self.counts)}
 
 
 @dataclass(slots=True)
@@ -153,28 +148,19 @@ class State:
 
     Attributes:
         shards: Finished shards per target.
-        items: Items of the source that they cover, per target.
-        rows: Samples of the next item that they hold, where it is a block that was cut.
+        reached: How far each target has come with them.
+        ended: How far each split came that is at its end.
         rejects: Items left out, per split.
-        counts: What was counted in those items, per target.
-        ended: Splits whose last item was reached, with their number of items.
-        ended_counts: What was counted in them.
         done: Per target its schema and provenance as JSON, once nothing but publishing is left.
         size: Bytes of the journal that was read.
     """
 
     shards: dict[str, list[ShardInfo]] = field(default_factory=dict)
-    items: dict[str, int] = field(default_factory=dict)
-    rows: dict[str, int] = field(default_factory=dict)
+    reached: dict[str, Reached] = field(default_factory=dict)
+    ended: dict[str, Reached] = field(default_factory=dict)
     rejects: dict[str, list[Reject]] = field(default_factory=dict)
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    ended: dict[str, int] = field(default_factory=dict)
-    ended_counts: dict[str, dict[str, int]] = field(default_factory=dict)
     done: dict[str, Any] | None = None
     size: int = field(default=0, compare=False)
-    _known: dict[str, set[Reject]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     @property
     def all_rejects(self) -> list[Reject]:
@@ -185,20 +171,15 @@ class State:
     def apply(self, line: Mapping[str, Any]) -> None:
         """Take one line of the journal in."""
         if "shard" in line:
-            self.shards.setdefault(line["target"], []).append(ShardInfo.from_json(line["shard"]))
-            self.items[line["target"]] = line["items"]
-            self.rows[line["target"]] = line.get("rows", 0)
-            self.counts[line["target"]] = line.get("counts", {})
-        if "part" in line:
-            rejects = self.rejects.setdefault(line["part"], [])
-            known = self._known.setdefault(line["part"], set())
-            new = [r for r in map(Reject._make, line["rejects"]) if r not in known]
-            known.update(new)
-            rejects += new
-        if "end" in line:
-            self.ended[line["part"]] = line["end"]
-            self.ended_counts[line["part"]] = line.get("counts", {})
-        if "done" in line:
+            shard, at = ShardInfo.from_json(line["shard"]), Reached.from_json(line["at"])
+            self.shards.setdefault(line["target"], []).append(shard)
+            self.reached[line["target"]] = at
+            self.rejects.setdefault(at.split, []).extend(at.rejects)
+        elif "end" in line:
+            at = Reached.from_json(line["end"])
+            self.ended[at.split] = at
+            self.rejects.setdefault(at.split, []).extend(at.rejects)
+        elif "done" in line:
             self.done = line["done"]
 
 
@@ -238,9 +219,13 @@ class Journal:
         return cls(path, header, State(size=len(line)))
 
     @classmethod
-    def open(cls, path: Path, exists: Callable[[str, ShardInfo], bool]) -> Journal | None:
-        """Go on with a journal, up to where it can be trusted; see ``read_journal``."""
-        found = read_journal(path, exists)
+    def open(cls, path: Path, exists: Exists) -> Journal | None:
+        """Go on with a journal, up to where it can be trusted; None if there is none (``parse_journal``)."""
+        try:
+            data = read_regular(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        found = parse_journal(data, path, exists)
         return None if found is None else cls(path, *found)
 
     def append(self, *lines: Mapping[str, Any]) -> None:
@@ -259,28 +244,19 @@ class Journal:
             self._fd = -1
 
 
-def read_journal(
-    path: Path, exists: Callable[[str, ShardInfo], bool] = lambda *_: True
+def parse_journal(
+    data: bytes, path: Path, exists: Exists = lambda *_: True
 ) -> tuple[JournalHeader, State] | None:
-    """Return what a journal says up to where it can be trusted, also while another process writes it.
-
-    None if there is none, or nothing can be trusted.
+    """Return what a journal says up to where it can be trusted; None if nothing can be.
 
     Args:
-        path: The file.
-        exists: Whether the finished shard of a target is still there; lines from the first lost one on are dropped.
+        data: Its bytes.
+        path: Where it lies.
+        exists: Whether a finished shard of a target is still there; lines from the first lost one on are dropped.
+
+    Raises:
+        PackError: It is of another version.
     """
-    try:
-        data = read_regular(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return parse_journal(data, path, exists)
-
-
-def parse_journal(
-    data: bytes, path: Path, exists: Callable[[str, ShardInfo], bool] = lambda *_: True
-) -> tuple[JournalHeader, State] | None:
-    """Return what a journal says that lies at ``path``; see ``read_journal``."""
     lines = data.splitlines(keepends=True)
     header = _parse_header(lines[0] if lines else b"", path)
     if header is None:
@@ -321,7 +297,7 @@ def _parse_header(raw: bytes, path: Path) -> JournalHeader | None:
     return JournalHeader(line["plan"], line["kind"], tuple(line["folders"]))
 
 
-def _applies(line: Mapping[str, Any], exists: Callable[[str, ShardInfo], bool]) -> bool:
+def _applies(line: Mapping[str, Any], exists: Exists) -> bool:
     try:
         return "shard" not in line or exists(line["target"], ShardInfo.from_json(line["shard"]))
     except (KeyError, TypeError, ValueError):

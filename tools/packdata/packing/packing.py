@@ -1,21 +1,20 @@
-"""Making datasets in a folder or at a URL, all or nothing: staged first, published last, killed at any moment.
+"""Making datasets in a folder or at a URL, all or nothing, killed at any moment.
 
-Everything unfinished lies in ``DST/.packing``, of a URL in a folder below ``$TMPDIR``: the lock, the journal, and the
-staged shards. Until every shard is complete, nothing else in a folder is touched, and shards alone are sent to a URL;
-then ``publish.py`` makes datasets of them.
+The lock, the journal and shards that are being written lie in ``DST/.packing``, of a URL in a folder below ``$TMPDIR``.
+A shard that is complete is put into the store at once, under its name with its hash, which no manifest names yet; then
+the journal says so. When all are there, ``publish.py`` makes datasets of them.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, suppress
-from functools import partial
-from itertools import count
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
-from loaders.data.manifest import Manifest, ShardInfo, publish_bytes, sync_folder
+from loaders.data.manifest import Manifest, ShardInfo, publish_bytes
 from loaders.errors import ManifestError, PackError
 from loaders.remote.url import is_url
 from loaders.schema import Schema
@@ -34,17 +33,23 @@ from packdata.packing.journal import (
 from packdata.packing.lock import LOCK_NAME, locked
 from packdata.packing.provenance import PLAN
 from packdata.packing.publish import (
-    ShardSender,
     is_made,
     is_there,
     manifest_at,
     name_at,
     publish,
-    put_shards,
     seen_at,
+    sizes_at,
     unnamed,
 )
-from packdata.packing.shards import SHARDS_AT_ONCE, Format, shard_format, shard_name, stored_info
+from packdata.packing.shards import (
+    SHARDS_AT_ONCE,
+    Format,
+    ShardBuilder,
+    shard_format,
+    shard_name,
+    stored_info,
+)
 from packdata.packing.store import store_of
 from packdata.packing.target import (
     JOURNAL_NAME,
@@ -55,23 +60,28 @@ from packdata.packing.target import (
     check_empty,
     digest_of,
     other_datasets,
-    size_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from loaders.data.columns import Column
     from loaders.data.shards import FileShard
-    from packdata.packing.publish import Seen, Tick
+    from packdata.packing.publish import Seen
+    from packdata.recipe import Block, Records
 
 MADE = "the same command made it earlier; nothing was written"
 FINISHED = "the same command was killed when it had made it; it was finished"
 
 
+_AT_ONCE = (
+    SHARDS_AT_ONCE + 4
+)  # shards under way: some are written, the others are put in their place
+
+
 class Packing:
-    """The making of datasets at one place: its lock, its journal, and threads that write shards.
+    """The making of datasets at one place: its lock, its journal, and threads that write shards and put them there.
 
     Nothing is looked at or touched before ``with`` is entered.
 
@@ -82,7 +92,6 @@ class Packing:
         overwrite: Replace the datasets that are there, and drop an unfinished packing of another
             plan.
         kind: What is left where it ends early. A ``command`` may share the destination with other datasets.
-        sender: Takes the shards of a part away when they are finished.
         grows: The dataset that is there stays, and whole shards are added to it.
         link: Link whole shards where the file system has links.
 
@@ -90,7 +99,6 @@ class Packing:
         is_published: True once the datasets are there: on entering, if the same plan has made them.
         is_continued: True if the same plan had begun, and was killed.
         why_finished: What made them, where nothing was left to do.
-        is_part: True of a part, which may be empty, and stays staged.
     """
 
     def __init__(
@@ -101,19 +109,20 @@ class Packing:
         *,
         overwrite: bool = False,
         kind: Kind = "packing",
-        sender: ShardSender | None = None,
         grows: bool = False,
         link: bool = True,
     ) -> None:
-        self.dst, self.folders = dst, tuple(folders)
-        self._kind, self.is_part = kind, kind == "part"
+        self.dst, self.folders, self.kind = dst, tuple(folders), kind
         self._overwrite, self._plan = overwrite, dict(plan)
-        self._digest, self._grows, self._link = digest_of(plan), grows, link
-        self._sender = sender
+        self._digest, self._grows = digest_of(plan), grows
+        # The working folder may change before all is published.
+        self._store = store_of(dst if is_url(dst) else dst.absolute(), link=link)
         self._journal: Journal | None = None
         self._writers = ThreadPoolExecutor(SHARDS_AT_ONCE, "packdata-shard")
-        self._under_way: deque[Future[None]] = deque()
-        self._numbers: dict[str, Iterator[int]] = {}  # of the shards to come
+        self._putters = ThreadPoolExecutor(_AT_ONCE, "packdata-put")
+        self._written: deque[Future[ShardInfo]] = deque()
+        self._put: deque[Future[None]] = deque()
+        self._numbers = dict[str, int]()  # of the shards to come
         self._open = ExitStack()
         self.is_published, self.is_continued, self.why_finished = False, False, ""
 
@@ -124,43 +133,46 @@ class Packing:
             PackError: The target holds something else, is in use, or cannot be written.
         """
         with self._explained("it cannot be packed into"), ExitStack() as opened:
-            if is_url(self.dst):
-                self._place = opened.enter_context(claimed_folder(str(self.dst)))
-                opened.enter_context(on_the_way(self._place, self.dst))
-                self._store = store_of(self.dst)
-            else:  # the working folder may change before all is published
-                self._place = self.dst.absolute()
-                self._store = store_of(self._place, link=self._link)
-            self._work = self._place / PACKING_NAME
+            self._place = opened.enter_context(self._working_place())
+            self._work = self._place.absolute() / PACKING_NAME
             self._begin(opened)
             self._open = opened.pop_all()
         return self
 
+    @contextmanager
+    def _working_place(self) -> Iterator[Path]:
+        """Yield the folder in which the lock, the journal and unfinished shards lie, as messages name it."""
+        if not is_url(self.dst):
+            yield self.dst
+            return
+        with claimed_folder(str(self.dst)) as place, on_the_way(place, self.dst):
+            yield place
+
     def _begin(self, opened: ExitStack) -> None:
         if not self._work.exists():
-            if self._is_made():
+            if self.is_made():
                 self.why_finished = MADE
                 return
             self._check_target()  # refuses before anything is made
-        opened.enter_context(locked(self._place))
-        for folder in filter(None, () if self.is_part or is_url(self.dst) else self.folders):
-            opened.enter_context(locked(self._place / folder))
+        opened.enter_context(locked(self._work.parent))
+        if not (self.kind == "part" or is_url(self.dst)):
+            for folder in filter(None, self.folders):
+                opened.enter_context(locked(self._work.parent / folder))
         opened.callback(self._leave)
-        if is_url(self.dst):
-            self._sender = opened.enter_context(ShardSender(self._store, stored_info))
-        opened.callback(partial(self._writers.shutdown, cancel_futures=True))
+        for pool in (self._putters, self._writers):
+            opened.callback(partial(pool.shutdown, cancel_futures=True))
         self._journal = self._open_journal()
-        if self.state.done is not None and not self.is_part:
-            self._publish_staged()
+        if self.state.done is not None:
+            self._publish_done()
             self.why_finished = FINISHED
-        elif self._is_made():
+        elif self.is_made():
             self.why_finished = FINISHED
-        elif self.state.done is None:
+        else:
             self._check_target()  # another may have been faster
 
-    def _is_made(self) -> bool:
+    def is_made(self) -> bool:
         """Tell whether the datasets are there, as the same plan has made them."""
-        if not (self._overwrite or self._grows or self._kind in ("part", "writer")):
+        if not (self._overwrite or self._grows or self.kind == "writer"):
             self.is_published = is_made(self._store, self.folders, self._digest)
         return self.is_published
 
@@ -177,18 +189,16 @@ class Packing:
 
     def _explained(self, what: str, path: Path | None = None) -> AbstractContextManager[None]:
         """Turn what the system says into a PackError; a command leaves nothing, and begins anew."""
-        if self._kind == "command":
+        if self.kind == "command":
             return explained(self.dst)
         return explained(path or self.dst, what, GO_ON)
 
     def _check_target(self) -> None:
         """Raise PackError if something is there that is not to be replaced."""
-        if self.is_part:
-            return
         if not self._overwrite and any(self._store.in_folder(PARTS_NAME)):
             hint = "Run 'packdata finish' to join them, or pass overwrite=True to drop them"
             raise PackError("parts of a packing lie there", self.dst, hint)
-        is_alone, overwrite = self._kind != "command", self._overwrite or self._grows
+        is_alone, overwrite = self.kind != "command", self._overwrite or self._grows
         check_target(self.dst, self.folders, overwrite=overwrite, is_alone=is_alone)
 
     def _open_journal(self) -> Journal:
@@ -197,7 +207,7 @@ class Packing:
         journal = Journal.open(self._work / JOURNAL_NAME, self._has_shard)
         if journal is not None:
             was, differs = journal.header, journal.header.differences(self._plan)
-            if was.kind == self._kind != "writer" and not differs:
+            if was.kind == self.kind != "writer" and not differs:
                 self.is_continued = True
                 return journal
             journal.close()
@@ -208,16 +218,16 @@ class Packing:
             begun.update(was.folders)
         self._clear()
         self._delete_unnamed(begun)
-        if not self.is_part:
+        if self.kind != "part":
             parts = [each.name for some in self._store.below(PARTS_NAME) for each in some]
             self._store.delete(*parts)
-            shutil.rmtree(self._place / PARTS_NAME, ignore_errors=True)
-        header = JournalHeader(self._plan, self._kind, self.folders)
+            shutil.rmtree(self._work.with_name(PARTS_NAME), ignore_errors=True)
+        header = JournalHeader(self._plan, self.kind, self.folders)
         return Journal.create(self._work / JOURNAL_NAME, header)
 
-    def _delete_unnamed(self, folders: set[str] | Sequence[str]) -> None:
+    def _delete_unnamed(self, folders: Iterable[str]) -> None:
         """Delete shards that no manifest names, in a folder: of a command that was killed, or gave up."""
-        if not is_url(self.dst):
+        if not is_url(self.dst) and self.kind != "part":
             there = {folder: manifest_at(self._store, folder) for folder in folders}
             self._store.delete(*unnamed(self._store, there))
 
@@ -232,19 +242,24 @@ class Packing:
             elif path.name != LOCK_NAME:
                 path.unlink()
 
-    def _has_shard(self, folder: str, info: ShardInfo) -> bool:
-        staged = self._staged(folder) / info.file
-        stored = self._place / folder / stored_info(info).file
-        if info.size_bytes in (size_of(staged), size_of(stored)):
-            return True
-        return self._sender is not None and self._sender.has(folder, staged, info)
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of each file that was there at the beginning."""
+        return {n: size for f in self.folders for n, size in sizes_at(self._store, f).items()}
 
-    def _staged(self, folder: str) -> Path:
-        return self._work / STAGED_NAME / folder
+    def _has_shard(self, folder: str, info: ShardInfo) -> bool:
+        return self._sizes.get(name_at(folder, info.file)) == info.size_bytes
+
+    def _staged(self, folder: str, name: str) -> Path:
+        return self._work / STAGED_NAME / folder / name
 
     def _shown(self, path: Path) -> Path:
-        """Return a path below the destination as messages name it: beginning as it was given."""
-        return path if is_url(self.dst) else self.dst / path.relative_to(self._place)
+        """Return a path as messages name it: beginning as the destination was given."""
+        return self._place / path.relative_to(self._work.parent)
+
+    def stored(self, shard: ShardInfo) -> ShardInfo:
+        """Return a shard under its name in the store."""
+        return stored_info(shard)
 
     def write(
         self,
@@ -254,7 +269,7 @@ class Packing:
         format: Format,
         reached: Reached,
     ) -> None:
-        """Write the next shard of a target on a thread; ``SHARDS_AT_ONCE``, which bounds memory.
+        """Write the next shard of a target, and put it there, on threads: ``SHARDS_AT_ONCE``, which bounds memory.
 
         Args:
             folder: The target.
@@ -266,84 +281,78 @@ class Packing:
         Raises:
             PackError: One before it could not be written.
         """
-        self.wait(SHARDS_AT_ONCE - 1)
-        first = len(self.state.shards.get(folder, ()))
-        number = next(self._numbers.setdefault(folder, count(first)))
-        path = self._staged(folder) / shard_name(number, format)
-        shard = partial(write_staged, path, columns, schema)
-        before = [*self._under_way]
-        self._under_way.append(
-            self._writers.submit(self._write, folder, path, shard, reached, before)
-        )
+        while len(self._written) >= SHARDS_AT_ONCE:
+            wait([self._written.popleft()])
+        self.wait(_AT_ONCE - 1)
+        number = self._numbers.setdefault(folder, len(self.state.shards.get(folder, ())))
+        self._numbers[folder] += 1
+        path = self._staged(folder, shard_name(number, format))
+        written = self._writers.submit(write_staged, path, columns, schema)
+        about = folder, path, written, reached, self._put[-1] if self._put else None
+        self._written.append(written)
+        self._put.append(self._putters.submit(self._put_shard, *about))
 
-    def _write(
+    def _put_shard(
         self,
         folder: str,
         path: Path,
-        shard: Callable[[], ShardInfo],
+        written: Future[ShardInfo],
         reached: Reached,
-        before: Sequence[Future[None]],
+        before: Future[None] | None,
     ) -> None:
         """Runs on the threads."""
         with self._explained("the shard cannot be written", self._shown(path)):
-            info = shard()
-            for earlier in before:  # the journal has shards in their order
-                earlier.result()
-            sync_folder(path.parent)
-            self.journal.append(reached.shard_line(folder, info))
-        if self._sender is not None:
-            self._sender.send(folder, path, info)
+            info = self.stored(written.result())
+            name = name_at(folder, info.file)
+            self._store.put_shard(name, path, info.size_bytes, info.xxh3_128)
+            path.unlink(missing_ok=True)
+            if before is not None:  # the journal has shards in their order
+                before.result()
+            line = {"target": folder, "shard": info.to_json(), "at": reached.to_json()}
+            self.journal.append(line)
+
+    def wait(self, num: int = 0) -> None:
+        """Return once no more than so many shards are under way; PackError if one cannot be written."""
+        while len(self._put) > num or (self._put and self._put[0].done()):
+            self._put.popleft().result()
 
     def stage_files(self, folder: str, files: Mapping[str, bytes]) -> None:
         """Write the files that a target's schema names, for publishing beside its manifest."""
         for name, data in files.items():
-            path = self._staged(folder) / name
+            path = self._staged(folder, name)
             with self._explained("it cannot be written", self._shown(path)):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 publish_bytes(path, data)
-
-    def wait(self, num: int = 0) -> None:
-        """Return once no more than so many shards are under way; PackError if one cannot be written."""
-        while len(self._under_way) > num:
-            self._under_way.popleft().result()
 
     def end_split(self, reached: Reached) -> None:
         """Note that a split of the source is packed to its end."""
         self.wait()
         with self._explained("the journal cannot be written"):
-            self.journal.append(reached.end_line())
+            self.journal.append({"end": reached.to_json()})
 
     def publish(self, contents: Mapping[str, tuple[Schema, Mapping[str, Any]]]) -> None:
         """Make datasets of the finished shards: per target its schema and provenance."""
         self.wait()
-        plan = {} if self._kind in ("part", "writer") else {PLAN: self._digest}
+        plan = {} if self.kind in ("part", "writer") else {PLAN: self._digest}
         done = {
             folder: {"schema": schema.to_json(), "provenance": {**provenance, **plan}}
             for folder, (schema, provenance) in contents.items()
         }
         with self._explained("the dataset cannot be published"):
             self.journal.append({"done": done})
-            if self.is_part:
-                self.is_published = True
-            else:
-                self._publish_staged()
+            self._publish_done()
 
-    def _publish_staged(self) -> None:
-        if self._sender is not None:
-            self._sender.wait()
-        manifests, overwrite = self.staged_manifests(), self._overwrite
+    def _publish_done(self) -> None:
+        """Publish what the journal says is complete."""
+        manifests, overwrite = self.manifests(), self._overwrite
         seen = {f: seen_at(self._store, f, m, overwrite=overwrite) for f, m in manifests.items()}
         for folder, manifest in manifests.items():
-            staged = self._staged(folder)
-            pairs = zip(self.state.shards.get(folder, ()), manifest.shards, strict=True)
-            left = [((staged / info.file).resolve, stored) for info, stored in pairs]
-            put_shards(self._store, folder, [pair for pair in left if pair[0]().exists()])
             self._put_files(folder, manifest.schema)
         self._publish(manifests, seen)
 
     def _put_files(self, folder: str, schema: Schema) -> None:
         for name in schema.files:
-            if (path := self._staged(folder) / name).exists():
+            if (path := self._staged(folder, name)).exists():
                 self._store.put(name_at(folder, name), path)
 
     def publish_whole(
@@ -353,7 +362,7 @@ class Packing:
         shards: Sequence[FileShard],
         *,
         grown: tuple[Manifest, Seen] | None = None,
-        tick: Tick = int,
+        tick: Callable[[int], object] = int,
     ) -> Manifest:
         """Make a dataset of whole shards of others, in order, or add them to the one that is there.
 
@@ -362,7 +371,7 @@ class Packing:
             provenance: JSON.
             shards: The shards.
             grown: The manifest of the dataset that grows, and the mark of its file.
-            tick: As of ``put_shards``.
+            tick: Called with the samples of each shard when it is there, on another thread.
         """
         before = () if grown is None else grown[0].shards
         infos = [
@@ -370,12 +379,17 @@ class Packing:
             for n, each in enumerate(shards, len(before))
         ]
         manifest = Manifest(schema, (*before, *infos), provenance)
+
+        def put(shard: FileShard, info: ShardInfo) -> None:
+            self._store.put_shard(info.file, shard.fetch(), info.size_bytes, info.xxh3_128)
+            tick(info.num_samples)
+
         with self._explained("the dataset cannot be published"):
             seen = grown and grown[1]
             if grown is None:
                 seen = seen_at(self._store, "", manifest, overwrite=self._overwrite)
-            pairs = zip(shards, infos, strict=True)
-            put_shards(self._store, "", [(each.fetch, info) for each, info in pairs], tick)
+            for _ in self._putters.map(put, shards, infos):
+                pass
             for shard in shards:
                 shard.check_version()  # last: what replaces it from here on is not what was linked
             self._put_files("", schema)
@@ -383,27 +397,24 @@ class Packing:
         return manifest
 
     def _publish(self, manifests: Mapping[str, Manifest], seen: Mapping[str, Seen]) -> None:
-        rejects = dict.fromkeys(self.folders if self._kind == "command" else [""], b"")
-        if self._kind != "command":
+        rejects = dict.fromkeys(self.folders if self.kind == "command" else [""], b"")
+        if self.kind != "command":
             rejects[""] = rejects_bytes(self.state.all_rejects)
         publish(self._store, manifests, seen, {} if self._grows else rejects)
         self.is_published = True
 
-    def staged_manifests(self) -> dict[str, Manifest]:
-        """Return what becomes of the finished shards, by its folder."""
-        return {
-            folder: Manifest(
-                Schema.from_json(content["schema"]),
-                tuple(map(stored_info, self.state.shards.get(folder, ()))),
-                content["provenance"],
-            )
-            for folder, content in (self.state.done or {}).items()
-        }
-
     def manifests(self) -> dict[str, Manifest]:
-        """Return the manifest of each target, once it is published; of a part, what is staged of it."""
+        """Return the manifest of each target, as it is published, or as the finished shards make it."""
         if self.state.done is not None:
-            return self.staged_manifests()
+            shards = self.state.shards
+            return {
+                folder: Manifest(
+                    Schema.from_json(content["schema"]),
+                    tuple(shards.get(folder, ())),
+                    content["provenance"],
+                )
+                for folder, content in self.state.done.items()
+            }
         there = {folder: manifest_at(self._store, folder) for folder in self.folders}
         return {folder: each for folder, each in there.items() if each is not None}
 
@@ -418,7 +429,7 @@ class Packing:
         if self._journal is None:
             return
         self._journal.close()
-        is_kept = self._journal.header.is_kept and (self.is_part or not self.is_published)
+        is_kept = self._journal.header.is_kept and not self.is_published
         if is_kept and (self.state.shards or self.state.done):
             return
         with suppress(OSError):
@@ -428,6 +439,41 @@ class Packing:
 
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
+
+
+class Filling:
+    """A dataset that is filled: its records become shards, which a packing writes.
+
+    Args:
+        packing: Where it is made.
+        folder: Its place there.
+        schema: Its fields.
+        format: Of its shards.
+        shard_bytes: As of ``ShardBuilder``.
+    """
+
+    def __init__(
+        self, packing: Packing, folder: str, schema: Schema, format: Format, shard_bytes: int
+    ) -> None:
+        self._packing, self._folder = packing, folder
+        self.schema, self._format = schema, format
+        self._builder = ShardBuilder(schema, format, shard_bytes)
+
+    def add(
+        self, records: Records | Block, reached: Callable[[int], Reached], first: int = 0
+    ) -> None:
+        """Add what ``ShardBuilder.fill`` takes; ``reached`` gets the number of the next sample at each cut."""
+        for number in self._builder.fill(records, first):
+            self._cut(reached(number))
+
+    def end(self, reached: Callable[[], Reached]) -> None:
+        """Write what is left as a shard, if anything is."""
+        if self._builder.num_samples:
+            self._cut(reached())
+
+    def _cut(self, reached: Reached) -> None:
+        columns = self._builder.take()
+        self._packing.write(self._folder, columns, self.schema, self._format, reached)
 
 
 def check_target(

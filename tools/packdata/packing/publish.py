@@ -10,11 +10,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
 from loaders.errors import ManifestError, PackError
@@ -24,101 +22,12 @@ from packdata.packing.provenance import PLAN
 from packdata.packing.target import REJECTED_NAME, STORED_SHARD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from loaders.data.manifest import ShardInfo
     from packdata.packing.store import Store
 
-    Tick = Callable[[int], object]
     Seen = dict[str, Any] | None
-
-_AT_ONCE = 4
-
-
-def put_shards(
-    store: Store,
-    folder: str,
-    shards: Sequence[tuple[Callable[[], Path], ShardInfo]],
-    tick: Tick = int,
-) -> None:
-    """Bring the shards to a folder of a store that are not there yet, some at a time.
-
-    Args:
-        store: The target.
-        folder: The folder of their dataset there.
-        shards: Of each what returns its file, and the shard as the manifest at the target is to list it.
-        tick: Called with the samples of each shard when it is there, on another thread.
-
-    Raises:
-        ShardError, ChecksumError: A shard is not what its info says, or does not arrive so.
-        PackError, RemoteError: The target cannot be written.
-    """
-
-    def one(locate: Callable[[], Path], shard: ShardInfo) -> None:
-        store.put_shard(name_at(folder, shard.file), locate(), shard.size_bytes, shard.xxh3_128)
-        tick(shard.num_samples)
-
-    if shards:
-        with ThreadPoolExecutor(_AT_ONCE, "upload") as pool:
-            for _ in pool.map(one, *zip(*shards, strict=True)):
-                pass
-
-
-class ShardSender:
-    """Sends shards while others are packed. One that was sent is deleted here; an empty ``NAME.sent`` takes its place.
-
-    Args:
-        store: The target.
-        stored: Returns a shard as the manifest at the target is to list it.
-    """
-
-    def __init__(self, store: Store, stored: Callable[[ShardInfo], ShardInfo]) -> None:
-        self._store, self._stored = store, stored
-        self._pool = ThreadPoolExecutor(_AT_ONCE, "upload")
-        self._sending: deque[Future[None]] = deque()
-        self._there: dict[str, dict[str, int]] = {}
-
-    def send(self, folder: str, path: Path, shard: ShardInfo) -> None:
-        """Begin to send a shard, when few enough others are on their way.
-
-        Raises:
-            ChecksumError, RemoteError: One before it could not be sent.
-        """
-        self.wait(_AT_ONCE - 1)
-        self._sending.append(self._pool.submit(self._send, folder, path, shard))
-
-    def _send(self, folder: str, path: Path, shard: ShardInfo) -> None:
-        put_shards(self._store, folder, [(path.resolve, self._stored(shard))])
-        _sent_mark(path).touch()
-        path.unlink(missing_ok=True)
-
-    def has(self, folder: str, path: Path, shard: ShardInfo) -> bool:
-        """Tell whether a shard was sent by a command that was killed, and is there still."""
-        if not _sent_mark(path).exists():
-            return False
-        if folder not in self._there:
-            self._there[folder] = _sizes(self._store, folder)
-        name = name_at(folder, self._stored(shard).file)
-        return self._there[folder].get(name) == shard.size_bytes
-
-    def wait(self, num: int = 0) -> None:
-        """Return once no more than so many are on their way; raises what ``send`` does."""
-        while len(self._sending) > num:
-            self._sending.popleft().result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            if kind is None:
-                self.wait()
-        finally:
-            self._pool.shutdown(cancel_futures=True)
-
-
-def _sent_mark(path: Path) -> Path:
-    return path.with_name(f"{path.name}.sent")
 
 
 def name_at(folder: str, name: str) -> str:
@@ -126,13 +35,14 @@ def name_at(folder: str, name: str) -> str:
     return f"{folder}/{name}".lstrip("/")
 
 
-def _sizes(store: Store, folder: str) -> dict[str, int]:
+def sizes_at(store: Store, folder: str) -> dict[str, int]:
+    """Return the bytes of each file in a folder of a target."""
     return {entry.name: entry.size for entry in store.in_folder(folder)[0]}
 
 
 def lost_at(store: Store, folder: str, shards: Iterable[ShardInfo]) -> list[str]:
     """Return which of these shards are missing in a folder of a target."""
-    sizes = _sizes(store, folder)
+    sizes = sizes_at(store, folder)
     return [s.file for s in shards if sizes.get(name_at(folder, s.file)) != s.size_bytes]
 
 

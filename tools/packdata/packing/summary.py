@@ -108,7 +108,7 @@ def summarize(
     notes: Sequence[str] = (),
 ) -> Summary:
     """Return the summary of a published packing; samples are counted in the ``firsts``."""
-    counts = packing.state.ended_counts.values()
+    counts = [end.counts for end in packing.state.ended.values()]
     made = packing.dst, packing.manifests(), packing.rejected(), counts
     return summary_of(*made, firsts, seconds, num_samples, notes)
 

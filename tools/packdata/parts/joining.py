@@ -231,11 +231,7 @@ def _joined(parts: Sequence[Complete]) -> dict[str, Manifest]:
     return {
         folder: Manifest(
             Schema.from_json(content["schema"]),
-            tuple(
-                Part(number, len(parts)).stored(shard)
-                for number, part in enumerate(parts)
-                for shard in part.state.shards.get(folder, ())
-            ),
+            tuple(shard for part in parts for shard in part.state.shards.get(folder, ())),
             {**content["provenance"], **of},
         )
         for folder, content in done.items()
@@ -254,12 +250,12 @@ def _put_files(store: Store, folder: str, files: Mapping[str, str]) -> None:
 
 def _reached(split: str, states: Sequence[State]) -> Reached:
     """Return what all parts together have packed of a split."""
-    counts = sum((Counter(state.ended_counts[split]) for state in states), Counter[str]())
+    counts = sum((Counter(state.ended[split].counts) for state in states), Counter[str]())
     rejects, before = list[Reject](), 0
     for state in states:
         of_part = state.rejects.get(split, ())
         rejects += [each._replace(number=before + each.number) for each in of_part]
-        before += state.ended[split]
+        before += state.ended[split].items
     return Reached(before, 0, split, rejects, counts)
 
 
