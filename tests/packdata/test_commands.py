@@ -54,7 +54,7 @@ from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import parse_parts, split
 from packdata.packed.rewrite import Written, write_datasets
 from packdata.packing import publish
-from packdata.packing.lock import TargetLock
+from packdata.packing.lock import lock
 from packdata.recipe import Block
 from tests.packdata.breaking import ROOM
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
@@ -182,11 +182,11 @@ def test_a_target_that_is_taken_is_refused(tmp_path: Path) -> None:
 def test_two_commands_on_one_target_do_not_meet(tmp_path: Path) -> None:
     source = pack_samples(tmp_path / "a", 4, fields=SMALL)
     (tmp_path / "b" / ".packing").mkdir(parents=True)
-    lock = TargetLock(tmp_path / "b" / ".packing" / "lock")
+    fd = lock(tmp_path / "b" / ".packing" / "lock")
 
     with pytest.raises(PackError, check=At("b")):
         copy_dataset(source, tmp_path / "b")
-    lock.release()
+    os.close(fd)
     (tmp_path / "b" / ".packing" / "left.tmp").write_text("of a run that was killed")
 
     assert len(copy_dataset(source, tmp_path / "b").shards) == 1

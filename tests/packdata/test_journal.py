@@ -16,7 +16,7 @@ from loaders.errors import PackError
 from packdata.images.plan import pack_images
 from packdata.packed.edit import copy_dataset
 from packdata.packing.journal import Journal, JournalHeader, Reached, Reject, flatten_plan
-from packdata.packing.lock import TargetLock
+from packdata.packing.lock import lock
 from tests.packdata.command_sources import make_sources
 
 SHARD = ShardInfo("shard-00000.lmdb", 3, 100, "ff", {"x": Place(8, row_nbytes=4)}, (50, 9))
@@ -148,14 +148,13 @@ def test_what_differs_alike_in_several_splits_is_named_once_and_long_values_are_
 def test_the_lock_is_exclusive_names_its_owner_and_is_free_again(tmp_path: Path) -> None:
     path = tmp_path / ".packing" / "lock"
     path.parent.mkdir()
-    lock = TargetLock(path)
+    fd = lock(path)
 
     with pytest.raises(PackError):
-        TargetLock(path)
-    lock.release()
-    lock.release()
+        lock(path)
+    os.close(fd)
 
-    TargetLock(path).release()
+    os.close(lock(path))
 
 
 def test_a_full_disk_costs_nobody_the_lock(
@@ -170,12 +169,12 @@ def test_a_full_disk_costs_nobody_the_lock(
     path.parent.mkdir()
     monkeypatch.setattr(os, "write", full)
 
-    lock = TargetLock(path)
+    fd = lock(path)
 
     with pytest.raises(PackError):
-        TargetLock(path)
-    lock.release()
-    TargetLock(path).release()
+        lock(path)
+    os.close(fd)
+    os.close(lock(path))
 
 
 def test_a_lock_that_cannot_be_taken_leaves_no_file_open(
@@ -190,24 +189,24 @@ def test_a_lock_that_cannot_be_taken_leaves_no_file_open(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            TargetLock(path)
+            lock(path)
 
     assert len(os.listdir("/proc/self/fd")) == before
-    TargetLock(path).release()
+    os.close(lock(path))
 
 
 def test_a_lock_whose_file_was_removed_is_no_lock(tmp_path: Path) -> None:
     path = tmp_path / ".packing" / "lock"
     path.parent.mkdir()
-    first = TargetLock(path)
+    first = lock(path)
     path.unlink()  # what an owner does when it finishes
 
-    second = TargetLock(path)
-    first.release()
+    second = lock(path)
+    os.close(first)
 
     with pytest.raises(PackError):
-        TargetLock(path)
-    second.release()
+        lock(path)
+    os.close(second)
 
 
 def test_a_lock_that_is_removed_while_it_is_taken_is_taken_anew(
@@ -224,26 +223,26 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_taken_anew(
         flock(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", removing)
-    lock = TargetLock(path)
+    fd = lock(path)
 
     assert path.read_text() == f"{os.getpid()}\n"
     with pytest.raises(PackError):
-        TargetLock(path)
-    lock.release()
+        lock(path)
+    os.close(fd)
 
 
 def test_a_process_that_dies_leaves_no_lock(tmp_path: Path) -> None:
     path = tmp_path / ".packing" / "lock"
     path.parent.mkdir()
     code = (
-        "import os, signal, sys; from pathlib import Path; from packdata.packing.lock import TargetLock;"
-        "lock = TargetLock(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from pathlib import Path; from packdata.packing.lock import lock;"
+        "fd = lock(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], timeout=60, check=False)
 
     assert done.returncode == -9
     assert path.exists()
-    TargetLock(path).release()
+    os.close(lock(path))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from packdata.packing import packing
 from packdata.packing.disk import write_staged
 from packdata.packing.engine import pack_recipe, pack_recipes
 from packdata.packing.journal import Journal
-from packdata.packing.lock import LOCK_NAME, TargetLock
+from packdata.packing.lock import LOCK_NAME, lock
 from packdata.packing.progress import Quiet
 from packdata.packing.provenance import PACKER
 from packdata.packing.target import PACKING_NAME
@@ -525,12 +525,12 @@ def test_what_changes_a_split_waits_for_the_packing_of_all(tmp_path: Path) -> No
 
 def test_packing_all_waits_for_what_changes_a_split(tmp_path: Path) -> None:
     Job(tmp_path, **SPLITS).run()
-    lock = TargetLock(tmp_path / "train" / PACKING_NAME / LOCK_NAME)
+    fd = lock(tmp_path / "train" / PACKING_NAME / LOCK_NAME)
     try:
         with pytest.raises(PackError, check=At("train")):
             Job(tmp_path, options={"overwrite": True}, **SPLITS).run()
     finally:
-        lock.release()
+        os.close(fd)
 
     assert not (tmp_path / PACKING_NAME).exists()
 
@@ -677,7 +677,7 @@ def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_second_packer_stops_and_names_the_first(tmp_path: Path) -> None:
-    lock = TargetLock(tmp_path / PACKING_NAME / LOCK_NAME)
+    fd = lock(tmp_path / PACKING_NAME / LOCK_NAME)
     try:
         job = Job(tmp_path)
         assert job.run_in_child() == 1
@@ -685,7 +685,7 @@ def test_the_second_packer_stops_and_names_the_first(tmp_path: Path) -> None:
             pack(tmp_path)
         assert f"process {os.getpid()} " in caught.value.what
     finally:
-        lock.release()
+        os.close(fd)
 
     pack(tmp_path)
 

@@ -20,7 +20,6 @@ from packdata.packed.combine import extend, merge
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
 from packdata.packing import lock, packing, publish
-from packdata.packing.lock import TargetLock
 from packdata.packing.packing import Packing
 from packdata.packing.store import FolderStore
 from packdata.packing.target import PACKING_NAME
@@ -312,12 +311,13 @@ def test_a_full_disk_leaves_no_lock_in_a_dataset(
 def test_the_target_is_looked_at_again_once_it_is_locked(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class LateLock(TargetLock):
-        def __init__(self, path: Path) -> None:
-            shutil.copy(source / "manifest.json", path.parent.parent)  # another was faster
-            super().__init__(path)
+    take = lock.lock
 
-    monkeypatch.setattr(lock, "TargetLock", LateLock)
+    def late(path: Path) -> int:
+        shutil.copy(source / "manifest.json", path.parent.parent)  # another was faster
+        return take(path)
+
+    monkeypatch.setattr(lock, "lock", late)
 
     with (
         pytest.raises(PackError, check=At("dst")),

@@ -250,7 +250,7 @@ def test_a_stream_of_tokens_is_written_whole(tmp_path: Path) -> None:
 
 
 _KILLED = """
-import os, signal, sys
+import os, signal, sys, time
 import packdata
 from loaders.data.view import open_view
 from packdata.packing import packing
@@ -259,6 +259,7 @@ write, left = packing.write_staged, [int(sys.argv[3])]
 
 def counted(*args):
     if not left[0]:
+        time.sleep(0.5)  # the shards before it are put in their place
         os.kill(os.getpid(), signal.SIGKILL)
     left[0] -= 1
     print("shard", flush=True)

@@ -23,7 +23,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Field, Schema, Text
 from loaders.system import opencv
-from packdata.packing.engine import Outcome, why_rejected
+from packdata.packing.engine import why_rejected
 from packdata.packing.journal import Reached, Reject
 from packdata.packing.packing import Filling, Packing
 from packdata.packing.pool import OrderedPool
@@ -36,7 +36,7 @@ from packdata.packing.shards import (
     check_records,
     check_shard_options,
 )
-from packdata.packing.summary import Summary, summarize
+from packdata.packing.summary import Summary, summary_of
 from packdata.recipe import Block, nbytes_of
 from packdata.values import Encoded, Prepared, Preparer, Work, check_sizes
 
@@ -58,6 +58,17 @@ class _Sample(NamedTuple):
     name: str
     key: str | None
     values: dict[str, Prepared]
+
+
+class _Made(NamedTuple):
+    """A sample that was encoded, or why it cannot be."""
+
+    number: int
+    name: str
+    key: str | None
+    records: dict[str, bytes]
+    error: LoadersError | None
+    nbytes: int = 0
 
 
 class Writer:
@@ -122,9 +133,7 @@ class Writer:
             raise SchemaError(
                 f"a Writer keeps no files beside shards ({names}): 'packdata tokens' does"
             )
-        self._preparers = {
-            name: Preparer(field, quality, max_picture_mb) for name, field in fields.items()
-        }
+        self._preparers = {n: Preparer(f, quality, max_picture_mb) for n, f in fields.items()}
         self._format, self._shard_bytes, self._on_error = format, shard_bytes, on_error
         self._provenance = as_json(
             {"source": {"kind": "python"}} if provenance is None else provenance
@@ -132,22 +141,20 @@ class Writer:
         # Of the samples that were added; with "skip" of those that were packed, which is known later
         # and in order, so that which of two is packed does not depend on the threads.
         self._keys: set[str] = set()
-        self._rejects: list[Reject] = []
+        self._rejects: list[Reject] = []  # since the last shard
         self._filling: Filling | None = None  # from the first sample on: it decides on keys
         self._num_samples = 0
         self._error: BaseException | None = None
         self._is_aborted = False
-        self._began = time.monotonic()
-        self._process = os.getpid()
+        self._began, self._process = time.monotonic(), os.getpid()
         self.summary: Summary | None = None
         num_workers = check_workers(workers)
-        self._packing = Packing(
-            Path(dst), [""], {"writer": "true"}, overwrite=overwrite, kind="writer"
-        )
+        plan = {"writer": "true"}
+        self._packing = Packing(Path(dst), [""], plan, overwrite=overwrite, kind="writer")
         self._open = ExitStack()  # what is released at the end, last first
         self._open.enter_context(self._packing)
         self._open.enter_context(opencv.one_thread())
-        pool = OrderedPool(self._encode, num_workers, lambda outcome: outcome[1].nbytes)
+        pool = OrderedPool(self._encode, num_workers, lambda made: made.nbytes)
         self._pool = self._open.enter_context(pool)
 
     def __len__(self) -> int:
@@ -180,20 +187,20 @@ class Writer:
                 process; a key was used before.
         """
         self._check_open()
+        name = _name(self._num_samples, values)
         try:
-            sample = self._prepared(values)
+            sample = self._prepared(name, values)
         except LoadersError as error:
             if self._on_error == "fail":
                 raise
-            self._reject(self._num_samples, _name(self._num_samples, values), error)
+            self._rejects.append(Reject(self._num_samples, name, str(error)))
             self._num_samples += 1
             return
-        if sample.key is not None and self._on_error == "fail":
+        if self._on_error == "fail" and sample.key is not None:
             self._keys.add(sample.key)
         self._num_samples += 1
         with self._ending():
-            for outcome in self._pool.put(sample):
-                self._take(*outcome)
+            self._take(self._pool.put(sample))
 
     def add_batch(self, /, **arrays: Any) -> None:
         """Add many samples, as columns: at the speed of memory where no picture has to be encoded.
@@ -210,18 +217,22 @@ class Writer:
                 were added.
         """
         self._check_open()
-        num = self._check_lengths(arrays)
-        if not num:
-            return
-        block = self._block(arrays)
+        self._settle_key(arrays)
+        self._check_fields(arrays, f"the batch from sample {self._num_samples} on")
+        sizes = {name: len(values) for name, values in arrays.items()}
+        if len(set(sizes.values())) > 1:
+            raise SchemaError(f"a batch has arrays of one length, got {sizes}")
+        num = next(iter(sizes.values()), 0)
+        block = self._block(arrays) if num else None
         if block is None:  # pictures go to threads; and which row is wrong, ``add`` says
             for i in range(num):
                 self.add(**{name: values[i] for name, values in arrays.items()})
             return
+        assert self._filling is not None
         with self._ending():
-            for outcome in self._pool.drain():
-                self._take(*outcome)
-            self._add_block(block)
+            self._take(self._pool.drain())
+            self._num_samples += num
+            self._filling.add(block, self._reached)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -233,23 +244,14 @@ class Writer:
             self._open.close()
             raise
 
-    def _check_lengths(self, arrays: Mapping[str, Any]) -> int:
-        self._settle_key(arrays)
-        self._check_fields(arrays, f"the batch from sample {self._num_samples} on")
-        sizes = {name: len(values) for name, values in arrays.items()}
-        if len(set(sizes.values())) > 1:
-            raise SchemaError(f"a batch has arrays of one length, got {sizes}")
-        return next(iter(sizes.values()), 0)
-
     def _block(self, arrays: Mapping[str, Any]) -> Block | None:
         """Return the records of many samples; None where a row is wrong, or threads have to encode."""
-        keys = arrays.get(KEY) if isinstance(self._fields.get(KEY), Text) else ()
+        keys = arrays[KEY] if isinstance(self._fields.get(KEY), Text) else ()
         try:
-            if keys is None or not all(isinstance(key, str) for key in keys):
+            if not all(isinstance(key, str) for key in keys):
                 return None
-            if len({*keys}) < len(keys) or (self._on_error == "skip" and len(keys)):
-                return None
-            if not self._keys.isdisjoint(keys):
+            is_skipping = self._on_error == "skip" and len(keys)
+            if is_skipping or len({*keys}) < len(keys) or not self._keys.isdisjoint(keys):
                 return None
             columns = {name: self._preparers[name].column(arrays[name]) for name in self._fields}
             made = {name: column for name, column in columns.items() if column is not None}
@@ -262,11 +264,6 @@ class Writer:
             return None
         self._keys.update(keys)
         return block
-
-    def _add_block(self, block: Block) -> None:
-        assert self._filling is not None
-        self._num_samples += len(block)
-        self._filling.add(block, self._reached)
 
     @property
     def _is_copy(self) -> bool:
@@ -288,21 +285,16 @@ class Writer:
         if self.summary is not None:
             raise PackError("the writer is closed", self._packing.dst, "Open another for more")
 
-    def _prepared(self, values: Mapping[str, Any]) -> _Sample:
-        name = _name(self._num_samples, values)
+    def _prepared(self, name: str, values: Mapping[str, Any]) -> _Sample:
         self._settle_key(values)
         self._check_fields(values, name)
-        key = self._checked_key(values.get(KEY), name)
+        key = self._checked_key(values, name)
         prepared: dict[str, Prepared] = {}
         for field, value in values.items():
-            try:
+            with _placed(f"{name}, field {field!r}"):
                 prepared[field] = self._preparers[field](value)
-            except CodecError as error:
-                raise CodecError(f"{name}, field {field!r}: {error}") from error
-        try:
+        with _placed(name):
             check_sizes({field: value.size for field, value in prepared.items()}, self._fields)
-        except CodecError as error:
-            raise CodecError(f"{name}: {error}") from error
         return _Sample(self._num_samples, name, key, prepared)
 
     def _check_fields(self, values: Mapping[str, Any], name: str) -> None:
@@ -322,53 +314,47 @@ class Writer:
             about = self._schema, self._format, self._shard_bytes
             self._filling = Filling(self._packing, "", *about)
 
-    def _checked_key(self, key: Any, name: str) -> str | None:
+    def _checked_key(self, values: Mapping[str, Any], name: str) -> str | None:
         if not isinstance(self._fields.get(KEY), Text):
             return None
+        key = values[KEY]
         if not isinstance(key, str):
             raise CodecError(f"{name}, field 'key': takes str, got {type(key).__name__}")
         if self._on_error == "fail" and key in self._keys:
             raise _key_taken(name)
         return key
 
-    def _encode(self, sample: _Sample) -> tuple[_Sample, Outcome]:
+    def _encode(self, sample: _Sample) -> _Made:
         """Runs on the threads."""
-        field = ""
+        number, name, key, values = sample
+        encoded: dict[str, Encoded] = {}
         try:
-            encoded: dict[str, Encoded] = {}
-            for field, value in sample.values.items():
-                encoded[field] = value if isinstance(value, Encoded) else value.make()
-            field = ""
-            check_sizes({name: e.size for name, e in encoded.items()}, self._fields)
-            records = {name: e.record for name, e in encoded.items()}
-            check_records(records, self._schema, self._format)
-            given = sum(v.nbytes for v in sample.values.values() if isinstance(v, Work))
-            nbytes = max(given, nbytes_of(records))
-            return sample, Outcome(sample.number, [records], nbytes=nbytes)
+            for field, value in values.items():
+                with _placed(f"{name}, field {field!r}"):
+                    encoded[field] = value if isinstance(value, Encoded) else value.make()
+            with _placed(name):
+                check_sizes({field: each.size for field, each in encoded.items()}, self._fields)
+                records = {field: each.record for field, each in encoded.items()}
+                check_records(records, self._schema, self._format)
         except LoadersError as error:
-            where = sample.name + (f", field {field!r}" if field else "")
-            refused = _with_place(error, where)
-            return sample, Outcome(sample.number, (), [(sample.name, refused)])
-        except Exception as error:
-            error.add_note(f"while packing {sample.name}, field {field!r}")
-            raise
+            return _Made(number, name, key, {}, error)
+        given = sum(value.nbytes for value in values.values() if isinstance(value, Work))
+        return _Made(number, name, key, records, None, max(given, nbytes_of(records)))
 
-    def _take(self, sample: _Sample, outcome: Outcome) -> None:
+    def _take(self, encoded: Iterable[_Made]) -> None:
+        """Pack samples in their order, or leave them out."""
         assert self._filling is not None
-        rejects = outcome.rejects
-        if rejects and self._on_error == "fail":
-            raise rejects[0][1]
-        if not rejects and self._on_error == "skip" and sample.key is not None:
-            if sample.key in self._keys:
-                rejects = [(sample.name, _key_taken(sample.name))]
-            self._keys.add(sample.key)
-        for name, error in rejects:
-            self._reject(sample.number, name, error)
-        if not rejects:
-            self._filling.add(outcome.records[0], self._reached)
-
-    def _reject(self, number: int, name: str, error: LoadersError) -> None:
-        self._rejects.append(Reject(number, name, str(error)))
+        for made in encoded:
+            error = made.error
+            if self._on_error == "skip" and error is None and made.key is not None:
+                error = _key_taken(made.name) if made.key in self._keys else None
+                self._keys.add(made.key)
+            if error is None:
+                self._filling.add(made.records, self._reached)
+            elif self._on_error == "fail":
+                raise error
+            else:
+                self._rejects.append(Reject(made.number, made.name, str(error)))
 
     def _reached(self, _: int = 0) -> Reached:
         """Return what the journal is to say, with the rejects since the last time."""
@@ -387,25 +373,24 @@ class Writer:
             return self.summary
         self._check_open()
         with self._ending():
-            for outcome in self._pool.drain():
-                self._take(*outcome)
-            self.summary = self._publish()
+            if self._filling is not None:
+                self._take(self._pool.drain())
+                self._filling.end(self._reached)
+            self._packing.end_split(self._reached())
+            state = self._packing.state
+            if not state.shards:
+                what = "no sample " + (
+                    "that could be packed" if state.all_rejects else "was added"
+                )
+                hint = why_rejected(state.all_rejects) or "A dataset needs at least one"
+                raise PackError(what, self._packing.dst, hint)
+            self._packing.publish({"": (self._schema, {**self._provenance, "packer": PACKER})})
+            num_packed = self._num_samples - len(state.all_rejects)
+            seconds = time.monotonic() - self._began
+            made = self._packing.dst, self._packing.manifests(), self._packing.rejected()
+            self.summary = summary_of(*made, [""], seconds, num_packed)
         self._open.close()
         return self.summary
-
-    def _publish(self) -> Summary:
-        if self._filling is not None:
-            self._filling.end(self._reached)
-        self._packing.end_split(self._reached())
-        state = self._packing.state
-        if not state.shards:
-            what = "no sample " + ("that could be packed" if state.all_rejects else "was added")
-            hint = why_rejected(state.all_rejects) or "A dataset needs at least one"
-            raise PackError(what, self._packing.dst, hint)
-        provenance = {**self._provenance, "packer": PACKER}
-        self._packing.publish({"": (self._schema, provenance)})
-        num_packed = self._num_samples - len(state.all_rejects)
-        return summarize(self._packing, [""], time.monotonic() - self._began, num_packed)
 
     def abort(self) -> None:
         """Publish nothing and remove what was written; after ``close`` it does nothing.
@@ -449,14 +434,18 @@ def _name(number: int, values: Mapping[str, Any]) -> str:
     return f"sample {number}" + ("" if key is None else f" (key {key!r})")
 
 
-def _with_place(error: LoadersError, where: str) -> LoadersError:
-    """Return the error with the sample and field that it belongs to."""
-    if isinstance(error, SourceError):
-        placed: LoadersError = SourceError(f"{error.what} ({where})", error.path, error.hint)
-    else:
-        placed = CodecError(f"{where}: {error}")
-    placed.__cause__ = error
-    return placed
+@contextmanager
+def _placed(where: str) -> Iterator[None]:
+    """Say of errors which sample and field they belong to."""
+    try:
+        yield
+    except SourceError as error:
+        raise SourceError(f"{error.what} ({where})", error.path, error.hint) from error
+    except LoadersError as error:
+        raise CodecError(f"{where}: {error}") from error
+    except Exception as error:
+        error.add_note(f"while packing {where}")
+        raise
 
 
 def _check_names(number: int, values: Any, source: Any) -> None:
@@ -501,19 +490,11 @@ def pack(
     dst: Path | str,
     fields: Mapping[str, Field] | None = None,
     *,
-    defaults: Iterable[str] | None = None,
     format: Format | None = None,
-    shard_bytes: int | None = None,
-    workers: int | None = None,
-    overwrite: bool = False,
-    quality: int = 90,
-    max_picture_mb: int = MAX_PICTURE_MB,
-    on_error: OnError = "fail",
-    provenance: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-    **table: Any,
+    **options: Any,
 ) -> Summary:
-    """Pack samples, given as mappings of field name to value, or columns; the rest is as in ``Writer``.
+    """Pack samples, given as mappings of field name to value, or columns.
 
     A DataFrame without ``fields`` is packed as ``packdata tables`` packs a file of it.
 
@@ -523,42 +504,23 @@ def pack(
             are packed at the speed of memory.
         dst: A folder that is new or empty.
         fields: Field by name; None for a DataFrame, or a table of Arrow.
-        defaults: As in ``Writer``, and so on.
-        format: Format of the shards; ``"lmdb"`` if not said otherwise, of a DataFrame ``"parquet"``.
-        shard_bytes: Size of a shard; 64 MB if not said otherwise, of a DataFrame 32 MB.
-        workers: Threads that encode.
-        overwrite: Replace a dataset in ``dst``.
-        quality: Of pictures that are newly encoded.
-        max_picture_mb: MiB that a picture may take, decoded.
-        on_error: What becomes of samples that cannot be packed.
-        provenance: JSON for the manifest.
+        format: ``"lmdb"`` or ``"parquet"``; if not given ``"lmdb"``, of a DataFrame ``"parquet"``.
         progress: Called for every sample.
-        **table: Of a DataFrame, what becomes of its columns: ``target``, ``drop``, ``dates``, ... of ``pack_tables``.
+        options: Of ``Writer``: ``defaults``, ``shard_bytes``, ``workers``, ``overwrite``, ``quality``,
+            ``max_picture_mb``, ``on_error``, ``provenance``. Of a DataFrame those of ``pack_tables``: ``target``,
+            ``drop``, ``dates``, ...
 
     Raises:
-        TypeError: What the source gives is no mapping; other errors are those of ``Writer``.
+        TypeError: What the source gives is no mapping, or there is no such option; other errors are those of
+            ``Writer``.
     """
+    options = {name: value for name, value in options.items() if value is not None}
     if fields is None:
-        given = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
-        table |= {name: value for name, value in given.items() if value is not None}
-        settings = {"overwrite": overwrite, "on_error": on_error, "progress": progress}
-        return _pack_frame(source, dst, table | settings)
-    if table:
-        raise TypeError(f"{', '.join(table)}: options of a DataFrame, which takes no fields")
+        if format is not None:
+            options["format"] = format
+        return _pack_frame(source, dst, {"progress": progress, **options})
     progress = Quiet() if progress is None else progress
-    with Writer(
-        dst,
-        fields,
-        defaults=defaults,
-        format=format or "lmdb",
-        shard_bytes=DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes,
-        workers=workers,
-        overwrite=overwrite,
-        quality=quality,
-        max_picture_mb=max_picture_mb,
-        on_error=on_error,
-        provenance=provenance,
-    ) as writer:
+    with Writer(dst, fields, format=format or "lmdb", **options) as writer:
         try:
             if isinstance(source, Mapping):
                 _add_columns(writer, source, progress)

@@ -145,7 +145,7 @@ def write(
     finally:
         progress.close()
     seconds = time.monotonic() - began
-    return summary_of(dst, {"": manifest}, (), (), [""], seconds, manifest.num_samples)
+    return summary_of(dst, {"": manifest}, (), [""], seconds, manifest.num_samples)
 
 
 def _as_view(data: Any) -> tuple[View, Mapping[str, Field]]:

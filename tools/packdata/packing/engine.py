@@ -35,7 +35,7 @@ from packdata.packing.shards import (
     check_records,
     check_shard_options,
 )
-from packdata.packing.summary import Summary, summarize
+from packdata.packing.summary import Summary, summary_of
 from packdata.recipe import Block, nbytes_of, num_rows
 
 if TYPE_CHECKING:
@@ -143,9 +143,10 @@ class Run:
             hint = "Pass on_error='skip' to continue, or overwrite=True to start anew"
             raise PackError(what, packing.dst, hint)
         note = packing.why_finished if packing.is_published else self._pack(packing, splits)
-        seconds = time.monotonic() - self._began
-        notes = [note] if note else []
-        return summarize(packing, counted_folders(splits), seconds, self.num_encoded, notes)
+        made = packing.dst, packing.manifests(), packing.rejected(), counted_folders(splits)
+        seconds, notes = time.monotonic() - self._began, [note] if note else []
+        ends = packing.state.ended.values()
+        return summary_of(*made, seconds, self.num_encoded, notes, ends)
 
     def _pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> str:
         """Pack and publish; return what is worth knowing of it."""

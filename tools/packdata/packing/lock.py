@@ -27,69 +27,56 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         PackError: Another process is packing into it.
     """
-    made = missing_folders(folder)
+    made, path = missing_folders(folder), folder / PACKING_NAME / LOCK_NAME
     try:
         make_folder(folder)
-        lock = TargetLock(folder / PACKING_NAME / LOCK_NAME)
+        fd = lock(path)
         try:
             yield
         finally:
-            lock.path.unlink(missing_ok=True)
-            lock.release()
+            path.unlink(missing_ok=True)
+            os.close(fd)
     finally:
         with suppress(OSError):  # something lies there
-            for path in (folder / PACKING_NAME, *made):
-                path.rmdir()
+            for each in (path.parent, *made):
+                each.rmdir()
 
 
-class TargetLock:
-    """The right to pack into one folder; the kernel takes it back when the process ends.
+def lock(path: Path) -> int:
+    """Lock a file, which is made, until the descriptor that is returned is closed.
 
     Raises:
-        PackError: Another process has it.
+        PackError: Another process has locked it.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = -1
-        while self._fd < 0:
-            try:
-                path.parent.mkdir(exist_ok=True)  # its last owner may have removed it just now
-            except FileExistsError:  # or does so between two looks of this call
-                if os.path.lexists(path.parent) and not path.parent.is_dir():
-                    raise
-            is_new = not path.exists()
-            try:
-                self._acquire(os.open(path, os.O_RDWR | os.O_CREAT | CLOEXEC, 0o644))
-            except FileNotFoundError:
-                continue
-            except OSError:
-                # No locks on this file system: no other process can hold one on the new file.
-                if is_new:
-                    path.unlink(missing_ok=True)
-                raise
-
-    def _acquire(self, fd: int) -> None:
+    while True:
         try:
+            path.parent.mkdir(exist_ok=True)  # its last owner may have removed it just now
+        except FileExistsError:  # or does so between two looks of this call
+            if os.path.lexists(path.parent) and not path.parent.is_dir():
+                raise
+        is_new, fd, is_ours = not path.exists(), -1, False
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | CLOEXEC, 0o644)
             _lock(fd)
-            if _is_same_file(fd, self.path):  # else its last owner finished, and removed it
-                # A full disk: the number is for people, the lock holds without it.
-                with suppress(OSError):
+            if _is_same_file(fd, path):  # else its last owner finished, and removed it
+                with suppress(OSError):  # a full disk: the number is for people
                     os.ftruncate(fd, 0)
                     os.write(fd, b"%d\n" % os.getpid())
-                self._fd = fd
+                is_ours = True
+                return fd
+        except FileNotFoundError:
+            continue
         except BlockingIOError:
             what = f"{_owner(fd)} is packing into it"
-            raise PackError(what, self.path.parent.parent, "Wait for it, or stop it") from None
+            raise PackError(what, path.parent.parent, "Wait for it, or stop it") from None
+        except OSError:
+            # No locks on this file system: no other process can hold one on the new file.
+            if is_new:
+                path.unlink(missing_ok=True)
+            raise
         finally:
-            if self._fd < 0:
+            if fd >= 0 and not is_ours:
                 os.close(fd)
-
-    def release(self) -> None:
-        """Give the lock back; may be called twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 def _lock(fd: int) -> None:

@@ -19,13 +19,13 @@ class Progress(Protocol):
 
 
 class Quiet:
-    """Tells nothing."""
+    """Show nothing."""
 
     def start(self, total: int | None, done: int) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def advance(self, rejected: int, samples: int = 1) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Ignore it."""
+        """Do nothing."""

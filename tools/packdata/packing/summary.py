@@ -12,11 +12,11 @@ from packdata.describe import counted
 from packdata.packing.target import PARTS_NAME, REJECTED_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from loaders.data.manifest import Manifest
-    from packdata.packing.packing import Packing
+    from packdata.packing.journal import Reached
 
 _SHOWN_REJECTS = 10
 
@@ -84,46 +84,34 @@ class Summary:
             lines = []
         if len(self.datasets) > 1:
             lines += [f"  {dataset}" for dataset in self.datasets]
-        return "\n".join([*lines, *map(printable, self.notes), *self._reject_lines()])
-
-    def _reject_lines(self) -> Iterator[str]:
+        lines += map(printable, self.notes)
         if self.rejected:
             listed = place_of(self.dst) / REJECTED_NAME
-            is_listed = is_url(self.dst) or listed.exists()
-            is_listed &= PARTS_NAME not in listed.parts  # those are listed once they are joined
+            is_listed = PARTS_NAME not in listed.parts and (is_url(self.dst) or listed.exists())
             where = f", listed in {printable(str(listed))}" if is_listed else ""
-            yield f"rejected {len(self.rejected):,}{where}:"
+            lines.append(f"rejected {len(self.rejected):,}{where}:")
         for item, error in self.rejected[:_SHOWN_REJECTS]:
             name = printable(item)
-            yield f"  {error}" if name in error else f"  {name}: {printable(error)}"
+            lines.append(f"  {error}" if name in error else f"  {name}: {printable(error)}")
         if len(self.rejected) > _SHOWN_REJECTS:
-            yield f"  and {len(self.rejected) - _SHOWN_REJECTS:,} more"
-
-
-def summarize(
-    packing: Packing,
-    firsts: Sequence[str],
-    seconds: float,
-    num_samples: int,
-    notes: Sequence[str] = (),
-) -> Summary:
-    """Return the summary of a published packing; samples are counted in the ``firsts``."""
-    counts = [end.counts for end in packing.state.ended.values()]
-    made = packing.dst, packing.manifests(), packing.rejected(), counts
-    return summary_of(*made, firsts, seconds, num_samples, notes)
+            lines.append(f"  and {len(self.rejected) - _SHOWN_REJECTS:,} more")
+        return "\n".join(lines)
 
 
 def summary_of(
     dst: Path | str,
     manifests: Mapping[str, Manifest],
     rejected: Sequence[tuple[str, str]],
-    counts: Iterable[Mapping[str, int]],  # of each split
     firsts: Sequence[str],
     seconds: float,
     num_samples: int,
     notes: Sequence[str] = (),
+    ends: Iterable[Reached] = (),
 ) -> Summary:
-    """Return the summary of datasets that are at a destination, by their folders; see ``summarize``."""
+    """Return the summary of datasets at a destination, by their folders.
+
+    Samples are counted in the ``firsts``; this run made ``num_samples``. ``ends`` are those of the splits.
+    """
     datasets = tuple(
         DatasetSummary(folder, m.num_samples, len(m.shards), m.size_bytes, m.fingerprint)
         for folder, m in manifests.items()
@@ -138,5 +126,5 @@ def summary_of(
         samples_per_s=num_samples / max(seconds, 1e-9),
         datasets=datasets,
         notes=tuple(notes),
-        counts=dict(sum(map(Counter, counts), Counter())),
+        counts=dict(sum((Counter(end.counts) for end in ends), Counter())),
     )

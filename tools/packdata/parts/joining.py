@@ -217,9 +217,9 @@ def _join(store: Store, parts: Sequence[Complete], began: float, *, overwrite: b
     _clear(store)
     is_published = all(there is None for there in seen.values())
     notes = ["the parts were joined earlier"] if is_published else []
-    made = store.url, joined, named(rejects), [end.counts for end in ends]
     firsts = _first_folders([*joined], parts[0].header.plan)
-    summary = summary_of(*made, firsts, time.monotonic() - began, 0, notes)
+    made = store.url, joined, named(rejects), firsts
+    summary = summary_of(*made, time.monotonic() - began, 0, notes, ends)
     return replace(summary, amount=counted(len(parts), "part"))
 
 
