@@ -33,7 +33,7 @@ import packdata
 from loaders import DataLoader, ShardDataset
 from loaders.remote import origin
 from loaders.schema import Array
-from packdata.packed.combine import upload
+from packdata.packed.edit import copy_dataset
 from packdata.packed.remote import clear_cache, fetch
 
 sys.path.insert(0, str(ROOT))
@@ -318,7 +318,7 @@ def send(bench: Bench) -> tuple[float, float]:
     name = f"copy{time.monotonic_ns()}"
     beside = seconds(lambda: plain_put(bench, f"plain-{name}"))
     with bench.cold():
-        return beside, seconds(lambda: upload(bench.local, f"s3://bucket/{name}"))
+        return beside, seconds(lambda: copy_dataset(bench.local, f"s3://bucket/{name}"))
 
 
 def sample(bench: Bench) -> tuple[float, float]:

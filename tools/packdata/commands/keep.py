@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loaders.commandline import Command, show
@@ -43,17 +42,14 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _report(folder: Path, args: argparse.Namespace) -> Report:
     from packdata.inspect.verify import verify
-    from packdata.packed.remote import as_folder
 
     try:
         total = read_manifest(folder).size_bytes
     except ManifestError:  # verify will say so
         total = 0
-    with as_folder(folder) as here, Meter("verifying", "bytes", total) as meter:
-        found = verify(
-            here, quick=args.quick, decode=args.decode, workers=args.workers, tick=meter.tick
-        )
-        return replace(found, path=folder)
+    options = {name: getattr(args, name) for name in ("quick", "decode", "workers")}
+    with Meter("verifying", "bytes", total) as meter:
+        return verify(folder, **options, tick=meter.tick)
 
 
 def _show_report(report: Report) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,13 @@ import numpy as np
 
 from loaders.codecs import codec_for
 from loaders.data.formats import hash_file, open_checksums, open_columns
-from loaders.data.manifest import MANIFEST_NAME, Manifest, ShardInfo, read_manifest
-from loaders.data.view import KEY_FIELD, open_view
+from loaders.data.formats.checksums import hash_block
+from loaders.data.manifest import MANIFEST_NAME, Manifest
+from loaders.data.shards import FileShard, open_manifest
+from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import ManifestError, ShardError
+from loaders.remote.origin import origin_of
+from loaders.remote.url import is_url, place_of
 from loaders.schema import Field, Text
 from loaders.system.limits import usable_cores
 from packdata.describe import counted
@@ -43,16 +48,11 @@ class Fault:
     keys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{', '.join([self.file, *self._place()])}: {self.what}"
-
-    def _place(self) -> Iterator[str]:
-        if self.field is not None:
-            yield f"field {self.field}"
-        if self.rows is not None:
-            first, last = self.rows
-            yield f"row {first}" if first == last else f"rows {first} to {last}"
-        if self.keys:
-            yield ("key " if len(self.keys) == 1 else "keys ") + " to ".join(map(repr, self.keys))
+        place = [self.file] + ([] if self.field is None else [f"field {self.field}"])
+        for name, ends in (("row", self.rows and dict.fromkeys(self.rows)), ("key", self.keys)):
+            if ends:
+                place.append(f"{name}{'s' * (len(ends) - 1)} {' to '.join(map(repr, ends))}")
+        return f"{', '.join(place)}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,98 +95,102 @@ def verify(
     """Check a packed dataset and return all of its faults.
 
     Args:
-        path: The dataset's folder.
+        path: The dataset's folder or URL.
         quick: Check sizes and hashes of the files alone: no row or key is named.
         decode: Also decode every record, which takes as long as an epoch without augmentation.
         workers: Shards checked at once; None for all usable cores.
         tick: Called with the bytes of each shard when it is done, possibly on another thread.
+
+    Raises:
+        RemoteError: What lies at the URL cannot be fetched.
     """
-    folder = Path(path)
+    folder = place_of(path)
     try:
-        manifest = read_manifest(folder)
+        manifest, shards, _ = open_manifest(folder)
     except ManifestError as error:
         what = f"{error.what}. {error.hint}".rstrip(". ")
         return Report(folder, (Fault(MANIFEST_NAME, what),))
 
-    def check(info: ShardInfo) -> list[Fault]:
+    def check(shard: FileShard) -> list[Fault]:
         try:
-            return _check_shard(folder / info.file, info, manifest, quick, decode)
+            with _file_of(shard) as file:
+                return [*_faults(file, shard, quick, decode)]
         finally:
-            tick(info.size_bytes)
+            tick(shard.info.size_bytes)
 
-    workers = max(1, min(workers or usable_cores(), len(manifest.shards)))
+    workers = max(1, min(workers or usable_cores(), len(shards)))
     with OrderedPool(check, workers) as pool:
-        faults = [fault for found in pool.map(manifest.shards) for fault in found]
+        faults = [fault for found in pool.map(shards) for fault in found]
     for name, expected in manifest.schema.files.items():
-        path = folder / name
-        if not path.is_file():
+        file = origin_of(folder).small_file(name) if is_url(folder) else folder / name
+        if not file.is_file():
             faults.append(Fault(name, "missing"))
-        elif (digest := hash_file(path)) != expected:
+        elif (digest := hash_file(file)) != expected:
             faults.append(Fault(name, f"its xxh3-128 is {digest}, the schema says {expected}"))
     if not faults and not quick:
-        faults += _duplicate_keys(folder)
+        faults += _duplicate_keys(open_view(folder))
     known = _OWN_FILES | {shard.file for shard in manifest.shards} | set(manifest.schema.files)
-    others = sorted({each.name for each in folder.iterdir()} - known)
+    others = [] if is_url(folder) else sorted({each.name for each in folder.iterdir()} - known)
     notes = [f"{name}: not a part of the dataset" for name in others]
     return Report(folder, tuple(faults), tuple(notes), manifest)
 
 
-def _check_shard(
-    path: Path, info: ShardInfo, manifest: Manifest, quick: bool, decode: bool
-) -> list[Fault]:
+@contextmanager
+def _file_of(shard: FileShard) -> Iterator[Path]:
+    """Yield the file of a shard: of one from a URL an open one, which can be read when it is evicted."""
+    if shard.origin is None:
+        yield shard.path
+    else:
+        with shard.open_file() as file:
+            yield Path(f"/proc/self/fd/{file.fileno()}")
+
+
+def _faults(path: Path, shard: FileShard, quick: bool, decode: bool) -> Iterator[Fault]:
+    """Yield the faults of a shard."""
+    info, fields = shard.info, shard.schema.fields
     if (what := size_fault(path, info.size_bytes)) is not None:
-        return [Fault(info.file, what)]
+        yield Fault(info.file, what)
+        return
     try:
         digest = hash_file(path)
     except OSError as error:
-        return [Fault(info.file, f"cannot be read ({error.strerror or error})")]
-    faults = []
+        yield Fault(info.file, f"cannot be read ({error.strerror or error})")
+        return
     if digest != info.xxh3_128:
-        about = f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}"
-        faults.append(Fault(info.file, about))
+        yield Fault(info.file, f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}")
     if quick:
-        return faults
-    columns = dict(_open_each(path, info, faults))
-    is_text = isinstance(manifest.schema.fields.get(KEY_FIELD), Text)
-    keys = columns.get(KEY_FIELD) if is_text else None
-    checksums = _checksums(path, info, faults)
-    for name, column in columns.items():
-        found = list(_checksum_faults(column, checksums[name])) if name in checksums else []
-        found += _decode_faults(column, manifest.schema.fields[name]) if decode else []
-        faults += [Fault(info.file, what, name, at, _keys_of(keys, at)) for what, at in found]
-    return faults
-
-
-def _open_each(path: Path, info: ShardInfo, faults: list[Fault]) -> Iterator[tuple[str, Column]]:
-    """Yield the columns that can be opened, one by one: a damaged one does not hide the others."""
-    for name, place in info.places.items():
+        return
+    columns: dict[str, Column] = {}
+    for name, place in info.places.items():  # one by one: a damaged one does not hide the others
         try:
-            yield name, open_columns(path, info._replace(places={name: place}))[name]
+            columns |= open_columns(path, info._replace(places={name: place}))
         except ShardError as error:
             rows = None if error.row is None else (error.row, error.row)
-            faults.append(Fault(info.file, error.what, name, rows))
-
-
-def _checksums(path: Path, info: ShardInfo, faults: list[Fault]) -> Mapping[str, Checksums]:
+            yield Fault(info.file, error.what, name, rows)
+    checksums: Mapping[str, Checksums] = {}
     try:
-        return open_checksums(path, info)
+        checksums = open_checksums(path, info)
     except ShardError as error:
-        faults.append(Fault(info.file, error.what))
-        return {}
+        yield Fault(info.file, error.what)
+    for name, column in columns.items():
+        found = [*_wrong_checksums(column, checksums[name])] if name in checksums else []
+        found += _undecodable(column, fields[name]) if decode else []
+        for what, rows in found:
+            keys = columns.get(KEY_FIELD) if isinstance(fields.get(KEY_FIELD), Text) else None
+            yield Fault(info.file, what, name, rows, _keys_of(keys, rows))
 
 
-def _checksum_faults(column: Column, checksums: Checksums) -> Iterator[tuple[str, _Rows]]:
-    per_block, blocks = checksums.rows_per_block, np.arange(len(checksums.hashes))
-    if checksums.first_mismatch(column, blocks) is None:
-        return
-    is_bad = [checksums.first_mismatch(column, blocks[b : b + 1]) is not None for b in blocks]
-    bad = np.flatnonzero(is_bad)
+def _wrong_checksums(column: Column, checksums: Checksums) -> Iterator[tuple[str, _Rows]]:
+    per_block, hashes = checksums.rows_per_block, checksums.hashes
+    found = (hash_block(column, block, per_block) for block in range(len(hashes)))
+    bad = np.flatnonzero(np.fromiter(found, np.uint64, len(hashes)) != hashes)
     for run in np.split(bad, np.flatnonzero(np.diff(bad) != 1) + 1):
-        rows = (int(run[0]) * per_block, min((int(run[-1]) + 1) * per_block, len(column)) - 1)
-        yield f"{counted(len(run), 'checksum')} wrong", rows
+        if len(run):
+            last = min((int(run[-1]) + 1) * per_block, len(column)) - 1
+            yield f"{counted(len(run), 'checksum')} wrong", (int(run[0]) * per_block, last)
 
 
-def _decode_faults(column: Column, field: Field) -> Iterator[tuple[str, _Rows]]:
+def _undecodable(column: Column, field: Field) -> Iterator[tuple[str, _Rows]]:
     codec = codec_for(field)
     for row in range(len(column)):
         try:
@@ -196,17 +200,13 @@ def _decode_faults(column: Column, field: Field) -> Iterator[tuple[str, _Rows]]:
 
 
 def _keys_of(keys: Column | None, rows: _Rows) -> tuple[str, ...]:
-    if keys is None:
-        return ()
-    return tuple(
-        keys.row(row)[:1000].tobytes().decode(errors="backslashreplace")
-        for row in sorted(set(rows))
-    )
+    """Return the keys of the first and the last of some rows, where there are any."""
+    records = () if keys is None else [keys.row(row)[:1000] for row in sorted({*rows})]
+    return tuple(record.tobytes().decode(errors="backslashreplace") for record in records)
 
 
-def _duplicate_keys(folder: Path) -> Iterator[Fault]:
+def _duplicate_keys(view: View) -> Iterator[Fault]:
     """Yield a fault for each sample whose key an earlier one has."""
-    view = open_view(folder)
     later, firsts = repeated(view.key_hashes()) if view.has_keys else ([], [])
     for i, first in zip(later[:_MAX_DUPLICATES], firsts, strict=False):
         (path, row), (other, other_row) = view.place(i), view.place(first)

@@ -47,7 +47,7 @@ def split(
     # value.
     stratify: str | None = None,
     seed: int = 0,  # another seed, another division
-    # By default that of the original; this and the rest are as in ``WriteOptions``.
+    # By default that of the original; this and the rest are as in ``write_datasets``.
     format: Format | None = None,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     overwrite: bool = False,

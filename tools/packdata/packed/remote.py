@@ -1,13 +1,9 @@
-"""Datasets at URLs, for commands: fetched whole, laid out as a folder, and what of them lies in the cache."""
+"""Datasets at URLs, for commands: fetched whole, and what of them lies in the cache."""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
@@ -15,12 +11,12 @@ from loaders.data.shards import open_manifest
 from loaders.errors import CacheError, ManifestError
 from loaders.remote.folder import VERSION, Cache, default_folder, shard_path
 from loaders.remote.origin import origin_of
-from loaders.remote.url import is_url
 from loaders.remote.wire import MAX_CONNECTIONS
 from packdata.packing.target import size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
@@ -47,31 +43,6 @@ def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
     return len(shards), manifest.size_bytes
 
 
-@contextmanager
-def as_folder(place: Path) -> Iterator[Path]:
-    """Yield the folder of a dataset; of one at a URL a temporary one, whose shards are kept open meanwhile.
-
-    Raises:
-        ChecksumError: A shard is not what the manifest says.
-        RemoteError: It cannot be fetched.
-    """
-    if not is_url(place):
-        yield place
-        return
-    manifest, shards, _ = open_manifest(place)
-    origin = origin_of(place)
-    fetch(place)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="packdata-")))
-        for shard in shards:
-            file = stack.enter_context(shard.open_file())
-            (folder / shard.info.file).symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
-        for name in manifest.schema.files:
-            (folder / name).symlink_to(origin.small_file(name))
-        (folder / MANIFEST_NAME).symlink_to(origin.manifest() / MANIFEST_NAME)
-        yield folder
-
-
 class CacheReport(NamedTuple):
     """What lies in a cache."""
 
@@ -95,7 +66,8 @@ def cache_report(folder: Path) -> CacheReport:
     for about in sorted((inside / "manifests").glob(f"*/{MANIFEST_NAME}")):
         try:
             manifest = read_manifest(about.parent)
-        except ManifestError:
+            url = json.loads((about.parent / "about.json").read_text())["url"]
+        except (ManifestError, OSError, ValueError, KeyError):
             continue
         shards = [
             (shard_path(inside, s.file, s.xxh3_128).name, s.size_bytes) for s in manifest.shards
@@ -104,7 +76,7 @@ def cache_report(folder: Path) -> CacheReport:
         unknown -= {name for name, _ in here}
         datasets.append(
             {
-                "url": _url_of(about.parent),
+                "url": url,
                 "num_shards": len(here),
                 "of_shards": len(shards),
                 "size_bytes": sum(size for _, size in here),
@@ -113,13 +85,6 @@ def cache_report(folder: Path) -> CacheReport:
         )
     size = sum(size_of(path) or 0 for path in files.values())  # a fetcher may evict some meanwhile
     return CacheReport(folder, size, datasets, len(unknown))
-
-
-def _url_of(folder: Path) -> str:
-    try:
-        return str(json.loads((folder / "about.json").read_text())["url"])
-    except (OSError, ValueError, KeyError):
-        return "?"
 
 
 def clear_cache(folder: Path) -> int:
