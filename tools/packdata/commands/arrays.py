@@ -8,19 +8,11 @@ from packdata.commands.packing import packing_command
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
 
-    from packdata.arrays.plan import ArraysPlan
-
-
-def _options() -> Mapping[str, type]:
-    from packdata.arrays.recipe import ArrayOptions
-    from packdata.files.splits import SourceOptions
-
-    return {"arrays": ArrayOptions, "source": SourceOptions}
+    from packdata.plan import SourcePlan
 
 
-def _plan(args: argparse.Namespace, options: dict[str, Any]) -> ArraysPlan:
+def _plan(args: argparse.Namespace, options: dict[str, Any]) -> SourcePlan:
     from packdata.arrays.plan import plan_arrays
 
     return plan_arrays(args.src, format=args.format, **options)
@@ -31,7 +23,10 @@ ARRAYS = packing_command(
     "pack volumes and other arrays with their labels and masks",
     _plan,
     src="folder of .npy and .npz files, or a list, or the URL of one",
-    options=_options,
+    options={
+        "arrays": "packdata.arrays.recipe:ArrayOptions",
+        "source": "packdata.files.splits:SourceOptions",
+    },
     names={"column": "array_column"},
     unit="arrays",
     usual="lmdb for arrays of 1 MB and more, else parquet",

@@ -1,4 +1,4 @@
-"""What the commands share: arguments that many have, mistakes in them, and what is printed."""
+"""What the commands share: their arguments, mistakes in them, and what is printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from loaders.commandline import number_from, show
+from loaders.commandline import Command, number_from, show
 from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import LoadersError, SchemaError
 from loaders.remote.url import is_url
@@ -19,57 +19,80 @@ from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from loaders.data.manifest import Manifest
+
+    Argument = Callable[[Any], object]  # adds one to a parser, or to a group of one
 
 _FLAGS = {"shard_bytes": "--shard-size", "sizes": "--size", "header": "--no-header"}
 _NAMED = re.compile(r"(?<![\w'\"/.-])([a-z]+(?:_[a-z]+)*)\b(?:(=)|(?![\w'\"/.-]))")
 
 
-def add_dataset(
-    parser: Any, help: str = "folder or URL of the dataset", name: str = "dataset"
-) -> None:
-    """Add the place of a packed dataset."""
-    parser.add_argument(name, metavar=name.upper(), type=parse_source, help=help)
+def command(
+    name: str,
+    summary: str,
+    run: Callable[[argparse.Namespace], int],
+    *arguments: Argument,
+    details: str = "",
+    example: str = "",
+) -> Command:
+    """Return a command that takes these arguments."""
+
+    def add(parser: Any) -> None:
+        for each in arguments:
+            each(parser)
+
+    return Command(name=name, summary=summary, add=add, run=run, details=details, example=example)
 
 
-def add_switch(parser: Any, name: str, help: str) -> None:
-    """Add an option that takes nothing."""
-    parser.add_argument(name, action="store_true", help=help)
+def argument(name: str, help: str, **options: Any) -> Argument:
+    """Return an argument, with what else ``add_argument`` takes."""
+    return lambda parser: parser.add_argument(name, help=help, **options)
 
 
-def add_number(parser: Any, name: str, help: str, default: int | None = None) -> None:
-    """Add an option that takes a number from 1 on."""
-    parser.add_argument(name, type=number_from(1), metavar="N", default=default, help=help)
+def place(name: str, help: str = "folder or URL of the dataset", **options: Any) -> Argument:
+    """Return the place of a packed dataset, or of several."""
+    return argument(name, help, **{"metavar": name.upper(), "type": parse_source} | options)
 
 
-def add_json(parser: Any) -> None:
-    """Add ``--json``."""
-    add_switch(parser, "--json", "print the result as JSON")
+def switch(name: str, help: str) -> Argument:
+    """Return an option that takes nothing."""
+    return argument(name, help, action="store_true")
 
 
-def add_shards(
-    parser: Any,
-    usual: str,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    format: str | None = None,
-) -> None:
-    """Add the format, ``usual`` unless it is given, and size of shards."""
+def number(name: str, help: str, default: int | None = None) -> Argument:
+    """Return an option that takes a number from 1 on."""
+    return argument(name, help, type=number_from(1), metavar="N", default=default)
+
+
+def shards(
+    usual: str, shard_bytes: int = DEFAULT_SHARD_BYTES, format: str | None = None
+) -> tuple[Argument, Argument]:
+    """Return the format of shards, ``usual`` unless it is given, and their size."""
     what = f"file format of the shards (default: {usual})"
-    parser.add_argument("--format", choices=FORMATS, default=format, help=what)
-    what = (
-        "size of a shard; K, M and G are powers of 1024, up to 256MB in Parquet and 64GB in LMDB"
+    limits = "K, M and G are powers of 1024, up to 256MB in Parquet and 64GB in LMDB"
+    size = f"size of a shard; {limits} (default: {shard_bytes >> 20}MB)"
+    return argument("--format", what, choices=FORMATS, default=format), shard_size(
+        size, shard_bytes
     )
-    parser.add_argument(
-        "--shard-size",
-        dest="shard_bytes",
-        type=parse_size,
-        metavar="SIZE",
-        default=shard_bytes,
-        help=f"{what} (default: {shard_bytes >> 20}MB)",
-    )
+
+
+def shard_size(help: str, default: int | None = None) -> Argument:
+    """Return ``--shard-size``."""
+    more = {"dest": "shard_bytes", "type": parse_size, "metavar": "SIZE", "default": default}
+    return argument("--shard-size", help, **more)
+
+
+JSON = switch("--json", "print the result as JSON")
+WORKERS = number("--workers", "threads (default: all usable cores)")
+DATASETS = place("dataset", "folder or URL of the dataset, or a folder of several")
+
+
+def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return some of the arguments."""
+    return {name: getattr(args, name) for name in names}
 
 
 def with_options(text: str, args: argparse.Namespace) -> str:
@@ -118,24 +141,18 @@ def usage_errors(args: argparse.Namespace, *, schema: bool) -> Iterator[None]:
         args.parser.error(with_options(str(error), args))
 
 
-def show_json(data: Any) -> None:
-    """Print JSON to standard output."""
-    print(json.dumps(data, indent=1))
-
-
-def show_notes(notes: Sequence[str]) -> None:
-    """Print to standard error what deserves a look."""
-    sys.stderr.writelines(f"packdata: {printable(text)}\n" for text in notes)
-
-
-def show_made(args: argparse.Namespace, folder: Path, manifest: Manifest, **more: Any) -> None:
-    """Say what was written, and ``more`` of it in JSON."""
+def show_result(args: argparse.Namespace, data: Any, lines: Iterable[str]) -> None:
+    """Print a result: as JSON if that is asked for, else in lines."""
     if args.json:
-        show_json(made(folder, manifest) | more)
-        return
-    samples = counted(manifest.num_samples, "sample")
-    shards = counted(len(manifest.shards), "shard")
-    show(f"{printable(str(folder))}: {samples}, {shards}, {describe_size(manifest.size_bytes)}")
+        print(json.dumps(data, indent=1))
+    else:
+        for line in lines:
+            show(printable(line))
+
+
+def show_note(text: str) -> None:
+    """Print to standard error what deserves a look."""
+    sys.stderr.write(f"packdata: {printable(text)}\n")
 
 
 def made(folder: Path, manifest: Manifest) -> dict[str, Any]:
@@ -147,3 +164,10 @@ def made(folder: Path, manifest: Manifest) -> dict[str, Any]:
         "size_bytes": manifest.size_bytes,
         "fingerprint": manifest.fingerprint,
     }
+
+
+def made_line(folder: Path, manifest: Manifest) -> str:
+    """Return what was written as a line."""
+    samples = counted(manifest.num_samples, "sample")
+    shards = counted(len(manifest.shards), "shard")
+    return f"{folder}: {samples}, {shards}, {describe_size(manifest.size_bytes)}"

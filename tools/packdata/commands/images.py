@@ -8,20 +8,11 @@ from packdata.commands.packing import AT_URLS, packing_command
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
 
-    from packdata.images.plan import ImagesPlan
-
-
-def _options() -> Mapping[str, type]:
-    from packdata.files.splits import SourceOptions
-    from packdata.images.recipe import ImageOptions
-    from packdata.images.shapes import ShapeOptions
-
-    return {"pictures": ImageOptions, "source": SourceOptions, "shapes": ShapeOptions}
+    from packdata.plan import SourcePlan
 
 
-def _plan(args: argparse.Namespace, options: dict[str, Any]) -> ImagesPlan:
+def _plan(args: argparse.Namespace, options: dict[str, Any]) -> SourcePlan:
     from packdata.images.plan import plan_images
 
     return plan_images(args.src, format=args.format, **options)
@@ -32,7 +23,11 @@ IMAGES = packing_command(
     "pack pictures with their labels and masks",
     _plan,
     src="folder, list, tar, Parquet or IDX file, or its URL, or a pattern; several tars or Parquet files are one",
-    options=_options,
+    options={
+        "pictures": "packdata.images.recipe:ImageOptions",
+        "source": "packdata.files.splits:SourceOptions",
+        "shapes": "packdata.images.shapes:ShapeOptions",
+    },
     names={"column": "image_column"},
     unit="images",
     usual="lmdb for files, else parquet",

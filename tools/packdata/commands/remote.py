@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loaders.commandline import Command, show
+from loaders.commandline import show
 from loaders.data.manifest import read_manifest
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
-from loaders.text import describe_size, printable
-from packdata.commands.common import add_dataset, add_json, add_switch, show_json
+from loaders.text import describe_size
+from packdata.commands.common import JSON, argument, command, place, show_result, switch
 from packdata.describe import counted
 from packdata.options import parse_path
 
 if TYPE_CHECKING:
     import argparse
-
-    from loaders.commandline import Parser
 
 
 def _fetch(args: argparse.Namespace) -> int:
@@ -34,19 +32,13 @@ def _fetch(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_fetch(parser: Parser) -> None:
-    add_dataset(parser, "of the dataset", "url")
-    parser.add_argument(
-        "folder", nargs="?", metavar="FOLDER", type=parse_path, help="copy it there, too"
-    )
-    add_remote(parser)
-
-
-FETCH = Command(
-    name="fetch",
-    summary="download a dataset from a URL to the cache, or to a folder",
-    add=_add_fetch,
-    run=_fetch,
+FETCH = command(
+    "fetch",
+    "download a dataset from a URL to the cache, or to a folder",
+    _fetch,
+    place("url", "of the dataset"),
+    argument("folder", "copy it there, too", nargs="?", metavar="FOLDER", type=parse_path),
+    add_remote,
     details="Shards already in the cache are not downloaded again; all are verified.",
     example="packdata fetch s3://bucket/packed/train",
 )
@@ -60,29 +52,27 @@ def _cache(args: argparse.Namespace) -> int:
         show(f"{counted(clear_cache(folder), 'shard')} deleted")
         return 0
     report = cache_report(folder)
-    if args.json:
-        show_json(report._asdict() | {"folder": str(folder)})
-        return 0
-    show(f"{folder}: {describe_size(report.size_bytes)}")
+    lines = [f"{folder}: {describe_size(report.size_bytes)}"]
     for each in report.datasets:
         part = f"{each['num_shards']} of {each['of_shards']} shards"
-        show(f"  {printable(each['url'])}  {part}, {describe_size(each['size_bytes'])}")
+        lines.append(f"  {each['url']}  {part}, {describe_size(each['size_bytes'])}")
     if report.num_unknown:
-        show(f"  {counted(report.num_unknown, 'shard')} of other datasets")
+        lines.append(f"  {counted(report.num_unknown, 'shard')} of other datasets")
+    show_result(args, report._asdict() | {"folder": str(folder)}, lines)
     return 0
 
 
-def _add_cache(parser: Parser) -> None:
-    what = "folder of the cache (default: $LOADERS_CACHE, else that of this user)"
-    parser.add_argument("folder", nargs="?", metavar="FOLDER", help=what)
-    add_switch(parser, "--clear", "delete all shards")
-    add_json(parser)
-
-
-CACHE = Command(
-    name="cache",
-    summary="show what is in the download cache",
-    add=_add_cache,
-    run=_cache,
+CACHE = command(
+    "cache",
+    "show what is in the download cache",
+    _cache,
+    argument(
+        "folder",
+        "folder of the cache (default: $LOADERS_CACHE, else that of this user)",
+        nargs="?",
+        metavar="FOLDER",
+    ),
+    switch("--clear", "delete all shards"),
+    JSON,
     example="packdata cache",
 )

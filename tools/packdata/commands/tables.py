@@ -12,14 +12,15 @@ from packdata.packing.shards import TABLE_SHARD_BYTES
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
     from pathlib import Path
 
-    from packdata.tables.plan import TablesPlan
+    from packdata.plan import SourcePlan
 
 
 @dataclass
-class _Like:
+class LikeOptions:
+    """Of which table a packing takes its columns."""
+
     like: Path | str | None = opt(
         None,
         "take columns, categories, statistics and fill values from a packed table; no other options of columns, but "
@@ -29,18 +30,7 @@ class _Like:
     )
 
 
-def _options() -> Mapping[str, type]:
-    from packdata.delimited import CsvOptions
-    from packdata.tables.options import TableOptions
-
-    return {
-        "columns and values": TableOptions,
-        "test sets": _Like,
-        ".csv, .tsv and .txt": CsvOptions,
-    }
-
-
-def _plan(args: argparse.Namespace, options: dict[str, Any]) -> TablesPlan:
+def _plan(args: argparse.Namespace, options: dict[str, Any]) -> SourcePlan:
     from packdata.packing.firstpass import FirstPass
     from packdata.tables.plan import plan_tables
 
@@ -60,7 +50,11 @@ TABLES = packing_command(
     "pack rows of numbers and categories",
     _plan,
     src="files, folders, or URLs of such, or patterns",
-    options=_options,
+    options={
+        "columns and values": "packdata.tables.options:TableOptions",
+        "test sets": "packdata.commands.tables:LikeOptions",
+        ".csv, .tsv and .txt": "packdata.delimited:CsvOptions",
+    },
     item="row",
     unit="rows",
     usual="parquet",

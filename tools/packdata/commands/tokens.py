@@ -8,18 +8,11 @@ from packdata.commands.packing import packing_command
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
 
-    from packdata.tokens.plan import TokensPlan
-
-
-def _options() -> Mapping[str, type]:
-    from packdata.tokens.options import TokenOptions
-
-    return {"tokens": TokenOptions}
+    from packdata.plan import SourcePlan
 
 
-def _plan(args: argparse.Namespace, options: dict[str, Any]) -> TokensPlan:
+def _plan(args: argparse.Namespace, options: dict[str, Any]) -> SourcePlan:
     from packdata.packing.firstpass import FirstPass
     from packdata.tokens.plan import TokenOptions, plan_tokens
 
@@ -38,7 +31,7 @@ TOKENS = packing_command(
     "pack text, conversations or token ids as a stream of tokens",
     _plan,
     src="files, folders, or URLs of such, or patterns",
-    options=_options,
+    options={"tokens": "packdata.tokens.options:TokenOptions"},
     item="text",
     unit="rows",
     usual="parquet",

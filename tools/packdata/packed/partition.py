@@ -84,7 +84,9 @@ def split(
         if not _PART_NAME.fullmatch(name) or name in (MANIFEST_NAME, REJECTED_NAME):
             raise ValueError(f"a part is named by a plain folder name, got {name!r}")
         if not len(content):
-            hint = "Give it a larger share; TokenWindows.split divides within documents"
+            hint = "Give it a larger share"
+            if isinstance(content, DocumentContent):
+                hint += ": parts get whole documents. TokenWindows.split divides within them"
             raise PackError(f"part {name!r} would be empty", view.path, hint)
         check_outside(Path(dst) / name, [view.path])
     options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
