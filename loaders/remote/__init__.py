@@ -15,12 +15,10 @@ publishes them by a rename, and trainers map the finished files. What talks to a
     ahead     sends the fetcher that order, and where the reader is
     options   how a URL is opened, on a command line
     fetcher   the process: clients, what to fetch next
-    orders    what its clients will read, each in its order
     source    a place in a store: its client, what is counted, how often it is asked again
     cached    what lies in the cache: room, and eviction
     transfer  one file in parts: verified, published
-    upload    files to a store: what is there is not sent again
-    objects   what a store is asked for beside whole shards
+    objects   what packdata asks a store for
     stores    look, get, put and delete, by obstore or fsspec
     credentials  where they come from
     faults    what the answers of a store mean

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from loaders.errors import LoadersError
@@ -56,10 +56,8 @@ class Ahead:
     def close(self) -> None:
         """End the thread, and let the fetcher forget."""
         self._ended.set()
-        is_other = (
-            self._thread is not threading.current_thread()
-        )  # which may collect its dead reader
-        if is_other and self._thread.is_alive():
+        # The thread itself may collect its dead reader.
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._thread.join(2)
 
 
@@ -74,12 +72,10 @@ def _send(
     while not ended.is_set():
         try:
             needs = needs or make_needs()
-            connection = origin.client.connect()
+            with closing(origin.client.connect()) as connection:
+                _follow(ended, origin, connection, needs, position)
         except (OSError, LoadersError):  # a reader that waits for a file gets the error
             ended.wait(_AGAIN_S)
-            continue
-        with suppress(OSError, LoadersError), closing(connection):
-            _follow(ended, origin, connection, needs, position)
 
 
 def _follow(
@@ -98,11 +94,10 @@ def _follow(
         is_new = (stretch := needs.stretch(at)) != last
         if is_new or time.monotonic() - sent_at > _AGAIN_S:
             upcoming = needs.upcoming(at) if is_new else None
-            connection.send({"op": "order", "files": files, "upcoming": upcoming})
-            limit, before = connection.answer()["limit"], origin.max_mapped
+            answer = connection.ask({"op": "order", "files": files, "upcoming": upcoming})
+            limit, before, origin.max_mapped = answer["limit"], origin.max_mapped, answer["limit"]
             if limit is not None and limit != before:
                 close_beyond(limit)
-            origin.max_mapped = limit
             files, last, sent_at = None, stretch, time.monotonic()
             pause_s = _LEAST_S if is_new else pause_s
         if is_over:

@@ -9,20 +9,13 @@ import math
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 MAP_S = 1.0  # for so long the file that a client was given last stays: it is about to be mapped
-
-
-class CacheFile(NamedTuple):
-    """A file of the cache."""
-
-    path: Path
-    size: int
 
 
 class CacheFolder:
@@ -32,8 +25,8 @@ class CacheFolder:
         inside: The cache folder of this version, locked.
 
     Attributes:
+        files: Path and bytes of each.
         used_bytes: What they take.
-        reserved_bytes: What is on its way, and will take.
     """
 
     def __init__(self, inside: Path) -> None:
@@ -41,10 +34,9 @@ class CacheFolder:
         self._lock_number = _number_of(self._lock)
         for left in (inside / "parts").iterdir():  # by a fetcher that was killed
             left.unlink()
-        found = (CacheFile(path, path.stat().st_size) for path in (inside / "shards").glob("??/*"))
-        self.files = {file.path.stem: file for file in found}
-        self.used_bytes = sum(file.size for file in self.files.values())
-        self.reserved_bytes = 0
+        paths = (inside / "shards").glob("??/*")
+        self.files = {path.stem: (path, path.stat().st_size) for path in paths}
+        self.used_bytes = sum(size for _, size in self.files.values())
         # Which file a client was given last, and when.
         self._answered: dict[object, tuple[str, float]] = {}
 
@@ -54,52 +46,43 @@ class CacheFolder:
 
     def has(self, digest: str) -> bool:
         """Tell whether a file is there; one that somebody deleted is forgotten."""
-        file = self.files.get(digest)
-        if file is not None and not file.path.exists():
+        if digest in self.files and not self.files[digest][0].exists():
             self._forget(digest)
-            return False
-        return file is not None
+        return digest in self.files
 
     def note_answer(self, client: object, digest: str) -> None:
         """Note that a client is given a file, which is used now: it will map it before it asks for another."""
         self._answered[client] = digest, time.monotonic()
         with suppress(OSError):
-            os.utime(self.files[digest].path)
+            os.utime(self.files[digest][0])
 
     def add(self, digest: str, path: Path, size: int) -> None:
-        """Note a file that was published, and give back what was reserved for it."""
-        self.reserved_bytes -= size
-        if digest not in self.files:
-            self.used_bytes += size
-        self.files[digest] = CacheFile(path, size)
+        """Note a file that was published."""
+        self.used_bytes += size
+        self.files[digest] = path, size
 
     def _forget(self, digest: str) -> None:
-        self.used_bytes -= self.files.pop(digest).size
+        self.used_bytes -= self.files.pop(digest)[1]
 
-    def reserve(
-        self, nbytes: int, budget: int, needs: Mapping[str, int], beyond: float = -1.0
-    ) -> bool:
-        """Reserve room, and evict for it; False if there is none.
+    def make_room(self, max_bytes: int, needs: Mapping[str, int], beyond: float = -1.0) -> bool:
+        """Evict files until they take no more than ``max_bytes``; False, and none is evicted, if that cannot be.
 
         Evicted first: files in no order, least recently used first; then those needed last.
 
         Args:
-            nbytes: How much.
-            budget: What may be taken in all.
+            max_bytes: What they may take.
             needs: How many bytes ahead files are needed, by hash; others are not known to be.
             beyond: Files that are needed no further ahead stay.
         """
-        missing = self.used_bytes + self.reserved_bytes + nbytes - budget
+        missing = self.used_bytes - max_bytes
         candidates = self._candidates(needs, beyond) if missing > 0 else []
-        if sum(self.files[digest].size for digest in candidates) < missing:
-            return False  # nothing is deleted in vain
+        if sum(self.files[digest][1] for digest in candidates) < missing:
+            return False
         for digest in candidates:
-            if missing <= 0:
+            if self.used_bytes <= max_bytes:
                 break
-            missing -= self.files[digest].size
-            self.files[digest].path.unlink(missing_ok=True)
+            self.files[digest][0].unlink(missing_ok=True)
             self._forget(digest)
-        self.reserved_bytes += nbytes
         return True
 
     def _candidates(self, needs: Mapping[str, int], beyond: float) -> list[str]:
@@ -111,7 +94,7 @@ class CacheFolder:
             if digest in needs:
                 return -needs[digest], 0.0
             with suppress(OSError):
-                return -math.inf, self.files[digest].path.stat().st_mtime
+                return -math.inf, self.files[digest][0].stat().st_mtime
             return -math.inf, 0.0
 
         far = (digest for digest in self.files if needs.get(digest, math.inf) > beyond)
@@ -123,10 +106,3 @@ def _number_of(path: Path) -> int | None:
     with suppress(OSError):
         return path.stat().st_ino
     return None
-
-
-def publish(path: Path, data: bytes) -> None:
-    """Write a file all at once."""
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.write_bytes(data)
-    os.replace(beside, path)

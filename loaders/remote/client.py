@@ -15,21 +15,22 @@ import subprocess
 import sys
 import time
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders import version
-from loaders.errors import CacheError, LoadersError, RemoteError
-from loaders.remote.folder import prepare, shard_path, small_file
+from loaders.errors import CacheError, RemoteError
+from loaders.remote.folder import VERSION, manifest_folder, prepare, shard_path, small_file
 from loaders.remote.url import OBSTORE_SCHEMES
 from loaders.remote.wire import Connection
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from loaders.remote.folder import Cache
     from loaders.remote.url import URL
 
 START_S = 30.0
@@ -52,7 +53,7 @@ class Client:
     """
 
     def __init__(self, inside: Path, hello: Callable[[], dict[str, Any]]) -> None:
-        self._inside, self._hello = inside, hello
+        self.inside, self._hello = inside, hello
         self._free: list[Connection] = []
         weakref.finalize(self, _hang_up, self._free)
         self._owner = os.getpid()
@@ -66,67 +67,44 @@ class Client:
             CacheError: The folder cannot be used.
         """
         for _ in range(_ATTEMPTS):
-            with suppress(*_NOBODY), self._lent() as connection:
+            with suppress(*_NOBODY):
+                connection = self._take()
                 try:
-                    connection.send(message)
-                    return connection.answer()
-                except TimeoutError as error:
-                    raise self._silent() from error
+                    return connection.ask(message)
+                finally:
+                    self._give(connection)
         what = f"its fetcher died {_ATTEMPTS} times during one request"
-        raise CacheError(what, self._inside.parent, _look(self._inside))
-
-    @contextmanager
-    def _lent(self) -> Iterator[Connection]:
-        """Yield a connection for one question; it is kept for the next one where an answer came."""
-        connection = self._take()
-        try:
-            yield connection
-        except LoadersError as error:  # an answer, unless nothing came in time
-            if isinstance(error.__cause__, TimeoutError):
-                connection.close()
-            else:
-                self._give(connection)
-            raise
-        except BaseException:
-            connection.close()
-            raise
-        self._give(connection)
+        raise CacheError(what, self.inside.parent, _look(self.inside))
 
     def _take(self) -> Connection:
         with self._lock.plain:
-            if (
-                self._owner != os.getpid()
-            ):  # a forked child: the parent goes on with its own copies
+            if self._owner != os.getpid():  # a fork: the parent goes on with its own copies
                 _hang_up(self._free)
                 self._owner = os.getpid()
             if self._free:
                 return self._free.pop()
         return self.connect()
 
-    def connect(self) -> Connection:
-        """Return a new connection, which has said hello."""
-        connection = connect(self._inside)
-        try:
-            connection.send(self._hello())
-            connection.answer()
-        except TimeoutError as error:
+    def _give(self, connection: Connection) -> None:
+        if connection.is_idle:
+            with self._lock.plain:
+                self._free.append(connection)
+        else:
             connection.close()
-            raise self._silent() from error
+
+    def connect(self) -> Connection:
+        """Return a new connection, which has said hello; a fetcher is started if none runs.
+
+        Raises:
+            CacheError: None could be started.
+        """
+        connection = _connected(self.inside)
+        try:
+            connection.ask(self._hello())
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _give(self, connection: Connection) -> None:
-        with self._lock.plain:
-            self._free.append(connection)
-
-    def _silent(self) -> RemoteError:
-        hint = "Look for it with ps"
-        with suppress(OSError):
-            if pid := (self._inside / "lock").read_text().strip():
-                hint = f"End it ('kill -9 {pid}'): another one is started"
-        return RemoteError("its fetcher does not answer", self._inside.parent, hint)
 
 
 class ReadOnlyCache:
@@ -139,20 +117,18 @@ class ReadOnlyCache:
     """
 
     def __init__(self, inside: Path, manifest: Path, error: CacheError) -> None:
-        self._inside, self._manifest, self._error = inside, manifest, error
+        self.inside, self._manifest, self._error = inside, manifest, error
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a message, as ``Client.ask``."""
         match message["op"]:
-            case "alive":
-                return {"budget": 1 << 62}
             case "stats":
-                return {"stats": {"cached_bytes": 0, "budget_bytes": 0}}
+                return {"stats": {"cached_bytes": 0, "budget_bytes": 1 << 62}}
             case "manifest":
                 return {"folder": str(self._manifest)}
             case "file" if (path := small_file(self._manifest, message["name"])).exists():
                 return {"path": str(path)}
-            case "shard" if shard_path(self._inside, message["file"], message["hash"]).exists():
+            case "shard" if shard_path(self.inside, message["file"], message["hash"]).exists():
                 return {"limit": None}
         raise self._error
 
@@ -161,17 +137,37 @@ class ReadOnlyCache:
         raise self._error
 
 
+def client_of(
+    cache: Cache, url: URL, endpoint: str, hello: Callable[[], dict[str, Any]]
+) -> Client | ReadOnlyCache:
+    """Return what asks for a URL's files; they come from a cache that cannot be written where it has a manifest of it.
+
+    Raises:
+        CacheError: The folder cannot be used.
+        RemoteError: What reads this kind of URL is not installed: nothing of it is imported here.
+    """
+    needed = "obstore" if url.scheme in OBSTORE_SCHEMES else "fsspec"
+    if find_spec(needed) is None:
+        what = f"a URL needs {needed}, which is not installed"
+        raise RemoteError(what, url, "Run: pip install 'loaders[remote]'")
+    if not sys.platform.startswith("linux"):
+        raise RemoteError("reading URLs needs Linux", url, "Copy the dataset here first")
+    try:
+        return Client(cache.open(), hello)
+    except CacheError as error:
+        inside = Path(error.path) / VERSION
+        manifest = manifest_folder(inside, url, endpoint)
+        if isinstance(error.__cause__, OSError) and manifest.exists():
+            return ReadOnlyCache(inside, manifest, error)
+        raise
+
+
 def _hang_up(connections: list[Connection]) -> None:
     while connections:
         connections.pop().close()
 
 
-def connect(inside: Path) -> Connection:
-    """Connect to the fetcher of a folder, and start one if none runs.
-
-    Raises:
-        CacheError: None could be started.
-    """
+def _connected(inside: Path) -> Connection:
     deadline = time.monotonic() + START_S
     while True:
         with suppress(*_NOBODY):
@@ -192,15 +188,17 @@ def connect(inside: Path) -> Connection:
 
 def _start(inside: Path) -> None:
     """Start a fetcher, and wait until it listens, or has found that another one does."""
-    command = [sys.executable, "-P", "-m", "loaders.remote.fetcher", str(inside)]
+    packages = str(Path(version.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
+    passed = {n: v for n, v in os.environ.items() if n in _PASSED or n.lower().endswith("_proxy")}
     with open(inside / "fetcher.log", "ab") as log:
         started = subprocess.Popen(
-            command,
+            [sys.executable, "-P", "-m", "loaders.remote.fetcher", str(inside)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,  # no pipe of the trainer's: what waits for its end would wait for the fetcher's
             cwd="/",
-            env=_environment(),
+            env=passed | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
             start_new_session=True,
         )
     try:
@@ -212,26 +210,5 @@ def _start(inside: Path) -> None:
         raise CacheError("its fetcher could not be started", inside.parent, _look(inside))
 
 
-def _environment() -> dict[str, str]:
-    packages = str(Path(version.__file__).parents[1])
-    path = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
-    passed = {name: value for name, value in os.environ.items() if _is_passed(name)}
-    return passed | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-def _is_passed(name: str) -> bool:
-    return name in _PASSED or name.lower().endswith("_proxy")
-
-
 def _look(inside: Path) -> str:
     return f"Look into {inside / 'fetcher.log'}"
-
-
-def check_extra(url: URL) -> None:
-    """Raise RemoteError if what reads this kind of URL is not installed; nothing of it is imported here."""
-    needed = ["obstore"] if url.scheme in OBSTORE_SCHEMES else ["fsspec"]
-    if missing := [name for name in needed if find_spec(name) is None]:
-        what = f"a URL needs {' and '.join(missing)}, which is not installed"
-        raise RemoteError(what, url, "Run: pip install 'loaders[remote]'")
-    if not sys.platform.startswith("linux"):
-        raise RemoteError("reading URLs needs Linux", url, "Copy the dataset here first")

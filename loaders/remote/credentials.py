@@ -48,8 +48,7 @@ WAYS = {
     "az": "Give account_name and account_key (or sas_token) in storage=, set AZURE_STORAGE_ACCOUNT_NAME and "
     f"AZURE_STORAGE_ACCOUNT_KEY, {_ANYWAY}",
 }
-CREDENTIALS_S = 4.0
-_METADATA_S = 2.0
+_FIND_S, _METADATA_S = 4.0, 2.0
 _RENEW_S = 360  # above the five minutes before the end at which obstore asks anew
 
 
@@ -76,35 +75,32 @@ class ProfileCredentials:
     Args:
         profile: The profile's name; default: that of the environment.
         environment: The variables of the client: its profiles lie in its home.
+
+    Attributes:
+        fault: Why there were none when they were last asked for.
     """
 
     def __init__(self, profile: str | None, environment: Mapping[str, str]) -> None:
         self._profile, self._environment = profile, environment
         self._credentials: Any = None
         self.config: dict[str, Any] = {}
+        self.fault: StoreFault | None = None
 
     async def __call__(self) -> dict[str, Any]:
-        """Return credentials as obstore takes them."""
-        try:
-            return await asyncio.wait_for(asyncio.to_thread(self.find), CREDENTIALS_S)
-        except TimeoutError:
-            what = f"no credentials were found within {CREDENTIALS_S:.0f} s"
-            raise StoreFault("denied", what, WAYS["s3"]) from None
-
-    def find(self) -> dict[str, Any]:
-        """Return credentials; StoreFault if there are none.
+        """Return credentials as obstore takes them.
 
         Those that can be renewed are said to expire soon, so that obstore asks again: botocore knows when to renew.
         """
-        if self._credentials is None:
-            self._credentials = self._look_up()
-        if self._credentials is None:
-            raise StoreFault("denied", "there are no credentials", WAYS["s3"])
-        found = self._credentials.get_frozen_credentials()
-        expires = None
-        if hasattr(self._credentials, "refresh_needed"):
-            is_soon = self._credentials.refresh_needed(_RENEW_S)
-            expires = datetime.now(UTC) + timedelta(seconds=0 if is_soon else _RENEW_S)
+        self.fault = None
+        try:
+            found, expires = await asyncio.wait_for(asyncio.to_thread(self._find), _FIND_S)
+        except TimeoutError:
+            what = f"no credentials were found within {_FIND_S:.0f} s"
+            self.fault = StoreFault("denied", what, WAYS["s3"])
+            raise
+        except Exception as error:  # of botocore: no such profile, SSO that has ended
+            self.fault = StoreFault("denied", str(error), WAYS["s3"])
+            raise
         return {
             "access_key_id": found.access_key,
             "secret_access_key": found.secret_key,
@@ -112,12 +108,21 @@ class ProfileCredentials:
             "expires_at": expires,
         }
 
-    def _look_up(self) -> Any:
-        """Look where boto3 looks."""
-        try:
-            from botocore.session import Session
-        except ImportError:
-            return None
+    def _find(self) -> tuple[Any, datetime | None]:
+        if self._credentials is None:
+            self._credentials = self._session().get_credentials()
+        if self._credentials is None:
+            raise LookupError("there are no credentials")
+        found, expires = self._credentials.get_frozen_credentials(), None
+        if hasattr(self._credentials, "refresh_needed"):
+            is_soon = self._credentials.refresh_needed(_RENEW_S)
+            expires = datetime.now(UTC) + timedelta(seconds=0 if is_soon else _RENEW_S)
+        return found, expires
+
+    def _session(self) -> Any:
+        """Return what looks where boto3 looks, as its own process would."""
+        from botocore.session import Session
+
         given = self._environment
         home = given.get("HOME", "~")
         variables = {
@@ -130,12 +135,10 @@ class ProfileCredentials:
             "metadata_service_timeout": _METADATA_S,
             "metadata_service_num_attempts": 1,
         }
-        profile = self._profile or given.get("AWS_PROFILE") or given.get("AWS_DEFAULT_PROFILE")
-        try:
-            session = Session(profile=profile)
-            for name, value in variables.items():
-                if value is not None:
-                    session.set_config_variable(name, value)
-            return session.get_credentials()
-        except Exception as error:  # of botocore: no such profile, SSO that has ended
-            raise StoreFault("denied", str(error), WAYS["s3"]) from None
+        session = Session(
+            profile=self._profile or given.get("AWS_PROFILE") or given.get("AWS_DEFAULT_PROFILE")
+        )
+        for name, value in variables.items():
+            if value is not None:
+                session.set_config_variable(name, value)
+        return session

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -74,7 +72,6 @@ _CONNECTS = (
     ),
 )
 _NO_BUCKET = "There is no such bucket: check its name, or make it"
-_OURS = re.compile(r"StoreFault: (\(.*\))")
 # Of an error of obstore, what was asked for and how long it took: such numbers and names are no answers.
 _ASKED = re.compile(
     r"performing [A-Z]+ \S+ in [^\s,]+(, after \d+ retries, max_retries: \d+, retry_timeout: \S+)?"
@@ -107,9 +104,6 @@ def fault_of(error: Exception, ways: str = "") -> StoreFault:
     for kind, pattern, what, hint in _CONNECTS:
         if re.search(pattern, str(error).partition("\n\nDebug source")[2]):
             return StoreFault(kind, f"{text}: {what}", hint)
-    if ours := _OURS.search(text):  # of who gives credentials
-        with suppress(ValueError, TypeError, SyntaxError):  # a store may say such words, too
-            return StoreFault(*ast.literal_eval(ours[1]))
     kind, said = _TYPES.get(type(error).__name__, "network"), _ASKED.sub("", text)
     if "NoSuchBucket" in said:
         return StoreFault("missing", text, _NO_BUCKET)

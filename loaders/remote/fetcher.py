@@ -19,7 +19,6 @@ import errno
 import fcntl
 import json
 import logging
-import math
 import os
 import signal
 import socket
@@ -30,17 +29,17 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
-from loaders.remote.cached import CacheFolder, publish
+from loaders.errors import CacheError, ManifestError, RemoteError
+from loaders.remote.cached import CacheFolder
 from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.folder import default_size, manifest_folder, shard_path, small_file
-from loaders.remote.objects import delete, listing, put, read_ranges
-from loaders.remote.orders import Orders
+from loaders.remote.objects import OBJECT_OPS
 from loaders.remote.source import ServedURL
-from loaders.remote.transfer import Download, Slots, not_written
+from loaders.remote.transfer import Download
 from loaders.remote.url import URL
 from loaders.remote.wire import (
     BEAT_S,
+    ERRORS,
     MAX_CONNECTIONS,
     MAX_LINE_BYTES,
     SOCKET_NAME,
@@ -50,9 +49,10 @@ from loaders.remote.wire import (
     peer,
     socket_name,
 )
+from loaders.system.publish import publish_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable
 
 logger = logging.getLogger("loaders.remote.fetcher")
 IDLE_S = 3.0
@@ -60,12 +60,12 @@ _FAILED_S = 8.0  # a file that failed is not tried again
 _MANIFEST_S = 5.0  # a manifest is shared by ranks that start together
 _FULL_S = 10.0  # a file waits for room on a disk that evicted files which are still mapped fill
 _AHEAD_BYTES = 512 << 20  # of files that are begun and not published, for all orders
-NO_NEED = 1 << 62  # bytes: further ahead than any file that a client is known to need
-Errors = (RemoteError, CacheError, ChecksumError, ManifestError)
+_NEAR_SHARE, _NEAR_BYTES = 32, 2 << 30  # of a client's share of the cache: what it will read soon
+_NO_NEED = 1 << 62  # bytes: further ahead than any file that a client is known to need
 
 
 class Connected:
-    """A client's connection.
+    """A client's connection, and what the client has said.
 
     Args:
         writer: Of it.
@@ -73,15 +73,22 @@ class Connected:
 
     Attributes:
         size: How large it wants the cache to be.
-        asked: The sizes of the files that it asked for, by hash.
-        origin_id: By which its process and copies of it are counted together.
+        source: Where it reads.
+        counts: What is counted for its dataset, in whichever process.
+        sizes: The files that it may read, or asked for: bytes by hash.
+        files: Those of its order.
+        upcoming: Those that it will read, the next one first.
     """
+
+    source: ServedURL
 
     def __init__(self, writer: asyncio.StreamWriter, pid: int) -> None:
         self.writer, self.pid = writer, pid
         self.size: int | None = None
-        self.asked: dict[str, int] = {}
-        self.origin_id = ""
+        self.counts = Counter[str]()
+        self.sizes: dict[str, int] = {}
+        self.files: list[File] = []
+        self.upcoming: list[File] = []
         self._descriptor = -1
         with contextlib.suppress(OSError):
             self._descriptor = os.pidfd_open(pid)
@@ -108,10 +115,10 @@ class Fetcher:
         self._clients = set[Connected]()
         self._sources: dict[str, ServedURL] = {}
         self._counts: dict[str, Counter[str]] = {}  # by the id of an origin
-        self._orders = Orders()
-        self._downloads: dict[str, Download] = {}
-        self._failed: dict[str, tuple[float, Exception]] = {}
-        self._slots = Slots(MAX_CONNECTIONS)
+        self._needs: dict[str, int] = {}  # how many bytes ahead files are needed, by hash
+        self._downloads: dict[str, Download] = {}  # also those that failed right now
+        # Of requests for files that are fetched ahead, and that clients wait for: those begin at once.
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS), asyncio.Semaphore(MAX_CONNECTIONS)
         self._last_seen, self._put_at = time.monotonic(), -1e9
         self._default_size = default_size(inside, self._stored.used_bytes)
         self._stop = asyncio.Event()
@@ -121,20 +128,22 @@ class Fetcher:
         """What the cache may hold: the largest size that a live client asked for, as far as its disk has room."""
         asked = [client.size for client in self._clients if client.size is not None]
         disk = os.statvfs(self._inside)
-        taken = self._stored.used_bytes + self._stored.reserved_bytes
+        taken = self._stored.used_bytes + self._reserved()
         return min(max(asked, default=self._default_size), taken + disk.f_bavail * disk.f_frsize)
 
-    def _map_limit(self) -> int | None:
+    def _reserved(self) -> int:
+        """Return the bytes of what is on its way."""
+        begun = (each for each in self._downloads.values() if each.task and not each.done.done())
+        return sum(each.file.size for each in begun)
+
+    def _limit(self) -> dict[str, int | None]:
         """Return how many bytes a process may map, where what all clients read does not fit into the cache."""
-        files, budget = dict(self._orders.files), self.budget
+        files, budget = dict[str, int](), self.budget
         for client in self._clients:
-            files |= client.asked
-        if sum(files.values()) <= budget:
-            return None
-        processes = {
-            each.pid or each for each in self._clients if each.asked or each in self._orders
-        }
-        return budget // max(1, len(processes))
+            files |= client.sizes
+        processes = {each.pid or each for each in self._clients if each.sizes}
+        fits = sum(files.values()) <= budget
+        return {"limit": None if fits else budget // max(1, len(processes))}
 
     # -- clients -----------------------------------------------------------------------------------
 
@@ -169,141 +178,91 @@ class Fetcher:
         client = Connected(writer, pid)
         self._clients.add(client)
         try:
-            source = await self._greet(reader, client)
-            while source is not None and (line := await reader.readline()):
-                await self._answer(writer, self._do(json.loads(line), source, client))
+            while line := await reader.readline():
+                await self._answer(client, json.loads(line))
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
             logger.debug("a client has gone: %s", type(error).__name__)
         finally:
             self._clients.discard(client)
-            self._orders.drop(client)
-            self._set_distances()
+            self._measure()
             if not self._clients:
-                for download in [*self._downloads.values()]:
-                    self._drop(download)
+                for download in self._downloads.values():
+                    if download.task is not None:
+                        download.task.cancel()
+                self._downloads.clear()
             self._last_seen = time.monotonic()
             client.close()
 
-    async def _greet(self, reader: asyncio.StreamReader, client: Connected) -> ServedURL | None:
-        message = json.loads(await reader.readline() or b"null")
-        if message is None:
-            return None
-        client.size, client.origin_id = message["size"], message["id"]
-        self._counts.setdefault(client.origin_id, Counter())
-        source: ServedURL | None = None
-
-        async def greet() -> dict[str, Any]:
-            nonlocal source
-            source = self._source(message)
-            return {}
-
-        await self._answer(client.writer, greet())
-        return source
-
-    def _source(self, hello: dict[str, Any]) -> ServedURL:
-        """Return what reads a URL: made anew where the client brings all that this needs."""
-        if hello["id"] not in self._sources:
-            if missing := hello["missing"]:
-                what = (
-                    f"{', '.join(missing)} of storage= is not pickled, and not set in this process"
-                )
-                hint = "Set them in the environment of this process, too, or open the URL here"
-                raise RemoteError(what, hello["url"], hint)
-            how = [hello["url"], hello["storage"], hello["environment"]]
-            key = json.dumps(how, sort_keys=True)  # all ranks share one client of the store
-            if key not in self._sources:
-                self._sources[key] = ServedURL(URL(how[0]), how[1], how[2])
-            self._sources[hello["id"]] = self._sources[key]
-        return self._sources[hello["id"]]
-
-    async def _answer(
-        self, writer: asyncio.StreamWriter, work: Coroutine[Any, Any, dict[str, Any]]
-    ) -> None:
-        """Send what some work comes to, and meanwhile that it is being worked on."""
-        task = asyncio.ensure_future(work)
+    async def _answer(self, client: Connected, message: dict[str, Any]) -> None:
+        """Send the answer to a message, and meanwhile that it is being worked on."""
+        writer, began = client.writer, time.monotonic()
+        task = asyncio.ensure_future(self._do(client, **message))
         try:
             while not (await asyncio.wait({task}, timeout=BEAT_S))[0]:
                 writer.write(encoded({"wait": True}))
                 await writer.drain()
             answer = task.result()
-        except (*Errors, OSError) as error:
+        except Exception as error:  # whatever it is: a client that hears nothing asks again
             if self._stored.is_removed():
                 self._stop.set()
                 raise ConnectionAbortedError from error  # who hears nothing asks the next one
-            if isinstance(error, OSError):
-                error = not_written(error, self._inside.parent)
-            writer.write(encoded(error_message(error)))
-        except Exception as error:  # whatever it is: a client that hears nothing asks again
-            logger.exception("an answer failed")
-            what = f"its fetcher has a defect: {hide_secrets(repr(error), {})}"
-            defect = RemoteError(what, self._inside, "Report it")
-            writer.write(encoded(error_message(defect)))
+            writer.write(encoded(error_message(self._told(error, self._inside))))
         else:
             data = answer.pop("data", b"")
             writer.write(encoded({"ok": True, **answer}))
             writer.write(data)
         finally:
             task.cancel()
+            if message["op"] in ("shard", "ranges"):
+                client.counts["waited_us"] += round(1e6 * (time.monotonic() - began))
         await writer.drain()
 
-    async def _do(
-        self, message: dict[str, Any], source: ServedURL, client: Connected
-    ) -> dict[str, Any]:
-        match message["op"]:
-            case "alive":
-                return {"budget": self.budget}
-            case "manifest":
-                return {"folder": str(await self._manifest(source, again=message["again"]))}
-            case "file":
-                return await self._small_file(source, message["name"])
-            case "ranges":
-                with self._waiting(client):
-                    return await read_ranges(source, message["wanted"])
-            case "listing":
-                return await listing(source, message)
-            case "put":
-                try:
-                    path = Path(message["path"])
-                    written = await put(source, message["name"], path, message["only"])
-                    return {"is_written": written}
-                finally:
-                    self._put_at = time.monotonic()  # it may be a manifest, of whichever folder
-            case "delete":
-                await delete(source, message["names"])
-                return {}
-            case "shard":
-                file = File(message["file"], message["size"], message["hash"])
-                client.asked[file.hash] = file.size
-                is_here = self._stored.has(file.hash)
-                self._counts[client.origin_id]["hits" if is_here else "misses"] += 1
-                with self._waiting(client):
-                    await self._shard(source, file)
-                self._stored.note_answer(client, file.hash)
-                return {"limit": self._map_limit()}
-            case "order":
-                listed = message["files"]
-                files = None if listed is None else [File(*each) for each in listed]
-                self._orders.put(client, source, files, message["upcoming"])
-                self._set_distances()
-                self._pump()
-                return {"limit": self._map_limit()}
-            case "stats":
-                return {"stats": self._stats(source, client)}
-        raise RemoteError(f"unknown request {message['op']!r}", source.url, "Update loaders")
+    def _told(self, error: Exception, place: Path) -> Exception:
+        """Return the error that a client gets."""
+        if isinstance(error, ERRORS):
+            return error
+        if isinstance(error, OSError):
+            what = f"it cannot be written ({error.strerror or error})"
+            hint = "Check that its disk has room, and that you may write there"
+            return CacheError(what, self._inside.parent, hint)
+        logger.error("a defect", exc_info=error)
+        what = f"its fetcher has a defect: {hide_secrets(repr(error), {})}"
+        return RemoteError(what, place, "Report it")
 
-    @contextlib.contextmanager
-    def _waiting(self, client: Connected) -> Iterator[None]:
-        """Count what a client waits for."""
-        began = time.monotonic()
+    async def _do(self, client: Connected, op: str, **message: Any) -> Any:
+        """Return the answer to a message, which is for a method of its name, or for what ``objects`` does."""
+        if op not in OBJECT_OPS:
+            return await getattr(self, f"_on_{op}")(client, **message)
         try:
-            yield
+            return await OBJECT_OPS[op](client.source, **message)
         finally:
-            counts = self._counts[client.origin_id]
-            counts["waited_us"] += round(1e6 * (time.monotonic() - began))
+            if op == "put":  # it may be a manifest, of whichever folder
+                self._put_at = time.monotonic()
 
-    def _stats(self, source: ServedURL, client: Connected) -> dict[str, Any]:
-        counts = self._counts[client.origin_id]
-        return {
+    async def _on_hello(self, client: Connected, size: int | None, **about: Any) -> dict[str, Any]:
+        client.size = size
+        client.counts = self._counts.setdefault(about["id"], client.counts)
+        client.source = self._source(about)
+        return {}
+
+    def _source(self, hello: dict[str, Any]) -> ServedURL:
+        """Return what reads a URL: made anew where the client brings all that this needs."""
+        if hello["id"] not in self._sources:
+            if hello["missing"]:
+                names = ", ".join(hello["missing"])
+                what = f"{names} of storage= is not pickled, and not set in this process"
+                hint = "Set them in the environment of this process, too, or open the URL here"
+                raise RemoteError(what, hello["url"], hint)
+            how = hello["url"], hello["storage"], hello["environment"]
+            key = json.dumps(how, sort_keys=True)  # all ranks share one client of the store
+            if key not in self._sources:
+                self._sources[key] = ServedURL(URL(how[0]), how[1], how[2])
+            self._sources[hello["id"]] = self._sources[key]
+        return self._sources[hello["id"]]
+
+    async def _on_stats(self, client: Connected) -> dict[str, Any]:
+        source, counts = client.source, client.counts
+        stats = {
             "bytes": source.num_bytes,
             "requests": source.num_requests,
             "retries": source.num_retries,
@@ -313,6 +272,7 @@ class Fetcher:
             "cached_bytes": self._stored.used_bytes,
             "budget_bytes": self.budget,
         }
+        return {"stats": stats}
 
     # -- manifests ---------------------------------------------------------------------------------
 
@@ -321,15 +281,15 @@ class Fetcher:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    async def _manifest(self, source: ServedURL, *, again: bool) -> Path:
+    async def _on_manifest(self, client: Connected, again: bool) -> dict[str, Any]:
         """Fetch the manifest, unless that was done right now; offline the last one is used."""
-        folder = self._folder(source)
+        source, folder = client.source, self._folder(client.source)
         path = folder / "manifest.json"
         async with source.manifest_lock:
             asked = time.monotonic()
             is_new = asked - source.manifest_at < _MANIFEST_S and source.manifest_at > self._put_at
             if is_new and not again and path.exists():
-                return folder
+                return {"folder": str(folder)}
             try:
                 got = await source.get("manifest.json")
             except StoreFault as fault:
@@ -341,14 +301,15 @@ class Fetcher:
                 logger.warning("%s does not answer: its last manifest is used", source.url)
                 asked = time.monotonic()
             else:
-                publish(path, got.data)
+                publish_bytes(path, got.data)
                 about = {"url": str(source.url), "etag": got.etag}
-                publish(folder / "about.json", json.dumps(about).encode())
+                publish_bytes(folder / "about.json", json.dumps(about).encode())
             source.manifest_at = asked
-            return folder
+            return {"folder": str(folder)}
 
-    async def _small_file(self, source: ServedURL, name: str) -> dict[str, Any]:
+    async def _on_file(self, client: Connected, name: str) -> dict[str, Any]:
         """Fetch a file that lies beside the manifest; the client checks its content."""
+        source = client.source
         try:
             got = await source.get(name)
         except StoreFault as fault:
@@ -356,72 +317,72 @@ class Fetcher:
                 return {"path": None, "answer": source.public(fault.text), "hint": fault.hint}
             raise source.refused("fetched", name, fault) from None
         path = small_file(self._folder(source), name)
-        publish(path, got.data)
+        publish_bytes(path, got.data)
         return {"path": str(path), "etag": got.etag, "version": got.version}
 
     # -- shards ------------------------------------------------------------------------------------
 
-    async def _shard(self, source: ServedURL, file: File) -> None:
-        """Wait until a file is published."""
+    async def _on_shard(self, client: Connected, **about: Any) -> dict[str, Any]:
+        """Answer when a file is published."""
+        file = File(**about)
+        client.sizes[file.hash] = file.size
+        client.counts["hits" if self._stored.has(file.hash) else "misses"] += 1
         while not self._stored.has(file.hash):
-            if failure := self._failure(file):
-                raise failure
-            download = self._download(source, file)
-            download.distance = -1
+            download = self._download(client.source, file)
+            self._downloads[file.hash] = download
+            download.is_waited = True
             self._pump()
             await asyncio.shield(download.done)
+        self._stored.note_answer(client, file.hash)
+        return self._limit()
 
-    def _failure(self, file: File) -> Exception | None:
-        """Return the error of a file that was just tried."""
-        when, error = self._failed.get(file.hash, (-math.inf, None))
-        return error if time.monotonic() - when < _FAILED_S else None
+    async def _on_order(
+        self, client: Connected, files: list[Any] | None, upcoming: list[int] | None
+    ) -> dict[str, Any]:
+        """Note the files of a client's dataset, and the numbers of those that it will read; None: as before."""
+        if files is not None:
+            client.files = [File(*each) for each in files]
+            client.sizes |= {file.hash: file.size for file in client.files}
+        if upcoming is not None:
+            client.upcoming = [client.files[number] for number in upcoming]
+            self._measure()
+        self._pump()
+        return self._limit()
+
+    def _measure(self) -> None:
+        """Note how many bytes ahead each file is needed, by the client that comes to it first."""
+        self._needs = needs = dict[str, int]()
+        for client in self._clients:
+            passed = 0
+            for file in client.upcoming:
+                needs[file.hash] = min(passed, needs.get(file.hash, passed))
+                passed += file.size
 
     def _download(self, source: ServedURL, file: File) -> Download:
-        download = self._downloads.get(file.hash)
-        if download is None:
-            target = shard_path(self._inside, file.file, file.hash)
-            part = self._inside / "parts" / target.name
-            download = Download(source, file, part, target, self._slots)
-            self._downloads[file.hash] = download
-        return download
-
-    def _drop(self, download: Download) -> None:
-        """Forget a download, whatever has come of it."""
-        self._downloads.pop(download.file.hash, None)
-        if download.task is not None:
-            self._stored.reserved_bytes -= download.file.size
-            download.task.cancel()
+        """Return the download of a file, which may have failed right now, or a new one."""
+        target = shard_path(self._inside, file.file, file.hash)
+        part = self._inside / "parts" / target.name
+        known = self._downloads.get(file.hash)
+        return known or Download(source, file, part, target, self._turns)
 
     async def _fetch(self, download: Download) -> None:
         try:
             await download.run()
-        except Errors as error:
-            self._fail(download, error)
-        except OSError as error:
-            self._fail(download, not_written(error, self._inside.parent))
         except Exception as error:  # whatever it is: a download that ends silently is a hang
-            logger.exception("a download failed")
-            what = f"its fetcher has a defect: {error!r}"
-            self._fail(download, RemoteError(what, download.url, "Report it"))
+            self._fail(download, error)
         else:
-            self._end(download)
+            file = self._downloads.pop(download.file.hash).file
+            self._stored.add(file.hash, download.target, file.size)
+            download.done.set_result(None)
         self._pump()
 
-    def _end(self, download: Download) -> None:
-        self._downloads.pop(download.file.hash)
-        self._stored.add(download.file.hash, download.target, download.file.size)
-        download.done.set_result(None)
-
     def _fail(self, download: Download, error: Exception) -> None:
-        """End a download with an error, the same for all that wait."""
-        self._drop(download)
-        self._failed[download.file.hash] = time.monotonic(), error
+        """End a download with an error, the same for all that wait, now and for ``_FAILED_S``."""
+        error = self._told(error, download.url)
         logger.error("%s", error)
+        self._downloads[download.file.hash] = download
+        download.failed_at = time.monotonic()
         download.done.set_exception(error)
-        if isinstance(error, RemoteError) and download.is_silent:
-            for other in [*self._downloads.values()]:  # nobody waits for a minute more
-                if other.source is download.source and other.distance < 0:
-                    self._fail(other, RemoteError(error.what, other.url, error.hint))
 
     # -- what next ---------------------------------------------------------------------------------
 
@@ -429,59 +390,57 @@ class Fetcher:
         """Begin what there is room for; without clients nothing is fetched."""
         if not self._clients:
             return
-        for download in [*self._downloads.values()]:
-            if download.task is None and download.distance < 0:
+        for digest, download in [*self._downloads.items()]:
+            if download.done.done():
+                if time.monotonic() - download.failed_at > _FAILED_S:
+                    del self._downloads[digest]
+            elif download.task is None:
                 self._begin(download)
         self._begin_ahead()
 
-    def _set_distances(self) -> None:
-        for digest, download in self._downloads.items():
-            if download.distance >= 0:
-                download.distance = self._orders.distances.get(digest, NO_NEED)
-
     def _begin_ahead(self) -> None:
-        """Begin files of all orders: any while there is room, then those needed soon, evicting those needed later."""
-        orders = self._orders.each()
-        share, most = self.budget // max(1, len(orders)), _AHEAD_BYTES // max(1, len(orders))
-        for order in orders:
-            begun, is_full = 0, False
-            for distance, is_near, file in order.wanted(share):
-                if begun > most or (is_full and not is_near):
+        """Begin files of all orders, each up to its share of the cache.
+
+        For those needed soon files are evicted that are needed later. For others only what nobody needs: what was just
+        read is needed last, and would always go, though half of it could stay until the next epoch.
+        """
+        clients = [client for client in self._clients if client.files]
+        share, most = self.budget // max(1, len(clients)), _AHEAD_BYTES // max(1, len(clients))
+        near = min(_NEAR_BYTES, share // _NEAR_SHARE)
+        for client in clients:
+            passed = begun = 0
+            for file in client.upcoming:
+                if begun > most or (passed and passed + file.size > share):
                     break
                 if file.hash in self._downloads:
                     begun += file.size
-                elif not self._is_known(file):
-                    download = self._download(order.source, file)
-                    download.distance = distance
-                    if self._begin(download, distance if is_near else NO_NEED):
-                        begun += file.size
-                        continue
-                    self._downloads.pop(file.hash, None)
-                    if is_near:
+                elif file.hash not in self._stored.files:
+                    is_near = not passed or passed + file.size <= near
+                    download = self._download(client.source, file)
+                    if not self._begin(download, passed if is_near else _NO_NEED):
                         break
-                    is_full = True
-
-    def _is_known(self, file: File) -> bool:
-        return file.hash in self._stored.files or self._failure(file) is not None
+                    begun += file.size
+                passed += file.size
 
     def _begin(self, download: Download, beyond: float = -1.0) -> bool:
-        """Give a file room, if there is some."""
-        size, budget = download.file.size, self.budget
-        if size > budget:
-            what = f"the cache may hold {budget:,} bytes, and a shard has {size:,}"
-            hint = f"Set cache= to more than {size:,} bytes, and free its disk"
+        """Begin a file if there is room, or can be, by evicting files that are needed further ahead than ``beyond``."""
+        file, budget = download.file, self.budget
+        if file.size > budget:
+            what = f"the cache may hold {budget:,} bytes, and a shard has {file.size:,}"
+            hint = f"Set cache= to more than {file.size:,} bytes, and free its disk"
             self._fail(download, CacheError(what, self._inside.parent, hint))
             return False
-        if not self._stored.reserve(size, budget, self._orders.distances, beyond):
+        left = budget - self._reserved() - file.size
+        if not self._stored.make_room(left, self._needs, beyond):
             return False
         try:
             download.open()
         except OSError as error:
-            self._stored.reserved_bytes -= size
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             if not is_full or time.monotonic() - download.asked_at > _FULL_S:
-                self._fail(download, not_written(error, self._inside.parent))
+                self._fail(download, error)
             return False
+        self._downloads[file.hash] = download
         download.task = asyncio.create_task(self._fetch(download))
         return True
 
@@ -509,23 +468,21 @@ def _listen(inside: Path) -> socket.socket:
     return listening
 
 
-def _run(inside: Path, ready: int) -> int:
+def _run(inside: Path, ready: int) -> None:
     log = RotatingFileHandler(inside / "fetcher.log", maxBytes=500_000, backupCount=1)
     log.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[log], level=logging.INFO)
     try:
         lock = _lock(inside)
-        if lock is not None:
-            listening = _listen(inside)
-            logger.info("serving %s", inside)
-            asyncio.run(Fetcher(inside).run(listening, lambda: os.write(ready, b"1")))
-            logger.info("no client is left")
-        else:
+        if lock is None:
             os.write(ready, b"1")
+            return
+        listening = _listen(inside)
+        logger.info("serving %s", inside)
+        asyncio.run(Fetcher(inside).run(listening, lambda: os.write(ready, b"1")))
+        logger.info("no client is left")
     except Exception:
         logger.exception("the fetcher ends")
-        return 1
-    return 0
 
 
 def main(argv: list[str]) -> int:
@@ -535,9 +492,9 @@ def main(argv: list[str]) -> int:
         os.close(writing)
         return 0 if os.read(reading, 1) else 1
     os.close(reading)
-    code = _run(Path(argv[1]), writing)
+    _run(Path(argv[1]), writing)
     logging.shutdown()
-    os._exit(code)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
 from loaders.system.registry import WeakRegistry
 
-
-class Mapper(Protocol):
-    """Maps files of a cache."""
-
-    def close_beyond(self, max_bytes: int) -> None:
-        """Close what is mapped, if it is more."""
+_mappers: WeakRegistry[Any] = WeakRegistry()  # stores of this process: they have ``close_beyond``
 
 
-_mappers: WeakRegistry[Mapper] = WeakRegistry()  # of this process
-
-
-def add_mapper(mapper: Mapper) -> None:
+def add_mapper(store: Any) -> None:
     """Note what maps files of a cache, unless it is known."""
-    if mapper not in _mappers.all():
-        _mappers.add(mapper)
+    if store not in _mappers.all():
+        _mappers.add(store)
 
 
 def limit_of_each(max_bytes: int) -> int:
@@ -30,5 +22,5 @@ def limit_of_each(max_bytes: int) -> int:
 
 def close_beyond(max_bytes: int) -> None:
     """Have each close what it maps, if that is more than its part of what this process may map."""
-    for mapper in _mappers.all():
-        mapper.close_beyond(limit_of_each(max_bytes))
+    for store in _mappers.all():
+        store.close_beyond(limit_of_each(max_bytes))

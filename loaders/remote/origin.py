@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from loaders.checks import shown
-from loaders.errors import CacheError, RemoteError
-from loaders.remote.folder import VERSION, Cache, manifest_folder, shard_path
+from loaders.errors import RemoteError
+from loaders.remote.folder import Cache, shard_path
 from loaders.remote.mapping import limit_of_each
 from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, url_of
 from loaders.system.locks import ForkLock
@@ -38,39 +38,37 @@ class Origin:
         url: Where it lies.
         cache: Where downloads go, and how many bytes of them are kept.
         storage: How the store is reached, with secrets.
+        missing: Options that were left out of a pickle.
+        number: Of all copies, for the fetcher; default: a new one.
+
+    Attributes:
+        max_mapped: How many bytes of the cache this process may map; None: all.
+        said: Warnings that were logged, once.
 
     Thread-safe.
     """
 
-    def __init__(self, url: URL, cache: Cache, storage: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        url: URL,
+        cache: Cache,
+        storage: Mapping[str, Any],
+        missing: Sequence[str] = (),
+        number: str = "",
+    ) -> None:
         self.url, self.cache = url, cache
-        self._storage = dict(storage)
-        self._missing: list[str] = []  # options that were left out of a pickle
-        self.id = uuid.uuid4().hex
-        self._settle()
-
-    def _settle(self) -> None:
+        self._storage, self._missing = dict(storage), missing
+        self._id = number or uuid.uuid4().hex
         self._client: Client | ReadOnlyCache | None = None
-        self._inside: Path | None = None
-        self.max_mapped: int | None = None  # bytes of the cache, by this process
+        self.max_mapped: int | None = None
         self._waits: dict[int, str] = {}  # by thread
-        self.said = set[Any]()  # what was told of it once
+        self.said = set[Any]()
         self._lock = ForkLock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        public = {n: value for n, value in self._storage.items() if n in PUBLIC_OPTIONS}
-        secret = sorted({*self._missing, *self._storage} - {*public})
-        return {
-            "url": self.url,
-            "cache": self.cache,
-            "id": self.id,
-            "_storage": public,
-            "_missing": secret,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._settle()
+    def __reduce__(self) -> Any:
+        public = _public(self._storage)
+        missing = sorted({*self._missing, *self._storage} - {*public})
+        return Origin, (self.url, self.cache, public, missing, self._id)
 
     def __repr__(self) -> str:
         return f"Origin({str(self.url)!r})"
@@ -86,7 +84,7 @@ class Origin:
             "op": "hello",
             "size": self.cache.size_bytes,
             "url": str(self.url),
-            "id": self.id,
+            "id": self._id,
             "storage": self._storage,
             "missing": self._missing,
             "environment": variables,
@@ -94,40 +92,31 @@ class Origin:
 
     @property
     def client(self) -> Client | ReadOnlyCache:
-        """The client of the fetcher; it has connected once, so what a dead fetcher left is gone."""
+        """What asks the fetcher."""
         with self._lock.plain:
             if self._client is None:
-                from loaders.remote.client import Client, check_extra  # needs Linux
+                from loaders.remote.client import client_of  # needs Linux
 
-                check_extra(self.url)
-                try:
-                    self._inside = self.cache.open()
-                except CacheError as error:
-                    self._client = self._read_only(error)
-                    return self._client
-                client = Client(self._inside, self._hello)
-                client.ask({"op": "alive"})
-                self._client = client
+                self._client = client_of(self.cache, self.url, self.endpoint, self._hello)
             return self._client
-
-    def _read_only(self, error: CacheError) -> ReadOnlyCache:
-        """Return what serves a cache that cannot be written, where a manifest of the URL lies in it."""
-        from loaders.remote.client import ReadOnlyCache
-
-        inside = Path(error.path) / VERSION
-        manifest = manifest_folder(inside, self.url, self.endpoint)
-        if not isinstance(error.__cause__, OSError) or not manifest.exists():
-            raise error
-        self._inside = inside
-        return ReadOnlyCache(inside, manifest, error)
 
     @property
     def inside(self) -> Path:
         """The cache folder of this version."""
-        if self._client is None:
-            self.client.ask({"op": "alive"})
-        assert self._inside is not None
-        return self._inside
+        return self.client.inside
+
+    def ask(self, message: dict[str, Any], what: str) -> dict[str, Any]:
+        """Return the fetcher's answer; ``waits`` says meanwhile what is waited for."""
+        thread = threading.get_ident()
+        self._waits[thread] = what
+        try:
+            return self.client.ask(message)
+        finally:
+            self._waits.pop(thread, None)
+
+    def waits(self) -> list[str]:
+        """Say what threads of this process wait for."""
+        return [*self._waits.values()]
 
     def manifest(self) -> Path:
         """Return the folder in which the manifest lies as a file: of one that is opened again the manifest of now.
@@ -173,15 +162,6 @@ class Origin:
         """How many bytes of the cache one reader of this process may map; None: all."""
         return None if self.max_mapped is None else limit_of_each(self.max_mapped)
 
-    def ask(self, message: dict[str, Any], what: str) -> dict[str, Any]:
-        """Return the fetcher's answer; ``waits`` says meanwhile what is waited for."""
-        thread = threading.get_ident()
-        self._waits[thread] = what
-        try:
-            return self.client.ask(message)
-        finally:
-            self._waits.pop(thread, None)
-
     def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[memoryview]:
         """Return ranges of objects: of each its name, and where the range begins and ends. Nothing of them is kept.
 
@@ -195,18 +175,19 @@ class Origin:
             view = view[end - start :]
         return got
 
-    def waits(self) -> list[str]:
-        """Say what threads of this process wait for."""
-        return [*self._waits.values()]
-
     def budget(self) -> int:
         """Return how many bytes the cache may hold."""
-        return int(self.client.ask({"op": "alive"})["budget"])
+        return int(self.counts()["budget_bytes"])
 
     def counts(self) -> dict[str, Any]:
         """Return what the fetcher has counted for this dataset since it started, and what its cache holds."""
         counts: dict[str, Any] = self.client.ask({"op": "stats"})["stats"]
         return counts
+
+
+def _public(storage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are no secrets."""
+    return {name: value for name, value in storage.items() if name in PUBLIC_OPTIONS}
 
 
 _origins: WeakValueDictionary[URL, Origin] = WeakValueDictionary()
@@ -223,8 +204,7 @@ def set_defaults(cache: Any = None, storage: Mapping[str, Any] | None = None) ->
 def get_defaults() -> dict[str, Any]:
     """Return what ``set_defaults`` was given, for another process: secrets come from its own environment."""
     storage = _defaults["storage"]
-    public = storage and {n: value for n, value in storage.items() if n in PUBLIC_OPTIONS}
-    return {"cache": _defaults["cache"], "storage": public}
+    return {"cache": _defaults["cache"], "storage": storage and _public(storage)}
 
 
 def origin_of(place: Path | str, cache: Any = None, storage: Any = None) -> Origin:

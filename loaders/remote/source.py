@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     from loaders.remote.stores import Got
     from loaders.remote.url import URL
 
-    Hear = Callable[[int], None]
-
 T = TypeVar("T")
 ATTEMPTS = 3  # at what more time does not mend, and at a whole file
-FINAL = frozenset(["missing", "denied", "region", "unusable", "certificate", "encoded"])
+_FINAL = frozenset(["missing", "short", "denied", "region", "unusable", "certificate", "encoded"])
 _MOST_PAUSE_S = 5.0
 
 
@@ -72,33 +70,33 @@ class ServedURL:
         text = f"it cannot be {what} ({self.public(fault.text)})"
         return RemoteError(text, self.url / name if name else self.url, fault.hint)
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether its last byte came longer ago than anything is waited for."""
-        return time.monotonic() - self._heard_at >= self.objects.deadline_s
-
-    async def get(self, name: str) -> Got:
-        """Return a small object."""
-        return await self.again(lambda hear: self.objects.get(name, 0, None, hear))
+    async def get(
+        self, name: str, start: int = 0, end: int | None = None, since: float | None = None
+    ) -> Got:
+        """Return bytes of an object, by default all; ``since`` when they are waited for (``time.monotonic``)."""
+        return await self.again(lambda hear: self.objects.get(name, start, end, hear), since)
 
     async def again(
         self,
-        call: Callable[[Hear], Coroutine[Any, Any, T]],
-        is_final: Callable[[StoreFault], bool] = lambda fault: fault.kind in FINAL,
+        call: Callable[[Callable[[int], None]], Coroutine[Any, Any, T]],
+        since: float | None = None,
     ) -> T:
         """Ask the store, and ask again where that may help.
 
-        Where it does not answer, until ``deadline_s`` after its last byte, or after the first question; else at most
-        ``ATTEMPTS`` times.
+        Where it does not answer, until ``deadline_s`` after the last byte of this answer, or of any since it is waited
+        for; else at most ``ATTEMPTS`` times.
 
         Args:
             call: Asks once, and calls its argument with how many bytes have come; it ends in bounded time.
-            is_final: Whether it is of no use to ask again.
+            since: When it began to be waited for; default: now.
 
         Raises:
             StoreFault: The last one.
         """
+        deadline_s = self.objects.deadline_s
         heard_at, attempt = time.monotonic(), 0
+        if since is not None and heard_at - max(since, self._heard_at) >= deadline_s:
+            raise StoreFault("network", f"no byte came for {deadline_s:.0f} s")
 
         def hear(nbytes: int) -> None:
             nonlocal heard_at
@@ -112,11 +110,11 @@ class ServedURL:
             except StoreFault as fault:
                 is_late = attempt >= ATTEMPTS
                 if fault.kind == "network":
-                    is_late = time.monotonic() - heard_at >= self.objects.deadline_s
-                if is_late or is_final(fault):
+                    is_late = time.monotonic() - heard_at >= deadline_s
+                if is_late or fault.kind in _FINAL:
                     raise
                 if fault.kind == "expired":
                     self._renew()
             self.num_retries += 1
-            pause_s = min(_MOST_PAUSE_S, 0.2 * 2 ** min(attempt, 10), self.objects.deadline_s / 4)
+            pause_s = min(_MOST_PAUSE_S, 0.2 * 2 ** min(attempt, 10), deadline_s / 4)
             await asyncio.sleep(random.uniform(0.5, 1) * pause_s)

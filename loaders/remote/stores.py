@@ -6,6 +6,7 @@ Imported by the fetcher alone: a client of a store does not live through a fork.
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +21,11 @@ from loaders.remote.credentials import (
     has_credentials,
 )
 from loaders.remote.faults import StoreFault, fault_of, text_of
-from loaders.remote.url import KINDS, OBSTORE_SCHEMES
+from loaders.remote.url import KINDS, OBSTORE_SCHEMES, endpoint_of
 from loaders.remote.wire import PUT_BYTES, Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from loaders.remote.url import URL
 
@@ -82,20 +83,24 @@ class ObstoreObjects:
     Args:
         open_store: Opens the store, to write or to read: then it does not ask again by itself.
         kind: Of store.
-        limits: Seconds for a byte of one answer, and for all answers to a question since the last byte.
+        timeout_s: For a byte of one answer.
+        deadline_s: For all answers to a question, since the last byte.
+        credentials: Where they come from, if the store asks for them.
     """
 
     def __init__(
         self,
         open_store: Callable[[bool], Any],
         kind: str,
-        limits: tuple[float, float],
+        timeout_s: float,
+        deadline_s: float,
+        credentials: ProfileCredentials | None = None,
     ) -> None:
         import obstore
 
-        self._api, self._kind = obstore, kind
-        self._open_store = open_store
-        self._timeout_s, self.deadline_s = limits
+        self._api: Any = obstore
+        self._open_store, self._kind, self._credentials = open_store, kind, credentials
+        self._timeout_s, self.deadline_s = timeout_s, deadline_s
         self._store = open_store(False)
         self._streams: dict[tuple[str, str], Any] = {}  # listings that go on, by the last name
 
@@ -103,11 +108,13 @@ class ObstoreObjects:
     def _writing(self) -> Any:
         return self._open_store(True)
 
-    async def _run(self, call: Callable[[], Awaitable[T]]) -> T:
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
         try:
-            return await call()
+            yield
         except Exception as error:
-            raise fault_of(error, WAYS.get(self._kind, "")) from None
+            fault = self._credentials and self._credentials.fault
+            raise fault or fault_of(error, WAYS.get(self._kind, "")) from None
 
     async def _in_time(self, answer: Awaitable[T]) -> T:
         try:
@@ -118,38 +125,31 @@ class ObstoreObjects:
 
     async def below(self, folder: str, after: str) -> list[Entry]:
         """Return the next objects below a folder, in order of name, that come after a name; none at the end."""
-        return await self._run(lambda: self._below(folder, after))
-
-    async def _below(self, folder: str, after: str) -> list[Entry]:
         found: list[Entry] = []
-        pages = self._streams.pop((folder, after), None) or self._api.list(
-            self._store, folder or None, offset=after or None, chunk_size=_PAGE
-        )
-        while len(found) < _LISTED and (page := await self._in_time(anext(pages, None))):
-            found += map(_entry, page)
-        self._streams.clear()
-        if found:
-            self._streams[folder, found[-1].name] = pages
+        with self._asking():
+            pages = self._streams.pop((folder, after), None) or self._api.list(
+                self._store, folder or None, offset=after or None, chunk_size=_PAGE
+            )
+            while len(found) < _LISTED and (page := await self._in_time(anext(pages, None))):
+                found += map(_entry, page)
+        self._streams = {(folder, found[-1].name): pages} if found else {}
         return found
 
     async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
         """Return the objects in a folder, and the folders in it."""
-        list_folder: Any = self._api.list_with_delimiter_async
-        found = await self._run(lambda: self._in_time(list_folder(self._store, folder or None)))
+        with self._asking():
+            asked = self._api.list_with_delimiter_async(self._store, folder or None)
+            found = await self._in_time(asked)
         return [*map(_entry, found["objects"])], [*found["common_prefixes"]]
 
     async def look(self, name: str) -> ObjectState:
         """Return an object's e-tag, version and size."""
-        head: Any = self._api.head_async
-        found = await self._run(lambda: self._in_time(head(self._store, name)))
+        with self._asking():
+            found = await self._in_time(self._api.head_async(self._store, name))
         return ObjectState(found.get("e_tag"), found.get("version"), int(found["size"]))
 
     async def get(
-        self,
-        name: str,
-        start: int,
-        end: int | None,
-        on_bytes: Callable[[int], object] = bool,
+        self, name: str, start: int, end: int | None, on_bytes: Callable[[int], object]
     ) -> Got:
         """Return bytes from ``start`` to ``end``, or all.
 
@@ -160,20 +160,18 @@ class ObstoreObjects:
             on_bytes: Called with how many have come, as they come.
         """
         options: dict[str, Any] = {} if end is None else {"range": (start, end)}
-        return await self._run(lambda: self._get(name, options, on_bytes))
-
-    async def _get(self, name: str, options: Any, on_bytes: Callable[[int], object]) -> Got:
-        found = await self._in_time(self._api.get_async(self._store, name, options=options))
-        encoding = str(found.attributes.get("Content-Encoding", ""))
-        if encoding in _ENCODINGS:
-            raise StoreFault("encoded", f"its answer is compressed ({encoding})")
-        pieces, stream = list[Buffer](), found.stream(min_chunk_size=_PIECE_BYTES)
-        while (piece := await self._in_time(anext(stream, None))) is not None:
-            pieces.append(piece)
-            on_bytes(len(piece))
-        nbytes = sum(map(len, pieces))
-        start, end = options.get("range", (0, nbytes))
-        if nbytes != end - start:
+        pieces = list[Buffer]()
+        with self._asking():
+            asked = self._api.get_async(self._store, name, options=options)
+            found = await self._in_time(asked)
+            encoding = str(found.attributes.get("Content-Encoding", ""))
+            if encoding in _ENCODINGS:
+                raise StoreFault("encoded", f"its answer is compressed ({encoding})")
+            stream = found.stream(min_chunk_size=_PIECE_BYTES)
+            while (piece := await self._in_time(anext(stream, None))) is not None:
+                pieces.append(piece)
+                on_bytes(len(piece))
+        if end is not None and (nbytes := sum(map(len, pieces))) != end - start:
             kind = "short" if found.meta["size"] < end else "network"
             raise StoreFault(kind, f"{nbytes} bytes came where {end - start} were asked")
         return Got(pieces, found.meta.get("e_tag"), found.meta.get("version"))
@@ -186,27 +184,25 @@ class ObstoreObjects:
             mode: Any = {each: value for each, value in known.items() if value}
             mode = mode or ("create" if only == NOTHING else "overwrite")
             how = {"mode": mode, "use_multipart": False}
-        return await self._run(lambda: self._put(name, data, how))
-
-    async def _put(self, name: str, data: Buffer | Path, how: dict[str, Any]) -> bool:
         refused = self._api.exceptions.AlreadyExistsError, self._api.exceptions.PreconditionError
-        try:
-            await self._api.put_async(self._writing, name, data, **how)
-        except refused as error:
-            if "mode" not in how:
-                raise StoreFault("denied", f"it refuses to write ({text_of(error)})") from None
-            return False
+        with self._asking():
+            try:
+                await self._api.put_async(self._writing, name, data, **how)
+            except refused as error:
+                if only is None:
+                    raise StoreFault("denied", f"it refuses to write ({text_of(error)})") from None
+                return False
         return True
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete those of some objects that are there."""
-        delete: Any = self._api.delete_async
         limit = asyncio.Semaphore(_DELETES_AT_ONCE)
 
         async def one(name: str) -> None:
             async with limit:
                 try:
-                    await self._run(lambda: delete(self._writing, name))
+                    with self._asking():
+                        await self._api.delete_async(self._writing, name)
                 except StoreFault as fault:
                     if fault.kind != "missing":
                         raise
@@ -251,11 +247,7 @@ class FsspecObjects:
             raise StoreFault("unusable", f"{type(error).__name__}: {error}") from None
 
     async def get(
-        self,
-        name: str,
-        start: int,
-        end: int | None,
-        on_bytes: Callable[[int], object] = bool,
+        self, name: str, start: int, end: int | None, on_bytes: Callable[[int], object]
     ) -> Got:
         """Return bytes, as ``ObstoreObjects.get``."""
         if end is None:  # a small file, such as a manifest, after which all may be another
@@ -267,12 +259,10 @@ class FsspecObjects:
             data = await asyncio.wait_for(reading, DEADLINE_S)
         except TimeoutError:
             raise StoreFault("network", f"no answer for {DEADLINE_S:.0f} s") from None
-        except FileNotFoundError as error:
-            raise StoreFault("missing", str(error)) from None
-        except PermissionError as error:
-            raise StoreFault("denied", str(error)) from None
-        except Exception as error:
-            raise StoreFault("network", f"{type(error).__name__}: {error}") from None
+        except Exception as error:  # of whichever package
+            kinds = {FileNotFoundError: "missing", PermissionError: "denied"}
+            kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), "network")
+            raise StoreFault(kind, f"{type(error).__name__}: {error}") from None
         on_bytes(len(data))
         if end is not None and len(data) != end - start:
             raise StoreFault("short", f"{len(data)} bytes came where {end - start} were asked")
@@ -297,20 +287,61 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
     if url.scheme not in OBSTORE_SCHEMES:
         return FsspecObjects(url, options, environment)
     kind, place = KINDS.get(url.scheme, url.scheme), str(url)
-    timeout_s, deadline_s = (
-        _seconds(options, "timeout", _TIMEOUT_S),
-        _seconds(options, "retry_timeout", DEADLINE_S),
-    )
+    timeout_s = _seconds(options, "timeout", _TIMEOUT_S)
+    deadline_s = _seconds(options, "retry_timeout", DEADLINE_S)
     client: dict[str, Any] = {"connect_timeout": "5s"}
     client |= {name: _text(options.pop(name)) for name in _CLIENT_OPTIONS & {*options}}
-    found = from_environment(kind, options, environment) if kind in WAYS else options
-    if kind in WAYS:  # of buckets, whose keys are meant as they are written
-        place = place.replace("%", "%25").replace("#", "%23").replace("?", "%3F")
-    if kind == "http" or str(found.get("endpoint")).startswith("http://"):
+    endpoint = endpoint_of(url.scheme, options, environment)
+    if kind == "http" or endpoint.startswith("http://"):
         client.setdefault("allow_http", True)
     if bundle := environment.get("AWS_CA_BUNDLE"):
         client.setdefault("root_certificate", _read_bundle(bundle))
-    return _opened(kind, place, found, client, (timeout_s, deadline_s), environment)
+    more = {}
+    if kind in WAYS:  # of buckets, whose keys are meant as they are written
+        place = place.replace("%", "%25").replace("#", "%23").replace("?", "%3F")
+        more = _bucket_options(kind, options, environment)
+    elif options:
+        raise StoreFault("unusable", f"http(s) knows no option {sorted(options)}")
+
+    def open_store(to_write: bool) -> Any:
+        from obstore.store import from_url
+
+        # To read, ``ServedURL`` asks again, and looks at each byte.
+        seconds = 3 * timeout_s if to_write else 3600
+        retry = {
+            "max_retries": 10 if to_write else 0,
+            "retry_timeout": timedelta(seconds=deadline_s),
+        }
+        limits = client | {"timeout": f"{seconds:.0f}s"}
+        how: Any = {"client_options": limits, "retry_config": retry}
+        return from_url(place, **how, **more)
+
+    try:
+        credentials = more.get("credential_provider")
+        return ObstoreObjects(open_store, kind, timeout_s, deadline_s, credentials)
+    except Exception as error:
+        hint = WAYS["az"] if "Account must be" in str(error) else "See storage= of ShardDataset"
+        raise StoreFault("unusable", str(error).partition("\n")[0], hint) from None
+
+
+def _bucket_options(
+    kind: str, options: Mapping[str, Any], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what obstore opens a bucket with, beside limits."""
+    more, found = dict[str, Any](), from_environment(kind, options, environment)
+    if kind == "s3":
+        profile = found.pop("profile", None)
+        if not {"region", "default_region"} & {*found}:
+            found["region"] = "us-east-1"
+        found.setdefault("disable_bulk_delete", True)  # other servers do not know it
+        if profile or not has_credentials("s3", found):
+            more["credential_provider"] = ProfileCredentials(profile, environment)
+    if kind == "gs" and "endpoint" in found:
+        found["base_url"] = found.pop("endpoint")
+    texts = {name: str(value) for name, value in found.items()}
+    return more | {
+        "config": {n: t.lower() if t in ("True", "False") else t for n, t in texts.items()}
+    }
 
 
 def _read_bundle(path: str) -> bytes:
@@ -333,49 +364,3 @@ def _text(value: Any) -> Any:
     """Return an option of the client as obstore reads it: numbers as text."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if is_number else value
-
-
-def _opened(
-    kind: str,
-    place: str,
-    options: dict[str, Any],
-    client: dict[str, Any],
-    limits: tuple[float, float],
-    environment: Mapping[str, str],
-) -> Objects:
-    from obstore import store as stores
-
-    from_url: Any = stores.from_url
-    more: dict[str, Any] = {}
-    if kind == "s3":
-        profile = options.pop("profile", None)
-        if not {"region", "default_region"} & set(options):
-            options["region"] = "us-east-1"
-        options.setdefault("disable_bulk_delete", True)  # other servers do not know it
-        if profile or not has_credentials("s3", options):
-            more["credential_provider"] = ProfileCredentials(profile, environment)
-    if kind == "gs" and "endpoint" in options:
-        options["base_url"] = options.pop("endpoint")
-    if kind not in ("http", "https"):
-        more["config"] = {
-            n: str(v).lower() if str(v) in ("True", "False") else str(v)
-            for n, v in options.items()
-        }
-    elif options:
-        raise StoreFault("unusable", f"http(s) knows no option {sorted(options)}")
-
-    def open_store(to_write: bool) -> Any:
-        # To read, ``ServedURL`` asks again, and looks at each byte.
-        timeout_s = 3 * limits[0] if to_write else 3600
-        retry = {
-            "max_retries": 10 if to_write else 0,
-            "retry_timeout": timedelta(seconds=limits[1]),
-        }
-        options = client | {"timeout": f"{timeout_s:.0f}s"}
-        return from_url(place, client_options=options, retry_config=retry, **more)
-
-    try:
-        return ObstoreObjects(open_store, kind, limits)
-    except Exception as error:
-        hint = WAYS["az"] if "Account must be" in str(error) else "See storage= of ShardDataset"
-        raise StoreFault("unusable", str(error).partition("\n")[0], hint) from None

@@ -12,65 +12,29 @@ import asyncio
 import os
 import time
 from collections import deque
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from loaders.errors import CacheError, ChecksumError, RemoteError
+from loaders.errors import ChecksumError, RemoteError
 from loaders.remote import wire
 from loaders.remote.faults import StoreFault
-from loaders.remote.source import ATTEMPTS, FINAL
+from loaders.remote.source import ATTEMPTS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from loaders.remote.source import ServedURL
     from loaders.remote.wire import File
+
+    Turns = tuple[asyncio.Semaphore, asyncio.Semaphore]
 
 _MAX_UNHASHED = 32  # parts
 _TEXTS = {  # of faults for which all of the file is fetched again
     "damaged": f"its bytes are not those of the manifest, fetched {ATTEMPTS} times",
     "short": "it is smaller than the manifest says",
 }
-
-
-class Slots:
-    """So many requests at a time: the next one is for the download that is needed first."""
-
-    def __init__(self, num: int) -> None:
-        self._num_free = num
-        self._waiting: list[tuple[Download, asyncio.Future[None]]] = []
-
-    @asynccontextmanager
-    async def of(self, download: Download) -> AsyncIterator[None]:
-        """Wait for a slot, and have it during the block."""
-        if self._num_free:
-            self._num_free -= 1
-        else:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append((download, turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.cancelled():
-                    self._waiting.remove((download, turn))
-                else:
-                    self._release()
-                raise
-        try:
-            yield
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        if not self._waiting:
-            self._num_free += 1
-            return
-        first = min(self._waiting, key=lambda each: each[0].distance)
-        self._waiting.remove(first)
-        first[1].set_result(None)
 
 
 class Download:
@@ -81,32 +45,31 @@ class Download:
         file: Which.
         part_path: Where it is filled.
         target: Where it is published.
-        slots: Of requests.
+        turns: Of requests, while nobody waits for it, and when a client does.
 
     Attributes:
         done: Ends when the file is published, or with an error.
-        distance: How many bytes ahead it is needed; -1: a client waits.
-        asked_at: Since when it is wanted.
+        is_waited: Whether a client waits for it.
+        asked_at: Since when it waits: for room, then for the store.
+        failed_at: When that was.
         task: Fetches it, where there is room for it.
-        is_silent: Whether it failed as the store has answered nothing at all for as long as is waited for.
     """
 
     def __init__(
-        self, source: ServedURL, file: File, part_path: Path, target: Path, slots: Slots
+        self, source: ServedURL, file: File, part_path: Path, target: Path, turns: Turns
     ) -> None:
         self.source, self.file, self.target = source, file, target
-        self.distance, self.asked_at = 0, time.monotonic()
+        self.is_waited, self.asked_at, self.failed_at = False, time.monotonic(), 0.0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.done.add_done_callback(_ignore)
+        # The error of one that nobody waits for is looked at, or asyncio would log it.
+        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.task: asyncio.Task[None] | None = None
-        self.is_silent = False
-        self._part_path, self._slots, self._descriptor = part_path, slots, -1
-        self._writing = set[asyncio.Task[None]]()
+        self._part_path, self._turns, self._descriptor = part_path, turns, -1
 
     @property
-    def url(self) -> str:
+    def url(self) -> Path:
         """Where the file lies."""
-        return str(self.source.url / self.file.file)
+        return self.source.url / self.file.file
 
     def open(self) -> None:
         """Reserve its room on the disk; ``OSError`` if there is none."""
@@ -127,6 +90,7 @@ class Download:
             ChecksumError: It is not what the manifest says.
             OSError: It cannot be written.
         """
+        self.asked_at = time.monotonic()
         try:
             for is_last in (False, False, True):
                 try:
@@ -136,7 +100,6 @@ class Download:
                     self._publish()
                     return
                 except StoreFault as fault:
-                    self.is_silent = fault.kind == "network" and self.source.is_silent
                     if is_last or fault.kind not in _TEXTS:
                         raise self._error(fault) from None
                     self.source.num_retries += 1
@@ -146,36 +109,30 @@ class Download:
     async def _fetch(self) -> str:
         """Write all parts; return the hash of what came."""
         state, parts = xxhash.xxh3_128(), deque[asyncio.Task[list[Any]]]()
+        starts = deque(range(0, self.file.size, wire.PART_BYTES))
         try:
-            starts = [*range(0, self.file.size, wire.PART_BYTES)]
             while starts or parts:
                 while starts and len(parts) < _MAX_UNHASHED:
-                    parts.append(asyncio.create_task(self._part(starts.pop(0))))
+                    parts.append(asyncio.create_task(self._part(starts.popleft())))
                 for piece in await parts[0]:  # 1 ms: as to hand it over
                     state.update(piece)
                 parts.popleft()
         finally:  # nothing is written any more when it ends
             for part in parts:
                 part.cancel()
-            await asyncio.gather(*parts, *self._writing, return_exceptions=True)
+            await asyncio.gather(*parts, return_exceptions=True)
         return state.hexdigest()
 
     async def _part(self, start: int) -> list[Any]:
-        source, name = self.source, self.file.file
         end = min(start + wire.PART_BYTES, self.file.size)
-
-        def is_final(fault: StoreFault) -> bool:
-            return fault.kind in FINAL or fault.kind in _TEXTS
-
-        async with self._slots.of(self):
-            got = await source.again(
-                lambda hear: source.objects.get(name, start, end, hear), is_final
-            )
+        async with self._turns[self.is_waited]:
+            got = await self.source.get(self.file.file, start, end, self.asked_at)
             work = asyncio.to_thread(_write, self._descriptor, got.pieces, start)
             writing = asyncio.create_task(work)
-            self._writing.add(writing)
-            writing.add_done_callback(self._writing.discard)
-            await asyncio.shield(writing)
+            try:
+                await asyncio.shield(writing)
+            finally:
+                await asyncio.wait({writing})  # a thread cannot be cancelled
         return got.pieces
 
     def _publish(self) -> None:
@@ -199,21 +156,9 @@ class Download:
             self._part_path.unlink()
 
 
-def not_written(error: OSError, folder: Path) -> CacheError:
-    """Return the error for a cache folder that the system does not let be written."""
-    what = f"it cannot be written ({error.strerror or error})"
-    return CacheError(what, folder, "Check that its disk has room, and that you may write there")
-
-
 def _write(descriptor: int, pieces: list[Any], start: int) -> None:
     for piece in pieces:
         view = memoryview(piece).cast("B")
         while len(view):
             written = os.pwrite(descriptor, view, start)
             start, view = start + written, view[written:]
-
-
-def _ignore(future: asyncio.Future[None]) -> None:
-    """Retrieve the error of a task that may have no waiter, as a prefetched file has none."""
-    if not future.cancelled():
-        future.exception()

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import struct
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
@@ -28,12 +28,11 @@ PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
 MAX_LINE_BYTES = 256 << 20
 SOCKET_NAME = "socket"
 _GONE = "the fetcher has gone"
-Failure = RemoteError | CacheError | ChecksumError | ManifestError
-_ERRORS = {kind.__name__: kind for kind in (RemoteError, CacheError, ChecksumError, ManifestError)}
+ERRORS = (RemoteError, CacheError, ChecksumError, ManifestError)
 
 
 class Entry(NamedTuple):
-    """An object as a listing tells of it.
+    """An object in a listing.
 
     Attributes:
         name: Below the URL.
@@ -65,8 +64,8 @@ def encoded(message: dict[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-def error_message(error: Failure) -> dict[str, Any]:
-    """Return the message that an error is sent as."""
+def error_message(error: Exception) -> dict[str, Any]:
+    """Return the message that one of ``ERRORS`` is sent as."""
     args = [None if each is None else str(each) for each in error.args]
     return {"error": type(error).__name__, "args": args}
 
@@ -89,9 +88,14 @@ def socket_name(folder: Path) -> Iterator[str]:
 
 
 class Connection:
-    """A client's end, for one thread at a time."""
+    """A client's end, for one thread at a time.
+
+    Attributes:
+        is_idle: Whether the last question was answered, so that another one can follow.
+    """
 
     def __init__(self, folder: Path, timeout_s: float = SILENCE_S) -> None:
+        self._folder, self.is_idle = folder, True
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(timeout_s)
@@ -105,28 +109,44 @@ class Connection:
             raise
         self._answers: Any = self._socket.makefile("rb", 1 << 18)
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message."""
-        self._socket.sendall(encoded(message))
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a message, with bytes that follow as its ``"data"``, or raise its error.
 
-    def answer(self) -> dict[str, Any]:
-        """Return the answer to what was sent, with bytes that follow as its ``"data"``, or raise its error.
-
-        ``OSError`` if the other end is gone, ``TimeoutError`` if it is silent.
+        Raises:
+            ConnectionError: The fetcher has gone.
+            RemoteError: It is silent.
         """
-        message: dict[str, Any] = {"wait": True}
-        while "wait" in message:
+        self.is_idle = False
+        try:
+            self._socket.sendall(encoded(message))
+            answer = self._answer()
+        except TimeoutError as error:
+            raise self._silent() from error
+        self.is_idle = True
+        if "error" in answer:
+            kinds = {kind.__name__: kind for kind in ERRORS}
+            raise kinds[answer["error"]](*answer["args"])
+        return answer
+
+    def _answer(self) -> dict[str, Any]:
+        answer: dict[str, Any] = {"wait": True}
+        while "wait" in answer:
             line = self._answers.readline()
             if not line.endswith(b"\n"):
                 raise ConnectionResetError(_GONE)
-            message = json.loads(line)
-        if "error" in message:
-            raise _ERRORS[message["error"]](*message["args"])
-        if nbytes := message.get("nbytes", 0):
-            message["data"] = bytearray(nbytes)
-            if self._answers.readinto(message["data"]) != nbytes:
+            answer = json.loads(line)
+        if nbytes := answer.get("nbytes", 0):
+            answer["data"] = bytearray(nbytes)
+            if self._answers.readinto(answer["data"]) != nbytes:
                 raise ConnectionResetError(_GONE)
-        return message
+        return answer
+
+    def _silent(self) -> RemoteError:
+        hint = "Look for it with ps"
+        with suppress(OSError):
+            if pid := (self._folder / "lock").read_text().strip():
+                hint = f"End it ('kill -9 {pid}'): another one is started"
+        return RemoteError("its fetcher does not answer", self._folder.parent, hint)
 
     def close(self) -> None:
         """Hang up."""

@@ -36,8 +36,8 @@ class Place:
 
     async def fetch(self) -> None:
         """Fetch it, eight parts at a time."""
-        slots = transfer.Slots(8)
-        download = transfer.Download(self.source, self.file, self.part, self.target, slots)
+        turns = asyncio.Semaphore(8), asyncio.Semaphore(8)
+        download = transfer.Download(self.source, self.file, self.part, self.target, turns)
         download.open()
         try:
             await download.run()

@@ -147,14 +147,6 @@ def test_who_waits_says_for_which_shard(proxy: servers.Proxy, cache: Path) -> No
     assert not origin.waits()
 
 
-@pytest.mark.parametrize("said", ["(1)", "(who, what)", "(1, 2, 3, 4)", "(('a',)"])
-def test_words_of_a_store_that_look_like_ours_are_its_words(said: str) -> None:
-    fault = fault_of(RuntimeError(f"500: StoreFault: {said}"))
-
-    assert fault.kind == "network"
-    assert said in fault.text
-
-
 @pytest.mark.parametrize("place", ["run-404/redirect/shard-412.lmdb", "expired-InvalidToken/403"])
 @pytest.mark.parametrize(
     "seconds", ["308.078µs", "404ms, after 4 retries, max_retries: 4, retry_timeout: 416s "]

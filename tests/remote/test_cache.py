@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -115,13 +114,13 @@ def test_what_nobody_needs_goes_first_then_what_is_needed_last_but_not_what_was_
 
     left = []
     for size in (12, 8, 4):
-        assert stored.reserve(0, size, needs)
+        assert stored.make_room(size, needs)
         left.append(sorted(stored.files))
 
     assert left == [["far", "near", "told"], ["near", "told"], ["told"]]
-    assert not stored.reserve(0, 0, needs)
+    assert not stored.make_room(0, needs)
     monkeypatch.setattr("loaders.remote.cached.MAP_S", 0.0)
-    assert stored.reserve(0, 0, needs)
+    assert stored.make_room(0, needs)
 
 
 @pytest.mark.slow
@@ -371,33 +370,25 @@ def test_two_jobs_of_different_orders_share_a_cache_that_holds_each_but_not_both
     assert total < 3 * 2 * 24 * 421_888  # of two passes of each
 
 
-class Known:
-    """A client that said hello."""
-
-    pid, asked = 0, dict[str, int]()
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-
 def test_each_of_two_clients_has_its_next_files_fetched_up_to_its_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However far the other one is: ten files may be on their way, and the cache holds twelve."""
     monkeypatch.setattr(fetcher, "_AHEAD_BYTES", 9)
     monkeypatch.setattr(fetcher, "MAX_CONNECTIONS", 0)  # nothing is asked for
-    source: Any = SimpleNamespace(url=Path("of"))
 
     async def begun(size: int) -> list[str]:
         serving = fetcher.Fetcher(Cache(tmp_path / f"cache{size}", size).open())
         for name in ("first", "second"):
-            files = [File(f"{name}{n}", 1, f"{name}{n:026x}") for n in range(50)]
-            client: Any = Known(size)
+            files = [(f"{name}{n}", 1, f"{name}{n:026x}") for n in range(50)]
+            writer: Any = None
+            client = fetcher.Connected(writer, 0)
+            client.size, client.source = size, ServedURL(URL(f"file://{tmp_path}"), {}, {})
             serving._clients.add(client)
-            serving._orders.put(client, source, files, [*range(50)])
-            serving._pump()
+            await serving._do(client, "order", files=files, upcoming=[*range(50)])
             for download in [*serving._downloads.values()] if name == "first" else ():
-                serving._end(download)
+                del serving._downloads[download.file.hash]
+                serving._stored.add(download.file.hash, download.target, 1)
         serving._pump()
         return sorted(each.file.file for each in serving._downloads.values())
 
@@ -558,6 +549,10 @@ def of(path: Path) -> tuple[ServedURL, File]:
     return ServedURL(url, {}, {}), File(shard.file, shard.size_bytes, shard.xxh3_128)
 
 
+def manifest_in(answer: dict[str, Any]) -> bytes:
+    return (Path(answer["folder"]) / "manifest.json").read_bytes()
+
+
 def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
     packed: Path, inside: Path, tmp_path: Path
 ) -> None:
@@ -575,15 +570,17 @@ def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
             return got
 
         source.objects.get = slow  # type: ignore[method-assign]
-        reading = asyncio.create_task(serving._manifest(source, again=False))
+        writer: Any = None
+        client = fetcher.Connected(writer, 0)
+        client.source = source
+        reading = asyncio.create_task(serving._on_manifest(client, again=False))
         await asyncio.sleep(0.1)
         shutil.copy(tmp_path / "new", folder / "manifest.json")
-        message = {"op": "put", "name": "manifest.json", "path": str(tmp_path / "new")}
-        writer: Any = None
+        message = {"name": "manifest.json", "path": str(tmp_path / "new"), "only": None}
         with pytest.raises(RemoteError):  # of this scheme; its answer may be lost of others
-            await serving._do({**message, "only": None}, source, writer)
+            await serving._do(client, "put", **message)
         is_put.set()
-        assert (await reading / "manifest.json").read_bytes() != b"another"
-        return (await serving._manifest(source, again=False) / "manifest.json").read_bytes()
+        assert manifest_in(await reading) != b"another"
+        return manifest_in(await serving._on_manifest(client, again=False))
 
     assert asyncio.run(run()) == b"another"
