@@ -33,7 +33,7 @@ if sys.platform == "linux":
     _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from loaders.datasets.memory.loading import ColumnToLoad, Report
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _NAME = "loaders"
 _PAGE = 4096
-_HEAD_AT = 8
 # Huge pages are asked for so much at a time, and so far ahead of what is filled.
 _PIECE_BYTES, _AHEAD_BYTES = 64 << 20, 32 << 20
 
@@ -57,28 +56,30 @@ class MemoryFile:
         identity: What it holds.
         fields: What the records of each column are.
         columns: Over the file.
+        place: Where ``open_memory_file`` finds it, as long as this lives.
     """
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
         weakref.finalize(self, os.close, fd)
         status = os.fstat(fd)
+        self.place: Place = os.getpid(), fd, status.st_ino
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise LoadersError("a memory file that is shared must be sealed")
-        self._inode = status.st_ino
         map_, start = lay(fd, status.st_size, is_writable=False)
         data = np.frombuffer(map_, np.uint8, status.st_size, start)
-        head_nbytes = int.from_bytes(data[:_HEAD_AT].tobytes(), "little")
-        head = json.loads(data[_HEAD_AT : _HEAD_AT + head_nbytes].tobytes())
-        arrays = data[_whole_pages(_HEAD_AT + head_nbytes) :]
+        size = int(data[:8].view(np.int64)[0])
+        head = json.loads(data[8 : 8 + size].tobytes())
+        data = data[_whole_pages(8 + size) :]
         self.identity: str = head["identity"]
         self.fields: dict[str, Field] = {n: field_from_json(f) for n, f in head["fields"].items()}
-        self.columns = {name: _column(arrays, *each) for name, each in head["columns"].items()}
-
-    @property
-    def place(self) -> Place:
-        """Where ``open_memory_file`` finds it, as long as this lives."""
-        return os.getpid(), self._fd, self._inode
+        self.columns: dict[str, Column] = {}
+        for name, (num_rows, row_nbytes, places) in head["columns"].items():
+            arrays = [data[at : at + nbytes] for at, nbytes in places]
+            if row_nbytes is not None:
+                self.columns[name] = FixedColumn(arrays[0].reshape(num_rows, row_nbytes))
+            else:
+                offsets = (each.view(np.int64) for each in arrays[1:])
+                self.columns[name] = VarColumn(arrays[0], *offsets)
 
 
 def is_at(place: Place) -> bool:
@@ -110,24 +111,23 @@ def fill_memory_file(
     what: str = "loading into RAM",
 ) -> MemoryFile:
     """Load columns into a memory file."""
-    end, places = 0, {}
+    end, columns = 0, {}
     for name, plan in plans.items():
-        arrays = []
+        places = []
         for nbytes in plan.array_nbytes:
-            arrays.append((end, nbytes))
+            places.append((end, nbytes))
             end += _whole_pages(nbytes)
-        places[name] = len(plan.lengths), plan.row_nbytes, arrays
+        columns[name] = len(plan.lengths), plan.row_nbytes, places
     fields = {name: plan.field.to_json() for name, plan in plans.items()}
-    head = json.dumps({"identity": identity, "fields": fields, "columns": places}).encode()
-    head = len(head).to_bytes(_HEAD_AT, "little") + head
-    first, total = _whole_pages(len(head)), sum(plan.data_nbytes for plan in plans.values())
+    head = json.dumps({"identity": identity, "fields": fields, "columns": columns}).encode()
+    head = len(head).to_bytes(8, "little") + head
+    first = _whole_pages(len(head))
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.pwrite(fd, head, 0)
         os.truncate(fd, first + end)
-        arrays_of = {name: arrays for name, (_, _, arrays) in places.items()}
-        with meter(total, progress, what) as bar:
-            _fill(fd, first, plans, arrays_of, bar.tick)
+        with meter(sum(plan.data_nbytes for plan in plans.values()), progress, what) as bar:
+            _fill(fd, first, [(plan, columns[name][2]) for name, plan in plans.items()], bar.tick)
         try:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         except OSError:  # a cycle keeps a map that can be written to
@@ -142,8 +142,7 @@ def fill_memory_file(
 def _fill(
     fd: int,
     first: int,
-    plans: Mapping[str, ColumnToLoad],
-    places: Mapping[str, list[tuple[int, int]]],
+    plans: Sequence[tuple[ColumnToLoad, Sequence[tuple[int, int]]]],
     report: Report,
 ) -> None:
     """Fill columns, with huge pages a little ahead of what is filled: of all at once nothing is heard for long."""
@@ -163,19 +162,10 @@ def _fill(
             report(nbytes)
 
     filled(0)
-    for name, plan in plans.items():
-        arrays = [data[first + at : first + at + nbytes] for at, nbytes in places[name]]
+    for plan, places in plans:
+        arrays = [data[first + at : first + at + nbytes] for at, nbytes in places]
         plan.fill(plan.column(arrays), filled)
 
 
 def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
-
-
-def _column(
-    data: UInt8Array, num_rows: int, row_nbytes: int | None, places: list[tuple[int, int]]
-) -> Column:
-    arrays = [data[first : first + nbytes] for first, nbytes in places]
-    if row_nbytes is not None:
-        return FixedColumn(arrays[0].reshape(num_rows, row_nbytes))
-    return VarColumn(arrays[0], arrays[1].view(np.int64), arrays[2].view(np.int64))

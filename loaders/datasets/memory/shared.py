@@ -19,7 +19,7 @@ import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -78,10 +78,8 @@ def share_columns(
     Return the columns, and what their records are. ``origin`` is for messages.
     """
     if sys.platform != "linux":
-        raise LoadersError(
-            "shared=True needs Linux (memfd): leave it out, and each process has its own copy, "
-            "or use ShardDataset, which shares the page cache"
-        )
+        remedy = "leave it out, and each process has its own copy, or use ShardDataset"
+        raise LoadersError(f"shared=True needs Linux (memfd): {remedy}")
 
     def plan() -> dict[str, ColumnToLoad]:
         cores = usable_cores()  # also those of other ranks, which wait for this one
@@ -108,100 +106,83 @@ _held: weakref.WeakValueDictionary[str, MemoryFile] = weakref.WeakValueDictionar
 
 def _find_or_load(identity: str, plan: Plan | None, progress: bool) -> MemoryFile:
     """Return the copy that this process or another one has; else load what ``plan`` says."""
-    file = _held.get(identity)
-    if file is not None:
-        return file
-    with Holders(identity) as holders:
-        file = holders.find()
-        if file is None and plan is None:
+    if (known := _held.get(identity)) is not None:
+        return known
+    fd, path = _open(identity)
+    try:
+        _lock(fd, path)
+        places = _places(fd)
+        files = (file for place in places if (file := open_memory_file(place)) is not None)
+        found = next((file for file in files if file.identity == identity), None)
+        if found is None and plan is None:
             what = f"no process of this PID namespace has the shared copy {identity} any more"
             raise LoadersError(f"{what}: make the dataset anew, from its path")
-        if file is None:
+        if found is None:
             assert plan is not None
-            holders.write(f"{_LOADING} {os.getpid()}")
-            file = fill_memory_file(identity, plan(), progress, what="loading one copy for all")
-        holders.add(file)
-    return _held.setdefault(identity, file)
+            _write(fd, f"{_LOADING} {os.getpid()}")
+            found = fill_memory_file(identity, plan(), progress, what="loading one copy for all")
+        others = [place for place in places if is_at(place) and place != found.place]
+        _write(fd, "".join(f"{pid} {fd} {inode}\n" for pid, fd, inode in [*others, found.place]))
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
+        os.close(fd)
+    return _held.setdefault(identity, found)
 
 
-class Holders:
-    """The file that lists the processes that have a copy, open and locked inside ``with``."""
+def _open(identity: str) -> tuple[int, Path]:
+    """Open the file that lists the processes that have a copy."""
+    folder = prepare(default_folder()) / "ram"
+    # Elsewhere the same numbers are other processes.
+    path = folder / f"{identity}-{os.stat('/proc/self/ns/pid').st_ino}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), path
+    except OSError as error:
+        raise CacheError(f"cannot be written ({error.strerror})", path) from error
 
-    def __init__(self, identity: str) -> None:
-        folder = prepare(default_folder()) / "ram"
-        # Elsewhere the same numbers are other processes.
-        self._path = folder / f"{identity}-{os.stat('/proc/self/ns/pid').st_ino}"
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise CacheError(f"cannot be written ({error.strerror})", self._path) from error
-        self._identity = identity
 
-    def __enter__(self) -> Self:
-        try:
-            self._lock()
-        except BaseException:
-            os.close(self._fd)
-            raise
-        return self
+def _lock(fd: int, path: Path) -> None:
+    """Wait until no other process has the lock, as long as the one that loads runs."""
+    known, since = "", time.monotonic()
+    while not _try_lock(fd, path):
+        kind, _, pid = _read(fd).partition(" ")
+        if kind == _LOADING and _runs(pid):
+            since = time.monotonic()
+            if not known:
+                logger.info("process %s loads the copy that this one will share", pid)
+            known = pid
+        elif time.monotonic() - since > SILENCE_S:
+            what = f"a process that does not run has it locked ({known or 'unknown'})"
+            raise CacheError(what, path, "End this process, and those that it forked")
+        time.sleep(_LOOK_S)
 
-    def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
-        os.close(self._fd)
 
-    def _lock(self) -> None:
-        """Wait until no other process has the lock, as long as the one that loads runs."""
-        known, since = "", time.monotonic()
-        while not self._try_lock():
-            kind, _, pid = self._read().partition(" ")
-            if kind == _LOADING and _runs(pid):
-                since = time.monotonic()
-                if not known:
-                    logger.info("process %s loads the copy that this one will share", pid)
-                known = pid
-            elif time.monotonic() - since > SILENCE_S:
-                what = f"a process that does not run has it locked ({known or 'unknown'})"
-                remedy = "End this process, and those that it forked"
-                raise CacheError(what, self._path, remedy)
-            time.sleep(_LOOK_S)
+def _try_lock(fd: int, path: Path) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        remedy = "Set LOADERS_CACHE to a folder on a local disk"
+        raise CacheError(f"cannot be locked ({error.strerror})", path, remedy) from error
+    return True
 
-    def _try_lock(self) -> bool:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            remedy = "Set LOADERS_CACHE to a folder on a local disk"
-            raise CacheError(f"cannot be locked ({error.strerror})", self._path, remedy) from error
-        return True
 
-    def _read(self) -> str:
-        return os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace")
+def _read(fd: int) -> str:
+    return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
 
-    def write(self, text: str) -> None:
-        """Replace the text; who is killed between the two calls leaves the end of the text of before."""
-        data = text.encode(errors="replace")
-        os.pwrite(self._fd, data, 0)
-        os.ftruncate(self._fd, len(data))
 
-    def find(self) -> MemoryFile | None:
-        """Return the copy of a process that has it still."""
-        for place in self._places():
-            file = open_memory_file(place)
-            if file is not None and file.identity == self._identity:
-                return file
-        return None
+def _write(fd: int, text: str) -> None:
+    """Replace the text; who is killed between the two calls leaves the end of the text of before."""
+    data = text.encode()
+    os.pwrite(fd, data, 0)
+    os.ftruncate(fd, len(data))
 
-    def add(self, file: MemoryFile) -> None:
-        """Add a line for this process."""
-        places = [place for place in self._places() if is_at(place) and place != file.place]
-        self.write("".join(f"{pid} {fd} {inode}\n" for pid, fd, inode in [*places, file.place]))
 
-    def _places(self) -> list[Place]:
-        lines = [line.split() for line in self._read().splitlines()]
-        whole = [words for words in lines if len(words) == 3 and all(map(str.isdecimal, words))]
-        return [(int(pid), int(fd), int(inode)) for pid, fd, inode in whole]
+def _places(fd: int) -> list[Place]:
+    lines = [line.split() for line in _read(fd).splitlines()]
+    whole = [words for words in lines if len(words) == 3 and all(map(str.isdecimal, words))]
+    return [(int(pid), int(fd), int(inode)) for pid, fd, inode in whole]
 
 
 def _runs(pid: str) -> bool:
