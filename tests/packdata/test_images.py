@@ -696,11 +696,19 @@ class TestMasks:
     @pytest.mark.parametrize(
         ("mask", "suffix", "message"),
         [
-            (photo(), "png", "the mask has colors"),
-            (photo(), "jpeg", "a mask as jpeg is not exact"),
-            (np.zeros((40, 60), np.float32), "tiff", "the mask holds 32-bit floats, not whole"),
-            (np.full((40, 60), 70_000, np.int32), "tiff", "the mask holds values from 70000 to"),
-            (None, "png", "the mask is empty"),
+            (photo(), "png", "the mask cannot be read: colors"),
+            (photo(), "jpeg", "the mask cannot be read: jpeg is not exact"),
+            (
+                np.zeros((40, 60), np.float32),
+                "tiff",
+                "the mask cannot be read: 32-bit floats, not whole",
+            ),
+            (
+                np.full((40, 60), 70_000, np.int32),
+                "tiff",
+                "the mask cannot be read: values from 70000 to",
+            ),
+            (None, "png", "the mask cannot be read: the file is empty"),
         ],
     )
     def test_a_bad_mask_is_named_beside_its_picture(

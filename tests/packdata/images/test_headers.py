@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from loaders.codecs.picture import encode_jpeg
-from packdata.images.headers import read_header
+from packdata.images.pictures import decode_picture
 from packdata.sources.base import LocalFile, key_of
 from packdata.sources.npy import read_header as read_array_header
 
@@ -35,10 +35,9 @@ def segment(mark: int, body: bytes) -> bytes:
 def test_the_orientation_is_found_behind_other_segments(before: bytes) -> None:
     plain = encode_jpeg(np.zeros((8, 16, 3), np.uint8))
 
-    header = read_header(plain[:2] + before + segment(0xE1, EXIF) + plain[2:])
+    picture = decode_picture(plain[:2] + before + segment(0xE1, EXIF) + plain[2:])
 
-    assert header is not None
-    assert (header.size, header.orientation) == ((8, 16), 6)
+    assert (picture.size, picture.changes) == ((16, 8), ("rotated",))
 
 
 @pytest.mark.parametrize(

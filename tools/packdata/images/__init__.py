@@ -1,5 +1,5 @@
 """Pictures: files of any kind to records of one codec, in one or several sizes.
 
-``headers`` says what a file is, ``pictures`` decodes it, ``fit`` brings it to a size; ``recipe`` does all of it for
+``pictures`` reads and decodes a file, ``fit`` brings it to a size; ``recipe`` does all of it for
 each item, and ``plan`` is what a caller gets. ``stored`` is the way of a picture that a ``Writer`` is given.
 """

@@ -18,11 +18,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.jpeg import restart_interval, with_index
-from loaders.codecs.picture import encode_jpeg
 from loaders.codecs.yuv import Yuv420Codec, half
-from loaders.errors import CodecError
-from packdata.images.headers import read_header
-from packdata.images.pictures import open_pil
+from packdata.images.pictures import orientation_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,38 +28,27 @@ if TYPE_CHECKING:
 
     Planes = tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
 
-KEPT_QUALITY = 95  # of a JPEG whose tables cannot be read
 # Pillow's name, by how much finer luma is than chroma, across and down. For other ratios all chroma is stored.
 _SUBSAMPLINGS = {(1, 1): "4:4:4", (2, 1): "4:2:2", (2, 2): "4:2:0"}
 _TRANSPOSED = 5  # from this orientation of Exif on, rows become columns
 
 
-def encode_alike(pixels: npt.NDArray[np.uint8], data: bytes) -> bytes:
-    """Return upright pixels (H x W x 1 or 3), of full size, as a JPEG with the tables and sampling of their source."""
-    source = _opened(data)
-    if source is None or not source.quantization:
-        return encode_jpeg(pixels, KEPT_QUALITY)
-    header, gray = read_header(data), pixels.shape[2] == 1
-    is_transposed = header is not None and header.orientation >= _TRANSPOSED
-    subsampling = "4:4:4" if gray else _subsampling(source.layer, is_transposed)
+def encode_alike(picture: Picture) -> bytes:
+    """Return upright 8-bit pixels of full size as a JPEG with the tables and sampling of the JPEG that they are of."""
+    head, pixels = picture.head, picture.pixels
+    assert isinstance(head, JpegImageFile)
+    is_transposed, gray = orientation_of(head) >= _TRANSPOSED, pixels.shape[2] == 1
+    subsampling = "4:4:4" if gray else _subsampling(head.layer, is_transposed)
     interval = restart_interval(*pixels.shape[:2], 8 if subsampling == "4:4:4" else 16)
     file = io.BytesIO()
     PIL.Image.fromarray(pixels[:, :, 0] if gray else pixels).save(
         file,
         "JPEG",
-        qtables=_tables(source, is_transposed)[: 1 if gray else 2],
+        qtables=_tables(head, is_transposed)[: 1 if gray else 2],
         subsampling=subsampling,
         restart_marker_blocks=interval,
     )
     return with_index(np.frombuffer(file.getvalue(), np.uint8)).tobytes()
-
-
-def _opened(data: bytes) -> JpegImageFile | None:
-    try:
-        image = open_pil(data)
-    except CodecError:  # of what libjpeg reads and Pillow does not
-        return None
-    return image if isinstance(image, JpegImageFile) else None
 
 
 def _tables(source: JpegImageFile, is_transposed: bool) -> list[list[int]]:
@@ -82,14 +68,14 @@ def _subsampling(components: Sequence[Any], is_transposed: bool) -> str:
     return _SUBSAMPLINGS.get(ratio[::-1] if is_transposed else ratio, "4:4:4")
 
 
-def encode_jpeg_planes(codec: Any, picture: Picture, data: bytes) -> bytes | None:
+def encode_jpeg_planes(codec: Any, picture: Picture) -> bytes | None:
     """Return the record of a JPEG's own planes, if the codec stores such and the file (it keeps its size) has them."""
     takes_planes = isinstance(codec, Yuv420Codec) or (
         isinstance(codec, DctCodec) and codec.grid.is_halved
     )
     if not takes_planes or picture.format != "jpeg" or picture.gray or picture.changes:
         return None
-    planes = jpeg_planes(data)
+    planes = None if picture.kept is None else jpeg_planes(picture.kept)
     return None if planes is None else codec.encode_planes(planes)
 
 
@@ -108,8 +94,7 @@ def jpeg_planes(data: bytes) -> Planes | None:
     if (space, subsampling) != ("YCbCr", "420") or min(height, width) < 2:
         return None
     luma: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "GRAY")[:, :, 0]
-    image = open_pil(data)
-    assert isinstance(image, JpegImageFile)
+    image = JpegImageFile(io.BytesIO(data))
     image.draft("YCbCr", (width // 2, height // 2))
     if image.mode != "YCbCr" or image.size != (half(width), half(height)):
         return None

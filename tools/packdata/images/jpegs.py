@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from loaders.codecs.markers import ADOBE, COMMENT, ICC, JFIF, SOS, markers, with_end
+from loaders.codecs.markers import ADOBE, COMMENT, ICC, JFIF, SOS, frame_of, markers, with_end
 from loaders.errors import CodecError
-from packdata.images.headers import check_jpeg_kind
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -50,6 +49,13 @@ def decode_strictly(data: bytes, **options: Any) -> tuple[UInt8Array, bytes | No
             "the JPEG has a sampling of its channels that is not read: save it with another"
         )
     raise CodecError(f"the JPEG is cut or damaged ({reason})")
+
+
+def check_jpeg_kind(data: bytes) -> None:
+    """Raise CodecError for a JPEG of a kind that no decoder here reads."""
+    frame = frame_of(data)
+    if frame is not None and frame.unusual:
+        raise CodecError(f"it is {frame.unusual}, which cannot be read: convert it to a PNG")
 
 
 def _without_oddity(data: bytes, warning: str) -> bytes | None:

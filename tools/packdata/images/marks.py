@@ -13,8 +13,7 @@ import xxhash
 
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.remote.url import is_url, url_of
-from packdata.images.headers import read_header
-from packdata.images.pictures import decode_mask, decode_picture
+from packdata.images.pictures import check_exact, decode_mask, decode_picture, open_picture
 from packdata.readers import parse_json
 from packdata.sources.base import read_file
 
@@ -76,7 +75,8 @@ class Marks:
         return values if self.table is None else _mapped(values, np.array(self.table))
 
     def _of_colors(self, data: bytes, max_pixels: int) -> Values:
-        colors = _colors(data, max_pixels)
+        check_exact(open_picture(data, max_pixels), data)
+        colors = decode_picture(data, max_pixels=max_pixels).pixels
         red, green, blue = (colors[:, :, i].astype(np.int64) for i in range(3))
         codes = red << 16 | green << 8 | blue
         known = np.array(sorted(self.numbers or ()), np.int64)
@@ -88,14 +88,6 @@ class Marks:
         numbers = np.array([(self.numbers or {})[code] for code in known.tolist()])
         found: Values = numbers[at].astype(self.dtype if self.table is None else np.int64)
         return found
-
-
-def _colors(data: bytes, max_pixels: int) -> npt.NDArray[np.uint8]:
-    header = read_header(data) if len(data) else None
-    picture = decode_picture(data, max_pixels=max_pixels)
-    if picture.format in ("jpeg", "mpo") or (header is not None and header.format == "jpeg"):
-        raise CodecError("a mask as jpeg is not exact; save it as PNG")
-    return picture.pixels
 
 
 def _mapped(values: Values, table: npt.NDArray[Any]) -> Values:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,45 +17,29 @@ from PIL import ImageCms
 
 from loaders.errors import CodecError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 Array = npt.NDArray[Any]
 
 CONVERTED = "converted to sRGB"
-_MARKS = (b"ICC_PROFILE\0", b"iCCP", b"ICCP")  # of JPEG, PNG and WebP
-_TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
-def find_profile(data: bytes, opened: Callable[[bytes], PIL.Image.Image]) -> bytes | None:
-    """Return the colour profile of a file, as it is opened; None if it has none that is known."""
-    if data[:4] not in _TIFF_STARTS and not any(mark in data for mark in _MARKS):
-        return None
-    try:
-        with opened(data) as picture:
-            profile = picture.info.get("icc_profile")
-    except (CodecError, OSError, ValueError):  # what is wrong with it, its decoder says
-        return None
-    return profile or None
-
-
-def converted(pixels: Array, profile: bytes, notes: list[str]) -> tuple[Array, list[str]]:
-    """Return pixels as sRGB, and the note that they are; as they were, if they are of sRGB or no 8-bit RGB.
+def converted(pixels: Array, profile: bytes, changes: list[str]) -> Array:
+    """Return pixels as sRGB, which ``changes`` gets; as they were, if they are of sRGB or no 8-bit RGB.
 
     Raises:
         CodecError: The profile cannot be read.
     """
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] < 3 or "cmyk" in notes:
-        return pixels, notes
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] < 3 or "cmyk" in changes:
+        return pixels
     try:
         transform = _transform(profile)
         if transform is None:
-            return pixels, notes
+            return pixels
         colours = PIL.Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
         done = np.asarray(ImageCms.applyTransform(colours, transform))
     except (ImageCms.PyCMSError, OSError) as error:
         raise CodecError(f"its colour profile cannot be read ({error})") from error
-    return np.concatenate([done, pixels[:, :, 3:]], axis=2), [*notes, CONVERTED]
+    changes.append(CONVERTED)
+    return np.concatenate([done, pixels[:, :, 3:]], axis=2)
 
 
 @lru_cache(maxsize=16)  # a camera has one

@@ -32,7 +32,6 @@ from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.alike import encode_alike, encode_jpeg_planes
 from packdata.images.fit import Fit, SizeOption
-from packdata.images.headers import read_header
 from packdata.images.jpegtran import (
     check_jpegtran,
     divide_without_loss,
@@ -40,9 +39,12 @@ from packdata.images.jpegtran import (
 )
 from packdata.images.marks import Marks, check_has_masks
 from packdata.images.pictures import (
+    KEPT,
     Picture,
     decode_mask,
     decode_picture,
+    format_of,
+    open_picture,
 )
 from packdata.images.profiles import CONVERTED
 from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
@@ -395,7 +397,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             pixels = np.repeat(data[:, :, None], self._outputs[0].image.channels, axis=2)
             if options.keep_depth:
                 pixels = pixels.astype(np.uint16) * np.uint16(257)
-            return Picture(pixels, data.shape, "pixels", True, ())
+            return Picture(pixels, data.shape, "pixels", True)
         return decode_picture(
             data,
             channels=options.channels,
@@ -424,7 +426,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             return None
         if not output.keeps(picture.size) or (self.options.gray and not picture.gray):
             return None
-        file = picture.kept(data)
+        file = picture.kept
         return file if file is None or picture.format != "jpeg" else self._divided(file)
 
     def _divided(self, file: bytes) -> bytes:
@@ -439,9 +441,9 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         options = self.options
         codec = output.codec
         if isinstance(data, bytes) and output.keeps(picture.size):
-            record = encode_jpeg_planes(codec, picture, data)
+            record = encode_jpeg_planes(codec, picture)
             if record is None and options.codec is None and picture.format == "jpeg":
-                record = self._encode_alike(picture, picture.mended or data)
+                record = self._encode_alike(picture)
             if record is not None:
                 return record
         pixels = output.fitted(picture)
@@ -452,12 +454,12 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             return codec.encode(pixels, options.quality)
         return codec.encode(pixels)
 
-    def _encode_alike(self, picture: Picture, data: bytes) -> bytes | None:
+    def _encode_alike(self, picture: Picture) -> bytes | None:
         """Return what cannot be kept of a JPEG as a JPEG like it; None where 16 bits are wanted."""
         if self.options.keep_depth:
             return None
         _check_sides(self._codecs["jpeg"], picture.pixels)
-        return encode_alike(picture.pixels, data)
+        return encode_alike(picture)
 
     def _checked_mask(self, item: Item, picture: Picture) -> npt.NDArray[Any] | None:
         data = self._mask_bytes(item)
@@ -469,7 +471,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             read = decode_mask if self.options.marks is None else self.options.marks.read
             mask, wanted = read(data, self.options.max_pixels), self._outputs[0].mask
         except CodecError as error:
-            raise SourceError(str(error), where) from error
+            raise SourceError(f"the mask cannot be read: {error}", where) from error
         if mask.shape != picture.size:
             height, width = picture.size
             what = f"its mask is {mask.shape[0]} x {mask.shape[1]}, the picture {height} x {width}"
@@ -540,10 +542,11 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         for item in fetched_ahead(islice(self.source.items(0), _NUM_PEEKED)):
             try:
                 data = item.read()
-                headers = [read_header(bytes(f)) for f in (data if self._is_several else [data])]
+                heads = [open_picture(f) for f in (data if self._is_several else [data])]
             except (SourceError, CodecError):  # it is rejected in its turn
                 continue
-            formats.update("png" if head is None else head.format for head in headers)
+            names = map(format_of, heads)
+            formats.update(name if name in KEPT else "png" for name in names)
         return formats.most_common(1)[0][0] if formats else None
 
     def _mask_dtype(self) -> str | None:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.codecs import codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
-from loaders.codecs.markers import JPEG_START
 from loaders.codecs.picture import PictureCodec
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
 from packdata.images.alike import encode_alike
-from packdata.images.headers import read_header
-from packdata.images.pictures import decode_mask, decode_picture, turned
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from packdata.images.pictures import (
+    KEPT,
+    decode_mask,
+    decode_picture,
+    open_picture,
+    orientation_of,
+    turned,
+)
 
 Array = npt.NDArray[Any]
-_KEPT = ("jpeg", "png", "webp")  # what every picture field serves, whichever it encodes to
 
 
 def stored_picture(
@@ -39,14 +40,23 @@ def stored_picture(
     """
     if isinstance(field, Mask):
         array, kept = _mask(data, field, max_picture_mb)
+    elif field.channels == 4:
+        array, kept = _with_alpha(data, field, max_picture_mb)
     else:
-        array, kept = _image(data, field, max_picture_mb)
+        max_pixels = pixels_within(max_picture_mb, field.channels * np.dtype(field.dtype).itemsize)
+        picture = decode_picture(
+            data, channels=field.channels, dtype=field.dtype, max_pixels=max_pixels
+        )
+        array, kept = picture.pixels, picture.kept
+        if kept is None and field.codec == "jpeg" and picture.format == "jpeg":
+            return encode_alike(picture), picture.size
     size = (int(array.shape[0]), int(array.shape[1]))
-    if kept is not None and field.codec in _KEPT:
+    if kept is not None and field.codec in KEPT:
         return kept, size
-    if field.codec == "jpeg" and data[:2] == JPEG_START:
-        return encode_alike(array, data), size
-    return _encoder(field, quality)(array), size
+    codec = codec_for(field)
+    if isinstance(codec, PictureCodec):
+        return codec.encode(array, quality), size
+    return codec.encode(array), size
 
 
 def check_takes_files(field: Image | Mask) -> None:
@@ -61,25 +71,12 @@ def check_takes_files(field: Image | Mask) -> None:
         )
 
 
-def _image(data: bytes, field: Image, max_picture_mb: int) -> tuple[Array, bytes | None]:
-    """Return the pixels, and the file if that can be the record."""
-    if field.channels == 4:
-        return _with_alpha(data, field, max_picture_mb)
-    max_pixels = pixels_within(max_picture_mb, field.channels * np.dtype(field.dtype).itemsize)
-    picture = decode_picture(
-        data, channels=field.channels, dtype=field.dtype, max_pixels=max_pixels
-    )
-    return picture.pixels, picture.kept(data) if picture.format in _KEPT else None
-
-
 def _with_alpha(data: bytes, field: Image, max_picture_mb: int) -> tuple[Array, bytes | None]:
     """Return RGBA as the file has it, upright, and the file if readers would see that in it."""
-    header = read_header(data)
     codec = PictureCodec(replace(field, codec="png"), max_picture_mb)
+    orientation = orientation_of(open_picture(data, codec.max_pixels))
     pixels = codec.decode(np.frombuffer(data, np.uint8))
-    if header is None or header.orientation == 1:
-        return pixels, data
-    return turned(pixels, header.orientation), None
+    return (pixels, data) if orientation == 1 else (turned(pixels, orientation), None)
 
 
 def _mask(data: bytes, field: Mask, max_picture_mb: int) -> tuple[Array, bytes | None]:
@@ -99,10 +96,3 @@ def _serves(data: bytes, field: Mask, expected: Array) -> bool:
     except CodecError:
         return False
     return np.array_equal(served, expected)
-
-
-def _encoder(field: Image | Mask, quality: int) -> Callable[[Array], bytes]:
-    codec = codec_for(field)
-    if not isinstance(codec, PictureCodec):
-        return codec.encode
-    return lambda array: codec.encode(array, quality)
