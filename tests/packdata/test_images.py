@@ -24,7 +24,7 @@ from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Image, Json, Label, Mask, Schema, Text
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
-from packdata.images.recipe import ImagesRecipe, image_recipes
+from packdata.images.recipe import ImagesRecipe
 from tests.packdata.pngs import clear_png
 from tests.refusals import At
 
@@ -340,7 +340,7 @@ class TestLabels:
         for name in ("train/a", "train/c", "val/b", "val/c"):
             save(tmp_path / name / "1.png", photo())
 
-        (train, first), (val, second) = image_recipes(tmp_path)
+        (train, first), (val, second) = plan_images(tmp_path).splits
 
         assert [train, val] == ["train", "val"]
         label = Label(classes=("a", "b", "c"))
@@ -352,7 +352,7 @@ class TestLabels:
         save(tmp_path / "train/a/1.png", photo())
         save(tmp_path / "test/1.png", photo())
 
-        (_, train), (_, test) = image_recipes(tmp_path)
+        (_, train), (_, test) = plan_images(tmp_path).splits
 
         assert "label" in train.targets[0].schema.fields
         assert test.targets[0].schema.defaults == ("image",)

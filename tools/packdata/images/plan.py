@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import Image
 from packdata.describe import counted
+from packdata.files.labels import read_classes
 from packdata.files.recipe import FilesPlan
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.recipe import (
@@ -20,13 +21,12 @@ from packdata.images.recipe import (
     UNLABELLED,
     ImageOptions,
     ImagesRecipe,
-    image_recipes,
-    with_box_classes,
 )
-from packdata.images.shapes import ShapeOptions
+from packdata.images.shapes import ShapeOptions, check_same_classes
 from packdata.packing.settings import PackSettings, check_options, take
 from packdata.parts.part import usual_shuffle
 from packdata.plan import pack_plan
+from packdata.sources.base import BOX_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -87,56 +87,56 @@ def plan_images(
     check_options(options, *kinds, own=("format", "image_column"), but="column")
     shapes = take(ShapeOptions, options)
     source = take(SourceOptions, options, column=image_column)
-    source, shapes = with_box_classes(source, shapes)
-    splits = image_recipes(src, ImageOptions(**options), source, shapes)
+    image_options, has_annotations = ImageOptions(**options), shapes.annotations is not None
+    if source.classes is not None and (has_annotations or shapes.box_labels is not None):
+        shapes = replace(shapes, box_classes=read_classes(source.classes, BOX_LABELS))
+        source = replace(source, classes=None)
+    opened = open_splits(src, source, extend=shapes.extend, has_annotations=has_annotations)
+    check_same_classes({split.name: split.source for split in opened})
+    splits = [(split.name, ImagesRecipe(split, image_options)) for split in opened]
     list_again = partial(
         open_splits,
         options=source.absolute(),
         extend=shapes.absolute().extend,
-        has_annotations=shapes.annotations is not None,
+        has_annotations=has_annotations,
     )
     return ImagesPlan.of(src, splits, format or _usual_format(splits), list_again)
 
 
+_NOTES = {
+    TURNED_BELOW: "picture rotated as Exif says: masks, boxes and keypoints are read as of the upright picture",
+    UNLABELLED: "picture with label -1, which is no class",
+    ANIMATED: "picture of several frames or pages: only the first is packed",
+    "16-bit": "picture of 16 bits stored as 8: 12 bits in 16 keep 17 levels; keep_depth=True stores 16",
+    HAS_PROFILE: "picture with a colour profile: pixel values are kept as they are; icc='srgb' converts those that are "
+    "not sRGB",
+    DIVIDED: "JPEG divided into segments, with no pixel changed",
+    MENDED: "JPEG mended, with no pixel changed (no end marker, padding)",
+}
+
+
 def _change_notes(packed: Mapping[str, int]) -> list[str]:
     """Say how many files were kept, changed or smaller than asked for."""
-    counts = Counter(packed)
-    smaller = {c: counts.pop(c) for c in [*counts] if c.startswith(SMALLER)}
     notes = [
         f"{counted(n, 'picture')} {'is' if n == 1 else 'are'} {what} and kept that size"
-        for what, n in smaller.items()
+        for what, n in packed.items()
+        if what.startswith(SMALLER)
     ]
-    if turned := counts.pop(TURNED_BELOW, 0):
-        what = (
-            "rotated as Exif says: masks, boxes and keypoints are read as of the upright picture"
-        )
-        notes.append(f"{counted(turned, 'picture')} {what}")
-    if unlabelled := counts.pop(UNLABELLED, 0):
-        notes.append(f"{counted(unlabelled, 'picture')} with label -1, which is no class")
-    if animated := counts.pop(ANIMATED, 0):
-        notes.append(
-            f"{counted(animated, 'picture')} of several frames or pages: only the first is packed"
-        )
-    if deep := counts["16-bit"]:
-        what = "of 16 bits stored as 8: 12 bits in 16 keep 17 levels; keep_depth=True stores 16"
-        notes.append(f"{counted(deep, 'picture')} {what}")
-    if profiles := counts.pop(HAS_PROFILE, 0):
-        what = "with a colour profile: pixel values are kept as they are; icc='srgb' converts those that are not sRGB"
-        notes.append(f"{counted(profiles, 'picture')} {what}")
-    if divided := counts.pop(DIVIDED, 0):
-        notes.append(f"{counted(divided, 'JPEG')} divided into segments, with no pixel changed")
-    if mended := counts.pop(MENDED, 0):
-        notes.append(
-            f"{counted(mended, 'JPEG')} mended, with no pixel changed (no end marker, padding)"
-        )
-    num_kept, num_encoded = counts.pop("kept", 0), counts.pop("re-encoded", 0)
-    causes = f" ({', '.join(f'{n:,} {cause}' for cause, n in counts.items())})" if counts else ""
-    encoded = (
-        f"{num_encoded:,} encoded anew{causes}" if num_encoded and (num_kept or causes) else ""
-    )
-    kept = f"{counted(num_kept, 'file')} kept verbatim" if num_kept else ""
-    found = ", ".join(filter(None, (kept, encoded)))
-    return [found, *notes] if found else notes
+    for what, note in _NOTES.items():
+        if num := packed.get(what, 0):
+            noun, rest = note.split(" ", 1)
+            notes.append(f"{counted(num, noun)} {rest}")
+    told = {*_NOTES, "kept", "re-encoded"} - {"16-bit"}
+    causes = [
+        f"{num:,} {what}"
+        for what, num in packed.items()
+        if what not in told and not what.startswith(SMALLER)
+    ]
+    num_kept, num_encoded = packed.get("kept", 0), packed.get("re-encoded", 0)
+    found = [f"{counted(num_kept, 'file')} kept verbatim"] if num_kept else []
+    if num_encoded and (num_kept or causes):
+        found.append(f"{num_encoded:,} encoded anew" + f" ({', '.join(causes)})" * bool(causes))
+    return [", ".join(found), *notes] if found else notes
 
 
 def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -27,9 +27,8 @@ from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
 from loaders.system.opencv import use_no_ipp
 from packdata.describe import numbered
-from packdata.files.labels import LABEL, read_classes
+from packdata.files.labels import LABEL
 from packdata.files.recipe import FilesRecipe
-from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.alike import encode_alike, encode_jpeg_planes
 from packdata.images.fit import Fit, SizeOption
 from packdata.images.jpegtran import (
@@ -47,10 +46,9 @@ from packdata.images.pictures import (
     open_picture,
 )
 from packdata.images.profiles import CONVERTED
-from packdata.images.shapes import ShapeOptions, check_same_classes, encode_shape
+from packdata.images.shapes import encode_shape
 from packdata.options import changed, check_options, opt, parse_target
 from packdata.recipe import Tally, Target
-from packdata.sources.base import BOX_LABELS
 from packdata.sources.objects import fetched_ahead
 
 if TYPE_CHECKING:
@@ -201,61 +199,13 @@ class ImageOptions:
         return found
 
 
-def image_recipes(
-    src: Path | str | Sequence[Path | str],
-    options: ImageOptions | None = None,
-    source: SourceOptions | None = None,
-    shapes: ShapeOptions | None = None,
-) -> list[tuple[str, ImagesRecipe]]:
-    """Return a recipe for each split of a source, or of several in order, named ``""`` if it has no splits.
-
-    Raises:
-        SourceError: The source cannot be listed or recognized, or the classes do not fit it.
-        SchemaError: The options contradict each other, or do not fit the source.
-    """
-    options = options or ImageOptions()
-    source, shapes = with_box_classes(source or SourceOptions(), shapes or ShapeOptions())
-    splits = open_splits(
-        src, source, extend=shapes.extend, has_annotations=shapes.annotations is not None
-    )
-    check_same_classes({split.name: split.source for split in splits})
-    return [(split.name, ImagesRecipe(split, options)) for split in splits]
-
-
-def with_box_classes(
-    source: SourceOptions, shapes: ShapeOptions
-) -> tuple[SourceOptions, ShapeOptions]:
-    """Return options whose classes are those of boxes, where boxes have some; SourceError if they cannot be read."""
-    if source.classes is None or (shapes.annotations is None and shapes.box_labels is None):
-        return source, shapes
-    return replace(source, classes=None), replace(
-        shapes, box_classes=read_classes(source.classes, BOX_LABELS)
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """One target: a size, and the fields and codecs that depend on it."""
+    """One target: a size, and how pictures and masks become it."""
 
     resize: SizeOption | None
-    image: Image
-    mask: Mask | None
-    is_several: bool = False  # of such images, any number
-    codec: Codec = field(init=False)
-    mask_codec: Codec | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "codec", codec_for(self.image))
-        object.__setattr__(self, "mask_codec", self.mask and codec_for(self.mask))
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """What a sample has of pictures."""
-        if self.is_several:
-            one = self.image
-            several = Images(one.codec, channels=one.channels, size=one.size, dtype=one.dtype)
-            return {"images": several}
-        return {"image": self.image, **({} if self.mask is None else {"mask": self.mask})}
+    fields: dict[str, Field]  # what a sample has of pictures
+    codec: Codec  # of pictures that are encoded anew
 
     def scaled(self, size: Size) -> Size:
         return size if self.resize is None else self.resize.scaled(size)
@@ -263,19 +213,15 @@ class _Output:
     def keeps(self, size: Size) -> bool:
         return self.resize is None or self.resize.keeps(size)
 
-    def fitted(self, picture: Picture) -> npt.NDArray[Any]:
-        if self.resize is None:
-            return picture.pixels
-        return self.resize.apply(picture.pixels, picture.size)
-
     def mask_record(self, mask: npt.NDArray[Any] | None) -> dict[str, bytes]:
-        if mask is None or self.mask_codec is None:
+        if mask is None:
             return {}
         fitted = mask if self.resize is None else self.resize.apply(mask, nearest=True)
-        return {"mask": self.mask_codec.encode(fitted)}
+        return {"mask": codec_for(self.fields["mask"]).encode(fitted)}
 
 
-_SIZE = Array(dtype="int32", dims=(2,))
+_KEY, _SIZE = codec_for(Text()), Array(dtype="int32", dims=(2,))
+_SIZES = Array(dtype="int32", dims=(None, 2))
 
 
 @lru_cache(256)
@@ -295,29 +241,26 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     def __init__(self, split: Split, options: ImageOptions) -> None:
         super().__init__(split, options)
-        check_has_masks(options.marks, self.masks is not None or self.source.has_masks)
+        has_masks = self.masks is not None or self.source.has_masks
+        check_has_masks(options.marks, has_masks)
+        self._shapes = [label for label in self.labels if label.column.form]
         self._is_several = split.source.has_several
-        if self._is_several:
-            self._check_alone()
-        self._outputs = self._plan_outputs()
-        self._codecs = {
-            name: codec_for(Image(codec=name, channels=options.channels))
-            for name in ("jpeg", "png")
-        }
-        self._extra: dict[str, Field] = {"key": Text()}
-        if self._is_several:
-            self._extra["original_sizes"] = Array(dtype="int32", dims=(None, 2))
-        else:
-            self._extra["original_size"] = _SIZE
-        self._extra_codecs = {name: codec_for(extra) for name, extra in self._extra.items()}
+        alone = {"masks": has_masks, "boxes and keypoints": bool(self._shapes)}
+        for what in [what for what, is_there in alone.items() if is_there and self._is_several]:
+            hint = "pack them from Python, with packdata.Writer and fields of your own"
+            raise SchemaError(f"{what} belong to one picture, and samples have several: {hint}")
+        self._mask_dtype = self._find_mask_dtype() if has_masks else None
+        self._outputs = [self._output(resize) for resize in options.resizes or (None,)]
         # Pictures "kept" or "re-encoded", and why the latter; those "smaller than" a size.
         self.tally = Tally()
+        sizes: dict[str, Field]
+        sizes = {"original_sizes": _SIZES} if self._is_several else {"original_size": _SIZE}
         several = len(self._outputs) > 1
         self._set_targets(
             [
                 Target(
                     output.resize.name if output.resize and several else "",
-                    self._schema(output.fields, self._extra),
+                    self._schema(output.fields, {"key": Text(), **sizes}),
                 )
                 for output in self._outputs
             ],
@@ -334,69 +277,53 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         use_no_ipp()
         try:
             data = item.read()
-            if self._is_several:
-                return self._encode_several(item, data)
-            picture = self._decode(data)
-            shared = self._shared_records(item)
-            shared["original_size"] = _size_record(picture.size)
-            mask = self._checked_mask(item, picture)
-            images, is_kept = self._encode_picture(picture, data)
-            samples = [
-                {"image": image}
-                | output.mask_record(mask)
-                | self._shapes(item, output, picture.size)
-                | shared
-                for output, image in zip(self._outputs, images, strict=True)
-            ]
+            return (
+                self._encode_several(item, data) if self._is_several else self._encode(item, data)
+            )
         except CodecError as error:
             raise SourceError(str(error), item.where) from error
-        self._count(picture, is_kept, has_mask=mask is not None)
+
+    def _encode(self, item: Item, data: bytes | Pixels) -> list[dict[str, bytes]]:
+        picture = self._decode(data)
+        shared = self._shared_records(item) | {"original_size": _size_record(picture.size)}
+        mask = self._checked_mask(item, picture)
+        images = [self._stored(output, picture) for output in self._outputs]
+        samples = [
+            {"image": image}
+            | output.mask_record(mask)
+            | {s.name: encode_shape(s, item, picture.size, output.resize) for s in self._shapes}
+            | shared
+            for output, image in zip(self._outputs, images, strict=True)
+        ]
+        self._count(picture, is_drawn_on=mask is not None or bool(self._shapes))
         label = item.labels.get(LABEL)
         self.tally.add(UNLABELLED, int(isinstance(label, int) and label == -1))
         return samples
 
     def _encode_several(self, item: Item, files: list[bytes]) -> list[dict[str, bytes]]:
-        """Return the records of an item of any number of pictures."""
         sizes: list[Size] = []
         made: list[list[bytes]] = [[] for _ in self._outputs]
         for number, data in enumerate(files):
             with numbered(number):
                 picture = self._decode(data)
-                images, is_kept = self._encode_picture(picture, data)
-            for records, image in zip(made, images, strict=True):
-                records.append(image)
+                for output, records in zip(self._outputs, made, strict=True):
+                    records.append(self._stored(output, picture))
             sizes.append(picture.size)
-            self._count(picture, is_kept)
+            self._count(picture)
         shared = self._shared_records(item)
-        codec = self._extra_codecs["original_sizes"]
-        shared["original_sizes"] = codec.encode(np.array(sizes, np.int32).reshape(-1, 2))
+        shared["original_sizes"] = codec_for(_SIZES).encode(
+            np.array(sizes, np.int32).reshape(-1, 2)
+        )
         return [{"images": join_files(records)} | shared for records in made]
 
-    def _encode_picture(self, picture: Picture, data: bytes | Pixels) -> tuple[list[bytes], bool]:
-        """Return the record of a picture for each target, and whether the first is the file itself."""
-        kept = [self._kept(output, picture, data) for output in self._outputs]
-        records = [
-            self._encode_image(output, picture, data) if file is None else file
-            for output, file in zip(self._outputs, kept, strict=True)
-        ]
-        return records, kept[0] is not None
-
-    def _check_alone(self) -> None:
-        """Raise SchemaError for what belongs to one picture."""
-        has_masks = self.masks is not None or self.source.has_masks
-        has_shapes = any(label.column.form for label in self.labels)
-        for what, is_given in (("masks", has_masks), ("boxes and keypoints", has_shapes)):
-            if is_given:
-                hint = "pack them from Python, with packdata.Writer and fields of your own"
-                what = f"{what} belong to one picture, and samples have several"
-                raise SchemaError(f"{what}: {hint}")
+    def _shared_records(self, item: Item) -> dict[str, bytes]:
+        records = {each.name: each.encode(item) for each in self.labels if not each.column.form}
+        return records | {"key": _KEY.encode(item.key)}
 
     def _decode(self, data: bytes | Pixels) -> Picture:
         options = self.options
         if isinstance(data, np.ndarray):
-            pixels = np.repeat(data[:, :, None], self._outputs[0].image.channels, axis=2)
-            if options.keep_depth:
-                pixels = pixels.astype(np.uint16) * np.uint16(257)
+            pixels = data[:, :, None].astype(options.dtype) * (257 if options.keep_depth else 1)
             return Picture(pixels, data.shape, "pixels", True)
         return decode_picture(
             data,
@@ -408,68 +335,46 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         )
 
     def _needed(self, size: Size) -> Size:
-        sizes = [output.scaled(size) for output in self._outputs]
-        return max(height for height, _ in sizes), max(width for _, width in sizes)
+        heights, widths = zip(*(output.scaled(size) for output in self._outputs), strict=True)
+        return max(heights), max(widths)
 
-    def _shared_records(self, item: Item) -> dict[str, bytes]:
-        records = {each.name: each.encode(item) for each in self.labels if not each.column.form}
-        records["key"] = self._extra_codecs["key"].encode(item.key)
-        return records
+    def _stored(self, output: _Output, picture: Picture) -> bytes:
+        """Return the record of a picture for a target: the file itself, or a JPEG's own planes, where that can be."""
+        options, pixels = self.options, picture.pixels
+        if picture.kept is not None and self._is_kept(output, picture):
+            return self._divided(picture.kept) if picture.format == "jpeg" else picture.kept
+        if output.keeps(picture.size):
+            if (record := encode_jpeg_planes(output.codec, picture)) is not None:
+                return record
+            if options.codec is None and picture.format == "jpeg" and not options.keep_depth:
+                _check_sides("jpeg", pixels)
+                return encode_alike(picture)
+        if output.resize is not None:
+            pixels = output.resize.apply(pixels, picture.size)
+        if not isinstance(output.codec, PictureCodec):
+            return output.codec.encode(pixels)
+        _check_sides(output.codec.field.codec, pixels)
+        return output.codec.encode(pixels, options.quality)
 
-    def _shapes(self, item: Item, output: _Output, size: Size) -> dict[str, bytes]:
-        shapes = (label for label in self.labels if label.column.form)
-        return {each.name: encode_shape(each, item, size, output.resize) for each in shapes}
-
-    def _kept(self, output: _Output, picture: Picture, data: bytes | Pixels) -> bytes | None:
-        """Return the file itself if it can be the record, else None."""
-        if self.options.codec is not None or not isinstance(data, bytes):
-            return None
-        if not output.keeps(picture.size) or (self.options.gray and not picture.gray):
-            return None
-        file = picture.kept
-        return file if file is None or picture.format != "jpeg" else self._divided(file)
+    def _is_kept(self, output: _Output, picture: Picture) -> bool:
+        options = self.options
+        is_as_wanted = options.codec is None and (picture.gray or not options.gray)
+        return picture.kept is not None and is_as_wanted and output.keeps(picture.size)
 
     def _divided(self, file: bytes) -> bytes:
         """Return a JPEG in segments where that is asked for, and can be."""
         divided = divide_without_loss(file) if self.options.segments else None
-        if divided is None:
-            return file
-        self.tally.add(DIVIDED)
-        return divided
-
-    def _encode_image(self, output: _Output, picture: Picture, data: bytes | Pixels) -> bytes:
-        options = self.options
-        codec = output.codec
-        if isinstance(data, bytes) and output.keeps(picture.size):
-            record = encode_jpeg_planes(codec, picture)
-            if record is None and options.codec is None and picture.format == "jpeg":
-                record = self._encode_alike(picture)
-            if record is not None:
-                return record
-        pixels = output.fitted(picture)
-        if options.codec is None and not options.resizes and isinstance(codec, PictureCodec):
-            codec = codec if options.keep_depth else self._codecs["png"]
-        _check_sides(codec, pixels)
-        if isinstance(codec, PictureCodec):
-            return codec.encode(pixels, options.quality)
-        return codec.encode(pixels)
-
-    def _encode_alike(self, picture: Picture) -> bytes | None:
-        """Return what cannot be kept of a JPEG as a JPEG like it; None where 16 bits are wanted."""
-        if self.options.keep_depth:
-            return None
-        _check_sides(self._codecs["jpeg"], picture.pixels)
-        return encode_alike(picture)
+        self.tally.add(DIVIDED, int(divided is not None))
+        return divided or file
 
     def _checked_mask(self, item: Item, picture: Picture) -> npt.NDArray[Any] | None:
-        data = self._mask_bytes(item)
-        if data is None:
+        if self._mask_dtype is None:
             return None
         name = item.mask_name if self.masks is None else self.masks.name(item.key)
         where = item.place_of_mask(name)
+        data = self._mask_bytes(item)
         try:
-            read = decode_mask if self.options.marks is None else self.options.marks.read
-            mask, wanted = read(data, self.options.max_pixels), self._outputs[0].mask
+            mask = self._read_mask(data)
         except CodecError as error:
             raise SourceError(f"the mask cannot be read: {error}", where) from error
         if mask.shape != picture.size:
@@ -478,98 +383,91 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             turned = "rotated" in picture.changes and mask.shape == picture.size[::-1]
             hint = "Turn the mask as Exif turns the picture" if turned else ""
             raise SourceError(f"{what} pixels (height x width)", where, hint)
-        if (
-            wanted is not None
-            and mask.dtype != wanted.dtype
-            and mask.max() > np.iinfo(wanted.dtype).max
-        ):
+        if mask.max() > np.iinfo(self._mask_dtype).max:
             what = f"the mask holds {mask.max()}, and the first {_NUM_PEEKED} masks have 8 bits"
             raise SourceError(what, where, "Pass keep_depth=True")
-        return mask if wanted is None else mask.astype(wanted.dtype)
+        return mask.astype(self._mask_dtype)
 
-    def _mask_bytes(self, item: Item) -> bytes | None:
+    def _mask_bytes(self, item: Item) -> bytes:
         if self.masks is not None:
             return self.masks.find(item)()
-        if self.source.has_masks and item.read_mask is None:
+        if item.read_mask is None:
             raise SourceError("it has no mask, others have", item.where)
-        return None if item.read_mask is None else item.read_mask()
+        return item.read_mask()
 
-    def _count(self, picture: Picture, kept: bool, *, has_mask: bool = False) -> None:
+    def _read_mask(self, data: bytes) -> npt.NDArray[Any]:
+        marks, max_pixels = self.options.marks, self.options.max_pixels
+        return decode_mask(data, max_pixels) if marks is None else marks.read(data, max_pixels)
+
+    def _count(self, picture: Picture, *, is_drawn_on: bool = False) -> None:
+        """Count what became of a picture in the first target."""
+        kept = self._is_kept(self._outputs[0], picture)
         self.tally.add("kept" if kept else "re-encoded")
         for change in picture.changes:
             self.tally.add(MENDED if kept else change)
-        if picture.has_profile and CONVERTED not in picture.changes:
-            self.tally.add(HAS_PROFILE)
-        is_drawn_on = has_mask or any(label.column.form for label in self.labels)
-        if "rotated" in picture.changes and is_drawn_on:
-            self.tally.add(TURNED_BELOW)
+        self.tally.add(HAS_PROFILE, picture.has_profile and CONVERTED not in picture.changes)
+        self.tally.add(TURNED_BELOW, is_drawn_on and "rotated" in picture.changes)
         for resize in self.options.resizes:
-            if resize.fixed is None and min(picture.size) < resize.height:
-                self.tally.add(f"{SMALLER}{resize.name}")
+            is_small = resize.fixed is None and min(picture.size) < resize.height
+            self.tally.add(f"{SMALLER}{resize.name}", is_small)
 
-    def _plan_outputs(self) -> list[_Output]:
-        options, pixels = self.options, self.source.pixels
-        codec = options.codec or self._default_codec()
-        mask_dtype = self._mask_dtype()
-        outputs = []
-        for resize in options.resizes or (None,):
-            size = resize.fixed if resize is not None else None
-            if pixels is not None:
-                size = size or (pixels if resize is None else resize.scaled(pixels))
-            if codec in _ONE_SIZE and size is None:
-                raise SchemaError(
-                    f"codec {codec!r} needs pictures of one size: "
-                    "pass sizes= with fit='cover', 'contain' or 'stretch'"
-                )
-            channels = 1 if pixels is not None else options.channels
-            image = options.image(channels, size, codec)
-            mask = None if mask_dtype is None else Mask(size=size, dtype=mask_dtype)
-            outputs.append(_Output(resize, image, mask, self._is_several))
-        _ = [output.fields for output in outputs]  # says what does not go together
-        return outputs
+    # -- what is decided before the first picture ---------------------------------------------------------
 
+    def _output(self, resize: SizeOption | None) -> _Output:
+        options, size = self.options, self.source.pixels
+        codec = options.codec or self._default_codec
+        if resize is not None:
+            size = resize.fixed or (size and resize.scaled(size))
+        if codec in _ONE_SIZE and size is None:
+            what = f"codec {codec!r} needs pictures of one size"
+            raise SchemaError(f"{what}: pass sizes= with fit='cover', 'contain' or 'stretch'")
+        channels = options.channels if self.source.pixels is None else 1
+        image = options.image(channels, size, codec)
+        fields: dict[str, Field] = {"image": image}
+        if self._is_several:
+            fields = {"images": Images(codec, channels=channels, size=size, dtype=image.dtype)}
+        if self._mask_dtype is not None:
+            fields["mask"] = Mask(size=size, dtype=self._mask_dtype)
+        # Files are kept, or else stored without loss.
+        is_lossless = options.codec is None and resize is None and codec in KEPT
+        return _Output(
+            resize, fields, codec_for(replace(image, codec="png") if is_lossless else image)
+        )
+
+    @cached_property
     def _default_codec(self) -> str:
-        """Pixels stay pixels; 16 bits need PNG; what is kept is named after the first files."""
+        """Pixels stay pixels; 16 bits need PNG; what is kept is named after most of the first files."""
         if self.source.pixels is not None:
             return "raw"
-        if self.options.keep_depth:
-            return "png"
-        return (None if self.options.resizes else self._peek_format()) or "jpeg"
-
-    def _peek_format(self) -> str | None:
-        """Return what most of the first pictures are; None if none of them can be read."""
+        if self.options.keep_depth or self.options.resizes:
+            return "png" if self.options.keep_depth else "jpeg"
         formats: Counter[str] = Counter()
         for item in fetched_ahead(islice(self.source.items(0), _NUM_PEEKED)):
-            try:
+            with suppress(SourceError, CodecError):  # it is rejected in its turn
                 data = item.read()
-                heads = [open_picture(f) for f in (data if self._is_several else [data])]
-            except (SourceError, CodecError):  # it is rejected in its turn
-                continue
-            names = map(format_of, heads)
-            formats.update(name if name in KEPT else "png" for name in names)
-        return formats.most_common(1)[0][0] if formats else None
+                names = [
+                    format_of(open_picture(f)) for f in (data if self._is_several else [data])
+                ]
+                formats.update(name if name in KEPT else "png" for name in names)
+        return formats.most_common(1)[0][0] if formats else "jpeg"
 
-    def _mask_dtype(self) -> str | None:
-        """uint16 if asked for, or if one of the first masks is; None if there are none."""
-        if self.masks is None and not self.source.has_masks:
-            return None
+    def _find_mask_dtype(self) -> str:
+        """Return uint16 if asked for, or if one of the first masks is; else uint8."""
         known = self.options.marks and self.options.marks.dtype
         if known or self.options.keep_depth:
             return known or "uint16"
         for item in islice(self.source.items(0), _NUM_PEEKED):
             with suppress(SourceError, CodecError):  # it is rejected in its turn
-                data = self._mask_bytes(item)
-                if data and decode_mask(data, self.options.max_pixels).dtype == np.uint16:
+                if decode_mask(self._mask_bytes(item), self.options.max_pixels).dtype == np.uint16:
                     return "uint16"
         return "uint8"
 
 
-def _check_sides(codec: Codec, pixels: npt.NDArray[Any]) -> None:
+def _check_sides(name: str, pixels: npt.NDArray[Any]) -> None:
     """Raise CodecError for pixels that a format cannot hold, before OpenCV prints that."""
-    name = codec.field.codec if isinstance(codec, PictureCodec) else ""
     limit, (height, width) = _MAX_SIDES.get(name), pixels.shape[:2]
     if limit is not None and max(height, width) > limit:
-        raise CodecError(
-            f"{name} holds up to {limit} pixels in height and width, and it has {height} x {width}: "
-            "pass sizes= to make it smaller, or codec='png'"
+        what = (
+            f"{name} holds up to {limit} pixels in height and width, and it has {height} x {width}"
         )
+        raise CodecError(f"{what}: pass sizes= to make it smaller, or codec='png'")
