@@ -17,7 +17,6 @@ from loaders.data.manifest import (
     Manifest,
     Place,
     ShardInfo,
-    _texts,
     publish_bytes,
     publish_manifest,
     read_manifest,
@@ -512,16 +511,6 @@ def test_a_place_tells_what_is_set(place: Place, expected: Json) -> None:
     assert Place(**expected) == place
 
 
-def test_texts_of_shards_are_those_that_json_makes() -> None:
-    places = {"größe": Place(5, lengths=9), "a": Place(0, 1), "b": Place(lengths=0, starts=3)}
-    more = a_shard(7, places=places | {"c": Place(1, lengths=2, gap=3)})
-    shards = [*MANIFEST.shards, more, a_shard(8, checksums_xxh3_64="0123456789abcdef")]
-    for shard in shards:
-        wanted = json.dumps(shard.to_json(), sort_keys=True)
-
-        assert [*_texts([shard], shard.places)] == [wanted]
-
-
 def test_the_hash_of_checksums_comes_back(tmp_path: Path) -> None:
     shards = (a_shard(0), a_shard(1, checksums_xxh3_64="0123456789abcdef"))
     manifest = Manifest(SCHEMA, shards)
@@ -591,7 +580,7 @@ def test_checksums_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, check=At("manifest.json")) as caught:
         read_manifest(tmp_path)
 
-    assert "'shard-00001.lmdb', checksums: " in caught.value.what
+    assert "shard-00001.lmdb" in caught.value.what
 
 
 def test_rows_that_do_not_fit_the_schema_are_refused(tmp_path: Path) -> None:
