@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from loaders.datasets.reading.job import BatchJob
+from loaders.datasets.reading.request import Reader
 from loaders.datasets.reading.samples import (
     Padded,
     Ragged,
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SourcesReader:
+class SourcesReader(Reader):
     """Reads the parts of a batch that are of several datasets, each by its own plan; its rows are in their order."""
 
     min_rows: int  # how many rows are worth a thread
-    names: ClassVar[tuple[str, ...]] = ()
-    prefetched_field: ClassVar[None] = None
+    names = ()
+    prefetched_field = None
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Return a list of jobs, which is filled when the request is known."""

@@ -18,6 +18,7 @@ import torch
 
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
+from loaders.datasets.reading.request import Reader
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of
 from loaders.errors import SchemaError
 from loaders.schema import Boxes, Field, Image, Keypoints, Mask
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from loaders.datasets.reading.request import Request
 
     UInt8Array = npt.NDArray[np.uint8]
-
-_MIN_ROWS = 16  # worth a thread: some 20 us each
 
 
 def has_halves(field: Field | None) -> bool:
@@ -86,24 +85,14 @@ def _multiply(
 
 
 @dataclass(frozen=True, slots=True)
-class CoefficientReader:
+class CoefficientReader(Reader):
     """The host half of ``dct``: decompression into the slot, escapes beside it."""
 
     store: Store
     name: str
     codec: DctCodec
     side: int
-    min_rows: int = _MIN_ROWS
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The field's name."""
-        return (self.name,)
-
-    @property
-    def prefetched_field(self) -> str:
-        """The field."""
-        return self.name
+    min_rows = 16  # some 20 us each
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Take the slot; escapes are kept by the first of the rows that they were read with."""

@@ -19,7 +19,9 @@ from loaders.augment.nd import check_ops, cut, output_lengths
 from loaders.augment.planning import fill_mask_of
 from loaders.codecs.raw import RawCodec
 from loaders.data.partial import BoxBytes, PartialRecords, RecordPart
+from loaders.datasets.reading.fixed import Layout
 from loaders.datasets.reading.known import geometry_of
+from loaders.datasets.reading.request import Reader
 from loaders.datasets.reading.samples import LIST, Form, in_form
 from loaders.errors import BatchError, CodecError, SchemaError
 from loaders.schema import Array, Field, Image, Images, Mask
@@ -146,7 +148,7 @@ def _output_shape(
 
 
 @dataclass(frozen=True, slots=True)
-class CropReader:
+class CropReader(Reader):
     """Boxes out of arrays.
 
     A view whose samples share a shape is one tensor ``(N, *shape)``, any other a list of tensors
@@ -161,8 +163,8 @@ class CropReader:
     codec: RawCodec
     shapes: tuple[tuple[int, ...] | None, ...]  # of every sample of a view
     batching: Form = LIST
-    prefetched_field: str | None = None  # ``parts`` do, for what is cut
     parts: PartialRecords = dataclass_field(init=False, compare=False)
+    prefetched_field = None  # ``parts`` do, for what is cut
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", PartialRecords(self.store, self.name))
@@ -187,18 +189,14 @@ class CropReader:
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [
-            [None] * num_samples if shape is None else self._slot(name, shape, num_samples, memory)
+            [None] * num_samples
+            if shape is None
+            else self._layout(shape).slot(name, num_samples, memory)
             for name, shape in zip(self.names, self.shapes, strict=True)
         ]
 
-    def _slot(
-        self, name: str, shape: tuple[int, ...], num_samples: int, memory: Memory
-    ) -> tuple[torch.Tensor, npt.NDArray[Any]]:
-        dtype = self.codec.dtype
-        flat = memory.take(name, num_samples * math.prod(shape) * dtype.itemsize)
-        kind = torch.from_numpy(np.empty(0, dtype)).dtype
-        tensor = torch.from_numpy(flat).view(kind).view(num_samples, *shape)
-        return tensor, flat.view(dtype).reshape(num_samples, *shape)
+    def _layout(self, shape: tuple[int, ...]) -> Layout:
+        return Layout(self.codec.dtype, shape, is_image=False)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         cuts, start = request.shared(("cuts", self.name), self._cuts, first, last)
@@ -258,7 +256,9 @@ class CropReader:
         """Return a tensor for each view, or its samples in the form asked for."""
         parts = zip(self.names, values, self.shapes, strict=True)
         return [
-            in_form(value, self.batching, name) if shape is None else value[0]
+            in_form(value, self.batching, name)
+            if shape is None
+            else self._layout(shape).tensor(value[0], len(value[1]))
             for name, value, shape in parts
         ]
 

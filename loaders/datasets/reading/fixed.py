@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from loaders.buffers import Memory, scratch
+from loaders.datasets.reading.request import Reader
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
     import numpy.typing as npt
 
     from loaders.data.gather import Found
@@ -27,29 +29,25 @@ _PART_BYTES = 1 << 20  # copying less than this is not worth another thread
 
 
 @dataclass(frozen=True, slots=True)
-class FixedReader:
+class FixedReader(Reader):
     """Records of one size: gathered in one call, typed where they land."""
 
     store: Store
     name: str
-    nbytes: int  # of each record
+    row_nbytes: int
     layout: Layout
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
+    def nbytes(self) -> int:
+        return self.row_nbytes
 
     @property
     def min_rows(self) -> int:
-        return max(1, _PART_BYTES // self.nbytes)
-
-    @property
-    def prefetched_field(self) -> str:
-        return self.name
+        return max(1, _PART_BYTES // self.row_nbytes)
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        flat = memory.take(self.name, num_samples * self.nbytes)
-        return [flat, flat.reshape(num_samples, self.nbytes)]
+        flat = memory.take(self.name, num_samples * self.row_nbytes)
+        return [flat, flat.reshape(num_samples, self.row_nbytes)]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         self._gather(request, first, last, values[1][first:last])
@@ -58,7 +56,7 @@ class FixedReader:
         """Copy records; where they lie is found once for all parts, when nothing else is left to do."""
 
         def find(request: Request, first: int, last: int) -> Found | None:
-            return self.store.find(self.name, request.part(first, last), self.nbytes)
+            return self.store.find(self.name, request.part(first, last), self.row_nbytes)
 
         found, start = None, 0
         if last - first < len(request) or request.whole is not None:
@@ -80,23 +78,19 @@ class WideReader(FixedReader):
     stored: np.dtype[Any]
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        served = torch.empty((), dtype=self.layout.dtype, device="cpu").numpy().dtype
-        width = self.nbytes // self.stored.itemsize
-        flat = memory.take(self.name, num_samples * width * served.itemsize)
-        return [flat, flat.view(served).reshape(num_samples, width)]
+        return [*self.layout.slot(self.name, num_samples, memory)]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        narrow = scratch((last - first) * self.nbytes)
-        rows, width = last - first, values[1].shape[1]
-        self._gather(request, first, last, narrow.reshape(rows, self.nbytes))
-        values[1][first:last] = narrow.view(self.stored).reshape(rows, width)
+        narrow, out = scratch((last - first) * self.row_nbytes), values[1][first:last]
+        self._gather(request, first, last, narrow.reshape(len(out), self.row_nbytes))
+        out[...] = narrow.view(self.stored).reshape(out.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How the values of one field lie in a batch; pictures are H x W x C in memory, whatever their axes are called."""
 
-    dtype: torch.dtype
+    dtype: np.dtype[Any]
     shape: tuple[int, ...]
     is_image: bool
 
@@ -105,14 +99,21 @@ class Layout:
         """Return the layout of a field of fixed shape."""
         shape = tuple(n for n in field.shape or () if n is not None)
         if isinstance(field, Image):
-            return cls(torch_dtype(field.dtype), (*shape[1:], shape[0]), True)
-        return cls(torch_dtype(field.served_dtype), shape, False)
+            return cls(np.dtype(field.dtype), (*shape[1:], shape[0]), True)
+        return cls(np.dtype(field.served_dtype), shape, False)
+
+    def slot(
+        self, name: str, num_samples: int, memory: Memory
+    ) -> tuple[UInt8Array, npt.NDArray[Any]]:
+        """Take memory for a batch; return the bytes, and the same as rows of numbers."""
+        flat = memory.take(name, num_samples * math.prod(self.shape) * self.dtype.itemsize)
+        return flat, flat.view(self.dtype).reshape(num_samples, *self.shape)
 
     def tensor(self, flat: UInt8Array | torch.Tensor, num_samples: int) -> torch.Tensor:
         """View bytes as the field's tensor; it shares and keeps them."""
         tensor = flat if isinstance(flat, torch.Tensor) else torch.from_numpy(flat)
-        if self.dtype is not torch.uint8:
-            tensor = tensor.view(self.dtype)
+        if self.dtype != np.uint8:
+            tensor = tensor.view(torch_dtype(self.dtype.name))
         if self.shape:
             tensor = tensor.view(num_samples, *self.shape)
         return tensor.permute(0, 3, 1, 2) if self.is_image else tensor
@@ -124,7 +125,7 @@ def served(records: torch.Tensor, field: Field) -> torch.Tensor:
     if field.served_dtype == field.dtype:
         return layout.tensor(records.flatten(), len(records))
     narrow = records.flatten().view(torch_dtype(field.dtype))
-    return narrow.to(layout.dtype).view(len(records), *layout.shape)
+    return narrow.to(torch_dtype(layout.dtype.name)).view(len(records), *layout.shape)
 
 
 def torch_dtype(name: str) -> torch.dtype:

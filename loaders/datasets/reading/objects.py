@@ -15,6 +15,7 @@ import torch
 from loaders import augment
 from loaders.augment.pixels import move_boxes, move_keypoints
 from loaders.datasets.reading.known import boxes_of, first_boxes, has_rows
+from loaders.datasets.reading.request import Reader
 from loaders.datasets.reading.samples import LIST, Form, in_form
 from loaders.errors import BatchError, CodecError
 from loaders.schema import Boxes, Field, Keypoints
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectReader:
+class ObjectReader(Reader):
     """Anything else, value by value: text, JSON, bytes, arrays of varying shape."""
 
     store: Store
@@ -43,15 +44,7 @@ class ObjectReader:
     field: Field
     codec: Any
     batching: Form = LIST
-    min_rows: int = 256
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
-    def prefetched_field(self) -> str:
-        return self.name
+    min_rows = 256
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [[None] * num_samples]
@@ -80,7 +73,7 @@ def sanitizer_of(
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeReader:
+class ShapeReader(Reader):
     """Values that follow the crops of a picture, in each of its views."""
 
     reader: ObjectReader  # of the values as they are stored
@@ -90,8 +83,10 @@ class ShapeReader:
     is_guess: bool  # it is the first of several images
     is_leader: bool  # it is the field of boxes that ops look at
 
+    min_rows = ObjectReader.min_rows
+
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return self.reader.name
 
     @property
@@ -103,14 +98,6 @@ class ShapeReader:
         return tuple(
             f"{self.name}{name.removeprefix(self.picture.name)}" for name in self.picture.names
         )
-
-    @property
-    def min_rows(self) -> int:
-        return self.reader.min_rows
-
-    @property
-    def prefetched_field(self) -> str:
-        return self.name
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [[None] * num_samples for _ in self.names]

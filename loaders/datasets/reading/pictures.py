@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from loaders.codecs.jpeg import PicturePart, SegmentBoxes, blocks_of, ends_of, f
 from loaders.codecs.picture import PictureCodec
 from loaders.datasets.reading.fixed import Layout
 from loaders.datasets.reading.known import geometry_of
+from loaders.datasets.reading.request import Reader
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
 
@@ -127,7 +127,7 @@ class KnownHeads:
 
 
 @dataclass(frozen=True)
-class PictureReader:
+class PictureReader(Reader):
     """Images and masks: decoded, cropped, resized and flipped, straight into their place in the batch."""
 
     # Returns the records of the field of some samples: of a store, as ``Store.records``, or of what stands in for it.
@@ -140,35 +140,21 @@ class PictureReader:
     sizes: tuple[tuple[int, int] | None, ...]
     fills: tuple[Any, ...]  # of each view: what lies outside of the pictures
     known: KnownHeads | None = None  # of the store's pictures; None: heads are read each time
-    min_rows: int = 4
+    min_rows = 4
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.views)
 
-    @property
-    def prefetched_field(self) -> str:
-        return self.name
-
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [
-            [None] * num_samples
-            if layout is None
-            else self._slot(name, layout, num_samples, memory)
+            [None] * num_samples if layout is None else layout.slot(name, num_samples, memory)
             for name, layout in zip(self.names, self._layouts, strict=True)
         ]
 
     @cached_property
     def _layouts(self) -> list[Layout | None]:
         return [size and Layout.of(replace(self.field, size=size)) for size in self.sizes]
-
-    def _slot(
-        self, name: str, layout: Layout, num_samples: int, memory: Memory
-    ) -> tuple[torch.Tensor, npt.NDArray[Any]]:
-        dtype = np.dtype(self.field.dtype)
-        flat = memory.take(name, num_samples * prod(layout.shape) * dtype.itemsize)
-        rows = flat.view(dtype).reshape(num_samples, *layout.shape)
-        return layout.tensor(flat, num_samples), rows
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         wanted, start = self.wanted(request, first, last)
@@ -343,12 +329,14 @@ class PictureReader:
         return image, 1 if image.shape[:2] == size else reduction
 
     def finish(self, values: list[Any]) -> list[Any]:
-        for name, size, pictures in zip(self.names, self.sizes, values, strict=True):
-            if size is None:
+        finished: list[Any] = []
+        for name, layout, value in zip(self.names, self._layouts, values, strict=True):
+            if layout is None:
                 # A transform begins with the first part of a batch: others are still to be read.
-                read = [picture for picture in pictures if picture is not None]
+                read = [picture for picture in value if picture is not None]
                 _tell_if_large(name, len(read), sum(picture.nbytes for picture in read))
-        return [v if size is None else v[0] for v, size in zip(values, self.sizes, strict=True)]
+            finished.append(value if layout is None else layout.tensor(value[0], len(value[1])))
+        return finished
 
 
 def _needed(plans: Sequence[Geometry], lengths: Ints) -> tuple[Ints, Ints]:

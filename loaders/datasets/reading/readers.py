@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -20,6 +19,7 @@ from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader, torc
 from loaders.datasets.reading.known import first_boxes
 from loaders.datasets.reading.objects import ObjectReader, ShapeReader, sanitizer_of
 from loaders.datasets.reading.pictures import KnownHeads, PictureReader
+from loaders.datasets.reading.request import Reader
 from loaders.datasets.reading.samples import LIST, Form
 from loaders.datasets.reading.several import ImagesReader
 from loaders.device.decode import side_of
@@ -34,28 +34,23 @@ if TYPE_CHECKING:
 
     from loaders.buffers import Memory
     from loaders.data.store import Store
-    from loaders.datasets.reading.request import Reader, Request
+    from loaders.datasets.reading.request import Request
 
     UInt8Array = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleIdReader:
+class SampleIdReader(Reader):
     """The position of each sample in the dataset."""
 
-    names: tuple[str, ...] = ("sample_id",)
-    min_rows: int = 1 << 30
-    prefetched_field: str | None = None
-    nbytes: int = 8  # of each
+    name = "sample_id"
+    nbytes = 8
+    prefetched_field = None
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [torch.empty(num_samples, dtype=torch.int64, device="cpu")]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         values[0][first:last] = torch.from_numpy(request.numbers[first:last])
-
-    def finish(self, values: list[Any]) -> list[Any]:
-        return values
 
 
 def make_readers(
@@ -288,4 +283,4 @@ def _half_reader(store: Store, name: str, field: Image, scale: float) -> Reader:
     nbytes = field.record_nbytes
     if nbytes is None:
         return CoefficientReader(store, name, DctCodec(field), side_of(scale))
-    return FixedReader(store, name, nbytes, Layout(torch.uint8, (nbytes,), is_image=False))
+    return FixedReader(store, name, nbytes, Layout(np.dtype(np.uint8), (nbytes,), is_image=False))

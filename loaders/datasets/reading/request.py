@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -142,34 +142,48 @@ class Request:
         return found[start : start + last - first]
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """Reads one field. It is made once per dataset.
 
     For each batch it begins values over memory that it is given, and fills ranges of rows, on any thread.
 
     Attributes:
-        names: What it contributes to a sample: the field's name, or one name per view.
-        min_rows: How many rows are worth a thread.
-        prefetched_field: The field of whose records storage may read all bytes in advance, or None.
+        name: Of the field.
     """
 
-    @property
-    def names(self) -> tuple[str, ...]: ...
+    name: str
 
     @property
-    def min_rows(self) -> int: ...
+    def min_rows(self) -> int:
+        """How many rows are worth a thread."""
+        return ALL_ROWS
 
     @property
-    def prefetched_field(self) -> str | None: ...
+    def nbytes(self) -> int | None:
+        """Of each row that is copied as it is; None: it is decoded."""
+        return None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What it contributes to a sample: the field's name, or one name per view."""
+        return (self.name,)
+
+    @property
+    def prefetched_field(self) -> str | None:
+        """The field of whose records storage may read all bytes in advance, or None."""
+        return self.name
+
+    @abstractmethod
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Return the values of a batch, one per name, undefined as yet."""
 
+    @abstractmethod
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         """Fill in rows ``first`` to ``last``."""
 
     def finish(self, values: list[Any]) -> list[Any]:
         """Return the values in the form that the user gets."""
+        return values
 
 
 @dataclass(frozen=True)
@@ -205,7 +219,7 @@ class ReadPlan:
     @cached_property
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
-        copied = [_copied_nbytes(reader) for reader in self.readers]
+        copied = [reader.nbytes for reader in self.readers]
         known = [nbytes for nbytes in copied if nbytes is not None]
         return None if len(known) < len(copied) or self.transforming is not None else sum(known)
 
@@ -291,17 +305,11 @@ class ReadPlan:
         return first, int(self.part_ends[part]) - first
 
 
-def _copied_nbytes(reader: Reader) -> int | None:
-    """Return the bytes of each row that a reader copies as it is; None if it decodes."""
-    return getattr(reader, "nbytes", None)
-
-
-class SamplesReader(ABC):
+class SamplesReader(Reader):
     """Reads whole samples instead of the values of a field, by one call on one thread."""
 
-    names: ClassVar[tuple[str, ...]] = ()
-    min_rows: ClassVar[int] = ALL_ROWS
-    prefetched_field: ClassVar[None] = None
+    names = ()
+    prefetched_field = None
 
     @abstractmethod
     def make(self, request: Request, memory: Memory) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from loaders.buffers import Memory
 from loaders.codecs.several import split_files
-from loaders.datasets.reading.request import Request
+from loaders.datasets.reading.request import Reader, Request
 from loaders.datasets.reading.samples import LIST, Form, in_form, with_own_storage
 from loaders.errors import CodecError
 
@@ -24,22 +24,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagesReader:
+class ImagesReader(Reader):
     """Pictures of samples: of each a list, or a tensor where all leave with one size."""
 
     store: Store  # where the records lie
     name: str  # of the field
     pictures: PictureReader  # reads single pictures from their places
     batching: Form = LIST  # what a batch has
-    min_rows: int = 1
+    min_rows = 1
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.pictures.names
-
-    @property
-    def prefetched_field(self) -> str:
-        return self.name
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [[None] * num_samples for _ in self.names]

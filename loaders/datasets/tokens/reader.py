@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from loaders.buffers import Memory, scratch
+from loaders.datasets.reading.request import Reader
 from loaders.datasets.reading.samples import batch_type
 from loaders.datasets.tokens.documents import IGNORED
 
@@ -25,7 +26,7 @@ _PART_BYTES = 2 << 20  # less is not worth another thread
 
 
 @dataclass(frozen=True, slots=True)
-class WindowReader:
+class WindowReader(Reader):
     """Windows of one length over a stream."""
 
     stream: TokenStream  # where the tokens are
@@ -36,7 +37,7 @@ class WindowReader:
     num_whole: int  # windows before the first that is short
     dtype: str  # of tokens and targets: int64, int32, or ``stored``
     is_half: bool = False  # leave tokens and targets in one, as they are stored
-    prefetched_field: ClassVar[None] = None
+    prefetched_field = None
 
     @property
     def names(self) -> tuple[str, ...]:
