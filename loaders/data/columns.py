@@ -88,13 +88,6 @@ def rows_between(column: Column, first: int, last: int) -> Column:
     return VarColumn(column.buffer, column.starts[first:last], column.lengths[first:last])
 
 
-def as_rows(column: Column, nbytes: int) -> UInt8Array:
-    """Return rows that all have ``nbytes`` bytes as ``(N, nbytes)`` uint8: as they lie if they do so, else copied."""
-    if isinstance(column, FixedColumn):
-        return column.data
-    return np.stack([column.row(i) for i in range(len(column))]).reshape(len(column), nbytes)
-
-
 def column_of(rows: Sequence[bytes | memoryview], nbytes: int | None) -> Column:
     """Lay records out as a column, of rows of one size if that is known."""
     if nbytes is None:

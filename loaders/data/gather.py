@@ -34,11 +34,7 @@ _COPY_BYTES = 1 << 20  # of numpy's first copy
 
 
 class Gather:
-    """Finds and copies records of one field.
-
-    Attributes:
-        is_cached: Whether its files are to be let go of as soon as can be.
-    """
+    """Finds and copies records of one field."""
 
     def __init__(
         self,
@@ -48,14 +44,15 @@ class Gather:
         # Raises the error that a row of a shard, given both numbers, has another size.
         refuse: Callable[[int, int], NoReturn],
         take: Take | None = None,  # how rows are copied
+        *,
+        is_cached: bool = False,  # whether its files are to be let go of as soon as can be
     ) -> None:
-        self._take = take or take_rows
+        self._take, self._is_cached = take or take_rows, is_cached
         self._nbytes, self._starts, self._column, self._refuse = nbytes, starts, column, refuse
         self._columns: dict[int, Column] = {}
         self._biases = np.full(len(starts), _UNKNOWN, np.int64)
         self._kinds = set[type[Column]]()
         self._odd: dict[int, Indices] = {}  # by shard: samples whose rows have another size
-        self.is_cached = False
         self._of_starts: Gather | None = None  # of columns whose rows may lie anywhere
         self._low, self._high = 0, 0  # addresses between which all open columns lie
         self._windows: dict[int, AddressRange] = {}  # by size of a row
@@ -74,7 +71,7 @@ class Gather:
         if self._odd:
             self._check_sizes(indices)
         addresses = self._addresses(indices, shards)
-        if not self.is_cached:
+        if not self._is_cached:
             return Found(self, addresses, self._columns)
         numbers = np.unique(shards).tolist() if numbers is None else numbers
         return Found(self, addresses, [self._columns[n] for n in numbers])

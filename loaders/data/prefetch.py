@@ -13,7 +13,7 @@ all that have one checksum together.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,28 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy.typing as npt
-
     from loaders.data.columns import UInt8Array
     from loaders.data.finder import Rows
-    from loaders.data.shards import OpenShard, Shard
+    from loaders.data.shards import Shard
+    from loaders.data.store import Store
     from loaders.data.verify import Unknown
 
 _MIN_ROW_BYTES = 4 << 10  # smaller ones share pages, and the kernel reads ahead
 _MEMORY_SHARE = 0.5  # of a machine's memory: what the page cache can be trusted to keep
 _UNKNOWN, _SMALL, _LARGE = -1, 0, 1  # records of a shard
-
-
-class Shards(Protocol):
-    """A store, as far as it is looked at here."""
-
-    shards: tuple[Shard, ...]
-    starts: npt.NDArray[np.int64]
-
-    def __len__(self) -> int: ...
-
-    def shard(self, number: int) -> OpenShard:
-        """Return a shard, which is opened when it is first touched."""
 
 
 class Pages:
@@ -58,7 +45,7 @@ class Pages:
     Thread-safe: two threads may request the same record, and get it.
     """
 
-    def __init__(self, store: Shards, field: str) -> None:
+    def __init__(self, store: Store, field: str) -> None:
         self._store, self._field = store, field
         self._sizes = np.array([_guess(shard) for shard in store.shards], np.int8)
         self._may_be_large = bool(self._sizes.any())  # and not here yet

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from loaders.data.columns import as_rows
 from loaders.data.finder import Rows, ShardFinder
 from loaders.data.formats import check_memory
 from loaders.data.gather import Found, Gather, Take, take_rows
@@ -114,9 +113,7 @@ class Store:
         """Close all shards; what still reads them keeps them."""
         self._num_open = self._mapped_bytes = 0
         self._open: list[OpenShard | None] = [None] * len(self.shards)
-        self._verifiers: dict[str, Verifier] = {}
-        self._gathers: dict[str, Gather] = {}
-        self._pages: dict[str, Pages] = {}
+        self._fields: dict[str, _Field] = {}
 
     def __reduce__(self) -> Any:
         shards = self._pickled_shards or self.shards
@@ -209,25 +206,22 @@ class Store:
 
     def needs_prefetch(self, field: str, rows: Rows) -> bool:
         """True if some of these records were not prefetched yet, as far as is known without waiting."""
-        return self._pages_of(field).needs_prefetch(rows)
+        return self._field(field).pages.needs_prefetch(rows)
 
     def prefetch(self, field: str, rows: Rows) -> None:
         """Have storage read the records of some samples, without waiting for them."""
-        self._pages_of(field).prefetch(rows)
+        self._field(field).pages.prefetch(rows)
 
-    def _pages_of(self, field: str) -> Pages:
-        pages = self._pages.get(field)
-        if pages is None:
-            # Not ``self``: it would live on until garbage is collected, with all its memory.
-            pages = self._pages.setdefault(field, Pages(weakref.proxy(self), field))
-        return pages
+    def _field(self, name: str) -> _Field:
+        field = self._fields.get(name)
+        return field or self._fields.setdefault(name, _Field(self, name))
 
     def record(self, field: str, rows: Rows) -> UInt8Array:
         """Return the record of one sample, in memory even if it is small and never verified.
 
         Error messages use it for the key of a sample whose other fields may be damaged.
         """
-        self._pages_of(field).wait_for(rows)
+        self._field(field).pages.wait_for(rows)
         return self.records(field, rows)[0]
 
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
@@ -243,14 +237,6 @@ class Store:
         self.verify(field, self.rows(np.arange(len(self), dtype=np.int64)))
         return [self.shard(number).columns[field] for number in range(len(self.shards))]
 
-    def equal_rows(self, field: str, nbytes: int) -> list[UInt8Array]:
-        """Return the records of every shard as ``(N, nbytes)``, verified; ShardError if one has another size."""
-        columns = self.column(field)
-        for number, column in enumerate(columns):
-            if len(odd := np.flatnonzero(column.lengths != nbytes)):
-                self.refuse_size(field, number, int(odd[0]), nbytes)
-        return [as_rows(column, nbytes) for column in columns]
-
     def gather(self, field: str, rows: Rows, out: UInt8Array) -> None:
         """Copy records of one size, verified, to the rows of ``out``, ``(N, nbytes)`` uint8, C-contiguous.
 
@@ -265,46 +251,27 @@ class Store:
 
     def find(self, field: str, rows: Rows, nbytes: int) -> Found | None:
         """Return where records of one size lie, if nothing but copying is left to do: no waiting, and no check."""
-        if not self._is_verified(field, rows) or not self._pages_of(field).stay_here(rows):
+        if not self._is_ready(field, rows):
             return None
         return self.gather_of(field, nbytes).find(rows.indices, rows.shards)
 
     def is_all_verified(self, field: str) -> bool:
         """True if nothing of a field is left to be compared with its checksums."""
-        verifier = self._verifier(field)
-        return verifier is None or verifier.is_done
+        return self._field(field).verifier.is_done
 
     def is_settled(self, field: str, rows: Rows) -> bool:
         """True if some records stay in memory and are verified: reading them does not wait."""
         if self.is_remote and any(self._open[n] is None for n in set(rows.shards.tolist())):
             return False  # to look would fetch it
-        return self._is_verified(field, rows) and self._pages_of(field).stay_here(rows)
+        return self._is_ready(field, rows)
 
-    def _is_verified(self, field: str, rows: Rows) -> bool:
-        verifier = self._verifier(field)
-        return verifier is None or verifier.unknown(rows) is None
+    def _is_ready(self, field: str, rows: Rows) -> bool:
+        known = self._field(field)
+        return known.verifier.unknown(rows) is None and known.pages.stay_here(rows)
 
     def gather_of(self, field: str, nbytes: int) -> Gather:
         """Return what finds records of so many bytes, of shards as they are open now; ``verify`` them first."""
-        gather = self._gathers.get(field)
-        if gather is None:
-            store = weakref.proxy(self)  # as above
-            gather = Gather(
-                nbytes,
-                self.starts,
-                lambda number: store.shard(number).columns[field],
-                lambda number, row: store.refuse_size(field, number, row, nbytes),
-                self.take,
-            )
-            gather.is_cached = self.is_remote
-            gather = self._gathers.setdefault(field, gather)
-        return gather
-
-    def refuse_size(self, field: str, number: int, row: int, nbytes: int) -> NoReturn:
-        """Raise the ShardError that a record has not so many bytes."""
-        shard = self.shard(number)
-        found = shard.columns[field].lengths[row]
-        raise ShardError(f"its record has {found} bytes, not {nbytes}", shard.path, row, field)
+        return self._field(field).gather(nbytes)
 
     def verify(self, field: str, rows: Rows) -> None:
         """Wait for records, and hash the blocks that they lie in, unless that was done before.
@@ -313,20 +280,40 @@ class Store:
             ShardError: One of them cannot be read.
             ChecksumError: One of them is damaged.
         """
-        verifier = self._verifier(field)
-        unknown = None if verifier is None else verifier.unknown(rows)
-        self._pages_of(field).wait(rows, unknown)
-        if verifier is not None and unknown is not None:
-            verifier.verify(unknown)
+        known = self._field(field)
+        unknown = known.verifier.unknown(rows)
+        known.pages.wait(rows, unknown)
+        if unknown is not None:
+            known.verifier.verify(unknown)
 
-    def _verifier(self, field: str) -> Verifier | None:
-        if self.check == "never":
-            return None
-        verifier = self._verifiers.get(field)
-        if verifier is None:
-            store = weakref.proxy(self)  # as above
-            verifier = Verifier(
-                field, self.starts, lambda n: store.shard(n), always=self.check == "always"
+
+class _Field:
+    """What is known of one field's records in open shards: what arrived, what was verified, where each lies."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        # Not the store itself, and no method of this: they would live on until garbage is collected, with all maps.
+        here: Store = weakref.proxy(store)
+        self._store, self._name = here, name
+        self._gather: Gather | None = None
+        self.pages = Pages(here, name)
+        always = store.check == "always"
+        self.verifier = Verifier(name, store.starts, lambda n: here.shard(n), always=always)
+
+    def gather(self, nbytes: int) -> Gather:
+        """Return what finds records of so many bytes."""
+        if self._gather is None:
+            store, name = self._store, self._name
+            self._gather = Gather(
+                nbytes,
+                store.starts,
+                lambda number: store.shard(number).columns[name],
+                lambda number, row: _refuse_size(store.shard(number), name, row, nbytes),
+                store.take,
+                is_cached=store.is_remote,
             )
-            verifier = self._verifiers.setdefault(field, verifier)
-        return verifier
+        return self._gather
+
+
+def _refuse_size(shard: OpenShard, field: str, row: int, nbytes: int) -> NoReturn:
+    found = shard.columns[field].lengths[row]
+    raise ShardError(f"its record has {found} bytes, not {nbytes}", shard.path, row, field)

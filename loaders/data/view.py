@@ -20,6 +20,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB, picture_heads
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
 from loaders.data.ahead import in_order
+from loaders.data.columns import FixedColumn
 from loaders.data.ranged import with_column
 from loaders.data.shards import FileShard, open_manifest
 from loaders.data.store import ShardRuns, Store
@@ -361,8 +362,9 @@ class View:
         nbytes, codec = self._row_nbytes(name), self.codec(name)
         assert isinstance(codec, RawCodec)
         view = self.for_column(name)
-        if self.numbers is None and len(self.store.shards) == 1:
-            rows = view.store.equal_rows(name, nbytes)[0]
+        is_one = self.numbers is None and len(self.store.shards) == 1
+        if is_one and isinstance(column := view.store.column(name)[0], FixedColumn):
+            rows = column.data
         else:
             rows, end = np.empty((len(self), nbytes), np.uint8), 0
             for part in view._row_pieces(name):
