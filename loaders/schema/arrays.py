@@ -30,6 +30,7 @@ class Array(Field):
     """
 
     kind: ClassVar[str] = "array"
+    optional: ClassVar[tuple[str, ...]] = ("spatial", "classes")
     dtype: str = field(default="float32", kw_only=False)
     dims: tuple[int | None, ...] = field(default=(), kw_only=False)
     codec: str = "raw"
@@ -39,16 +40,14 @@ class Array(Field):
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", check_dtype(self.dtype, "uifb"))
         object.__setattr__(self, "dims", _check_dims(self.dims))
-        _check_spatial(self.spatial, len(self.dims))
+        spatial, most = self.spatial, len(self.dims)
+        if spatial is not None and (type(spatial) is not int or not 0 <= spatial <= most):
+            raise SchemaError(
+                f"spatial must be in [0, {most}], the axes, or None, got {spatial!r}"
+            )
         if self.classes is not None:
             object.__setattr__(self, "classes", check_classes(self.classes))
         check_nbytes(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the field as JSON types; without ``spatial`` and ``classes`` where they are not set."""
-        described = Field.to_json(self)
-        unset = [name for name in ("spatial", "classes") if described[name] is None]
-        return {name: value for name, value in described.items() if name not in unset}
 
     @property
     def meaning(self) -> tuple[str, ...]:
@@ -58,13 +57,6 @@ class Array(Field):
     def shape(self) -> tuple[int | None, ...]:
         """The dims."""
         return self.dims
-
-
-def _check_spatial(spatial: Any, num_axes: int) -> None:
-    if spatial is not None and (type(spatial) is not int or spatial < 0):
-        raise SchemaError(f"spatial must be a number of axes, or None, got {spatial!r}")
-    if spatial is not None and spatial > num_axes:
-        raise SchemaError(f"spatial must be in [0, {num_axes}], the number of axes, got {spatial}")
 
 
 def _check_dims(dims: Any) -> tuple[int | None, ...]:

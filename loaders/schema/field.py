@@ -34,6 +34,7 @@ class Field:
     """
 
     kind: ClassVar[str] = ""
+    optional: ClassVar[tuple[str, ...]] = ()  # options that JSON leaves out where they are None
     codec: str = "bytes"
 
     @property
@@ -84,7 +85,9 @@ class Field:
 
     def to_json(self) -> dict[str, Any]:
         """Return ``{"kind": ..., option: value, ...}`` of JSON types only."""
-        return {"kind": self.kind} | {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+        options = {f.name: getattr(self, f.name) for f in fields(self)}
+        said = {n: v for n, v in options.items() if v is not None or n not in self.optional}
+        return {"kind": self.kind} | {name: _plain(value) for name, value in said.items()}
 
 
 def _brief(value: Any) -> str:
@@ -99,7 +102,7 @@ def _brief(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return [*map(_plain, value)] if isinstance(value, tuple) else value
 
 
 def register(cls: type[_Kind]) -> type[_Kind]:

@@ -40,6 +40,7 @@ class Image(Field):
     """
 
     kind: ClassVar[str] = "image"
+    optional: ClassVar[tuple[str, ...]] = tuple(_DCT_OPTIONS)
     channels: int = 3
     size: tuple[int, int] | None = None
     dtype: str = "uint8"
@@ -51,7 +52,6 @@ class Image(Field):
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _check_size(self.size))
         object.__setattr__(self, "dtype", check_dtype(self.dtype, "u"))
-        _check_spelling(self.codec)
         if not is_count(self.channels) or self.channels > 64:
             raise SchemaError(f"channels must be in [1, 64], got {self.channels!r}")
         for name, (default, allowed) in _DCT_OPTIONS.items():
@@ -61,14 +61,8 @@ class Image(Field):
             elif value is not None and self.codec != "dct":
                 raise SchemaError(f"{name} belongs to fields of codec 'dct', not {self.codec!r}")
             elif value is not None and (isinstance(value, bool) or value not in allowed):
-                raise SchemaError(f"{name} must be {_choices(allowed)}, got {value!r}")
+                raise SchemaError(f"{name} must be one of {allowed}, got {value!r}")
         check_nbytes(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the field as JSON types; the options of ``dct`` only where they are set."""
-        described = Field.to_json(self)
-        unset = [name for name in _DCT_OPTIONS if described[name] is None]
-        return {name: value for name, value in described.items() if name not in unset}
 
     @property
     def shape(self) -> tuple[int | None, ...]:
@@ -132,24 +126,6 @@ class Images(Field):
         return (None, *self.one.shape)
 
 
-def _check_spelling(codec: Any) -> None:
-    """Refuse another spelling of a codec's name now; other names may be of codecs registered later."""
-    meant = codec.lower() if isinstance(codec, str) else ""
-    meant = "jpeg" if meant == "jpg" else meant
-    if meant in PICTURE_CODECS and meant != codec:
-        raise SchemaError(f"codec {codec!r} is spelled {meant!r}")
-    if not meant:
-        raise SchemaError(
-            f"codec must be a name, such as {', '.join(PICTURE_CODECS)}, got {codec!r}"
-        )
-
-
-def _choices(allowed: Sequence[Any]) -> str:
-    if isinstance(allowed, range):
-        return f"in [{allowed.start}, {allowed.stop - 1}]"
-    return " or ".join(map(repr, allowed))
-
-
 @register
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Mask(Field):
@@ -169,7 +145,6 @@ class Mask(Field):
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _check_size(self.size))
         object.__setattr__(self, "dtype", check_dtype(self.dtype, "ui"))
-        _check_spelling(self.codec)
         check_nbytes(self)
 
     @property
@@ -233,9 +208,6 @@ class Keypoints(Field):
         if self.num is not None and not is_count(self.num):
             raise SchemaError(f"num must be a whole number above 0, or None, got {self.num!r}")
         object.__setattr__(self, "flip_pairs", _check_pairs(self.flip_pairs, self.num))
-
-    def to_json(self) -> dict[str, Any]:
-        return Field.to_json(self) | {"flip_pairs": [list(pair) for pair in self.flip_pairs]}
 
     @property
     def dtype(self) -> str:

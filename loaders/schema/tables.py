@@ -72,9 +72,6 @@ class Features(Array):
         """Statistics change what is stored only where it is standardized."""
         return ("columns", "standardized", *(("mean", "std") if self.standardized else ()))
 
-    def to_json(self) -> dict[str, Any]:
-        return Array.to_json(self) | {"sources": [list(source) for source in self.sources]}
-
 
 @register
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -127,9 +124,6 @@ class Categories(Field):
     def num_categories(self) -> tuple[int, ...]:
         """How many numbers each column may have, 0 included: the sizes of embeddings."""
         return tuple(len(vocabulary) + 1 for vocabulary in self.vocabularies)
-
-    def to_json(self) -> dict[str, Any]:
-        return Field.to_json(self) | {"vocabularies": [list(v) for v in self.vocabularies]}
 
 
 def _check_columns(columns: Any) -> tuple[str, ...]:
