@@ -1,15 +1,16 @@
-"""A batch whose samples come from several datasets: read by each, put together in order."""
+"""Several datasets, read one by one: each reads its samples of a batch, which are put together in order."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from loaders.datasets.base import BatchDataset, from_start, index_array
 from loaders.datasets.reading.job import BatchJob
-from loaders.datasets.reading.request import Reader
+from loaders.datasets.reading.request import Reader, ReadPlan, Request, SourcePart
 from loaders.datasets.reading.samples import (
     Padded,
     Ragged,
@@ -20,6 +21,7 @@ from loaders.datasets.reading.samples import (
     item,
 )
 from loaders.errors import BatchError
+from loaders.sampling.batch import IndexBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,18 +29,86 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.buffers import Memory
-    from loaders.datasets.reading.request import Request, SourcePart
+    from loaders.data.store import Store
 
     Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class SourcesReader(Reader):
-    """Reads the parts of a batch that are of several datasets, each by its own plan; its rows are in their order."""
+class Sources(BatchDataset):
+    """The samples of several datasets, one after the other, whatever these are."""
 
-    min_rows: int  # how many rows are worth a thread
+    def __init__(self, sources: Sequence[BatchDataset]) -> None:
+        self.sources, self.device = sources, sources[0].device
+        self._begins = np.cumsum([0, *map(len, sources)])
+        self.plan = ReadPlan(None, (SourcesReader(sources),))
+
+    def __len__(self) -> int:
+        return int(self._begins[-1])
+
+    @property
+    def fingerprint(self) -> str:
+        return " ".join(source.fingerprint for source in self.sources)
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        return tuple(store for source in self.sources for store in source.stores)
+
+    def shards_read(self, indices: Int64s) -> tuple[Int64s, ...]:
+        numbers, found = self._sources_of(indices), tuple[Int64s, ...]()
+        for number, source in enumerate(self.sources):
+            found += source.shards_read(indices[numbers == number] - self._begins[number])
+        return found
+
+    def _sources_of(self, indices: Int64s) -> Int64s:
+        return np.searchsorted(self._begins, indices, "right") - 1
+
+    def request(self, indices: Any, num_workers: int = 1) -> Request:
+        array = from_start(index_array(indices), len(self), "sample")
+        if isinstance(indices, IndexBatch):
+            seed, epoch, draws = indices.seed, indices.epoch, indices.draws
+        else:
+            seed, epoch, draws = self._drawing_of(indices)
+        numbers, parts = self._sources_of(array), []
+        present = np.unique(numbers) if len(numbers) else np.zeros(1, np.int64)
+        for number in present.tolist():
+            rows, begin = np.flatnonzero(numbers == number), int(self._begins[number])
+            drawn = None if draws is None else draws[rows]
+            own = IndexBatch(array[rows] - begin, epoch, drawn, None, seed)
+            request = self.sources[number].request(own, num_workers)
+            parts.append(SourcePart(replace(request, first=begin), rows))
+        return Request(self.plan, array, num_workers=num_workers, parts=parts)
+
+    @property
+    def is_random(self) -> bool:
+        return any(source.is_random for source in self.sources)
+
+    @property
+    def may_draw(self) -> bool:
+        return any(source.may_draw for source in self.sources)
+
+    @property
+    def num_replaced(self) -> int:  # type: ignore[override]  # counted by the sources
+        return sum(source.num_replaced for source in self.sources)
+
+
+class SourcesReader(Reader):
+    """Reads the samples of each source by its own plan; a batch has them source after source."""
+
     names = ()
     prefetched_field = None
+
+    def __init__(self, sources: Sequence[BatchDataset]) -> None:
+        self._sources = sources
+
+    @property
+    def min_rows(self) -> int:
+        return min(source.plan.min_rows for source in self._sources)
+
+    @property
+    def nbytes(self) -> int | None:
+        sizes = [source.sample_nbytes for source in self._sources]
+        known = [size for size in sizes if size is not None]
+        return max(known) if len(known) == len(sizes) else None
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Return a list of jobs, which is filled when the request is known."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -10,13 +9,11 @@ import torch
 import xxhash
 
 from loaders.checks import Settled, as_list, one_of, real_number, shown
-from loaders.datasets.base import BatchDataset, check_stored, from_start, index_array
-from loaders.datasets.interleave import SourcesReader
+from loaders.datasets.base import BatchDataset, SamplesOf, check_stored
+from loaders.datasets.interleave import Sources
 from loaders.datasets.packed import PackedDataset, concat
-from loaders.datasets.reading.request import ReadPlan, Request, SourcePart
 from loaders.datasets.views import serves_stored, unwrap
 from loaders.errors import NoValueError, SchemaError
-from loaders.sampling.batch import IndexBatch
 from loaders.sampling.mixture import MixtureOrder, Stop, check_stop
 from loaders.sampling.phases import as_phases, is_schedule
 
@@ -25,14 +22,13 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.data.store import Store
     from loaders.datasets.base import Halves
     from loaders.sampling.phases import Schedule
 
     Int64s = npt.NDArray[np.int64]
 
 
-class Mixture(Settled, BatchDataset):
+class Mixture(Settled, SamplesOf[BatchDataset]):
     """Samples of several datasets, each as often as its weight says.
 
     ``DataLoader(mixture)`` serves it in an order of its own (``MixtureOrder``, which says how even
@@ -63,7 +59,7 @@ class Mixture(Settled, BatchDataset):
     Attributes:
         sources: The datasets.
         weights: As given, or the default.
-        joined: The sources as one dataset, if they can be read so.
+        joined: The sources as one dataset, if they can be read so, else None.
 
     Raises:
         ValueError: A weight or option is out of range, or an epoch too short for a weight.
@@ -114,90 +110,37 @@ class Mixture(Settled, BatchDataset):
         MixtureOrder(sizes, self.weights, stop if batch_from == "all" else 1 << 39)
         _check_alike(self.sources)
         self._ends = np.cumsum(sizes, dtype=np.int64)
-        self._begins = self._ends - sizes
-        self._settle_plan()
-        self.device = self.sources[0].device
+        super().__init__(self._read_as())
 
     @property
     def is_augmented(self) -> bool:
         """Whether some source has ops of ``augment``."""
         return any(getattr(source, "augment", ()) for source in self.sources)
 
-    def _settle_plan(self) -> None:
-        """Read the sources as one dataset, if they can be; a bad sample is replaced by one of its source."""
-        joined = _concat_if_alike(self.sources)
-        self.joined = None if joined is None else joined.in_parts(self._ends)
-        if self.joined is not None:
-            self.plan = self.joined.plan
-            return
-        reader = SourcesReader(min(source.plan.min_rows for source in self.sources))
-        self.plan = ReadPlan(None, (reader,))
+    def _read_as(self) -> BatchDataset:
+        """Return the sources as one dataset; a bad sample is replaced by one of its source."""
+        try:
+            return _concat(self.sources).in_parts(self._ends)
+        except SchemaError as error:
+            self._why_apart = str(error)
+            return Sources(self.sources)
+
+    @property
+    def joined(self) -> PackedDataset | None:
+        return self.dataset if isinstance(self.dataset, PackedDataset) else None
 
     def order(self, seed: int, batch_size: int) -> MixtureOrder:
         sizes = [len(source) for source in self.sources]
         block_size = batch_size if self.batch_from == "one" else 1
         try:
             return MixtureOrder(sizes, self.weights, self.stop, seed, block_size)
-        except ValueError as error:
-            if self.batch_from == "one":
-                what = (
-                    f"with batch_from='one', block_size is the batch_size of the loader: {error}"
-                )
-                raise ValueError(what) from error
-            raise
+        except ValueError as error:  # all but the batch size was checked before
+            what = f"with batch_from='one', block_size is the batch_size of the loader: {error}"
+            raise ValueError(what) from error
 
     def sources_of(self, indices: Any) -> Int64s:
         """Return the number of the source that each sample is of."""
         return np.searchsorted(self._ends, np.asarray(indices, np.int64), "right")
-
-    @property
-    def stores(self) -> tuple[Store, ...]:
-        sources = self.sources if self.joined is None else (self.joined,)
-        return tuple(store for source in sources for store in source.stores)
-
-    def shards_read(self, indices: Int64s) -> tuple[Int64s, ...]:
-        if self.joined is not None:
-            return self.joined.shards_read(indices)
-        found: tuple[Int64s, ...] = ()
-        numbers = self.sources_of(indices)
-        for number, source in enumerate(self.sources):
-            found += source.shards_read(indices[numbers == number] - self._begins[number])
-        return found
-
-    # -- samples -----------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def request(self, indices: Any, num_workers: int = 1) -> Request:
-        if self.joined is not None:
-            return self.joined.request(indices, num_workers)
-        batch = self._batch_of(indices)
-        numbers, parts = self.sources_of(batch.indices), []
-        present = np.unique(numbers) if len(numbers) else np.zeros(1, np.int64)
-        for number in present.tolist():
-            rows = np.flatnonzero(numbers == number)
-            begin = int(self._begins[number])
-            draws = None if batch.draws is None else batch.draws[rows]
-            own = IndexBatch(batch.indices[rows] - begin, batch.epoch, draws, None, batch.seed)
-            request = self.sources[number].request(own, num_workers)
-            parts.append(SourcePart(replace(request, first=begin), rows))
-        return Request(self.plan, batch.indices, num_workers=num_workers, parts=parts)
-
-    def _batch_of(self, indices: Sequence[int]) -> IndexBatch:
-        array = from_start(index_array(indices), len(self), "sample")
-        if isinstance(indices, IndexBatch):
-            return replace(indices, indices=array)
-        seed, epoch, draws = self._drawing_of(indices)
-        return IndexBatch(array, epoch, draws, None, seed)
-
-    @property
-    def is_random(self) -> bool:
-        return any(source.is_random for source in self.sources)
-
-    @property
-    def may_draw(self) -> bool:
-        return any(source.may_draw for source in self.sources)
 
     # -- what a loader wants to know ---------------------------------------------------------------
 
@@ -208,11 +151,6 @@ class Mixture(Settled, BatchDataset):
         return xxhash.xxh3_128_hexdigest(f"mixture {prints}".encode())
 
     @property
-    def num_replaced(self) -> int:  # type: ignore[override]  # counted by the sources
-        parts = self.sources if self.joined is None else [self.joined]
-        return sum(part.num_replaced for part in parts)
-
-    @property
     def classes(self) -> tuple[str, ...]:
         """Class names by number, of the first source that has them."""
         found = next(filter(None, map(_classes_of, self.sources)), None)
@@ -220,20 +158,11 @@ class Mixture(Settled, BatchDataset):
             raise NoValueError(f"{self!r} has no class names: no source has any")
         return found
 
-    @property
-    def sample_nbytes(self) -> int | None:
-        if self.joined is not None:
-            return self.plan.sample_nbytes
-        sizes = [source.sample_nbytes for source in self.sources]
-        known = [size for size in sizes if size is not None]
-        return max(known) if len(known) == len(sizes) else None
-
     def set_epoch(self, epoch: int) -> None:
         """Tell the sources, too."""
         super().set_epoch(epoch)
-        for part in (*self.sources, self.joined):
-            if part is not None:
-                part.set_epoch(epoch)
+        for source in self.sources:
+            source.set_epoch(epoch)
 
     def halves(self, device: torch.device) -> Halves | None:
         """Return the two halves of batches, if the sources are read as one.
@@ -246,17 +175,17 @@ class Mixture(Settled, BatchDataset):
         for number, source in enumerate(self.sources):
             if serves_stored(source) and source.device is None and source.halves(device):
                 what = f"batches of source {number} are decoded on {device}, which takes sources that can be joined"
-                raise SchemaError(f"{what}: {_why_apart(self.sources)}")
+                raise SchemaError(f"{what}: {self._why_apart}")
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"joined": None, "plan": None}  # they are the sources once more
+        return self.__dict__ | {"dataset": None, "plan": None}  # they are the sources once more
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._settle_plan()
-        if self.joined is not None and self.num_epochs_told:
-            self.joined.set_epoch(self.epoch)
+        super().__init__(self._read_as())
+        if self.num_epochs_told:
+            self.dataset.set_epoch(self.epoch)
 
     def __repr__(self) -> str:
         # Those it begins with.
@@ -266,26 +195,14 @@ class Mixture(Settled, BatchDataset):
         return f"Mixture({', '.join(parts)})"
 
 
-def _concat_if_alike(sources: Sequence[BatchDataset]) -> PackedDataset | None:
-    """Return the sources as one dataset, or None if they are too different."""
-    packed = [source for source in sources if serves_stored(source)]
-    if len(packed) < len(sources) or len({source.store.check for source in packed}) > 1:
-        return None
-    if any(source.device is not None for source in packed):  # each gathers from its own memory
-        return None
-    try:
-        return concat(packed)
-    except SchemaError:
-        return None
-
-
-def _why_apart(sources: Sequence[Any]) -> str:
-    """Return why sources cannot be read as one dataset."""
-    try:
-        concat(sources)
-    except (SchemaError, TypeError) as error:
-        return str(error)
-    return "their check= differs"
+def _concat(sources: Sequence[BatchDataset]) -> PackedDataset:
+    """Return the sources as one dataset; SchemaError if they are too different."""
+    packed = [source for source in sources if serves_stored(source) and source.device is None]
+    if len(packed) < len(sources):
+        raise SchemaError("datasets of packed samples in host memory can be joined, no others")
+    if len({source.store.check for source in packed}) > 1:
+        raise SchemaError("their check= differs")
+    return concat(packed)
 
 
 def _classes_of(source: Any) -> tuple[str, ...] | None:

@@ -190,7 +190,6 @@ def tell_ahead(
     if all(store.is_all_open for store in dataset.stores):
         return told  # nothing is to be fetched, and nothing that is mapped is evicted
     dataset = dataset.dataset if isinstance(dataset, SamplesOf) else dataset
-    dataset = getattr(dataset, "joined", None) or dataset
     for origin in _origins(dataset):
         reading = LoaderPass(dataset, origin, order, current.plan, current.epoch, num_at_once)
         reading.tell_of_scattered()
