@@ -181,7 +181,6 @@ class TokenWindows(Settled, BatchDataset):
             self._num_windows = min(begins, max(0, -(-behind_first // self.stride)) + 1)
         covered = (self._num_windows - 1) * self.stride + length + 1 if self._num_windows else 0
         self.num_left_out = max(0, num - covered)
-        self.num_whole = max(0, min(self._num_windows, behind_first // self.stride + 1))
         self._num_padded = max(0, covered - num - 1)  # the last token has no target, but is one
 
     def _plan_documents(self) -> None:
@@ -199,7 +198,7 @@ class TokenWindows(Settled, BatchDataset):
 
     def _windows_plan(self, *, is_half: bool) -> ReadPlan:
         where = self.stream, self.labels, self.span, self.length, self.stride
-        reader = WindowReader(*where, self.num_whole, self.dtype, is_half)
+        reader = WindowReader(*where, self.dtype, is_half)
         return ReadPlan(None, (reader,))
 
     def __len__(self) -> int:
