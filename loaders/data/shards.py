@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from loaders.schema import Schema
 
 Check = Literal["first", "always", "never"]
+Version = tuple[int, ...]  # a file's numbers in its file system; none: there is no such file
 _RESTORE = "Run 'packdata verify', and restore the shard"
 _MAX_EVICTIONS = 8  # of a shard, between being fetched and being mapped
 
@@ -161,23 +162,13 @@ class FileShard(NamedTuple):
             raise StaleDatasetError(what, self.path, hint="Open the dataset again")
 
 
-class Version(NamedTuple):
-    """What tells a file from one that takes its place: its numbers in the file system. All 0: there is none."""
-
-    device: int = 0
-    inode: int = 0
-    size_bytes: int = 0
-    modified_ns: int = 0
-    changed_ns: int = 0
-
-
 def version_of(file: Path) -> Version:
-    """Return the version of a file; of a manifest, take it before it is read."""
+    """Return what tells a file from one that takes its place; of a manifest, take it before it is read."""
     try:
         stat = os.stat(file)
     except OSError:
-        return Version()
-    return Version(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        return ()
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _identity_of(file: Path) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.codecs import Codec, codec_for
-from loaders.codecs.heads import MAX_PICTURE_MB, picture_heads
+from loaders.codecs.heads import MAX_PICTURE_MB, picture_size
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
 from loaders.data.ahead import in_order
@@ -31,7 +32,7 @@ from loaders.schema import Image, Label, Mask, Schema, Text
 from loaders.schema.tables import find_column
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from loaders.data.columns import Column
     from loaders.data.finder import Rows
@@ -46,22 +47,18 @@ _MAX_OPEN = 256  # fewer than any system lets be mapped or open
 _CHECKS = ("never", "first", "always")  # of joined stores the strictest holds for all
 
 
+@dataclass(eq=False)
 class View:
     """Some samples of a store; immutable, and safe under threads."""
 
-    def __init__(
-        self,
-        store: Store,  # where the records lie
-        schema: Schema,  # the fields that samples have here, of those that are stored
-        # Of the samples in the store; None for all of them, as they lie.
-        numbers: Indices | None = None,
-        *,
-        fingerprint: str,  # identifies all that the store holds
-        path: Path,  # what messages call the dataset
-    ) -> None:
-        self.store, self.schema, self.numbers = store, schema, numbers
-        self.source_fingerprint, self.path = fingerprint, path
-        self._codecs: dict[str, Codec] = {}
+    store: Store  # where the records lie
+    schema: Schema  # the fields that samples have here, of those that are stored
+    source_fingerprint: str  # identifies all that the store holds
+    path: Path  # what messages call the dataset
+    numbers: Indices | None = (
+        None  # of the samples in the store; None for all of them, as they lie
+    )
+    _codecs: dict[str, Codec] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.store) if self.numbers is None else len(self.numbers)
@@ -89,7 +86,7 @@ class View:
         """Return the samples at some positions, in that order."""
         numbers = np.array(self.numbers_of(positions))  # the caller's array is theirs
         numbers.flags.writeable = False
-        return self._with(self.schema, numbers)
+        return replace(self, numbers=numbers)
 
     def by_shard(self) -> tuple[Indices, Indices | None]:
         """Return how many of the samples each shard has, of those that have any, and the samples shard by shard.
@@ -113,11 +110,7 @@ class View:
         """Return the same samples, of which each record is compared with its checksum: to be written anew."""
         if self.store.check != "never":
             return self
-        return self._over(Store(self.store.shards, "first", max_open=_MAX_OPEN))
-
-    def _over(self, store: Store) -> View:
-        print_ = self.source_fingerprint
-        return View(store, self.schema, self.numbers, fingerprint=print_, path=self.path)
+        return replace(self, store=Store(self.store.shards, "first", max_open=_MAX_OPEN))
 
     def first_at_url(self) -> View:
         """Return the samples of the first two shards if they lie at a URL, all otherwise: enough to look at some."""
@@ -131,7 +124,8 @@ class View:
         shards = with_column(store.shards, self._shards_read(), name) if store.is_remote else None
         if shards is None:
             return self
-        return self._over(Store(shards, store.check, store.take, store.max_open, store.runs))
+        store = Store(shards, store.check, store.take, store.max_open, store.runs)
+        return replace(self, store=store)
 
     @contextmanager
     def in_order(self, *, by_shard: bool = False) -> Iterator[None]:
@@ -151,11 +145,7 @@ class View:
         self.check_fields(names)
         fields = {name: self.schema.fields[name] for name in names}
         served = self.schema.defaults if defaults is None else defaults
-        return self._with(Schema(fields, tuple(n for n in served if n in fields)), self.numbers)
-
-    def _with(self, schema: Schema, numbers: Indices | None) -> View:
-        fingerprint = self.source_fingerprint
-        return View(self.store, schema, numbers, fingerprint=fingerprint, path=self.path)
+        return replace(self, schema=Schema(fields, tuple(n for n in served if n in fields)))
 
     def divide(
         self,
@@ -216,7 +206,7 @@ class View:
     def pieces(self, *names: str, nbytes: int = _PIECE_BYTES) -> Iterator[Indices]:
         """Yield the positions of all samples in pieces, of about so many bytes of some fields."""
         with self.in_order():
-            total = sum(int(self._lengths(name).sum()) for name in names)
+            total = sum(int(self.stored_lengths(name).sum()) for name in names)
             step = max(1, min(_MAX_PIECE, nbytes * len(self) // max(1, total)))
             for first in range(0, len(self), step):
                 yield np.arange(first, min(first + step, len(self)))
@@ -235,9 +225,10 @@ class View:
 
     def lengths(self, name: str) -> Indices:
         """Return the size of each sample's record, ``(N,)``, without reading it."""
-        return self.for_column(name)._lengths(name)
+        return self.for_column(name).stored_lengths(name)
 
-    def _lengths(self, name: str) -> Indices:
+    def stored_lengths(self, name: str) -> Indices:
+        """Return the same of shards that are opened."""
         store, lengths = self.store, np.zeros(len(self.store), np.int64)
         for n in self._shards_read():
             lengths[store.starts[n] : store.ends[n]] = store.shard(n).columns[name].lengths
@@ -284,7 +275,12 @@ class View:
         path, row = self.place(position)
         return SampleError(f"field {name!r}: {error}", position, path, row, self.key(position))
 
-    def sizes(self, name: str, max_picture_mb: int = MAX_PICTURE_MB) -> npt.NDArray[np.int32]:
+    def sizes(
+        self,
+        name: str,
+        max_picture_mb: int = MAX_PICTURE_MB,
+        report: Callable[[int], object] | None = None,  # called with numbers of samples
+    ) -> npt.NDArray[np.int32]:
         """Return height and width of each sample's picture, ``(N, 2)``; of encoded ones as their headers say.
 
         Raises:
@@ -299,21 +295,16 @@ class View:
             return np.tile(np.array(field.size, np.int32), (len(self), 1))
         codec, sizes = codec_for(field, max_picture_mb), np.empty((len(self), 2), np.int32)
         for positions in self.pieces(name):
-            records = self.records(name, positions)
-            try:
-                sizes[positions] = _sizes(codec, records)
-            except CodecError:
-                for position, record in zip(positions.tolist(), records, strict=True):
-                    self._check_size(codec, position, name, record)
-                raise
+            for position, record in zip(
+                positions.tolist(), self.records(name, positions), strict=True
+            ):
+                try:
+                    sizes[position] = _size(codec, record)
+                except CodecError as error:
+                    raise self._error(position, name, error) from error
+            if report is not None:
+                report(len(positions))
         return sizes
-
-    def _check_size(self, codec: Codec, position: int, name: str, record: UInt8Array) -> None:
-        """Raise SampleError for a record whose size cannot be read."""
-        try:
-            _sizes(codec, [record])
-        except CodecError as error:
-            raise self._error(position, name, error) from error
 
     def key(self, position: int) -> str | None:
         """Return the key of a sample, or None where there is none that can be read."""
@@ -331,8 +322,7 @@ class View:
 
     def key_hashes(self) -> npt.NDArray[np.uint64]:
         """Return the xxh3-64 of every sample's key: equal for equal keys, and small."""
-        hashes = (xxhash.xxh3_64_intdigest(key) for key in self._raw_keys())
-        return np.fromiter(hashes, np.uint64, len(self))
+        return np.fromiter(map(xxhash.xxh3_64_intdigest, self._raw_keys()), np.uint64, len(self))
 
     def _raw_keys(self) -> Iterator[bytes]:
         if not self.has_keys:
@@ -426,11 +416,11 @@ class View:
         return files if is_whole and is_same else None
 
 
-def _sizes(codec: Codec, records: Sequence[UInt8Array]) -> Any:
-    """Return height and width of some pictures; those that are no files are only looked at."""
+def _size(codec: Codec, record: UInt8Array) -> Any:
+    """Return height and width of a picture; that of a file is only looked at."""
     if isinstance(codec, PictureCodec):
-        return picture_heads(records, codec.max_pixels)[:, :2]
-    return [codec.decode(record).shape[:2] for record in records]
+        return picture_size(record, codec.max_pixels)
+    return codec.decode(record).shape[:2]
 
 
 def open_view(path: Path | str, check: Check = "first") -> View:
@@ -442,7 +432,7 @@ def open_view(path: Path | str, check: Check = "first") -> View:
     manifest, shards, place = open_manifest(path)
     store = Store(shards, check, max_open=_MAX_OPEN)
     place = place if isinstance(place, URL) else Path(path)  # as it was given
-    return View(store, manifest.schema, fingerprint=manifest.fingerprint, path=place)
+    return View(store, manifest.schema, manifest.fingerprint, place)
 
 
 def join_views(views: Sequence[View], schema: Schema | None = None) -> View:
@@ -462,7 +452,7 @@ def join_views(views: Sequence[View], schema: Schema | None = None) -> View:
     fingerprint = xxhash.xxh3_128_hexdigest(prints.encode())
     check = max((view.store.check for view in views), key=_CHECKS.index)
     store = Store(shards, check, first.store.take, runs=_joined_runs(views))
-    return View(store, schema or first.schema, numbers, fingerprint=fingerprint, path=first.path)
+    return View(store, schema or first.schema, fingerprint, first.path, numbers)
 
 
 def _joined_runs(views: Sequence[View]) -> ShardRuns:

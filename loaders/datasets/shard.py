@@ -104,10 +104,9 @@ class ShardDataset(PackedDataset[SampleT]):
         place = str(path) if is_url(path) else folder
         manifest, shards, self.path = open_manifest(place, cache, storage)
         check_augment(augment, manifest.schema.fields)
-        fingerprint = manifest.fingerprint
         store = Store(shards, check, take_rows)
         super().__init__(
-            View(store, manifest.schema, fingerprint=fingerprint, path=self.path),
+            View(store, manifest.schema, manifest.fingerprint, self.path),
             fields=fields,
             augment=augment,
             transform=transform,

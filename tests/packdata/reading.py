@@ -14,9 +14,11 @@ class PackedReader(View):
 
     def __init__(self, path: Path | str, *, check: bool = False) -> None:
         view = open_view(path, "first" if check else "never")
-        fingerprint = view.source_fingerprint
-        super().__init__(view.store, view.schema, fingerprint=fingerprint, path=view.path)
+        super().__init__(view.store, view.schema, view.source_fingerprint, view.path)
         self.manifest = read_manifest(path)
+
+    def select(self, positions: Any) -> View:
+        return View(self.store, self.schema, self.source_fingerprint, self.path).select(positions)
 
     def record(self, i: int, name: str) -> np.ndarray[Any, Any]:
         """Return one record."""

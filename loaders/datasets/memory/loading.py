@@ -17,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.codecs import codec_for
-from loaders.codecs.heads import MAX_PICTURE_MB, picture_size
-from loaders.codecs.picture import PictureCodec
 from loaders.data.columns import Column, FixedColumn, VarColumn, ends
 from loaders.datasets.reading.coefficients import WholeImages, has_halves
 from loaders.errors import CodecError, LoadersError
@@ -30,15 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from loaders.data.finder import Rows
-    from loaders.data.store import Store
     from loaders.datasets.packed import PackedDataset
 
     UInt8Array = npt.NDArray[np.uint8]
     Lengths = npt.NDArray[np.int64]
     Report = Callable[[int], object]  # called with the bytes that were filled
-    Blame = Callable[[int, str], LoadersError]  # a row and what is wrong with it, as an error
     Part = slice | npt.NDArray[np.int64]  # positions of some samples
-    Records = Callable[[Part], Sequence[UInt8Array]]
 
 logger = logging.getLogger(__name__)
 _PART_BYTES, _PART_ROWS = 16 << 20, 4096  # between two steps of the progress bar
@@ -101,20 +96,9 @@ def plan_columns(
     for name in names_to_load(dataset):
         field = dataset.schema.fields[name]
         if decode and isinstance(field, Image | Mask) and field.codec != "raw":
-            records = _records_of(dataset.store, name, rows)
-            blame, scale = dataset.sample_error, dataset.scale
-            plans[name] = plan_pixels(
-                field,
-                [*rows.parts(_PICTURES)],
-                records,
-                blame,
-                progress,
-                scale,
-                num_threads,
-                dataset.max_picture_mb,
-            )
+            plans[name] = _plan_pixels(dataset, name, field, rows, progress, num_threads)
         else:
-            plans[name] = _plan_copy(dataset.store, name, field, rows)
+            plans[name] = _plan_copy(dataset, name, field, rows)
     return plans
 
 
@@ -142,45 +126,30 @@ def names_to_load(dataset: PackedDataset[Any]) -> list[str]:
     return names + (["key"] if "key" in dataset.schema.fields and "key" not in names else [])
 
 
-def _records_of(store: Store, name: str, rows: Rows) -> Records:
-    def read(part: Part) -> list[UInt8Array]:
-        store.prefetch(name, rows[part])
-        return store.records(name, rows[part])
-
-    return read
-
-
-def _plan_copy(store: Store, name: str, field: Field, rows: Rows) -> ColumnToLoad:
+def _plan_copy(dataset: PackedDataset[Any], name: str, field: Field, rows: Rows) -> ColumnToLoad:
     """Plan to copy records out of the maps, verified."""
-    if field.record_nbytes is not None:
-        nbytes = field.record_nbytes
-        lengths = np.full(len(rows), nbytes, np.int64)
-        part_rows = max(1, _PART_BYTES // nbytes)
+    store, nbytes = dataset.store, field.record_nbytes
+    if nbytes is not None:
+        lengths, part_rows = np.full(len(rows), nbytes, np.int64), max(1, _PART_BYTES // nbytes)
     else:
-        lengths, part_rows = _lengths(store, name, rows), _PART_ROWS
+        lengths, part_rows = dataset.view.stored_lengths(name), _PART_ROWS
 
     def fill(column: Column, report: Report) -> None:
         for part in rows.parts(part_rows):
             store.prefetch(name, rows[part])
-            if isinstance(column, FixedColumn):
-                gather_part(store, name, rows, part, column.data)
-            else:
+            if not isinstance(column, FixedColumn):
                 records = store.records(name, rows[part])
                 for i, record in zip(positions(part), records, strict=True):
                     column.row(i)[:] = record
+            elif isinstance(part, slice):
+                store.gather(name, rows[part], column.data[part])
+            else:
+                found = np.empty((len(part), column.data.shape[1]), np.uint8)
+                store.gather(name, rows[part], found)
+                column.data[part] = found
             report(int(lengths[part].sum()))
 
     return ColumnToLoad(field, lengths, fill)
-
-
-def gather_part(store: Store, name: str, rows: Rows, part: Part, out: UInt8Array) -> None:
-    """Copy some rows to their positions."""
-    if isinstance(part, slice):
-        store.gather(name, rows[part], out[part])
-    else:
-        found = np.empty((len(part), out.shape[1]), np.uint8)
-        store.gather(name, rows[part], found)
-        out[part] = found
 
 
 def positions(part: Part) -> Sequence[int]:
@@ -188,87 +157,48 @@ def positions(part: Part) -> Sequence[int]:
     return range(part.start, part.stop) if isinstance(part, slice) else part.tolist()
 
 
-def _lengths(store: Store, name: str, rows: Rows) -> Lengths:
-    """Return the size of each record."""
-    lengths = np.empty(len(rows), np.int64)
-    for number in np.unique(rows.shards).tolist():
-        column, here = store.shard(number).columns[name], rows.shards == number
-        inside = rows.indices[here] - store.starts[number]
-        lengths[here] = (
-            column.lengths[inside] if isinstance(column, VarColumn) else column.data.shape[1]
-        )
-    return lengths
-
-
-def plan_pixels(
-    field: Image | Mask,  # what the pictures are
-    pieces: Sequence[Part],  # the positions of all of them, some at a time
-    records: Records,  # returns some of them, encoded; called on several threads
-    blame: Blame,  # makes an error of a picture that cannot be decoded
-    progress: bool,  # show a bar where reading their sizes takes long
-    scale: float = 1,  # of the pixels, where the codec is ``dct``
-    num_threads: int | None = None,  # that decode; default: as many as this rank has cores
-    max_picture_mb: int = MAX_PICTURE_MB,  # memory of the largest, decoded
+def _plan_pixels(
+    dataset: PackedDataset[Any],
+    name: str,
+    field: Image | Mask,
+    rows: Rows,
+    progress: bool,
+    num_threads: int | None,
 ) -> ColumnToLoad:
     """Plan to turn encoded pictures into pixels; the field's size becomes known if they share one."""
-    codec: Any = codec_for(field, max_picture_mb)
+    codec: Any = codec_for(field, dataset.max_picture_mb)
     if isinstance(field, Image) and has_halves(field):
-        codec = WholeImages(field, scale)
+        codec = WholeImages(field, dataset.scale)
         field = codec.served
-    sizes = _picture_sizes(field, codec, pieces, records, blame, progress)
+    if field.size is None:
+        with meter(len(rows), progress, "reading sizes", "pictures") as bar:
+            sizes = dataset.view.sizes(name, dataset.max_picture_mb, bar.tick).astype(np.int64)
+    else:
+        sizes = np.tile(np.array(field.size, np.int64), (len(rows), 1))
     shared = tuple(sizes[0].tolist()) if len(sizes) and (sizes == sizes[0]).all() else None
     raw = replace(field, codec="raw", size=shared or field.size)
-    pixel_nbytes = np.dtype(field.dtype).itemsize * (
-        field.channels if isinstance(field, Image) else 1
-    )
+    channels = field.channels if isinstance(field, Image) else 1
     header_nbytes = 0 if raw.size else 8  # height and width, where each picture has its own
-    lengths = sizes.prod(axis=1) * pixel_nbytes + header_nbytes
-    decode, encode = codec.decode, codec_for(raw).encode
+    lengths = sizes.prod(axis=1) * (np.dtype(field.dtype).itemsize * channels) + header_nbytes
+    store, decode, encode = dataset.store, codec.decode, codec_for(raw).encode
 
     def fill(column: Column, report: Report) -> None:
         def fill_part(part: Part) -> int:
-            for i, record in zip(positions(part), records(part), strict=True):
+            store.prefetch(name, rows[part])
+            for i, record in zip(positions(part), store.records(name, rows[part]), strict=True):
                 try:
                     pixels = np.frombuffer(encode(decode(record)), np.uint8)
                 except CodecError as error:
-                    raise blame(i, str(error)) from error
+                    raise dataset.sample_error(i, error) from error
                 if len(pixels) != lengths[i]:
-                    raise blame(i, f"it is not of size {sizes[i].tolist()} after all")
+                    what = f"it is not of size {sizes[i].tolist()} after all"
+                    raise dataset.sample_error(i, what)
                 column.row(i)[:] = pixels
             return int(lengths[part].sum())
 
-        on_threads(fill_part, pieces, num_threads or cores_of_rank(), report)
+        on_threads(fill_part, rows.parts(_PICTURES), num_threads or cores_of_rank(), report)
 
     return ColumnToLoad(raw, lengths, fill)
-
-
-def _picture_sizes(
-    field: Image | Mask,
-    codec: Any,
-    pieces: Sequence[Part],
-    records: Records,
-    blame: Blame,
-    progress: bool,
-) -> npt.NDArray[np.int64]:
-    """Return height and width of each picture, of the schema or from its header; where it has none, it is decoded."""
-    num_rows = sum(len(positions(part)) for part in pieces)
-    if field.size is not None:
-        return np.tile(np.array(field.size, np.int64), (num_rows, 1))
-    is_file = isinstance(codec, PictureCodec)
-    sizes = np.empty((num_rows, 2), np.int64)
-    with meter(num_rows, progress, "reading sizes", "pictures") as bar:
-        for part in pieces:
-            for i, record in zip(positions(part), records(part), strict=True):
-                try:
-                    sizes[i] = (
-                        picture_size(record, codec.max_pixels)
-                        if is_file
-                        else codec.decode(record).shape[:2]
-                    )
-                except CodecError as error:
-                    raise blame(i, str(error)) from error
-            bar.tick(len(positions(part)))
-    return sizes
 
 
 def on_threads(

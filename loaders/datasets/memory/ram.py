@@ -24,12 +24,9 @@ from loaders.datasets.memory.loading import (
     ColumnToLoad,
     check_fits,
     copy_plan,
-    meter,
     on_threads,
     parts,
     plan_columns,
-    plan_pixels,
-    positions,
 )
 from loaders.datasets.memory.resident import ResidentDataset
 from loaders.datasets.memory.shared import share_columns
@@ -39,7 +36,7 @@ from loaders.datasets.reading.fixed import take_rows
 from loaders.datasets.settings import SETTINGS, check_augment
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
-from loaders.errors import CodecError, SchemaError, SourceError
+from loaders.errors import CodecError, SampleError, SchemaError, SourceError
 from loaders.gone import gone
 from loaders.schema import Array, Field, Image, Label, Mask, Schema, Text
 from loaders.system.regular import read_regular
@@ -122,10 +119,7 @@ class RAMDataset(ResidentDataset[SampleT]):
             if shared:
                 shard, fields = share_columns(dataset, origin, decode, progress)
             else:
-                plans = plan_columns(dataset, decode=decode, progress=progress)
-                check_fits(sum(plan.nbytes for plan in plans.values()), progress)
-                shard = load_shard(origin, plans, progress)
-                fields = {name: plan.field for name, plan in plans.items()}
+                shard, fields = _loaded(dataset, origin, decode, progress)
         self._init_from(shard, fields, dataset, dataset.fingerprint)
         self._settle(home, is_pinned=pin)
 
@@ -152,8 +146,8 @@ class RAMDataset(ResidentDataset[SampleT]):
             View(
                 Store([shard], take=take_rows, runs=runs),
                 Schema(fields, stored),
-                fingerprint=fingerprint,
-                path=shard.path,
+                fingerprint,
+                shard.path,
             ),
             **({"fields": shown} | settings),
         )
@@ -196,19 +190,6 @@ class RAMDataset(ResidentDataset[SampleT]):
         max_mb = settings.get("max_picture_mb", MAX_PICTURE_MB)
         plan = _plan_files(files, pixels_within(max_mb))
         check_fits(plan.nbytes, progress)
-        if decode:
-            column = plan.column([np.empty(n, np.uint8) for n in plan.array_nbytes])
-            with meter(plan.data_nbytes, progress) as bar:
-                plan.fill(column, bar.tick)
-            plan = plan_pixels(
-                Image(),
-                [*parts(len(files), 64)],
-                lambda part: [column.row(i) for i in positions(part)],
-                lambda i, what: SourceError(what, files[i]),
-                progress,
-                max_picture_mb=max_mb,
-            )
-            check_fits(plan.nbytes, progress)
         plans: dict[str, ColumnToLoad] = {"image": plan}
         fields: dict[str, Field] = {"image": plan.field}
         if targets is not None:
@@ -216,7 +197,15 @@ class RAMDataset(ResidentDataset[SampleT]):
             plans["label"] = copy_plan(labels)
         fields["key"] = Text()
         plans["key"] = copy_plan(var_column([_key_of(file) for file in files]))
-        dataset, shard = cls.__new__(cls), load_shard(Path("files"), plans, progress)
+        shard = load_shard(Path("files"), plans, progress)
+        if decode:
+            encoded = cls.__new__(cls)
+            encoded._init_from(shard, fields, None, "", max_picture_mb=max_mb)
+            try:
+                shard, fields = _loaded(encoded, shard.path, decode, progress)
+            except SampleError as error:
+                raise SourceError(error.what, files[error.index]) from error
+        dataset = cls.__new__(cls)
         dataset._init_from(shard, fields, None, _fingerprint(shard.columns), **settings)
         return dataset
 
@@ -270,6 +259,15 @@ class RAMDataset(ResidentDataset[SampleT]):
         dataset, shard = cls.__new__(cls), HeldShard(Path("arrays"), columns)
         dataset._init_from(shard, kinds, None, _fingerprint(columns), **settings)
         return dataset
+
+
+def _loaded(
+    dataset: PackedDataset[Any], path: Path, decode: bool, progress: bool
+) -> tuple[MemoryShard, dict[str, Field]]:
+    """Load the fields of a dataset's samples; return them, and what their records are."""
+    plans = plan_columns(dataset, decode=decode, progress=progress)
+    check_fits(sum(plan.nbytes for plan in plans.values()), progress)
+    return load_shard(path, plans, progress), {name: plan.field for name, plan in plans.items()}
 
 
 def _plan_files(files: Sequence[Path], max_pixels: int) -> ColumnToLoad:
