@@ -25,13 +25,14 @@ from loaders.errors import ShardError
 from loaders.system.limits import memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    import numpy.typing as npt
 
     from loaders.data.columns import UInt8Array
     from loaders.data.finder import Rows
-    from loaders.data.shards import Shard
-    from loaders.data.store import Store
+    from loaders.data.shards import OpenShard, Shard
     from loaders.data.verify import Unknown
 
 _MIN_ROW_BYTES = 4 << 10  # smaller ones share pages, and the kernel reads ahead
@@ -45,12 +46,18 @@ class Pages:
     Thread-safe: two threads may request the same record, and get it.
     """
 
-    def __init__(self, store: Store, field: str) -> None:
-        self._store, self._field = store, field
-        self._sizes = np.array([_guess(shard) for shard in store.shards], np.int8)
+    def __init__(
+        self,
+        field: str,
+        shards: Sequence[Shard],  # of the store
+        starts: npt.NDArray[np.int64],  # the number of the first sample of each
+        shard: Callable[[int], OpenShard],  # opens one, by number
+    ) -> None:
+        self._field, self._shards, self._starts, self._shard = field, shards, starts, shard
+        self._sizes = np.array([_guess(shard) for shard in shards], np.int8)
         self._may_be_large = bool(self._sizes.any())  # and not here yet
-        self._keeps = fits_memory(store.shards)
-        self._arrived = Seen(len(store))
+        self._keeps = fits_memory(shards)
+        self._arrived = Seen(sum(shard.num_samples for shard in shards))
 
     def needs_prefetch(self, rows: Rows) -> bool:
         """True if some of these records are not in memory yet, or may not be; opens no file."""
@@ -91,7 +98,7 @@ class Pages:
         bad = wait_for(self._records(places))
         if bad is not None:
             shard, row = places[bad]
-            raise unreadable(self._store.shards[shard].path, row, self._field)
+            raise unreadable(self._shards[shard].path, row, self._field)
 
     def _wait_for_neighbours(self, unknown: Unknown) -> None:
         blocks = zip(unknown.shards, unknown.local, unknown.sizes, strict=True)
@@ -127,7 +134,7 @@ class Pages:
 
     def _places(self, rows: Rows) -> list[tuple[int, int]]:
         """Return the shard of each record, and its row there."""
-        numbers = rows.indices - self._store.starts.take(rows.shards)
+        numbers = rows.indices - self._starts.take(rows.shards)
         return list(zip(rows.shards.tolist(), numbers.tolist(), strict=True))
 
     def _records(self, places: list[tuple[int, int]]) -> list[UInt8Array]:
@@ -135,7 +142,7 @@ class Pages:
         return [columns[shard].row(row) for shard, row in places]
 
     def _column(self, shard: int) -> Column:
-        return self._store.shard(shard).columns[self._field]
+        return self._shard(shard).columns[self._field]
 
 
 def _blocks(start: int, nbytes: int) -> Span:

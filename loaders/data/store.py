@@ -295,9 +295,9 @@ class _Field:
         here: Store = weakref.proxy(store)
         self._store, self._name = here, name
         self._gather: Gather | None = None
-        self.pages = Pages(here, name)
-        always = store.check == "always"
-        self.verifier = Verifier(name, store.starts, lambda n: here.shard(n), always=always)
+        shard, always = (lambda number: here.shard(number)), store.check == "always"
+        self.pages = Pages(name, store.shards, store.starts, shard)
+        self.verifier = Verifier(name, store.starts, shard, always=always)
 
     def gather(self, nbytes: int) -> Gather:
         """Return what finds records of so many bytes."""
