@@ -76,5 +76,10 @@ def _check_name(name: str) -> None:
 
 def has_draws(augment: Sequence[Op | Views]) -> bool:
     """Return whether any op, those of views included, draws at random."""
+    return any(op.num_draws for op in every_op(augment))
+
+
+def every_op(augment: Sequence[Op | Views]) -> list[Any]:
+    """Return the ops of a dataset, those of all views."""
     lists = [op.lists if isinstance(op, Views) else ((op,),) for op in augment]
-    return any(op.num_draws for views in lists for ops in views for op in ops)
+    return [op for views in lists for ops in views for op in ops]

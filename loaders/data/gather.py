@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -55,7 +56,7 @@ class Gather:
         self._odd: dict[int, Indices] = {}  # by shard: samples whose rows have another size
         self._of_starts: Gather | None = None  # of columns whose rows may lie anywhere
         self._low, self._high = 0, 0  # addresses between which all open columns lie
-        self._windows: dict[int, AddressRange] = {}  # by size of a row
+        self._windows: dict[int, Window] = {}  # by size of a row
         self._lock = ForkLock()
 
     def __call__(self, indices: Indices, shards: Indices, out: UInt8Array) -> None:
@@ -81,14 +82,17 @@ class Gather:
         """Whether the rows of all columns that are open lie one after the other."""
         return self._kinds <= {FixedColumn}
 
-    def window(self, nbytes: int) -> AddressRange:
+    def window(self, nbytes: int) -> Window:
         """Return a window over all columns that are open, for rows of any size."""
         window = self._windows.get(nbytes)
         if window is None:
             with self._lock.plain:
                 if len(self._windows) == _MAX_WINDOWS:
                     self._windows.clear()
-                window = window_over(self._low, self._high, nbytes, self._take)
+                low, high, rows = self._low, self._high, None
+                if (high - low) * nbytes < _MAX_ELEMENTS:
+                    rows = rows_at(low, high, nbytes)
+                window = Window(low, rows, None if rows is None else self._take(rows))
                 self._windows[nbytes] = window
         return window
 
@@ -166,35 +170,21 @@ class Found(NamedTuple):
         window.copy(self.addresses[first : first + len(out)] - window.low, out)
 
 
-class AddressRange(NamedTuple):
-    """Addresses at which rows may begin.
-
-    Attributes:
-        low: Address of the first byte.
-        high: Address behind the last byte.
-        rows: What ``rows_at`` returns for them, None where there are too many.
-        take: Copies those at some offsets from the first byte, None likewise.
-    """
+class Window(NamedTuple):
+    """Memory as rows of one size: one begins at each address from ``low`` on."""
 
     low: int
-    high: int
-    rows: UInt8Array | None
-    take: Callable[[Indices, UInt8Array], None] | None
+    rows: UInt8Array | None  # what ``rows_at`` returns, None where there are too many
+    take: (
+        Callable[[Indices, UInt8Array], None] | None
+    )  # copies those of some numbers; None likewise
 
-    def copy(self, offsets: Indices, out: UInt8Array) -> None:
-        """Copy the rows at some offsets from the first byte to those of ``out``."""
+    def copy(self, numbers: Indices, out: UInt8Array) -> None:
+        """Copy the rows of some numbers, counted from ``low``, to those of ``out``."""
         if self.take is None:
-            copy_each(offsets + self.low, out)
+            copy_each(numbers + self.low, out)
         else:
-            self.take(offsets, out)
-
-
-def window_over(low: int, high: int, nbytes: int, take: Take) -> AddressRange:
-    """Return a window for rows of ``nbytes`` bytes."""
-    if (high - low) * nbytes >= _MAX_ELEMENTS:
-        return AddressRange(low, high, None, None)
-    rows = rows_at(low, high, nbytes)
-    return AddressRange(low, high, rows, take(rows))
+            self.take(numbers, out)
 
 
 def take_rows(rows: UInt8Array) -> Callable[[Indices, UInt8Array], None]:
@@ -220,17 +210,6 @@ def rows_at(low: int, high: int, nbytes: int) -> UInt8Array:
 
     ``(high - low - nbytes + 1, nbytes)`` uint8; the caller keeps the memory alive.
     """
-    return np.asarray(_AddressedRows(low, high - low - nbytes + 1, nbytes))
-
-
-class _AddressedRows:
-    """Rows at each address, for numpy to look at; the caller keeps the memory alive."""
-
-    def __init__(self, address: int, num_rows: int, nbytes: int) -> None:
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (num_rows, nbytes),
-            "strides": (1, 1),
-            "typestr": "|u1",
-            "version": 3,
-        }
+    place = {"data": (low, False), "shape": (high - low - nbytes + 1, nbytes), "strides": (1, 1)}
+    described = {"__array_interface__": place | {"typestr": "|u1", "version": 3}}
+    return np.asarray(SimpleNamespace(**described))

@@ -54,7 +54,10 @@ class Pages:
         shard: Callable[[int], OpenShard],  # opens one, by number
     ) -> None:
         self._field, self._shards, self._starts, self._shard = field, shards, starts, shard
-        self._sizes = np.array([_guess(shard) for shard in shards], np.int8)
+        # A small file has no large records.
+        sizes = [shard.info.size_bytes if isinstance(shard, FileShard) else 0 for shard in shards]
+        least = [_MIN_ROW_BYTES * shard.num_samples for shard in shards]
+        self._sizes = np.where(np.array(sizes) < np.array(least), _SMALL, _UNKNOWN)
         self._may_be_large = bool(self._sizes.any())  # and not here yet
         self._keeps = fits_memory(shards)
         self._arrived = Seen(sum(shard.num_samples for shard in shards))
@@ -160,16 +163,6 @@ def _neighbours(column: Column, first: int, end: int) -> list[UInt8Array]:
     if high - low <= 4 * part.nbytes:  # a file says where they are
         return [part.buffer[low:high]]
     return [part.row(i) for i in range(len(part))]
-
-
-def _guess(shard: Shard) -> int:
-    """Tell from a shard's size whether its records can be large."""
-    if (
-        not isinstance(shard, FileShard)
-        or shard.info.size_bytes < _MIN_ROW_BYTES * shard.num_samples
-    ):
-        return _SMALL
-    return _UNKNOWN
 
 
 def unreadable(path: Path, row: int, field: str) -> ShardError:

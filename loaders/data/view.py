@@ -204,12 +204,23 @@ class View:
         return self.store.records(name, self.rows(positions))
 
     def pieces(self, *names: str, nbytes: int = _PIECE_BYTES) -> Iterator[Indices]:
-        """Yield the positions of all samples in pieces, of about so many bytes of some fields."""
+        """Yield the positions of all samples in pieces, of about so many bytes of some fields.
+
+        None has samples of two shards, where they lie in order.
+        """
         with self.in_order():
-            total = sum(int(self.stored_lengths(name).sum()) for name in names)
-            step = max(1, min(_MAX_PIECE, nbytes * len(self) // max(1, total)))
-            for first in range(0, len(self), step):
-                yield np.arange(first, min(first + step, len(self)))
+            step = max(
+                1, min(_MAX_PIECE, int(nbytes / max(1, sum(map(self._mean_nbytes, names)))))
+            )
+            ends = self.store.ends.tolist() if self.numbers is None else [len(self)]
+            for start, end in itertools.pairwise([0, *ends]):
+                for first in range(start, end, step):
+                    yield np.arange(first, min(first + step, end))
+
+    def _mean_nbytes(self, name: str) -> float:
+        """Return the bytes of a record, of those that vary on average."""
+        nbytes = self.schema.fields[name].record_nbytes
+        return self.stored_lengths(name).mean() if nbytes is None and len(self) else nbytes or 0
 
     def all_records(self, *names: str) -> Iterator[dict[str, UInt8Array]]:
         """Yield the records of some fields, sample by sample, verified."""
@@ -357,7 +368,7 @@ class View:
             rows = column.data
         else:
             rows, end = np.empty((len(self), nbytes), np.uint8), 0
-            for part in view._row_pieces(name):
+            for part in view.pieces(name):
                 start, end = end, end + len(part)
                 view.store.gather(name, view.rows(part), rows[start:end])
         flat = np.ascontiguousarray(rows).reshape(-1).view(codec.dtype)
@@ -372,7 +383,7 @@ class View:
         nbytes, codec = self._row_nbytes(name), self.codec(name)
         assert isinstance(codec, RawCodec)
         view = self.for_column(name)
-        for part in view._row_pieces(name):
+        for part in view.pieces(name):
             out = np.empty((len(part), nbytes), np.uint8)
             view.store.gather(name, view.rows(part), out)
             yield out.view(codec.dtype)
@@ -383,15 +394,6 @@ class View:
         if nbytes is None or not isinstance(self.codec(name), RawCodec):
             raise SchemaError(f"field {name!r} has no column: its records vary, or are encoded")
         return nbytes
-
-    def _row_pieces(self, name: str) -> Iterator[Indices]:
-        """Yield the positions of all samples, none of two shards where they lie in order."""
-        step = max(1, _PIECE_BYTES // self._row_nbytes(name))
-        ends = self.store.ends.tolist() if self.numbers is None else [len(self)]
-        with self.in_order():
-            for start, end in itertools.pairwise([0, *ends]):
-                for first in range(start, end, step):
-                    yield np.arange(first, min(first + step, end))
 
     # -- files -------------------------------------------------------------------------------------
 

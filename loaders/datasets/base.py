@@ -189,19 +189,18 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         Here that shows when a second epoch begins; of torch's worker processes, the first one warns at once. Who takes
         samples one by one here may want them to be the same.
         """
-        if (
-            self._has_warned
-            or self.num_epochs_told
-            or current_batch() is not None
-            or not len(indices)
-        ):
+        if self._has_warned or self.num_epochs_told or current_batch() is not None:
             return
         # Batches and indices of our samplers have an epoch.
-        if hasattr(indices, "epoch") or hasattr(indices[0], "epoch"):
+        if not len(indices) or hasattr(indices, "epoch") or hasattr(indices[0], "epoch"):
             return
-        if len(indices) < 2 and get_worker_info() is None:
-            return
-        if not self._is_again(len(indices)) or not self.is_random:
+        worker = get_worker_info()
+        is_again = worker is not None and worker.id == 0
+        if worker is None and len(indices) > 1:
+            num_ranks = dist.get_world_size() if is_distributed() else 1
+            is_again = self._num_untold * num_ranks >= len(self)
+            self._num_untold += len(indices)
+        if not is_again or not self.is_random:
             return
         self._has_warned = True
         what = f"crops, flips and transforms are drawn for epoch {self.epoch} each time, since no epoch is set"
@@ -210,15 +209,6 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
             f"{what}: {remedy}, or call dataset.set_epoch(n) (persistent workers will not see the change)",
             stacklevel=4,
         )
-
-    def _is_again(self, num_samples: int) -> bool:
-        """Return True if these samples must belong to a second epoch, as far as one process can tell."""
-        worker = get_worker_info()
-        if worker is not None:
-            return worker.id == 0
-        num_ranks = dist.get_world_size() if is_distributed() else 1
-        before, self._num_untold = self._num_untold, self._num_untold + num_samples
-        return before * num_ranks >= len(self)
 
     # -- what a loader wants to know ---------------------------------------------------------------
 

@@ -26,18 +26,14 @@ def joined(kind: type[Any], given: Any, unlisted: Sequence[Any]) -> tuple[View, 
         raise ValueError("concat needs at least one dataset")
     for number, dataset in enumerate(datasets):
         if not isinstance(dataset, kind):
-            what = "must be a dataset of packed samples, as ShardDataset and RAMDataset are"
-            hint = ""
-            if isinstance(getattr(dataset, "dataset", None), kind):  # as of TokenWindows
-                whole = f"{type(dataset).__name__}(concat([a.dataset, b.dataset]), ...)"
-                hint = f": join what they are made of, {whole}, or mix them: Mixture([a, b])"
-            raise TypeError(f"datasets[{number}] {what}, got {shown(dataset)}{hint}")
+            raise TypeError(
+                f"datasets[{number}] must be a ShardDataset or RAMDataset, got {shown(dataset)}: "
+                "join what it is made of, or mix them: Mixture([a, b])"
+            )
         check_stored(dataset, "concat")
         if dataset.device is not None:
-            what = (
-                f"concat joins datasets in host memory, datasets[{number}] is on {dataset.device}"
-            )
-            raise SchemaError(f"{what}: join first: RAMDataset(concat([a, b]), device=...)")
+            remedy = "join first: RAMDataset(concat([a, b]), device=...)"
+            raise SchemaError(f"datasets[{number}] is on {dataset.device}: {remedy}")
     first = datasets[0]
     for other in datasets[1:]:
         _check_alike(first, other)

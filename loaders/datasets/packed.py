@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from loaders.augment import Views
 from loaders.augment.views import as_augment, has_draws
-from loaders.checks import Settled, did_you_mean, shares, shown, whole_number
+from loaders.checks import Settled, did_you_mean, one_of, shares, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.datasets import frame
 from loaders.datasets.base import (
@@ -122,8 +122,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
 
     def _settle_plan(self) -> None:
         """Check the settings, and make the read plan."""
-        if self.on_error not in ("raise", "replace"):
-            raise ValueError(f"on_error must be 'raise' or 'replace', got {self.on_error!r}")
+        one_of("on_error", self.on_error, ("raise", "replace"))
         self.schema.check_names(self.fields)
         check_scale(self._shown_fields, self.scale)
         whole_number("max_picture_mb", self.max_picture_mb, at_least=1)

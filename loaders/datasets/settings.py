@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from loaders.augment import PixelOp, Views
+from loaders.augment import PixelOp
+from loaders.augment.views import every_op
 from loaders.checks import as_list, did_you_mean, shown
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.errors import SchemaError
@@ -65,8 +66,7 @@ def check_augment(augment: Any, fields: Mapping[str, Field]) -> None:
 
 def check_pixel_ops(ops: Sequence[Any], fields: Mapping[str, Field | None]) -> None:
     """Raise SchemaError where ops of pixels cannot act, or would leave behind what belongs to moved pixels."""
-    lists: list[Sequence[Any]] = [view for op in ops if isinstance(op, Views) for _, view in op]
-    pixel_ops = [op for each in lists or [ops] for op in each if isinstance(op, PixelOp)]
+    pixel_ops = [op for op in every_op(ops) if isinstance(op, PixelOp)]
     moving = [op for op in pixel_ops if op.edits_places]
     if not pixel_ops:
         return
@@ -89,7 +89,7 @@ def check_pixel_ops(ops: Sequence[Any], fields: Mapping[str, Field | None]) -> N
 def note_unmoved(augment: Sequence[Any], fields: Mapping[str, Field | None]) -> None:
     """Log once which fields stay as they are beside pictures that move: only the user knows if they are places."""
     pictures = any(isinstance(field, Image | Images | Mask) for field in fields.values())
-    moves = any(not isinstance(op, PixelOp) or op.edits_places for op in augment)
+    moves = any(not isinstance(op, PixelOp) or op.edits_places for op in every_op(augment))
     names = tuple(name for name, field in fields.items() if _may_hold_places(field))
     if pictures and moves and names and names not in _noted:
         _noted.add(names)

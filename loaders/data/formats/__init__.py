@@ -64,13 +64,8 @@ def map_file(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
     """
     library = libc()
     if library is None or not hasattr(mmap, "PROT_READ") or not size:  # Windows, or an empty file
-        return _map_kept(descriptor, size)
+        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
     return np.asarray(_Mapped(library, descriptor, size))
-
-
-def _map_kept(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
-    """Map a file read-only, and keep it open as long."""
-    return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
 
 
 class _Mapped:

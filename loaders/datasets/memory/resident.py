@@ -217,24 +217,10 @@ def _check_pins(device: torch.device) -> None:
 
 def _check_room(nbytes: int, device: torch.device) -> None:
     """Refuse with figures what does not fit on a GPU."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        check_room(nbytes, free, total, str(device))
-
-
-def check_room(nbytes: int, free: int, total: int, where: str) -> None:
-    """Raise LoadersError, with figures, if so many bytes do not fit into what is free.
-
-    Example:
-        >>> check_room(9 * 10**9, 8 * 10**9, 10**10, "cuda:0")
-        Traceback (most recent call last):
-        loaders.errors.LoadersError: RAMDataset needs 9 GB of cuda:0, and 8 GB of its 10 GB are free; \
-RAMDataset(pin=True) keeps the data in host memory
-    """
-    if nbytes > free:
-        need, have, all_of_it = (f"{number / 1e9:.3g} GB" for number in (nbytes, free, total))
+    if device.type == "cuda" and nbytes > (memory := torch.cuda.mem_get_info(device))[0]:
+        need, free, total = (f"{number / 1e9:.3g} GB" for number in (nbytes, *memory))
         raise LoadersError(
-            f"RAMDataset needs {need} of {where}, and {have} of its {all_of_it} are free; "
+            f"RAMDataset needs {need} of {device}, and {free} of its {total} are free; "
             "RAMDataset(pin=True) keeps the data in host memory"
         )
 

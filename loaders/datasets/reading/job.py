@@ -50,9 +50,8 @@ class BatchJob:
         self._transformed: list[Any] = [None] * n if plan.transforming is not None else []
         self._equal = [name for name, form in plan.forms.items() if form.kind == "equal"]
         self._made: set[str] = set()  # of these, what the transform did not leave as it was
-        self._at: dict[
-            int, int
-        ] = {}  # by its first row: the sample of a part that is being transformed
+        # By its first row: the sample of a part that is being transformed.
+        self._at: dict[int, int] = {}
         self._num_replaced: dict[int, int] = {}  # by position: how often its sample was
         self.needs_prefetch = plan.needs_prefetch(request)
 

@@ -11,6 +11,7 @@ import numpy as np
 from loaders import augment
 from loaders.augment.geometry import Geometry, Known
 from loaders.augment.planning import plan
+from loaders.augment.views import every_op
 from loaders.data.finder import Rows
 from loaders.errors import LoadersError, SchemaError
 from loaders.rng import key64, uniform
@@ -35,20 +36,16 @@ _told: set[str] = set()
 
 def check_known(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
     """Raise SchemaError if the labels or boxes that ops follow are not stored, or are of another kind."""
-    for op in ops:
-        if isinstance(op, augment.Views):
-            for _, each in op:
-                check_known(each, fields)
-        elif isinstance(op, augment.SanitizeBoundingBoxes) or _needs_boxes(op):
+    for op in every_op(ops):
+        if isinstance(op, augment.SanitizeBoundingBoxes) or _needs_boxes(op):
             if first_boxes(fields) is None:
                 raise SchemaError(f"{op} needs a Boxes field (in memory, add it to fields)")
             check_rows(op, getattr(op, "fields", None), fields)
         elif (name := getattr(op, "foreground", None)) is not None:
             field = fields.get(name)
             if not isinstance(field, Mask) and not (isinstance(field, Array) and field.spatial):
-                raise SchemaError(
-                    f"{op} needs {name!r} to be a stored Mask, or an Array with spatial axes, got {field}"
-                )
+                what = "a stored Mask, or an Array with spatial axes"
+                raise SchemaError(f"{op} needs {name!r} to be {what}, got {field}")
 
 
 def check_followed(ops: Sequence[Any], fields: Mapping[str, Field | None], view: View) -> None:
@@ -57,11 +54,10 @@ def check_followed(ops: Sequence[Any], fields: Mapping[str, Field | None], view:
     Raises:
         SchemaError: A list of JSON has an entry for each box in the first samples, and an op drops boxes.
     """
-    views: list[Sequence[Any]] = [v for op in ops if isinstance(op, augment.Views) for _, v in op]
-    every = [op for each in views or [ops] for op in each]
-    is_mirrored = any(
-        isinstance(op, augment.RandomHorizontalFlip | augment.RandomFlip) for op in every
-    )
+    every = every_op(ops)
+    flips = augment.RandomHorizontalFlip | augment.RandomFlip
+    is_mirrored = any(isinstance(op, flips) for op in every)
+    droppers = [op for op in every if isinstance(op, augment.SanitizeBoundingBoxes)]
     for name, field in fields.items():
         is_unpaired = isinstance(field, Keypoints) and field.num != 1 and not field.flip_pairs
         if is_mirrored and is_unpaired and name not in _told:
@@ -71,8 +67,6 @@ def check_followed(ops: Sequence[Any], fields: Mapping[str, Field | None], view:
                 "them with --flip-pairs",
                 name,
             )
-    droppers = [op for op in every if isinstance(op, augment.SanitizeBoundingBoxes)]
-    for name, field in fields.items():
         if isinstance(field, Json) and droppers and droppers[0].fields is None:
             _check_list(name, view, droppers[0])
 
@@ -164,10 +158,9 @@ def geometry_of(
     )
 
 
-def boxes_of(request: Request, first: int, last: int) -> list[npt.NDArray[np.float32]]:
+def boxes_of(request: Request, first: int, last: int) -> Sequence[npt.NDArray[np.float32]]:
     """Return the stored boxes of a range of samples."""
-    found, start = request.shared("boxes", _boxes, first, last)
-    return found[start : start + last - first]
+    return request.shared_rows("boxes", _boxes, first, last)
 
 
 def _boxes(request: Request, first: int, last: int) -> list[npt.NDArray[np.float32]]:

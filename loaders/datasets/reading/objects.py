@@ -16,7 +16,7 @@ from loaders import augment
 from loaders.augment.pixels import move_boxes, move_keypoints
 from loaders.datasets.reading.known import boxes_of, first_boxes, has_rows
 from loaders.datasets.reading.request import Reader
-from loaders.datasets.reading.samples import LIST, Form, in_form
+from loaders.datasets.reading.samples import Form, in_form
 from loaders.errors import BatchError, CodecError
 from loaders.schema import Boxes, Field, Keypoints
 
@@ -35,19 +35,29 @@ if TYPE_CHECKING:
     UInt8Array = npt.NDArray[np.uint8]
 
 
+class ListReader(Reader):
+    """Values that a batch has as lists, or in the form that ``batching`` says."""
+
+    batching: Form
+
+    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
+        return [[None] * num_samples for _ in self.names]
+
+    def finish(self, values: list[Any]) -> list[Any]:
+        named = zip(self.names, values, strict=True)
+        return [in_form(each, self.batching, name) for name, each in named]
+
+
 @dataclass(frozen=True, slots=True)
-class ObjectReader(Reader):
+class ObjectReader(ListReader):
     """Anything else, value by value: text, JSON, bytes, arrays of varying shape."""
 
     store: Store
     name: str
     field: Field
     codec: Any
-    batching: Form = LIST
+    batching: Form
     min_rows = 256
-
-    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        return [[None] * num_samples]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         records = request.records(self.store.records, self.name, first, last)
@@ -56,9 +66,6 @@ class ObjectReader(Reader):
             values[0][i] = (
                 torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
             )
-
-    def finish(self, values: list[Any]) -> list[Any]:
-        return [in_form(values[0], self.batching, self.name)]
 
 
 def sanitizer_of(
@@ -73,25 +80,14 @@ def sanitizer_of(
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeReader(Reader):
+class ShapeReader(ObjectReader):
     """Values that follow the crops of a picture, in each of its views."""
 
-    reader: ObjectReader  # of the values as they are stored
     picture: PictureReader  # whose crops they follow
     # The op that drops rows, by view; None: none does.
     sanitizers: tuple[augment.SanitizeBoundingBoxes | None, ...]
     is_guess: bool  # it is the first of several images
     is_leader: bool  # it is the field of boxes that ops look at
-
-    min_rows = ObjectReader.min_rows
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.reader.name
-
-    @property
-    def field(self) -> Field:
-        return self.reader.field
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,15 +95,12 @@ class ShapeReader(Reader):
             f"{self.name}{name.removeprefix(self.picture.name)}" for name in self.picture.names
         )
 
-    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        return [[None] * num_samples for _ in self.names]
-
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        records = request.records(self.reader.store.records, self.name, first, last)
+        records = request.records(self.store.records, self.name, first, last)
         wanted, start = self.picture.wanted(request, first, last)
         keeps = [self._kept(view, request, first, last) for view in range(len(values))]
         for i, record in enumerate(records):
-            value = self.reader.codec.decode(record)
+            value = self.codec.decode(record)
             if self.is_guess and isinstance(self.field, Boxes):
                 _check_inside(value, self.picture.name, wanted.sizes[start + i])
             for view, move in enumerate(wanted.moves(start + i)):
@@ -130,23 +123,16 @@ class ShapeReader(Reader):
             return move_keypoints(value, box, size, flip, pairs, matrix, ripple)
         return np.array(value)
 
-    def _kept(self, view: int, request: Request, first: int, last: int) -> list[Bools] | None:
+    def _kept(self, view: int, request: Request, first: int, last: int) -> Sequence[Bools] | None:
         """Return which boxes of each sample are left in a view; None: all."""
-        sanitizer = self.sanitizers[view]
-        if sanitizer is None:
+        if self.sanitizers[view] is None:
             return None
-        keeps = partial(self._keeps, view, sanitizer)
-        found, start = request.shared(("kept", self.picture.name, view), keeps, first, last)
-        return found[start : start + last - first]
+        keeps = partial(self._keeps, view)
+        return request.shared_rows(("kept", self.picture.name, view), keeps, first, last)
 
-    def _keeps(
-        self,
-        view: int,
-        sanitizer: augment.SanitizeBoundingBoxes,
-        request: Request,
-        first: int,
-        last: int,
-    ) -> list[Bools]:
+    def _keeps(self, view: int, request: Request, first: int, last: int) -> list[Bools]:
+        sanitizer = self.sanitizers[view]
+        assert sanitizer is not None
         wanted, start = self.picture.wanted(request, first, last)
         found = []
         for i, boxes in enumerate(boxes_of(request, first, last), start):
@@ -162,10 +148,6 @@ class ShapeReader(Reader):
                 f"sample {index} has {len(kept)} boxes and {len(value)} rows of {self.name!r}: "
                 "name the fields with one row per box in SanitizeBoundingBoxes(fields=[...])"
             )
-
-    def finish(self, values: list[Any]) -> list[Any]:
-        named = zip(self.names, values, strict=True)
-        return [in_form(tensors, self.reader.batching, name) for name, tensors in named]
 
 
 def _check_inside(boxes: npt.NDArray[Any], picture: str, size: npt.NDArray[np.int64]) -> None:

@@ -99,18 +99,16 @@ def make_readers(
         elif field.record_nbytes is not None:
             readers.append(_fixed_reader(store, name, field, field.record_nbytes))
         else:
-            stored_one = ObjectReader(
-                store, name, field, codec_for(field), batching.get(name, LIST)
-            )
+            stored_as = store, name, field, codec_for(field), batching.get(name, LIST)
             lists = _views(shape_ops)
             drops = tuple(sanitizer_of(name, field, each, stored) for each in lists.values())
             if not any(drops) and not (isinstance(field, Boxes | Keypoints) and shape_ops):
-                readers.append(stored_one)
+                readers.append(ObjectReader(*stored_as))
                 continue
             followed = _followed(name, fields, stored, leader)
             picture = _picture_reader(store, *followed, lists, scale, max_picture_mb)
             is_leader = name == first_boxes(stored)
-            readers.append(ShapeReader(stored_one, picture, drops, is_guess, is_leader))
+            readers.append(ShapeReader(*stored_as, picture, drops, is_guess, is_leader))
     return tuple(readers)
 
 
@@ -134,9 +132,7 @@ def forms_of(
             forms |= dict.fromkeys(reader.names, form)
         elif isinstance(reader, ImagesReader):
             forms |= dict.fromkeys(reader.names, LIST)
-        elif isinstance(reader, ObjectReader | ShapeReader) and isinstance(
-            field, Array | Boxes | Keypoints
-        ):
+        elif isinstance(reader, ObjectReader) and isinstance(field, Array | Boxes | Keypoints):
             # Whether there are as many boxes in all samples of a batch is chance.
             kind = "equal" if isinstance(field, Array) else "list"
             forms |= dict.fromkeys(reader.names, Form(kind))

@@ -118,6 +118,17 @@ class Request:
         known = self._known(name, make, LoadersError)
         return (make(self, first, last), 0) if known is None else (known, first)
 
+    def shared_rows(
+        self,
+        name: Hashable,
+        make: Callable[[Request, int, int], Sequence[T]],
+        first: int,
+        last: int,
+    ) -> Sequence[T]:
+        """Return for a range of the samples what ``make`` makes of each, once for all parts as ``shared``."""
+        made, start = self.shared(name, make, first, last)
+        return made[start : start + last - first]
+
     def _known(
         self, name: Hashable, make: Callable[[Request, int, int], T], caught: type[Exception]
     ) -> T | None:
@@ -138,8 +149,7 @@ class Request:
         def find(request: Request, first: int, last: int) -> list[UInt8Array]:
             return read(name, request.part(first, last))
 
-        found, start = self.shared(("records", name), find, first, last)
-        return found[start : start + last - first]
+        return self.shared_rows(("records", name), find, first, last)
 
 
 class Reader(ABC):

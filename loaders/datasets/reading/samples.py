@@ -314,14 +314,9 @@ def _flat(samples: list[list[Any]], form: Form, name: str) -> Any:
 
 
 def _padded(tensors: list[torch.Tensor], axis: int, value: float) -> torch.Tensor:
-    if axis == 0:
-        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
-    first, longest = tensors[0], max(tensor.shape[axis] for tensor in tensors)
-    shape = (len(tensors), *first.shape[:axis], longest, *first.shape[axis + 1 :])
-    values = first.new_full(shape, value)
-    for row, tensor in zip(values, tensors, strict=True):
-        row.narrow(axis, 0, tensor.shape[axis]).copy_(tensor)
-    return values
+    moved = [tensor.movedim(axis, 0) for tensor in tensors]
+    padded = torch.nn.utils.rnn.pad_sequence(moved, batch_first=True, padding_value=value)
+    return padded.movedim(1, axis + 1).contiguous()
 
 
 def _check_joined(tensors: list[torch.Tensor], form: Form, axis: int, name: str) -> None:

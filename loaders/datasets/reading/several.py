@@ -11,8 +11,9 @@ import torch
 
 from loaders.buffers import Memory
 from loaders.codecs.several import split_files
-from loaders.datasets.reading.request import Reader, Request
-from loaders.datasets.reading.samples import LIST, Form, in_form, with_own_storage
+from loaders.datasets.reading.objects import ListReader
+from loaders.datasets.reading.request import Request
+from loaders.datasets.reading.samples import Form, with_own_storage
 from loaders.errors import CodecError
 
 if TYPE_CHECKING:
@@ -24,21 +25,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagesReader(Reader):
+class ImagesReader(ListReader):
     """Pictures of samples: of each a list, or a tensor where all leave with one size."""
 
     store: Store  # where the records lie
     name: str  # of the field
     pictures: PictureReader  # reads single pictures from their places
-    batching: Form = LIST  # what a batch has
+    batching: Form
     min_rows = 1
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.pictures.names
-
-    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        return [[None] * num_samples for _ in self.names]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         records = request.records(self.store.records, self.name, first, last)
@@ -79,10 +77,6 @@ class ImagesReader(Reader):
                 self.pictures.codec.decode(file)
             except CodecError as error:
                 raise CodecError(f"picture {number}: {error}") from error
-
-    def finish(self, values: list[Any]) -> list[Any]:
-        named = zip(self.names, values, strict=True)
-        return [in_form(pictures, self.batching, name) for name, pictures in named]
 
 
 def _of_pictures(request: Request, first: int, last: int, counts: list[int]) -> Request:

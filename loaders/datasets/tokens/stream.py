@@ -133,17 +133,12 @@ class TokenStream:
         if not len(starts):
             return
         runs = self._runs_of(starts)
-        over = starts + length > self._lasts[runs]
-        if not over.all():
-            self._verify(starts, starts + length)
-            found, addresses = self._find(starts, runs)
-            if over.any():
-                addresses[over] = addresses[~over][0]  # they are put right below
-            _copy(found, addresses, out)
-        if over.any():
-            some = np.empty((int(over.sum()), out.shape[1]), np.uint8)
-            self.gather_ranges(starts[over], np.full(len(some), length), some.reshape(-1))
-            out[over] = some
+        if (starts + length > self._lasts[runs]).any():
+            self.gather_ranges(starts, np.full(len(starts), length), out.reshape(-1))
+            return
+        self._verify(starts, starts + length)
+        found, addresses = self._find(starts, runs)
+        _copy(found, addresses, out)
 
     def gather_ranges(self, starts: Indices, lengths: Indices, out: npt.NDArray[np.uint8]) -> None:
         """Copy ranges of different lengths, each within the stream, one behind the other."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from loaders.checks import Settled, as_list, shares, shown, whole_number
+from loaders.checks import Settled, as_list, one_of, shares, shown, whole_number
 from loaders.codecs.tokenizer import decoder_of
 from loaders.data.shards import MemoryShard
 from loaders.datasets.base import BatchDataset, SamplesOf, from_start, index_array
@@ -147,12 +147,8 @@ class TokenWindows(Settled, BatchDataset):
     def _check_options(self, stride: int | None) -> None:
         for name, value in (("length", self.length), ("stride", self.stride)):
             whole_number(name, value, at_least=1)
-        choices = {"tail": Tail, "by": By, "fit": Fit, "dtype": Dtype}
-        for name, choice in choices.items():
-            if getattr(self, name) not in get_args(choice):
-                raise ValueError(
-                    f"{name} must be one of {get_args(choice)}, got {getattr(self, name)!r}"
-                )
+        for name, choice in (("tail", Tail), ("by", By), ("fit", Fit), ("dtype", Dtype)):
+            one_of(name, getattr(self, name), get_args(choice))
         if self.by == "document" and stride is not None:
             raise ValueError("stride is for by='stream': with by='document' nothing overlaps")
         if self.dtype == "stored" and (self.by == "document" or self.tail == "pad"):
