@@ -15,16 +15,24 @@ from loaders.data.manifest import Place, ShardInfo
 from loaders.errors import PackError
 from packdata.images.plan import pack_images
 from packdata.packed.edit import copy_dataset
-from packdata.packing.journal import Journal, JournalHeader, Reached, Reject, flatten_plan
+from packdata.packing.journal import (
+    Journal,
+    Reached,
+    Reject,
+    State,
+    differences,
+    flatten_plan,
+)
 from packdata.packing.lock import lock
 from tests.packdata.command_sources import make_sources
+from tests.refusals import At
 
 SHARD = ShardInfo("shard-00000.lmdb", 3, 100, "ff", {"x": Place(8, row_nbytes=4)}, (50, 9))
-HEADER = JournalHeader({"format": '"lmdb"'}, "packing", ("",))
+PLAN = {"format": '"lmdb"'}
 
 
 def write(path: Path) -> None:
-    journal = Journal.create(path, HEADER)
+    journal = Journal.create(path, State(PLAN, "packing", ("",)))
     rejects = [Reject(1, "a.jpg", "cut")]
     for items in (4, 8):
         at = Reached(items, rejects=rejects).to_json()
@@ -47,7 +55,11 @@ def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
 
     journal = reopen(path)
 
-    assert journal.header == HEADER
+    assert (journal.state.plan, journal.state.kind, journal.state.folders) == (
+        PLAN,
+        "packing",
+        ("",),
+    )
     assert journal.state.shards == {"": [SHARD, SHARD]}
     assert journal.state.reached == {"": Reached(8, rejects=[])}
     assert journal.state.ended[""].items == 9
@@ -104,13 +116,16 @@ def test_no_journal_is_none(tmp_path: Path) -> None:
     assert Journal.open(tmp_path / "journal.jsonl", lambda *_: True) is None
 
 
-def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / ".packing" / "journal.jsonl"
-    path.parent.mkdir()
-    path.write_text(json.dumps(HEADER.to_json() | {"journal": 99}) + "\n")
+def test_a_journal_of_another_version_is_refused_until_overwrite(tmp_path: Path) -> None:
+    path = tmp_path / "out" / ".packing" / "journal.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(State(PLAN).header() | {"journal": 99}) + "\n")
+    make_sources(tmp_path)
 
-    with pytest.raises(PackError):
-        Journal.open(path, lambda *_: True)
+    with pytest.raises(PackError, check=At("out")):
+        pack_images(tmp_path / "photos", tmp_path / "out")
+
+    assert pack_images(tmp_path / "photos", tmp_path / "out", overwrite=True).samples
 
 
 def test_differences_of_plans_are_named() -> None:
@@ -118,7 +133,7 @@ def test_differences_of_plans_are_named() -> None:
     old = flatten_plan({"options": {"quality": 90, "fit": None}, "files": big, "same": 1})
     new = flatten_plan({"options": {"quality": 80}, "files": big[1:], "same": 1, "more": {}})
 
-    found = JournalHeader(old).differences(new)
+    found = differences(old, new)
 
     assert found[0] == "quality was 90, is now 80"
     assert found[1] == "fit was null, is now not there"
@@ -137,7 +152,7 @@ def test_what_differs_alike_in_several_splits_is_named_once_and_long_values_are_
         }
         return flatten_plan({"recipe": {"train": recipe, "val": recipe}})
 
-    found = JournalHeader(plan("jpeg")).differences(plan("png"))
+    found = differences(plan("jpeg"), plan("png"))
 
     assert found == [
         'codec was "jpeg", is now "png"',

@@ -473,7 +473,7 @@ def test_a_command_that_is_refused_drops_no_packing_that_only_has_to_be_publishe
     assert contents(dst / PACKING_NAME) == before
 
 
-def _fail(*_: object) -> None:
+def _fail(*_: object, **__: object) -> None:
     raise OSError(errno.EIO, "the disk is broken")
 
 

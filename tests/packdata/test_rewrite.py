@@ -183,7 +183,7 @@ def test_the_shards_of_a_dataset_whose_manifest_was_lost_stay(
 def test_an_error_while_publishing_leaves_the_target_as_it_was(
     tmp_path: Path, source: Path, step: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     old = pack_samples(tmp_path / "old", 4, fields=SMALL)
@@ -383,7 +383,7 @@ def test_a_split_that_was_killed_between_two_parts_is_done_again(
 def test_no_part_is_published_if_one_cannot_be_prepared(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(publish, "swap", failing)

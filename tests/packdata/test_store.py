@@ -24,7 +24,7 @@ def test_a_first_file_can_be_read_by_whom_the_folder_lets_and_is_one_of_its_own(
 ) -> None:
     before = os.umask(0o022)
     try:
-        assert FolderStore(tmp_path / "d").put("manifest.json", given, {})
+        assert FolderStore(tmp_path / "d").put("manifest.json", given.read_bytes(), {})
     finally:
         os.umask(before)
 
@@ -39,7 +39,7 @@ def test_a_first_file_replaces_none(tmp_path: Path, given: Path) -> None:
     store = FolderStore(tmp_path)
     (tmp_path / "manifest.json").write_text("there")
 
-    assert not store.put("manifest.json", given, {})
+    assert not store.put("manifest.json", given.read_bytes(), {})
 
     assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]
     assert (tmp_path / "manifest.json").read_text() == "there"

@@ -8,6 +8,7 @@ parts); where an e-tag is something else, the object is read back and hashed.
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +63,18 @@ class Bucket:
         mark = {"etag": found.get("etag"), "version": found.get("version")}
         return data, mark if data is None else mark | {"size": len(data)}
 
-    def put(self, name: str, path: Path, only: Mapping[str, Any] | None = None) -> bool:
-        """Send a file, with ``only`` just in place of what ``read`` has seen ({}: of nothing; some stores ignore that).
+    def put(self, name: str, data: bytes, only: Mapping[str, Any] | None = None) -> bool:
+        """Send a small file, with ``only`` just in place of what ``read`` has seen ({}: of nothing).
 
-        Return whether it was written.
+        Return whether it was written. Some stores ignore that condition.
         """
+        # The fetcher, which sends it, reads files.
+        with tempfile.NamedTemporaryFile(prefix="packdata-") as file:
+            file.write(data)
+            file.flush()
+            return self._send(name, Path(file.name), only)
+
+    def _send(self, name: str, path: Path, only: Mapping[str, Any] | None = None) -> bool:
         found = self._ask("put", name=name, path=str(path.absolute()), only=only)
         return bool(found["is_written"])
 
@@ -82,7 +90,7 @@ class Bucket:
             what = f"its xxh3-128 is {found}, the manifest says {digest}"
             raise ChecksumError(what, path, None, None, "Run 'packdata verify' on it")
         for attempt in range(1, _ATTEMPTS + 1):
-            self.put(name, path)
+            self._send(name, path)
             if self._is_there(name, path, size_bytes, digest):
                 return size_bytes * attempt
         what = f"what arrives has another size or hash, sent {_ATTEMPTS} times"

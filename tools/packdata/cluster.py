@@ -14,7 +14,6 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, PackError
@@ -86,13 +85,12 @@ def pack_on_ray(
     check_outside(dst, plan.sources)
     began = time.monotonic()
     of, place, cores = parts or usual_parts(plan), place_of(dst).absolute(), workers or 1
-    settings |= {"workers": cores, "overwrite": overwrite}
+    settings |= {"format": plan.format, "workers": cores, "overwrite": overwrite}
     recipes = in_order(plan.splits, shuffle)
     with _ray(address) as ray:
-        _check_room(ray, cores)
         items = counted(sum(len(recipe) for _, recipe in plan.splits), "item")
         note(f"{items} in {counted(of, 'part')}, on {counted(len(ray.nodes()), 'node')}")
-        shared = ray.put((recipes, plan.format, place, os.getcwd(), get_defaults(), settings))
+        shared = ray.put((recipes, place, os.getcwd(), get_defaults(), settings))
         samples = _pack_all(ray, shared, of, cores, Quiet() if progress is None else progress)
     if not plan.is_unchanged():
         raise changed(dst)
@@ -119,13 +117,9 @@ def _ray(address: str | None) -> Iterator[Any]:
     except ImportError as error:
         raise LoadersError("engine='ray' needs Ray: pip install 'loaders[ray]'") from error
     options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    options |= (
-        {"address": "local", "include_dashboard": False}
-        if address is None
-        else {"address": address}
-    )
+    options |= {"include_dashboard": False} if address is None else {}
     try:
-        ray.init(**options)
+        ray.init(address or "local", **options)
     except Exception as error:  # it also raises bare ones: where a node does not start in 30 s
         where = address or "this machine"
         raise LoadersError(f"cannot connect to Ray at {where}: {error}") from error
@@ -135,49 +129,51 @@ def _ray(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _pack_one(jobs: list[Any], part: Part) -> tuple[int, int]:
+def _pack_one(job: Any, part: Part) -> tuple[int, int]:
     """Pack a part, in a task; return its samples and rejects."""
-    recipes, format, dst, folder, remote, settings = _job_of(jobs[0])
+    recipes, dst, folder, remote, settings = job
     os.chdir(folder)  # of the driver: sources may be relative to it
     if get_defaults() != remote:
         set_defaults(**remote)
     try:
-        summary = pack_part(recipes, dst, part, format=format, **settings)
+        summary = pack_part(recipes, dst, part, **settings)
     finally:
         drop_copies()
     return summary.samples, len(summary.rejected)
 
 
-@lru_cache(maxsize=1)
-def _job_of(job: Any) -> Any:
-    """Return what all tasks share, which a worker fetches for its first part."""
-    import ray
-
-    return ray.get(job)
-
-
 def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> int:
     """Pack all parts; return how many samples that made."""
     task = ray.remote(_pack_one).options(num_cpus=cores, max_retries=_MAX_RETRIES)
-    running = {task.remote([job], Part(i, of)): i for i in range(of)}
-    packed, rejected, had_room = 0, 0, time.monotonic()
+    packed, rejected, had_room = (
+        0,
+        0,
+        -_ROOM_S,
+    )  # without room at the beginning nothing is waited for
     progress.start(None, 0)
+    running: dict[Any, Part] = {}
     try:
-        while running:
-            ended, _ = ray.wait([*running], timeout=_WAIT_S)
-            for each in ended:
-                samples, rejects = _result(ray, each, Part(running.pop(each), of))
+        while True:
+            nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+            if (most := max(nodes, default=0.0)) >= cores:
+                had_room = time.monotonic()
+            elif time.monotonic() - had_room > _ROOM_S:  # parts would wait for ever
+                what = f"a part takes {counted(cores, 'core')}, and no node has more than {most:g}"
+                hint = "Pass fewer workers=, or add a node; the same command goes on"
+                raise PackError(what, "Ray", hint)
+            if not running:
+                parts = [Part(i, of) for i in range(of)]
+                running = {task.remote(job, part): part for part in parts}
+            for each in ray.wait([*running], timeout=_WAIT_S)[0]:
+                samples, rejects = _result(ray, each, running.pop(each))
                 packed, rejected = packed + samples, rejected + rejects
                 progress.advance(rejected, samples)
-            if _most_cores(ray) >= cores:
-                had_room = time.monotonic()
-            elif time.monotonic() - had_room > _ROOM_S:
-                _check_room(ray, cores)
+            if not running:
+                return packed
     finally:
         for each in running:
             ray.cancel(each, force=True)
         progress.close()
-    return packed
 
 
 def _result(ray: Any, task: Any, part: Part) -> tuple[int, int]:
@@ -189,16 +185,3 @@ def _result(ray: Any, task: Any, part: Part) -> tuple[int, int]:
         what = f"the worker of part {part} was lost {_MAX_RETRIES + 1} times"
         hint = f"Ray says: {str(error).splitlines()[0]}. More memory, or smaller parts, may help"
         raise PackError(what, part.name, hint) from error
-
-
-def _most_cores(ray: Any) -> float:
-    """Return the cores of the largest node."""
-    return max((n["Resources"].get("CPU", 0.0) for n in ray.nodes() if n["Alive"]), default=0.0)
-
-
-def _check_room(ray: Any, cores: int) -> None:
-    """Raise PackError where no node can run a part: it would wait for ever."""
-    if (most := _most_cores(ray)) < cores:
-        what = f"a part takes {counted(cores, 'core')}, and no node has more than {most:g}"
-        hint = "Pass fewer workers=, or add a node; the same command goes on"
-        raise PackError(what, "Ray", hint)

@@ -25,7 +25,7 @@ from loaders.schema import Field, Schema, Text
 from loaders.system import opencv
 from packdata.packing.engine import why_rejected
 from packdata.packing.journal import Reached, Reject
-from packdata.packing.packing import Filling, Packing
+from packdata.packing.packing import Filling, Made, Packing
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER, as_json
@@ -289,12 +289,14 @@ class Writer:
         self._settle_key(values)
         self._check_fields(values, name)
         key = self._checked_key(values, name)
-        prepared: dict[str, Prepared] = {}
-        for field, value in values.items():
-            with _placed(f"{name}, field {field!r}"):
+        prepared, field = dict[str, Prepared](), ""
+        try:
+            for field, value in values.items():
                 prepared[field] = self._preparers[field](value)
-        with _placed(name):
-            check_sizes({field: value.size for field, value in prepared.items()}, self._fields)
+            field = ""
+            check_sizes({n: value.size for n, value in prepared.items()}, self._fields)
+        except CodecError as error:
+            raise _placed(error, name, field) from error
         return _Sample(self._num_samples, name, key, prepared)
 
     def _check_fields(self, values: Mapping[str, Any], name: str) -> None:
@@ -327,17 +329,19 @@ class Writer:
     def _encode(self, sample: _Sample) -> _Made:
         """Runs on the threads."""
         number, name, key, values = sample
-        encoded: dict[str, Encoded] = {}
+        encoded, field = dict[str, Encoded](), ""
         try:
             for field, value in values.items():
-                with _placed(f"{name}, field {field!r}"):
-                    encoded[field] = value if isinstance(value, Encoded) else value.make()
-            with _placed(name):
-                check_sizes({field: each.size for field, each in encoded.items()}, self._fields)
-                records = {field: each.record for field, each in encoded.items()}
-                check_records(records, self._schema, self._format)
+                encoded[field] = value if isinstance(value, Encoded) else value.make()
+            field = ""
+            check_sizes({n: each.size for n, each in encoded.items()}, self._fields)
+            records = {n: each.record for n, each in encoded.items()}
+            check_records(records, self._schema, self._format)
         except LoadersError as error:
-            return _Made(number, name, key, {}, error)
+            return _Made(number, name, key, {}, _placed(error, name, field))
+        except Exception as error:
+            error.add_note(f"while packing {name}, field {field!r}")
+            raise
         given = sum(value.nbytes for value in values.values() if isinstance(value, Work))
         return _Made(number, name, key, records, None, max(given, nbytes_of(records)))
 
@@ -384,11 +388,12 @@ class Writer:
                 )
                 hint = why_rejected(state.all_rejects) or "A dataset needs at least one"
                 raise PackError(what, self._packing.dst, hint)
-            self._packing.publish({"": (self._schema, {**self._provenance, "packer": PACKER})})
+            made = Made(self._schema, {**self._provenance, "packer": PACKER})
+            self._packing.publish({"": made})
             num_packed = self._num_samples - len(state.all_rejects)
             seconds = time.monotonic() - self._began
-            made = self._packing.dst, self._packing.manifests(), self._packing.rejected()
-            self.summary = summary_of(*made, [""], seconds, num_packed)
+            about = self._packing.dst, self._packing.manifests(), self._packing.rejected()
+            self.summary = summary_of(*about, [""], seconds, num_packed)
         self._open.close()
         return self.summary
 
@@ -434,18 +439,14 @@ def _name(number: int, values: Mapping[str, Any]) -> str:
     return f"sample {number}" + ("" if key is None else f" (key {key!r})")
 
 
-@contextmanager
-def _placed(where: str) -> Iterator[None]:
-    """Say of errors which sample and field they belong to."""
-    try:
-        yield
-    except SourceError as error:
-        raise SourceError(f"{error.what} ({where})", error.path, error.hint) from error
-    except LoadersError as error:
-        raise CodecError(f"{where}: {error}") from error
-    except Exception as error:
-        error.add_note(f"while packing {where}")
-        raise
+def _placed(error: LoadersError, name: str, field: str) -> LoadersError:
+    """Return the error with the sample and field that it belongs to."""
+    where = f"{name}, field {field!r}" if field else name
+    placed: LoadersError = CodecError(f"{where}: {error}")
+    if isinstance(error, SourceError):
+        placed = SourceError(f"{error.what} ({where})", error.path, error.hint)
+    placed.__cause__ = error
+    return placed
 
 
 def _check_names(number: int, values: Any, source: Any) -> None:

@@ -12,7 +12,7 @@ from packdata.inspect.compare import schema_differences
 from packdata.packed.content import ViewContent, check_keys
 from packdata.packed.rewrite import Written, format_of, plan_of, write_datasets
 from packdata.packing.outside import check_outside
-from packdata.packing.packing import MADE, Packing
+from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.provenance import extended, origin_of
 from packdata.packing.publish import manifest_at
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
@@ -109,7 +109,8 @@ def extend(
         _joined([grown, *added])
         provenance = extended(before.provenance, origins)
         shards = [shard for view in added for shard in view.whole_shards or ()]
-        return packing.publish_whole(grown.schema, provenance, shards, grown=(before, seen))
+        packing.publish_whole(Made(grown.schema, provenance), shards, grown=(before, seen))
+        return packing.manifests()[""]
 
 
 def _joined(views: Sequence[View]) -> View:

@@ -15,8 +15,8 @@ from loaders.remote.url import is_url
 from loaders.system.regular import read_regular
 from packdata.bucket import target_at
 from packdata.packing.journal import Reached, flatten_plan
-from packdata.packing.packing import Filling, Packing
-from packdata.packing.provenance import PACKER, PLAN
+from packdata.packing.packing import MADE, Filling, Made, Packing
+from packdata.packing.provenance import PACKER
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
@@ -24,7 +24,6 @@ from packdata.packing.shards import (
     check_shard_options,
     shard_format,
 )
-from packdata.packing.target import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -96,14 +95,16 @@ def write_datasets(
     place, folders = target_at(dst), [*datasets]
     with Packing(place, folders, plan, kind="command", overwrite=overwrite, link=link) as packing:
         if packing.is_published:
-            note(f"{place}: {packing.why_finished}")
+            note(f"{place}: {MADE}")
             return packing.manifests()
+        made = dict[str, Made]()
         for folder, each in datasets.items():
             content, schema = each.content, each.content.schema
-            packing.stage_files(folder, files_beside(schema, content.view.folders))
+            beside = files_beside(schema, content.view.folders)
+            made[folder] = Made(schema, each.provenance, beside)
             if each.whole is not None:
-                provenance = {**each.provenance, PLAN: digest_of(plan)}
-                return {folder: packing.publish_whole(schema, provenance, each.whole, tick=tick)}
+                packing.publish_whole(made[folder], each.whole, tick=tick)
+                return packing.manifests()
             filling = Filling(packing, folder, schema, format, shard_bytes)
             done = sum(info.num_samples for info in packing.state.shards.get(folder, ()))
             tick(done)
@@ -115,7 +116,7 @@ def write_datasets(
             packing.wait()
             if not packing.state.shards.get(folder):
                 raise PackError("there is no sample to write", packing.dst)
-        packing.publish({f: (w.content.schema, w.provenance) for f, w in datasets.items()})
+        packing.publish(made)
         return packing.manifests()
 
 

@@ -24,7 +24,7 @@ from loaders.system import opencv
 from packdata.bucket import target_at
 from packdata.describe import counted
 from packdata.packing.journal import Reached, Reject, flatten_plan
-from packdata.packing.packing import Filling, Packing
+from packdata.packing.packing import MADE, Filling, Made, Packing
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER
@@ -142,7 +142,7 @@ class Run:
             what = f"an earlier run left {some} out, such as {earlier[0][0]}"
             hint = "Pass on_error='skip' to continue, or overwrite=True to start anew"
             raise PackError(what, packing.dst, hint)
-        note = packing.why_finished if packing.is_published else self._pack(packing, splits)
+        note = MADE if packing.is_published else self._pack(packing, splits)
         made = packing.dst, packing.manifests(), packing.rejected(), counted_folders(splits)
         seconds, notes = time.monotonic() - self._began, [note] if note else []
         ends = packing.state.ended.values()
@@ -170,7 +170,7 @@ class Run:
             self.progress.close()
         if not is_same:
             raise changed(packing.dst)
-        packing.publish({f: c for packer in packers for f, c in packer.contents()})
+        packing.publish(dict(made for packer in packers for made in packer.made()))
         if not earlier:
             return ""
         some = counted(earlier, "sample")
@@ -265,16 +265,14 @@ class _SplitPacker:
         shards = self.packing.state.shards
         return min(sum(s.num_samples for s in shards.get(f, ())) for f in self.folders)
 
-    def contents(self) -> Iterator[tuple[str, tuple[Any, Mapping[str, Any]]]]:
-        """Yield each target's folder with its schema and provenance."""
+    def made(self) -> Iterator[tuple[str, Made]]:
+        """Yield each target by its folder."""
         provenance = {**self.recipe.provenance, "packer": PACKER}
         for folder, target in zip(self.folders, self.recipe.targets, strict=True):
-            yield folder, (target.schema, provenance)
+            yield folder, Made(target.schema, provenance, target.files)
 
     def pack(self) -> None:
         """Pack what is left of the split; its last shard may still be on its way to the disk."""
-        for folder, target in zip(self.folders, self.recipe.targets, strict=True):
-            self.packing.stage_files(folder, target.files)
         if not self._is_ended:
             self._encode_all()
             for filling in self._fillings:

@@ -5,7 +5,7 @@
 1. The header: what decides the output (``plan``), and which datasets are made.
 2. ``{"target", "shard", "at"}``: a shard is complete at its place. ``at`` is a ``Reached``.
 3. ``{"end"}``: a split is at its end, a ``Reached``, too.
-4. ``{"done"}``: every shard is complete; only publishing is left, and this line has all that it takes.
+4. ``{"done"}``: every shard is complete; only publishing is left. This line has what else the datasets of a part take.
 
 A line that is torn, because the machine or the process died while it was written, is dropped.
 """
@@ -25,7 +25,6 @@ from loaders.errors import PackError
 from loaders.system.regular import read_regular
 from loaders.text import printable_json
 from packdata.packing.lock import CLOEXEC
-from packdata.packing.target import JOURNAL_NAME as JOURNAL_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +51,11 @@ class Reject(NamedTuple):
     error: str
 
 
+def by_item(rejects: Iterable[Reject]) -> list[Reject]:
+    """Return rejects in the order of their items."""
+    return sorted(rejects, key=lambda reject: reject.number)
+
+
 def named(rejects: Iterable[Reject]) -> list[tuple[str, str]]:
     """Return (item, error) of each."""
     return [(each.item, each.error) for each in rejects]
@@ -68,49 +72,6 @@ def rejects_bytes(rejects: Sequence[Reject]) -> bytes:
     lines = [json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects]
     text = "".join(f"{printable_json(line)}\n" for line in lines)
     return text.encode(errors="backslashreplace")
-
-
-@dataclass(frozen=True, slots=True)
-class JournalHeader:
-    """What a packing was started with.
-
-    Attributes:
-        plan: All that decides the output, flat: name to JSON text or its hash.
-        kind: What is left of it where it ends early (``Kind``).
-        folders: The datasets, by their folder.
-    """
-
-    plan: Mapping[str, str]
-    kind: Kind = "packing"
-    folders: Sequence[str] = ()
-
-    @property
-    def is_kept(self) -> bool:
-        """True if an error leaves it."""
-        return self.kind in ("packing", "part")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the header as JSON types."""
-        return {
-            "journal": JOURNAL_VERSION,
-            "plan": dict(self.plan),
-            "kind": self.kind,
-            "folders": list(self.folders),
-        }
-
-    def differences(self, plan: Mapping[str, str]) -> list[str]:
-        """Say in words where another plan differs; what differs alike in several splits, once."""
-        found: dict[tuple[str, str, str], str] = {}
-        for name in [*self.plan, *sorted(plan.keys() - self.plan.keys())]:
-            was, now = (one.get(name, "not there") for one in (self.plan, plan))
-            if was != now:
-                is_short = max(len(was), len(now)) <= _MAX_SHOWN_CHARS and _HASH not in was
-                short = name.rpartition(".")[2]  # the option; before it stands whose
-                text = f"{short} was {was}, is now {now}" if is_short else f"{short} differs"
-                if short == "files":  # of which a plan has the hash
-                    text = "the list of files (names, sizes, times) differs"
-                found.setdefault((short, was, now), text)
-        return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +105,12 @@ class Reached:
 
 @dataclass(slots=True)
 class State:
-    """How far a packing has come.
+    """What a packing was started with, and how far it has come.
 
     Attributes:
+        plan: All that decides the output, flat: name to JSON text or its hash.
+        kind: What is left of it where it ends early.
+        folders: The datasets, by their folder.
         shards: Finished shards per target.
         reached: How far each target has come with them.
         ended: How far each split came that is at its end.
@@ -155,32 +119,44 @@ class State:
         size: Bytes of the journal that was read.
     """
 
+    plan: Mapping[str, str] = field(default_factory=dict)
+    kind: Kind = "packing"
+    folders: Sequence[str] = ()
     shards: dict[str, list[ShardInfo]] = field(default_factory=dict)
     reached: dict[str, Reached] = field(default_factory=dict)
     ended: dict[str, Reached] = field(default_factory=dict)
     rejects: dict[str, list[Reject]] = field(default_factory=dict)
     done: dict[str, Any] | None = None
-    size: int = field(default=0, compare=False)
+    size: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """True if an error leaves it."""
+        return self.kind in ("packing", "part")
 
     @property
     def all_rejects(self) -> list[Reject]:
         """Items left out, split by split in the order of the source."""
-        splits = self.rejects.values()
-        return [r for each in splits for r in sorted(each, key=lambda reject: reject.number)]
+        return [reject for each in self.rejects.values() for reject in by_item(each)]
+
+    def header(self) -> dict[str, Any]:
+        """Return the first line."""
+        about = {"plan": dict(self.plan), "kind": self.kind, "folders": list(self.folders)}
+        return {"journal": JOURNAL_VERSION, **about}
 
     def apply(self, line: Mapping[str, Any]) -> None:
-        """Take one line of the journal in."""
+        """Take another line in."""
+        if "done" in line:
+            self.done = line["done"]
+            return
+        at = Reached.from_json(line["at"] if "shard" in line else line["end"])
         if "shard" in line:
-            shard, at = ShardInfo.from_json(line["shard"]), Reached.from_json(line["at"])
+            shard = ShardInfo.from_json(line["shard"])
             self.shards.setdefault(line["target"], []).append(shard)
             self.reached[line["target"]] = at
-            self.rejects.setdefault(at.split, []).extend(at.rejects)
-        elif "end" in line:
-            at = Reached.from_json(line["end"])
+        else:
             self.ended[at.split] = at
-            self.rejects.setdefault(at.split, []).extend(at.rejects)
-        elif "done" in line:
-            self.done = line["done"]
+        self.rejects.setdefault(at.split, []).extend(at.rejects)
 
 
 def flatten_plan(value: Any, name: str = "") -> dict[str, str]:
@@ -202,21 +178,37 @@ def flatten_plan(value: Any, name: str = "") -> dict[str, str]:
     return {name: text}
 
 
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Say in words where two plans differ; what differs alike in several splits, once."""
+    found: dict[tuple[str, str, str], str] = {}
+    for name in [*before, *sorted(after.keys() - before.keys())]:
+        was, now = (one.get(name, "not there") for one in (before, after))
+        if was != now:
+            is_short = max(len(was), len(now)) <= _MAX_SHOWN_CHARS and _HASH not in was
+            short = name.rpartition(".")[2]  # the option; before it stands whose
+            text = f"{short} was {was}, is now {now}" if is_short else f"{short} differs"
+            if short == "files":  # of which a plan has the hash
+                text = "the list of files (names, sizes, times) differs"
+            found.setdefault((short, was, now), text)
+    return list(found.values())
+
+
 class Journal:
     """An open journal; ``append`` returns once the line is on disk."""
 
-    def __init__(self, path: Path, header: JournalHeader, state: State) -> None:
-        self.path, self.header, self.state = path, header, state
+    def __init__(self, path: Path, state: State) -> None:
+        self.path, self.state = path, state
         self._fd = os.open(path, os.O_WRONLY | CLOEXEC)
         os.ftruncate(self._fd, state.size)
         os.lseek(self._fd, state.size, os.SEEK_SET)
 
     @classmethod
-    def create(cls, path: Path, header: JournalHeader) -> Journal:
+    def create(cls, path: Path, state: State) -> Journal:
         """Start a journal, replacing one that is there."""
-        line = _dump(header.to_json())
+        line = _dump(state.header())
         publish_bytes(path, line)
-        return cls(path, header, State(size=len(line)))
+        state.size = len(line)
+        return cls(path, state)
 
     @classmethod
     def open(cls, path: Path, exists: Exists) -> Journal | None:
@@ -225,8 +217,8 @@ class Journal:
             data = read_regular(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        found = parse_journal(data, path, exists)
-        return None if found is None else cls(path, *found)
+        state = parse_journal(data, path, exists)
+        return None if state is None else cls(path, state)
 
     def append(self, *lines: Mapping[str, Any]) -> None:
         """Write lines durably and take them into the state."""
@@ -244,9 +236,7 @@ class Journal:
             self._fd = -1
 
 
-def parse_journal(
-    data: bytes, path: Path, exists: Exists = lambda *_: True
-) -> tuple[JournalHeader, State] | None:
+def parse_journal(data: bytes, path: Path, exists: Exists = lambda *_: True) -> State | None:
     """Return what a journal says up to where it can be trusted; None if nothing can be.
 
     Args:
@@ -257,18 +247,27 @@ def parse_journal(
     Raises:
         PackError: It is of another version.
     """
-    lines = data.splitlines(keepends=True)
-    header = _parse_header(lines[0] if lines else b"", path)
+    first, *rest = data.splitlines(keepends=True) or [b""]
+    header = _parse(first)
     if header is None:
         return None
-    state = State(size=len(lines[0]))
-    for raw in lines[1:]:
+    if (version := header.get("journal")) != JOURNAL_VERSION:
+        what = f"the unfinished packing there is of journal version {version}"
+        hint = "Finish it with that release, or pass overwrite=True"
+        raise PackError(what, path.parent.parent, hint)
+    state = State(header["plan"], header["kind"], tuple(header["folders"]), size=len(first))
+    for raw in rest:
         line = _parse(raw)
-        if line is None or not _applies(line, exists):
+        try:
+            if line is None:
+                break
+            if "shard" in line and not exists(line["target"], ShardInfo.from_json(line["shard"])):
+                break
+            state.apply(line)
+        except (KeyError, TypeError, ValueError):
             break
-        state.apply(line)
         state.size += len(raw)
-    return header, state
+    return state
 
 
 def _dump(line: Mapping[str, Any]) -> bytes:
@@ -283,22 +282,3 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return line if isinstance(line, dict) else None
-
-
-def _parse_header(raw: bytes, path: Path) -> JournalHeader | None:
-    line = _parse(raw)
-    if line is None:
-        return None
-    if line.get("journal") != JOURNAL_VERSION:
-        what = f"the unfinished packing there is of journal version {line.get('journal')}"
-        raise PackError(
-            what, path.parent.parent, "Finish it with that release, or pass overwrite=True"
-        )
-    return JournalHeader(line["plan"], line["kind"], tuple(line["folders"]))
-
-
-def _applies(line: Mapping[str, Any], exists: Exists) -> bool:
-    try:
-        return "shard" not in line or exists(line["target"], ShardInfo.from_json(line["shard"]))
-    except (KeyError, TypeError, ValueError):
-        return False

@@ -12,20 +12,20 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from loaders.data.manifest import Manifest, ShardInfo, publish_bytes
+from loaders.data.manifest import Manifest, ShardInfo
 from loaders.errors import ManifestError, PackError
 from loaders.remote.url import is_url
-from loaders.schema import Schema
 from packdata.claimed import claimed_folder, on_the_way
 from packdata.packing.disk import GO_ON, explained, write_staged
 from packdata.packing.journal import (
     Journal,
-    JournalHeader,
     Kind,
     Reached,
     State,
+    differences,
     named,
     parse_rejects,
     rejects_bytes,
@@ -38,7 +38,6 @@ from packdata.packing.publish import (
     manifest_at,
     name_at,
     publish,
-    seen_at,
     sizes_at,
     unnamed,
 )
@@ -61,6 +60,7 @@ from packdata.packing.target import (
     digest_of,
     other_datasets,
 )
+from packdata.recipe import Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,16 +68,19 @@ if TYPE_CHECKING:
 
     from loaders.data.columns import Column
     from loaders.data.shards import FileShard
-    from packdata.packing.publish import Seen
-    from packdata.recipe import Block, Records
+    from loaders.schema import Schema
+    from packdata.recipe import Records
 
 MADE = "the same command made it earlier; nothing was written"
-FINISHED = "the same command was killed when it had made it; it was finished"
+_AT_ONCE = SHARDS_AT_ONCE + 4  # shards under way: two are written, the others put in their place
 
 
-_AT_ONCE = (
-    SHARDS_AT_ONCE + 4
-)  # shards under way: some are written, the others are put in their place
+class Made(NamedTuple):
+    """A dataset that is complete, but for its manifest: its fields, what made it, and the files beside shards."""
+
+    schema: Schema
+    provenance: Mapping[str, Any]
+    files: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Packing:
@@ -98,7 +101,6 @@ class Packing:
     Attributes:
         is_published: True once the datasets are there: on entering, if the same plan has made them.
         is_continued: True if the same plan had begun, and was killed.
-        why_finished: What made them, where nothing was left to do.
     """
 
     def __init__(
@@ -123,11 +125,12 @@ class Packing:
         self._written: deque[Future[ShardInfo]] = deque()
         self._put: deque[Future[None]] = deque()
         self._numbers = dict[str, int]()  # of the shards to come
+        self._manifests: dict[str, Manifest] = {}
         self._open = ExitStack()
-        self.is_published, self.is_continued, self.why_finished = False, False, ""
+        self.is_published = self.is_continued = False
 
     def __enter__(self) -> Self:
-        """Lock the destination, and go on where the same plan ended: where it was killed while it published, finish.
+        """Lock the destination, and go on where the same plan ended.
 
         Raises:
             PackError: The target holds something else, is in use, or cannot be written.
@@ -151,7 +154,6 @@ class Packing:
     def _begin(self, opened: ExitStack) -> None:
         if not self._work.exists():
             if self.is_made():
-                self.why_finished = MADE
                 return
             self._check_target()  # refuses before anything is made
         opened.enter_context(locked(self._work.parent))
@@ -162,13 +164,8 @@ class Packing:
         for pool in (self._putters, self._writers):
             opened.callback(partial(pool.shutdown, cancel_futures=True))
         self._journal = self._open_journal()
-        if self.state.done is not None:
-            self._publish_done()
-            self.why_finished = FINISHED
-        elif self.is_made():
-            self.why_finished = FINISHED
-        else:
-            self._check_target()  # another may have been faster
+        if not self.is_made() and self.state.done is None:  # another may have been faster
+            self._check_target()
 
     def is_made(self) -> bool:
         """Tell whether the datasets are there, as the same plan has made them."""
@@ -204,14 +201,19 @@ class Packing:
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
         begun = {*self.folders}
-        journal = Journal.open(self._work / JOURNAL_NAME, self._has_shard)
+        try:
+            journal = Journal.open(self._work / JOURNAL_NAME, self._has_shard)
+        except PackError:  # of another version
+            if not self._overwrite:
+                raise
+            journal = None
         if journal is not None:
-            was, differs = journal.header, journal.header.differences(self._plan)
+            was, differs = journal.state, differences(journal.state.plan, self._plan)
             if was.kind == self.kind != "writer" and not differs:
                 self.is_continued = True
                 return journal
             journal.close()
-            if was.is_kept and journal.state.shards and not self._overwrite:
+            if was.is_kept and was.shards and not self._overwrite:
                 what = f"an unfinished packing there is another: {'; '.join(differs[:4])}"
                 hint = "Pass the same to continue it, or overwrite=True to drop it"
                 raise PackError(what, self.dst, hint)
@@ -222,8 +224,9 @@ class Packing:
             parts = [each.name for some in self._store.below(PARTS_NAME) for each in some]
             self._store.delete(*parts)
             shutil.rmtree(self._work.with_name(PARTS_NAME), ignore_errors=True)
-        header = JournalHeader(self._plan, self.kind, self.folders)
-        return Journal.create(self._work / JOURNAL_NAME, header)
+        return Journal.create(
+            self._work / JOURNAL_NAME, State(self._plan, self.kind, self.folders)
+        )
 
     def _delete_unnamed(self, folders: Iterable[str]) -> None:
         """Delete shards that no manifest names, in a folder: of a command that was killed, or gave up."""
@@ -249,13 +252,6 @@ class Packing:
 
     def _has_shard(self, folder: str, info: ShardInfo) -> bool:
         return self._sizes.get(name_at(folder, info.file)) == info.size_bytes
-
-    def _staged(self, folder: str, name: str) -> Path:
-        return self._work / STAGED_NAME / folder / name
-
-    def _shown(self, path: Path) -> Path:
-        """Return a path as messages name it: beginning as the destination was given."""
-        return self._place / path.relative_to(self._work.parent)
 
     def stored(self, shard: ShardInfo) -> ShardInfo:
         """Return a shard under its name in the store."""
@@ -286,7 +282,7 @@ class Packing:
         self.wait(_AT_ONCE - 1)
         number = self._numbers.setdefault(folder, len(self.state.shards.get(folder, ())))
         self._numbers[folder] += 1
-        path = self._staged(folder, shard_name(number, format))
+        path = self._work / STAGED_NAME / folder / shard_name(number, format)
         written = self._writers.submit(write_staged, path, columns, schema)
         about = folder, path, written, reached, self._put[-1] if self._put else None
         self._written.append(written)
@@ -301,7 +297,8 @@ class Packing:
         before: Future[None] | None,
     ) -> None:
         """Runs on the threads."""
-        with self._explained("the shard cannot be written", self._shown(path)):
+        shown = self._place / path.relative_to(self._work.parent)  # begins as it was given
+        with self._explained("the shard cannot be written", shown):
             info = self.stored(written.result())
             name = name_at(folder, info.file)
             self._store.put_shard(name, path, info.size_bytes, info.xxh3_128)
@@ -316,59 +313,35 @@ class Packing:
         while len(self._put) > num or (self._put and self._put[0].done()):
             self._put.popleft().result()
 
-    def stage_files(self, folder: str, files: Mapping[str, bytes]) -> None:
-        """Write the files that a target's schema names, for publishing beside its manifest."""
-        for name, data in files.items():
-            path = self._staged(folder, name)
-            with self._explained("it cannot be written", self._shown(path)):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                publish_bytes(path, data)
-
     def end_split(self, reached: Reached) -> None:
         """Note that a split of the source is packed to its end."""
         self.wait()
         with self._explained("the journal cannot be written"):
             self.journal.append({"end": reached.to_json()})
 
-    def publish(self, contents: Mapping[str, tuple[Schema, Mapping[str, Any]]]) -> None:
-        """Make datasets of the finished shards: per target its schema and provenance."""
+    def publish(self, datasets: Mapping[str, Made]) -> None:
+        """Publish datasets of the finished shards, by their folder."""
         self.wait()
-        plan = {} if self.kind in ("part", "writer") else {PLAN: self._digest}
-        done = {
-            folder: {"schema": schema.to_json(), "provenance": {**provenance, **plan}}
-            for folder, (schema, provenance) in contents.items()
+        manifests = {
+            folder: Manifest(
+                made.schema, tuple(self.state.shards.get(folder, ())), self._provenance(made)
+            )
+            for folder, made in datasets.items()
         }
-        with self._explained("the dataset cannot be published"):
-            self.journal.append({"done": done})
-            self._publish_done()
-
-    def _publish_done(self) -> None:
-        """Publish what the journal says is complete."""
-        manifests, overwrite = self.manifests(), self._overwrite
-        seen = {f: seen_at(self._store, f, m, overwrite=overwrite) for f, m in manifests.items()}
-        for folder, manifest in manifests.items():
-            self._put_files(folder, manifest.schema)
-        self._publish(manifests, seen)
-
-    def _put_files(self, folder: str, schema: Schema) -> None:
-        for name in schema.files:
-            if (path := self._staged(folder, name)).exists():
-                self._store.put(name_at(folder, name), path)
+        self._publish(manifests, {folder: made.files for folder, made in datasets.items()})
 
     def publish_whole(
         self,
-        schema: Schema,
-        provenance: Mapping[str, Any],
+        made: Made,
         shards: Sequence[FileShard],
         *,
-        grown: tuple[Manifest, Seen] | None = None,
+        grown: tuple[Manifest, Mapping[str, Any]] | None = None,
         tick: Callable[[int], object] = int,
-    ) -> Manifest:
-        """Make a dataset of whole shards of others, in order, or add them to the one that is there.
+    ) -> None:
+        """Publish a dataset of whole shards of others, in order, or add them to the one that is there.
 
         Args:
-            schema: Its fields.
-            provenance: JSON.
+            made: Its fields and provenance.
             shards: The shards.
             grown: The manifest of the dataset that grows, and the mark of its file.
             tick: Called with the samples of each shard when it is there, on another thread.
@@ -378,49 +351,61 @@ class Packing:
             stored_info(each.info._replace(file=shard_name(n, shard_format(each.info.file))))
             for n, each in enumerate(shards, len(before))
         ]
-        manifest = Manifest(schema, (*before, *infos), provenance)
+        manifest = Manifest(made.schema, (*before, *infos), self._provenance(made))
 
         def put(shard: FileShard, info: ShardInfo) -> None:
             self._store.put_shard(info.file, shard.fetch(), info.size_bytes, info.xxh3_128)
             tick(info.num_samples)
 
-        with self._explained("the dataset cannot be published"):
-            seen = grown and grown[1]
-            if grown is None:
-                seen = seen_at(self._store, "", manifest, overwrite=self._overwrite)
+        with self._explained("the shard cannot be written"):
             for _ in self._putters.map(put, shards, infos):
                 pass
             for shard in shards:
                 shard.check_version()  # last: what replaces it from here on is not what was linked
-            self._put_files("", schema)
-            self._publish({"": manifest}, {"": seen})
-        return manifest
+        self._publish({"": manifest}, {"": made.files}, grown and grown[1])
 
-    def _publish(self, manifests: Mapping[str, Manifest], seen: Mapping[str, Seen]) -> None:
-        rejects = dict.fromkeys(self.folders if self.kind == "command" else [""], b"")
+    def _provenance(self, made: Made) -> dict[str, Any]:
+        is_known_by_plan = not (self._grows or self.kind in ("part", "writer"))
+        return {**made.provenance, **({PLAN: self._digest} if is_known_by_plan else {})}
+
+    def _publish(
+        self,
+        manifests: dict[str, Manifest],
+        files: Mapping[str, Mapping[str, bytes]],
+        seen: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Publish datasets whose shards are there, in place of what was ``seen``, or is there by now."""
+        done = {
+            folder: {"schema": each.schema.to_json(), "provenance": each.provenance}
+            for folder, each in manifests.items()
+        }
+        with self._explained("the dataset cannot be published"):
+            self.journal.append({"done": done})
+            self._put_made(manifests, files, seen)
+        self._manifests, self.is_published = manifests, True
+
+    def _put_made(
+        self,
+        manifests: Mapping[str, Manifest],
+        files: Mapping[str, Mapping[str, bytes]],
+        seen: Mapping[str, Any] | None,
+    ) -> None:
+        rejects = dict.fromkeys(() if self._grows else self.folders, b"")
         if self.kind != "command":
-            rejects[""] = rejects_bytes(self.state.all_rejects)
-        publish(self._store, manifests, seen, {} if self._grows else rejects)
-        self.is_published = True
+            rejects = {"": rejects_bytes(self.state.all_rejects)}
+        about = self._store, manifests, files, rejects
+        publish(*about, overwrite=self._overwrite, seen=seen)
 
     def manifests(self) -> dict[str, Manifest]:
-        """Return the manifest of each target, as it is published, or as the finished shards make it."""
-        if self.state.done is not None:
-            shards = self.state.shards
-            return {
-                folder: Manifest(
-                    Schema.from_json(content["schema"]),
-                    tuple(shards.get(folder, ())),
-                    content["provenance"],
-                )
-                for folder, content in self.state.done.items()
-            }
-        there = {folder: manifest_at(self._store, folder) for folder in self.folders}
-        return {folder: each for folder, each in there.items() if each is not None}
+        """Return the manifest of each target, once it is published."""
+        if not self._manifests:
+            there = {folder: manifest_at(self._store, folder) for folder in self.folders}
+            self._manifests = {f: each for f, each in there.items() if each is not None}
+        return self._manifests
 
     def rejected(self) -> list[tuple[str, str]]:
-        """Return (item, error) of what was left out, also by the run that made what was there."""
-        if self.state.done is not None or not self.is_published:
+        """Return (item, error) of what was left out so far, or of what is published."""
+        if not self.is_published:
             return named(self.state.all_rejects)
         return parse_rejects(self._store.read(REJECTED_NAME)[0] or b"")
 
@@ -429,8 +414,7 @@ class Packing:
         if self._journal is None:
             return
         self._journal.close()
-        is_kept = self._journal.header.is_kept and not self.is_published
-        if is_kept and (self.state.shards or self.state.done):
+        if self.state.is_kept and self.state.shards and not self.is_published:
             return
         with suppress(OSError):
             if not self.is_published:
@@ -462,9 +446,14 @@ class Filling:
     def add(
         self, records: Records | Block, reached: Callable[[int], Reached], first: int = 0
     ) -> None:
-        """Add what ``ShardBuilder.fill`` takes; ``reached`` gets the number of the next sample at each cut."""
-        for number in self._builder.fill(records, first):
-            self._cut(reached(number))
+        """Add a sample, or those of a block from ``first`` on; ``reached`` gets the number of the next at each cut."""
+        if isinstance(records, Block):
+            for number in self._builder.fill(records, first):
+                self._cut(reached(number))
+            return
+        self._builder.add(records)
+        if self._builder.is_full:
+            self._cut(reached(1))
 
     def end(self, reached: Callable[[], Reached]) -> None:
         """Write what is left as a shard, if anything is."""

@@ -7,9 +7,6 @@
    or ``drain``.
 3. Early close: ``close`` (or leaving ``with``) drops what has not begun, waits for what runs, and
    may be called twice.
-
-At most ``max_chunks`` chunks are in flight. That many smooth out items of unequal cost; fewer
-where results are large.
 """
 
 from __future__ import annotations
@@ -29,8 +26,8 @@ ResultT = TypeVar("ResultT")
 
 _CHUNK_S = 0.02
 _MAX_CHUNK = 256
-# Where one item in a hundred takes fifty times as long, 64 keep eight workers busy for 94 % of the
-# time, 16 for 71 %, 4 for 39 %.
+# Chunks in flight, which smooth out items of unequal cost. Where one item in a hundred takes fifty times as long, 64
+# keep eight workers busy for 94 % of the time, 16 for 71 %, 4 for 39 %.
 _CHUNKS_PER_WORKER = 64
 _MAX_RESULT_BYTES = 256 << 20
 
@@ -40,8 +37,8 @@ class _Done(NamedTuple, Generic[ResultT]):
 
     results: list[ResultT]
     error: BaseException | None
-    seconds: float = 0.0
-    nbytes: int = 0
+    seconds: float
+    nbytes: int
 
 
 class OrderedPool(Generic[ItemT, ResultT]):
@@ -62,31 +59,22 @@ class OrderedPool(Generic[ItemT, ResultT]):
         size_of: Callable[[ResultT], int] = lambda _: 0,
         max_bytes: int = _MAX_RESULT_BYTES,
     ) -> None:
-        self._function, self._num_workers, self._size_of = function, num_workers, size_of
-        self._max_bytes = max_bytes
+        self._function, self._size_of, self._max_bytes = function, size_of, max_bytes
         self._threads = ThreadPoolExecutor(num_workers, "packdata", initializer=use_no_ipp)
         self._pending: deque[Future[_Done[ResultT]]] = deque()
         self._chunk: list[ItemT] = []
         self._chunk_size = 1
-        self._mean_bytes: float | None = None  # until there is a result
-
-    @property
-    def max_chunks(self) -> int:
-        """Chunks that may be in flight now."""
-        if self._mean_bytes is None:
-            return self._num_workers + 1
-        chunk_bytes = max(1.0, self._mean_bytes * self._chunk_size)
-        most = self._num_workers * _CHUNKS_PER_WORKER
-        return max(self._num_workers + 1, min(most, int(self._max_bytes / chunk_bytes)))
+        self._least, self._most = num_workers + 1, num_workers * _CHUNKS_PER_WORKER
+        self._max_chunks = self._least  # in flight
+        self._mean_bytes: float | None = None  # of a result, once there is one
 
     def put(self, item: ItemT) -> Iterator[ResultT]:
         """Hand an item over; yield what is next in order, waiting if too much is in flight."""
         self._chunk.append(item)
         if len(self._chunk) >= self._chunk_size:
             self._submit()
-            while self._pending and (
-                self._pending[0].done() or len(self._pending) >= self.max_chunks
-            ):
+            pending = self._pending
+            while pending and (pending[0].done() or len(pending) >= self._max_chunks):
                 yield from self._next_results()
 
     def drain(self) -> Iterator[ResultT]:
@@ -108,32 +96,30 @@ class OrderedPool(Generic[ItemT, ResultT]):
 
     def _run(self, chunk: list[ItemT]) -> _Done[ResultT]:
         """Runs on the threads; results from before an error are kept."""
-        began = time.perf_counter()
-        results: list[ResultT] = []
+        began, results, failed = time.perf_counter(), list[ResultT](), None
         try:
             for item in chunk:
-                results.append(self._function(item))  # noqa: PERF401  (an error would lose them)
+                results.append(self._function(item))
         except BaseException as error:
-            return _Done(results, error)
+            failed = error
         seconds = time.perf_counter() - began
-        return _Done(results, None, seconds, sum(map(self._size_of, results)))
+        return _Done(results, failed, seconds, sum(map(self._size_of, results)))
 
     def _next_results(self) -> Iterator[ResultT]:
         done = self._pending.popleft().result()
         yield from done.results
         if done.error is not None:
             raise done.error
-        self._adapt(len(done.results), done.seconds, done.nbytes)
-
-    def _adapt(self, num: int, seconds: float, nbytes: int) -> None:
-        mean = nbytes / num
-        if self._mean_bytes is not None:
-            mean = self._mean_bytes + (mean - self._mean_bytes) * min(1, num / 16)
-        self._mean_bytes = mean
-        wanted = num * _CHUNK_S / max(seconds, 1e-6)
-        affordable = self._max_bytes / (self._num_workers + 1) / max(mean, 1.0)
-        most = min(wanted, affordable, 2 * self._chunk_size, _MAX_CHUNK)
-        self._chunk_size = max(1, int(most))
+        num = len(done.results)
+        mean, before = done.nbytes / num, self._mean_bytes
+        mean = self._mean_bytes = (
+            mean if before is None else before + (mean - before) * min(1, num / 16)
+        )
+        wanted = num * _CHUNK_S / max(done.seconds, 1e-6)
+        affordable = self._max_bytes / self._least / max(mean, 1.0)
+        size = max(1, int(min(wanted, affordable, 2 * self._chunk_size, _MAX_CHUNK)))
+        num_chunks = int(self._max_bytes / max(1.0, mean * size))
+        self._chunk_size, self._max_chunks = size, max(self._least, min(self._most, num_chunks))
 
     def close(self) -> None:
         """Drop what has not begun and wait for what runs."""

@@ -9,9 +9,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
@@ -23,11 +20,10 @@ from packdata.packing.target import REJECTED_NAME, STORED_SHARD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from loaders.data.manifest import ShardInfo
     from packdata.packing.store import Store
-
-    Seen = dict[str, Any] | None
 
 
 def name_at(folder: str, name: str) -> str:
@@ -72,63 +68,57 @@ def is_there(folder: Path) -> PackError:
     return PackError("a packed dataset is there, and is complete", folder, hint)
 
 
-def seen_at(store: Store, folder: str, manifest: Manifest, *, overwrite: bool) -> Seen:
-    """Return the mark of the manifest that is to be replaced: ``{}`` if there is none, None if it is this very one.
-
-    Raises:
-        PackError: Another dataset is there, and is not to be replaced.
-    """
-    there, mark = store.read(name_at(folder, MANIFEST_NAME))
-    if there is None:
-        return {}
-    if there == manifest_bytes(manifest):
-        return None
-    if not overwrite:
-        raise is_there(store.url / folder)
-    return mark
-
-
 def publish(
     store: Store,
     manifests: Mapping[str, Manifest],
-    seen: Mapping[str, Seen],
+    files: Mapping[str, Mapping[str, bytes]],
     rejects: Mapping[str, bytes],
-) -> None:
-    """Make datasets of shards that were put there, in place of what was seen.
+    *,
+    overwrite: bool = False,
+    seen: Mapping[str, Any] | None = None,
+) -> bool:
+    """Make datasets of shards that were put there; return whether any was not there before.
 
     Args:
         store: The target.
         manifests: Of each dataset, by its folder.
-        seen: What ``seen_at`` has returned of each.
+        files: The files that its schema names, by their names.
         rejects: What ``rejected.jsonl`` is to hold, by folder: if it is nothing, the file that is there goes.
+        overwrite: Replace other datasets.
+        seen: The mark of the manifest that is to be replaced; None for the one that is there now.
 
     Raises:
-        PackError: A shard is missing, or another dataset was put there meanwhile.
+        PackError: Another dataset is there, or was put there meanwhile; a shard is missing.
         RemoteError: The store does not answer, or refuses.
     """
-    old = set[str]()
+    marks, old = dict[str, dict[str, Any]](), set[str]()
+    for folder, manifest in manifests.items():
+        there, mark = store.read(name_at(folder, MANIFEST_NAME))
+        if there == manifest_bytes(manifest):
+            continue
+        if there is not None and seen is None and not overwrite:
+            raise is_there(store.url / folder)
+        marks[folder] = {} if there is None else dict(seen or mark)
+        if there is not None:
+            old |= files_of(folder, parse_manifest(there, store.url / folder / MANIFEST_NAME))
     for folder, manifest in manifests.items():
         if lost := lost_at(store, folder, manifest.shards):
             what = f"{counted(len(lost), 'shard')} missing, the first: {lost[0]}"
             raise PackError(what, store.url / folder, "Pack anew, with overwrite=True")
-        if (
-            not is_url(store.url)
-            and seen[folder]
-            and (there := manifest_at(store, folder)) is not None
-        ):
-            old |= files_of(folder, there)
+    for folder, beside in files.items():
+        for name, data in beside.items():
+            store.put(name_at(folder, name), data)
     for folder, data in rejects.items():
         if data:
-            with as_file(data) as path:
-                store.put(name_at(folder, REJECTED_NAME), path)
+            store.put(name_at(folder, REJECTED_NAME), data)
         elif store.read(name_at(folder, REJECTED_NAME))[0] is not None:  # of what is replaced
             store.delete(name_at(folder, REJECTED_NAME))
-    for folder, manifest in manifests.items():
-        if (mark := seen[folder]) is not None:
-            swap(store, folder, manifest, mark)
+    for folder, mark in marks.items():
+        swap(store, folder, manifests[folder], mark)
     if not is_url(store.url):
         kept = set[str]().union(*(files_of(f, manifest) for f, manifest in manifests.items()))
         store.delete(*(old - kept), *unnamed(store, manifests))
+    return bool(marks)
 
 
 def swap(store: Store, folder: str, manifest: Manifest, seen: Mapping[str, Any]) -> None:
@@ -138,16 +128,13 @@ def swap(store: Store, folder: str, manifest: Manifest, seen: Mapping[str, Any])
         name_at(folder, MANIFEST_NAME),
         store.url / folder,
     )
-    with as_file(data) as path:
-        is_same = store.read(name)[1] == {"etag": None, "version": None} | dict(seen)
-        is_written = is_same and store.put(name, path, seen)
+    is_same = store.read(name)[1] == {"etag": None, "version": None} | dict(seen)
+    is_written = is_same and store.put(name, data, seen)
     there, _ = store.read(name)  # also where an answer was lost, and it was sent twice
     if there != data:
-        what = (
-            "another dataset was published there"
-            if is_written is False
-            else "what was written is not there"
-        )
+        what = "what was written is not there"
+        if is_written is False:
+            what = "another dataset was published there"
         raise PackError(what, place, "Look at it; pass overwrite=True to replace it")
 
 
@@ -165,12 +152,3 @@ def unnamed(store: Store, datasets: Mapping[str, Manifest | None]) -> Iterator[s
             is_shard = STORED_SHARD.fullmatch(entry.name.rpartition("/")[2])
             if is_shard and entry.name not in named:
                 yield entry.name
-
-
-@contextmanager
-def as_file(data: bytes) -> Iterator[Path]:
-    """Yield a file with these bytes: the fetcher, which sends them, reads files."""
-    with tempfile.NamedTemporaryFile(prefix="packdata-") as file:
-        file.write(data)
-        file.flush()
-        yield Path(file.name)

@@ -160,29 +160,25 @@ class ShardBuilder:
         """True once the shard should be written."""
         return self.nbytes >= self.shard_bytes or self.num_samples >= self._max_samples
 
-    def fill(self, records: Records | Block, first: int = 0) -> Iterator[int]:
-        """Append a sample, or those of a block from number ``first`` on; they passed ``check_records``.
-
-        Yields:
-            The number of the next sample, each time that the shard is full: it is taken then.
-        """
-        if not isinstance(records, Block):
-            self._add(records)
-            if self.is_full:
-                yield 1
-            return
-        ends = _block_ends(records)
-        while first < len(records):
-            first = self._add_some(records, ends, first)
-            if self.is_full:
-                yield first
-
-    def _add(self, records: Records) -> None:
+    def add(self, records: Records) -> None:
+        """Append one sample, whose records passed ``check_records``."""
         for name, rows in self._rows.items():
             record = records[name]
             rows.append(record)
             self.nbytes += len(record) + _RECORD_BYTES
         self.num_samples += 1
+
+    def fill(self, block: Block, first: int = 0) -> Iterator[int]:
+        """Append the samples of a block that passed ``check_records``, from number ``first`` on.
+
+        Yields:
+            The number of the next sample, each time that the shard is full: it is taken then.
+        """
+        ends = _block_ends(block)
+        while first < len(block):
+            first = self._add_some(block, ends, first)
+            if self.is_full:
+                yield first
 
     def _add_some(self, block: Block, ends: npt.NDArray[np.int64], first: int) -> int:
         """Append samples until the block ends or the shard is full; return the number of the next."""

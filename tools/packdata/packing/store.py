@@ -38,7 +38,7 @@ class Store(Protocol):
     def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
         """Return a file's bytes, None if there is none, and the mark of this state of it."""
 
-    def put(self, name: str, path: Path, only: Mark | None = None) -> bool:
+    def put(self, name: str, data: bytes, only: Mark | None = None) -> bool:
         """Write a small file, with ``only`` just in place of what ``read`` has seen ({}: of nothing).
 
         Return whether it was written.
@@ -81,9 +81,9 @@ class FolderStore:
             return None, dict(_NOTHING)
         return data, _NOTHING | {"etag": xxhash.xxh3_128_hexdigest(data), "size": len(data)}
 
-    def put(self, name: str, path: Path, only: Mark | None = None) -> bool:
+    def put(self, name: str, data: bytes, only: Mark | None = None) -> bool:
         """Write a file; PackError if the system takes none."""
-        target, data = self.url / name, path.read_bytes()
+        target = self.url / name
         with explained(target, again=GO_ON):
             if only and self.read(name)[1] != _NOTHING | dict(only):
                 return False

@@ -11,12 +11,12 @@ import json
 import re
 import shutil
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import Manifest
 from loaders.errors import ManifestError, PackError
@@ -24,12 +24,11 @@ from loaders.remote.url import is_url
 from loaders.schema import Schema
 from packdata.bucket import target_at
 from packdata.describe import counted
-from packdata.packing.engine import plan_of
+from packdata.packing.engine import plan_of, why_rejected
 from packdata.packing.journal import (
-    JournalHeader,
-    Reached,
-    Reject,
     State,
+    by_item,
+    differences,
     named,
     parse_journal,
     parse_rejects,
@@ -39,12 +38,9 @@ from packdata.packing.lock import locked
 from packdata.packing.packing import check_target
 from packdata.packing.provenance import PLAN
 from packdata.packing.publish import (
-    as_file,
     is_made,
     manifest_at,
-    name_at,
     publish,
-    seen_at,
     unnamed,
 )
 from packdata.packing.store import Store, store_of
@@ -56,6 +52,7 @@ from packdata.packing.target import (
     is_unfinished,
 )
 from packdata.parts.part import Part
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,16 +64,9 @@ if TYPE_CHECKING:
 NUM_PARTS = "num_parts"  # in the provenance of a dataset that was joined of several
 OF = "part."  # prefix of what the plan of a part has, and that of the whole has not
 _NAME = re.compile(r"part-(\d+)-of-(\d+)(?:\..+)?")
+_JOINED = "the parts were joined earlier"
 _SHOWN = 10
 _THREADS = 16  # that wait for a store, or a network drive
-
-
-class Complete(NamedTuple):
-    """A part that is complete."""
-
-    path: Path
-    header: JournalHeader
-    state: State
 
 
 def finish(
@@ -132,10 +122,11 @@ def kept_file(digest: str) -> str:
     return f"{PARTS_NAME}/files/{digest}"
 
 
-def complete(data: bytes, path: Path) -> Complete | None:
-    """Return the part of a journal; None if it is not complete."""
-    found = parse_journal(data, path)
-    return None if found is None or found[1].done is None else Complete(path, *found)
+def part_at(store: Store, name: str) -> State | None:
+    """Return a part by the name of its journal; None if it is not complete."""
+    data, _ = store.read(f"{PARTS_NAME}/{name}")
+    state = parse_journal(data or b"", store.url / PARTS_NAME / name)
+    return state if state is not None and state.done is not None else None
 
 
 def found_parts(store: Store) -> list[tuple[Path, Part]]:
@@ -148,7 +139,7 @@ def found_parts(store: Store) -> list[tuple[Path, Part]]:
     return [(place / name, Part(number, of)) for name, number, of in numbers if number < of]
 
 
-def _all_parts(store: Store) -> list[Complete]:
+def _all_parts(store: Store) -> list[State]:
     """Return all parts in order, none if there are none, or they were joined; PackError if some are missing."""
     found = found_parts(store)
     if not found:
@@ -157,106 +148,85 @@ def _all_parts(store: Store) -> list[Complete]:
     if len(counts) > 1:
         what = f"there are parts of {' and of '.join(map(str, counts))}"
         raise PackError(what, dst, f"Remove those that are not meant from {found[0][0].parent}")
-    journals = {part.number: path for path, part in found if path.name == part.name}
+    names = [Part(number, counts[0]).name for number in range(counts[0])]
+    put = [path.name for path, part in found if path.name == part.name]
     with ThreadPoolExecutor(_THREADS) as pool:
-        names = (f"{PARTS_NAME}/{path.name}" for path in journals.values())
-        read = dict(zip(journals, pool.map(store.read, names), strict=True))
-    parts = {n: complete(data or b"", journals[n]) for n, (data, _) in read.items()}
-    there = {number: part for number, part in parts.items() if part is not None}
-    if not (num := counts[0] - len(there)):
-        return [there[number] for number in range(counts[0])]
-    first = next(iter(there.values()), None)
-    if first is not None:
-        plan = whole(first.header.plan, counts[0])
-        if is_made(store, first.header.folders, digest_of(plan)):
+        read = dict(zip(put, pool.map(partial(part_at, store), put), strict=True))
+    there = {name: part for name, part in read.items() if part is not None}
+    missing = [number for number, name in enumerate(names) if name not in there]
+    if not missing:
+        return [there[name] for name in names]
+    for first in islice(there.values(), 1):
+        if is_made(store, first.folders, digest_of(whole(first.plan, counts[0]))):
             _clear(store)  # killed while it deleted them, or one came late
             return []
-    missing = islice((i for i in range(counts[0]) if i not in there), _SHOWN)
-    shown = ", ".join(map(str, missing)) + (" and more" if num > _SHOWN else "")
-    what = f"{num:,} of {counted(counts[0], 'part')} missing: {shown}"
+    what = f"{len(missing):,} of {counted(counts[0], 'part')} missing: {few(map(str, missing), _SHOWN)}"
     raise PackError(what, dst, "Run the command that packs each again, then this one")
 
 
-def _check_alike(dst: Path, parts: Sequence[Complete], digest: str) -> None:
+def _check_alike(dst: Path, parts: Sequence[State], digest: str) -> None:
     """Raise PackError if parts are not of one packing (that of a hash, if one is given), or have nothing in them.
 
     What their sources are called may differ: the dataset tells the name that the first part saw.
     """
-    first = parts[0]
-    if digest and digest_of(whole(first.header.plan, len(parts))) != digest:
+    first, of = parts[0], len(parts)
+    if digest and digest_of(whole(first.plan, of)) != digest:
         what = "what was packed there was replaced by another packing, meanwhile"
         raise PackError(what, dst, "Pack one of them into another place")
-    for part in parts:
-        differences = first.header.differences(part.header.plan)
-        if differences or _schemas(part) != _schemas(first):
-            what = "; ".join(differences[:4]) or "what the datasets hold differs"
-            what = f"{part.path.name} is of another packing than {first.path.name}: {what}"
+    for number, part in enumerate(parts):
+        differs = differences(first.plan, part.plan)
+        if differs or _schemas(part) != _schemas(first):
+            what = "; ".join(differs[:4]) or "what the datasets hold differs"
+            what = f"{Part(number, of).name} is of another packing than {Part(0, of).name}: {what}"
             raise PackError(what, dst, "Pack one of them again as the other, with overwrite=True")
-    for folder in first.header.folders:
-        if not any(part.state.shards.get(folder) for part in parts):
-            rejects = [r for part in parts for r in part.state.all_rejects]
-            some = f"{counted(len(rejects), 'item')} rejected, the first: "
-            hint = some + rejects[0].error if rejects else ""
-            raise PackError("no sample that could be packed", dst / folder, hint)
+    for folder in first.folders:
+        if not any(part.shards.get(folder) for part in parts):
+            rejects = [reject for part in parts for reject in part.all_rejects]
+            raise PackError("no sample that could be packed", dst / folder, why_rejected(rejects))
 
 
-def _schemas(part: Complete) -> dict[str, Any]:
-    return {folder: content["schema"] for folder, content in (part.state.done or {}).items()}
+def _schemas(part: State) -> list[Any]:
+    return [content["schema"] for content in (part.done or {}).values()]
 
 
-def _join(store: Store, parts: Sequence[Complete], began: float, *, overwrite: bool) -> Summary:
+def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool) -> Summary:
     joined = _joined(parts)
     check_target(store.url, [*joined], overwrite=True)
-    seen = {f: seen_at(store, f, m, overwrite=overwrite) for f, m in joined.items()}
-    for folder, manifest in joined.items():
-        _put_files(store, folder, manifest.schema.files)
-    states = [part.state for part in parts]
-    ends = [_reached(split, states) for split in states[0].ended]
-    rejects = [reject for end in ends for reject in end.rejects]
-    publish(store, joined, seen, {"": rejects_bytes(rejects)})
+    files = {folder: _kept_files(store, m.schema.files) for folder, m in joined.items()}
+    splits = parts[0].ended
+    rejects = [r for split in splits for p in parts for r in by_item(p.rejects.get(split, ()))]
+    about = store, joined, files, {"": rejects_bytes(rejects)}
+    notes = [] if publish(*about, overwrite=overwrite) else [_JOINED]
     _clear(store)
-    is_published = all(there is None for there in seen.values())
-    notes = ["the parts were joined earlier"] if is_published else []
-    firsts = _first_folders([*joined], parts[0].header.plan)
-    made = store.url, joined, named(rejects), firsts
+    made = store.url, joined, named(rejects), _first_folders([*joined], parts[0].plan)
+    ends = [end for part in parts for end in part.ended.values()]
     summary = summary_of(*made, time.monotonic() - began, 0, notes, ends)
     return replace(summary, amount=counted(len(parts), "part"))
 
 
-def _joined(parts: Sequence[Complete]) -> dict[str, Manifest]:
+def _joined(parts: Sequence[State]) -> dict[str, Manifest]:
     """Return what becomes of parts, by its folder; of one part it is what a packing without parts makes."""
-    done: Mapping[str, Any] = parts[0].state.done or {}
+    done: Mapping[str, Any] = parts[0].done or {}
     of: dict[str, Any] = {NUM_PARTS: len(parts)} if len(parts) > 1 else {}
-    of[PLAN] = digest_of(whole(parts[0].header.plan, len(parts)))
+    of[PLAN] = digest_of(whole(parts[0].plan, len(parts)))
     return {
         folder: Manifest(
             Schema.from_json(content["schema"]),
-            tuple(shard for part in parts for shard in part.state.shards.get(folder, ())),
+            tuple(shard for part in parts for shard in part.shards.get(folder, ())),
             {**content["provenance"], **of},
         )
         for folder, content in done.items()
     }
 
 
-def _put_files(store: Store, folder: str, files: Mapping[str, str]) -> None:
-    for name, digest in files.items():
-        data, _ = store.read(kept_file(digest))
+def _kept_files(store: Store, files: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the files beside a manifest, by the names that its schema has."""
+    found = {name: store.read(kept_file(digest))[0] for name, digest in files.items()}
+    for name, data in found.items():
         if data is None:
-            what = f"the file {name} is missing"
-            raise PackError(what, store.url / folder, "Pack a part again, with overwrite=True")
-        with as_file(data) as path:
-            store.put(name_at(folder, name), path)
-
-
-def _reached(split: str, states: Sequence[State]) -> Reached:
-    """Return what all parts together have packed of a split."""
-    counts = sum((Counter(state.ended[split].counts) for state in states), Counter[str]())
-    rejects, before = list[Reject](), 0
-    for state in states:
-        of_part = state.rejects.get(split, ())
-        rejects += [each._replace(number=before + each.number) for each in of_part]
-        before += state.ended[split].items
-    return Reached(before, 0, split, rejects, counts)
+            hint = "Pack a part again, with overwrite=True"
+            raise PackError(f"the file {name} is missing", store.url, hint)
+    return {name: data for name, data in found.items() if data is not None}
 
 
 def _first_folders(folders: Sequence[str], plan: Mapping[str, str]) -> Sequence[str]:

@@ -22,18 +22,18 @@ from loaders.remote.url import is_url
 from packdata.bucket import target_at
 from packdata.claimed import claimed_folder, on_the_way
 from packdata.packing.engine import Run, counted_folders, folders_of, plan_of
-from packdata.packing.journal import named
+from packdata.packing.journal import differences, named
 from packdata.packing.packing import Packing, check_target
 from packdata.packing.publish import is_made, lost_at
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
-from packdata.packing.target import JOURNAL_NAME, PARTS_NAME, digest_of, is_unfinished
-from packdata.parts.joining import Complete, complete, found_parts, kept_file, nothing_done, whole
+from packdata.packing.target import PARTS_NAME, digest_of, is_unfinished
+from packdata.parts.joining import found_parts, kept_file, nothing_done, part_at, whole
 from packdata.parts.part import Part, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from loaders.data.manifest import ShardInfo
+    from loaders.data.manifest import Manifest, ShardInfo
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
     from packdata.recipe import Recipe
@@ -114,25 +114,20 @@ class PartPacking(Packing):
         if not self.is_made():
             super()._begin(opened)
 
-    def _found(self) -> Complete | None:
-        data, _ = self._store.read(self.record)
-        return None if data is None else complete(data, self.dst / self.record)
-
     def is_made(self) -> bool:
         """Tell whether the part is packed, or all of them are finished.
 
         With ``overwrite``, a part that left items out is packed again: they may be readable now.
         """
-        found = self._found()
+        found = part_at(self._store, self._part.name)
         if found is None:
             digest = digest_of(whole(self._plan, self._part.of))
             self.is_published = is_made(self._store, self.folders, digest)
         else:
-            shards, has_rejects = found.state.shards, bool(found.state.all_rejects)
             self.is_published = not (
-                found.header.differences(self._plan)
-                or any(lost_at(self._store, folder, each) for folder, each in shards.items())
-                or (self._overwrite and has_rejects)
+                differences(found.plan, self._plan)
+                or any(lost_at(self._store, folder, each) for folder, each in found.shards.items())
+                or (self._overwrite and found.all_rejects)
             )
         return self.is_published
 
@@ -153,8 +148,8 @@ class PartPacking(Packing):
 
     def _check_record(self) -> None:
         """Raise PackError if the part is there, made with other options."""
-        found = self._found()
-        differs = [] if found is None else found.header.differences(self._plan)
+        found = part_at(self._store, self._part.name)
+        differs = [] if found is None else differences(found.plan, self._plan)
         if differs and not self._overwrite:
             raise self._other("; ".join(differs[:4]))
 
@@ -162,19 +157,27 @@ class PartPacking(Packing):
         hint = "Pass what they were packed with, or overwrite=True to drop them"
         return PackError(f"other parts were packed there: {what}", self.dst, hint)
 
-    def _publish_done(self) -> None:
+    def _put_made(
+        self,
+        manifests: Mapping[str, Manifest],
+        files: Mapping[str, Mapping[str, bytes]],
+        seen: Any,
+    ) -> None:
         """Put the part's journal; PackError if another packed it differently."""
-        for folder, manifest in self.manifests().items():
-            for name, digest in manifest.schema.files.items():
-                self._store.put(kept_file(digest), self._staged(folder, name))
-        if not self._store.put(self.record, self._work / JOURNAL_NAME, {}):
+        for folder, beside in files.items():
+            for name, data in beside.items():
+                self._store.put(kept_file(manifests[folder].schema.files[name]), data)
+        if not self._store.put(self.record, self.journal.path.read_bytes(), {}):
             self._check_record()
-        self.is_published = True
+
+    def rejected(self) -> list[tuple[str, str]]:
+        """Return (item, error) of what was left out of the part so far."""
+        return named(self.state.all_rejects)
 
     def nothing_done(self, why: str) -> Summary:
         """Return the summary of a part that was packed before, with its rejects."""
-        found = self._found()
-        rejects = [] if found is None else found.state.all_rejects
+        found = part_at(self._store, self._part.name)
+        rejects = [] if found is None else found.all_rejects
         return nothing_done(self.dst / self.record, f"part {self._part} {why}", named(rejects))
 
 
