@@ -31,33 +31,25 @@ class ArraysPlan(FilesPlan[ArraysRecipe]):
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say where channels were guessed, too."""
-        return [*self._channel_notes(), *FilesPlan.notes(self, packed)]
-
-    def _channel_notes(self) -> list[str]:
-        for split, recipe in self.splits:
-            field = recipe.targets[0].schema.fields[ARRAY]
-            assert isinstance(field, Array)
-            if recipe.options.channels is not None:
-                continue
-            what = ""
-            if recipe.axes.num == len(field.dims) == 4:
-                first, last = field.dims[0], field.dims[-1]
-                if first is None or (last is not None and last < first):
-                    what = f"axis 0 of {first or 'varying'} taken as channels; if they come last, "
-                    what += "pass channels='last'"
-            elif recipe.axes.num == 3:
-                what = _flat_volume(field.dims[1:])
-            if what:
-                return [f"{split}: {what}" if split else what]
-        return []
+        guesses = [(split, _guess(recipe)) for split, recipe in self.splits]
+        told = [f"{split}: {what}" if split else what for split, what in guesses if what]
+        return [*told[:1], *FilesPlan.notes(self, packed)]
 
 
-def _flat_volume(dims: Sequence[int | None]) -> str:
-    """Say of a volume that looks like a picture how it would be one."""
-    for length, place in ((dims[-1], "last"), (dims[0], "first")):
-        if length is not None and length <= _MAX_COLORS:
-            shape = " x ".join(str(each or "any") for each in dims)
-            return f"{shape} taken as a volume; if it is a picture, pass channels={place!r}"
+def _guess(recipe: ArraysRecipe) -> str:
+    """Say of channels that may lie elsewhere than taken how they would; "" of others."""
+    field = recipe.targets[0].schema.fields[ARRAY]
+    assert isinstance(field, Array)
+    dims, num = field.dims, recipe.axes.num
+    if recipe.options.channels is None and num == len(dims) == 4:
+        if dims[0] is None or (dims[-1] is not None and dims[-1] < dims[0]):
+            taken = f"axis 0 of {dims[0] or 'varying'} taken as channels"
+            return f"{taken}; if they come last, pass channels='last'"
+    elif recipe.options.channels is None and num == 3:
+        for length, place in ((dims[-1], "last"), (dims[1], "first")):
+            if length is not None and length <= _MAX_COLORS:
+                shape = " x ".join(str(each or "any") for each in dims[1:])
+                return f"{shape} taken as a volume; if it is a picture, pass channels={place!r}"
     return ""
 
 

@@ -176,10 +176,8 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
 
         def check(header: ArrayHeader) -> None:
             self._check_array(header, item.where)
-            if len(header.shape) != self.axes.num:
-                what = (
-                    f"{len(header.shape)} axes {header.shape}, the first array has {self.axes.num}"
-                )
+            if (num := len(header.shape)) != self.axes.num:
+                what = f"{num} axes {header.shape}, the first array has {self.axes.num}"
                 raise SourceError(what, item.where, "Pack arrays of each kind by themselves")
 
         array = read_array(_file_of(item), self.options.array, check)
@@ -273,17 +271,13 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
             raise SourceError("a single number, not an array", where, hint)
         if 0 in header.shape:
             raise SourceError(f"an empty array of shape {header.shape}", where)
-        self._check_nbytes(header, where)
-
-    def _check_nbytes(self, header: ArrayHeader, where: str) -> None:
-        dtype = header.dtype if self.options.dtype is None else np.dtype(self.options.dtype)
-        nbytes = math.prod(header.shape) * dtype.itemsize
-        if nbytes <= self.max_nbytes:
-            return
-        what = f"it would take {describe_size(nbytes)}, a record holds up to "
-        what += describe_size(self.max_nbytes)
-        fits_lmdb = nbytes <= MAX_RECORD_NBYTES
-        raise SourceError(what, where, "Pack it with format='lmdb'" if fits_lmdb else _CUT)
+        nbytes = math.prod(header.shape) * np.dtype(self.options.dtype or header.dtype).itemsize
+        if nbytes > self.max_nbytes:
+            sizes = describe_size(nbytes), describe_size(self.max_nbytes)
+            hint = "Pack it with format='lmdb'" if nbytes <= MAX_RECORD_NBYTES else _CUT
+            raise SourceError(
+                "it would take {}, a record holds up to {}".format(*sizes), where, hint
+            )
 
     def _read_mask(self, item: Item, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Read the mask of an item whose spatial axes have these lengths; SourceError."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import cv2
@@ -81,7 +80,14 @@ class SizeOption:
 
     def scaled(self, size: Size) -> Size:
         """Return the size of the whole picture after scaling, before it is cut or padded."""
-        return _scaled(self, size)
+        height, width = size
+        down, across = self.height / height, self.width / width
+        if self.fit == "stretch":
+            return self.height, self.width
+        scale = min(down, across) if self.fit == "contain" else max(down, across)
+        if self.fit == "shorter" and scale >= 1:
+            return size
+        return tuple(max(1, math.floor(side * scale + 0.5)) for side in size)  # type: ignore[return-value]
 
     def keeps(self, size: Size) -> bool:
         """Tell whether a picture of this size stays as it is."""
@@ -98,8 +104,10 @@ class SizeOption:
     ) -> Array:
         """Return the picture in its new size."""
         size = size or (pixels.shape[0], pixels.shape[1])
-        if self.fit == "cover":
-            pixels, size = self._trim(pixels, size)
+        top, left = self._margins(size)
+        if top or left:
+            pixels = pixels[top : size[0] - top, left : size[1] - left]
+            size = (pixels.shape[0], pixels.shape[1])
         to = self.scaled(size)
         pixels = _take_nearest(pixels, to) if nearest else _scale(pixels, size, to)
         if self.fixed is None:
@@ -108,29 +116,22 @@ class SizeOption:
 
     def window(self, size: Size) -> tuple[tuple[float, float, float, float], Size]:
         """Return where in a picture of a size its result lies (y, x, height, width), and the result's size."""
-        top = left = 0
-        if self.fit == "cover":
-            top, left = self._margins(size)
-            size = size[0] - 2 * top, size[1] - 2 * left
+        top, left = self._margins(size)
+        size = size[0] - 2 * top, size[1] - 2 * left
         to = self.scaled(size)
         result = self.fixed or to
         down, across = to[0] / size[0], to[1] / size[1]
         y, x = (_before(whole, part) for whole, part in zip(to, result, strict=True))
         return (top + y / down, left + x / across, result[0] / down, result[1] / across), result
 
-    def _trim(self, pixels: Array, size: Size) -> tuple[Array, Size]:
-        """Drop what lies far outside before enlarging: 20,000 x 1 would grow to millions."""
-        top, left = self._margins(size)
-        if not (top or left):
-            return pixels, size
-        pixels = pixels[top : size[0] - top, left : size[1] - left]
-        return pixels, (pixels.shape[0], pixels.shape[1])
-
     def _margins(self, size: Size) -> tuple[int, int]:
-        """Return how many rows and columns at each side lie far outside when a picture is enlarged."""
+        """Return how many rows and columns at each side are cut before a picture is enlarged to cover a size.
+
+        They lie far outside: 20,000 x 1 would grow to millions.
+        """
         height, width = size
         scale = max(self.height / height, self.width / width)
-        if scale <= 1:
+        if self.fit != "cover" or scale <= 1:
             return 0, 0
         top = max(0, height - 2 * math.ceil(self.height / scale)) // 2
         left = max(0, width - 2 * math.ceil(self.width / scale)) // 2
@@ -149,51 +150,25 @@ def _not_one_number(height: int, width: int) -> SchemaError:
     )
 
 
-@lru_cache(256)  # it is asked for four times per picture
-def _scaled(resize: SizeOption, size: Size) -> Size:
-    height, width = size
-    down, across = resize.height / height, resize.width / width
-    if resize.fit == "stretch":
-        return resize.height, resize.width
-    scale = min(down, across) if resize.fit == "contain" else max(down, across)
-    if resize.fit == "shorter" and scale >= 1:
-        return size
-    sides = (max(1, math.floor(side * scale + 0.5)) for side in size)
-    return next(sides), next(sides)
-
-
 def _scale(pixels: Array, full: Size, size: Size) -> Array:
     """Average areas along the sides that shrink, then interpolate along those that grow."""
+    own = pixels.shape[:2]
     down, across = (
-        side / _factor(side, length) for side, length in zip(full, pixels.shape[:2], strict=True)
+        side / next(factor for factor in (1, 2, 4, 8) if -(-side // factor) == length)
+        for side, length in zip(full, own, strict=True)
     )
-    if (down, across) != pixels.shape[:2]:
+    resized = pixels
+    if (down, across) != own:
         # Given factors, OpenCV counts the last row and column for the part that they cover. The
         # size it finds for itself is the rounded one, which is exact from MIN_REDUCED pixels on.
-        factors = (size[1] / across, size[0] / down)
-        return _cv2_resize(pixels, size, cv2.INTER_AREA, factors)
-    shrunk = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
-    pixels = _cv2_resize(pixels, shrunk, cv2.INTER_AREA)
-    return _cv2_resize(pixels, size, cv2.INTER_CUBIC)
-
-
-def _factor(side: int, length: int) -> int:
-    """Return by how much a side was reduced to that length."""
-    return next(factor for factor in (1, 2, 4, 8) if -(-side // factor) == length)
-
-
-def _cv2_resize(
-    pixels: Array,
-    size: Size,
-    method: int,
-    factors: tuple[float, float] | None = None,
-) -> Array:
-    if pixels.shape[:2] == size:
-        return pixels
-    if factors is None:
-        resized = cv2.resize(pixels, size[::-1], interpolation=method)
+        factors = size[1] / across, size[0] / down
+        resized = cv2.resize(pixels, None, None, *factors, interpolation=cv2.INTER_AREA)
     else:
-        resized = cv2.resize(pixels, None, None, *factors, interpolation=method)
+        shrunk = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
+        if shrunk != own:
+            resized = cv2.resize(pixels, shrunk[::-1], interpolation=cv2.INTER_AREA)
+        if shrunk != size:
+            resized = cv2.resize(resized, size[::-1], interpolation=cv2.INTER_CUBIC)
     return resized.reshape(*size, *pixels.shape[2:])  # cv2 drops a single channel
 
 
@@ -210,10 +185,8 @@ def _place(pixels: Array, size: Size) -> Array:
     if pixels.shape[:2] == size:
         return np.ascontiguousarray(pixels)
     result = np.zeros((*size, *pixels.shape[2:]), pixels.dtype)
-    target, source = [], []
-    for new, old in zip(size, pixels.shape[:2], strict=True):
-        length = min(new, old)
-        target.append(slice((new - length) // 2, (new - length) // 2 + length))
-        source.append(slice((old - length) // 2, (old - length) // 2 + length))
-    result[tuple(target)] = pixels[tuple(source)]
+    shared = [(n, o, min(n, o)) for n, o in zip(size, pixels.shape[:2], strict=True)]
+    target = tuple(slice((n - m) // 2, (n - m) // 2 + m) for n, _, m in shared)
+    source = tuple(slice((o - m) // 2, (o - m) // 2 + m) for _, o, m in shared)
+    result[target] = pixels[source]
     return result

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from loaders.errors import CodecError, SchemaError, SourceError
+from loaders.errors import CodecError, SourceError
 from loaders.remote.url import is_url, url_of
 from packdata.images.pictures import check_exact, decode_mask, decode_picture, open_picture
 from packdata.readers import parse_json
@@ -83,8 +83,8 @@ class Marks:
         at = np.searchsorted(known, codes).clip(0, len(known) - 1)
         if (wrong := known[at] != codes).any():
             y, x = np.argwhere(wrong)[0].tolist()
-            what = f"the mask has the colour #{int(codes[y, x]):06x} at {x}, {y} (x, y)"
-            raise CodecError(f"{what}, which is not in the {self.names[0]}")
+            what = f"the colour #{int(codes[y, x]):06x} at {x}, {y} (x, y)"
+            raise CodecError(f"{what} is not in the {self.names[0]}")
         numbers = np.array([(self.numbers or {})[code] for code in known.tolist()])
         found: Values = numbers[at].astype(self.dtype if self.table is None else np.int64)
         return found
@@ -95,9 +95,7 @@ def _mapped(values: Values, table: npt.NDArray[Any]) -> Values:
     known = values.astype(np.int64)
     found = np.where(known < len(table), table[known.clip(0, len(table) - 1)], -1)
     if (wrong := found < 0).any():
-        raise CodecError(
-            f"the mask holds {int(known[wrong][0])}, which the label map does not name"
-        )
+        raise CodecError(f"{int(known[wrong][0])} is not in the label map")
     return found.astype(np.uint16 if table.max() > np.iinfo(np.uint8).max else np.uint8)
 
 
@@ -126,25 +124,19 @@ def _color_of(line: str) -> int | None:
 
 
 def _table(label_map: Path | str) -> tuple[int, ...]:
+    """Return the new number by the old one, -1 where there is none."""
     text = _read(label_map, "Give a file with two numbers per line, old and new, or a JSON object")
     try:
-        pairs = _pairs_of(text)
+        if text.lstrip().startswith("{"):
+            pairs = {int(old): int(new) for old, new in parse_json(text).items()}
+        else:
+            found = re.findall(r"^[ \t]*(\d+)[ \t,;:]+(\d+)\b", text, re.MULTILINE)
+            pairs = {int(old): int(new) for old, new in found}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         hint = "It takes two numbers a line, old and new, or a JSON object"
         raise SourceError(f"not a label map ({error})", label_map, hint) from error
     if not pairs or not all(0 <= n <= 65_535 for pair in pairs.items() for n in pair):
         raise SourceError("no numbers from 0 to 65535", label_map)
-    return _dense(pairs)
-
-
-def _pairs_of(text: str) -> dict[int, int]:
-    if text.lstrip().startswith("{"):
-        return {int(old): int(new) for old, new in parse_json(text).items()}
-    found = (re.fullmatch(r"\s*(\d+)[\s,;:]+(\d+)\b.*", line) for line in text.splitlines())
-    return {int(each[1]): int(each[2]) for each in found if each}
-
-
-def _dense(pairs: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(pairs.get(old, -1) for old in range(max(pairs) + 1))
 
 
@@ -152,10 +144,3 @@ def _read(path: Path | str, hint: str) -> str:
     if not is_url(path) and not Path(path).is_file():
         raise SourceError("there is no such file", path, hint)
     return read_file(path, str(path)).decode(errors="replace")
-
-
-def check_has_masks(marks: Marks | None, has_masks: bool) -> None:
-    """Raise SchemaError for options of masks where there are none."""
-    if marks is not None and not has_masks:
-        names = " and ".join(marks.names)
-        raise SchemaError(f"{names} is for masks, and there are none: pass masks=")

@@ -58,13 +58,6 @@ _PIL_FORMATS = (
 PIL.Image.init()  # imports its plugins: not on the thread that opens a picture first
 # Pillow's plugins raise anything on damage, and DecompressionBombError, which is an Exception and nothing else.
 _PIL_ERRORS = Exception
-_STARTS = {  # of files in which Pillow may find no picture all the same
-    "gif": (b"GIF87a", b"GIF89a"),
-    "jpeg2000": (b"\0\0\0\x0cjP  ",),
-    "png": (b"\x89PNG\r\n\x1a\n",),
-    "tiff": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
-    "webp": (b"RIFF",),
-}
 _JXL_STARTS = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")
 _TIFF_COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # bands by photometric interpretation
 _PNG_DEPTH_AT, _PNG_END = 24, b"IEND\xaeB`\x82"
@@ -267,8 +260,12 @@ def open_picture(data: bytes, max_pixels: int = MAX_PIXELS) -> PIL.Image.Image:
     except _PIL_ERRORS as error:
         check_jpeg_kind(data)
         raise CodecError(f"the picture cannot be opened: cut or damaged ({error})") from error
+    if head is None and _takes_a_plugin(data):
+        what = "no installed decoder reads this HEIC, AVIF or JPEG XL"
+        raise CodecError(f"{what}: 'pip install loaders[pictures]', or convert it")
     if head is None:
-        raise CodecError(_why_unknown(data))
+        what = f"not a picture, or cut or damaged in its head: the file starts with {data[:12]!r}"
+        raise CodecError(what)
     check_pixels(head.height, head.width, max_pixels)
     if head.format == "PNG" and _PNG_END not in data:
         raise CodecError("the png is cut: its last chunk is missing")
@@ -307,15 +304,6 @@ def _load_plugins() -> None:
         import pillow_jxl  # noqa: F401 - registers on import
 
 
-def _why_unknown(data: bytes) -> str:
-    if _takes_a_plugin(data):
-        return "no installed decoder reads this HEIC, AVIF or JPEG XL: 'pip install loaders[pictures]', or convert it"
-    for name, starts in _STARTS.items():
-        if data.startswith(starts):
-            return f"the {name} is cut or damaged, or of a kind that is not known"
-    return f"not a picture: the file starts with {bytes(data[:12])!r}"
-
-
 def _load(head: PIL.Image.Image) -> None:
     """Let Pillow decode a picture, also one within our limit and not within Pillow's, which is the process's."""
     limit = PIL.Image.MAX_IMAGE_PIXELS
@@ -346,23 +334,18 @@ def _array_of(image: PIL.Image.Image) -> Array:
     if mode == "F":
         what = "32-bit floats, which have no one right 8-bit form"
         raise CodecError(f"{what}: convert it to 8 or 16 bits first")
-    if mode in ("La", "RGBa"):
-        image = image.convert(mode.upper())
-    if "transparency" in image.info or mode == "PA":
+    if "transparency" in image.info or mode in ("PA", "RGBa"):
         return np.asarray(image.convert("RGBA"))
-    if mode == "1":
-        return np.asarray(image.convert("L"))
-    plain = mode in ("L", "LA", "RGB", "RGBA", "La", "RGBa")
-    return np.asarray(image if plain else image.convert("RGB"))
+    plain = {"1": "L", "La": "LA"}.get(mode, mode if mode in ("L", "LA", "RGB", "RGBA") else "RGB")
+    return np.asarray(image if plain == mode else image.convert(plain))
 
 
 def _without_clear(gray: Array, clear: int | None) -> Array:
     """Return gray with a channel of alpha, if a value in it stands for what is not there."""
     if clear is None or not (gray == clear).any():
         return gray
-    return np.dstack([gray, np.where(gray == clear, 0, np.iinfo(gray.dtype).max)]).astype(
-        gray.dtype
-    )
+    alpha = np.where(gray == clear, 0, np.iinfo(gray.dtype).max)
+    return np.dstack([gray, alpha.astype(gray.dtype)])
 
 
 def _narrow(values: Array) -> npt.NDArray[np.uint16]:

@@ -36,7 +36,7 @@ from packdata.images.jpegtran import (
     divide_without_loss,
     jpegtran_version,
 )
-from packdata.images.marks import Marks, check_has_masks
+from packdata.images.marks import Marks
 from packdata.images.pictures import (
     KEPT,
     Picture,
@@ -242,7 +242,9 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
     def __init__(self, split: Split, options: ImageOptions) -> None:
         super().__init__(split, options)
         has_masks = self.masks is not None or self.source.has_masks
-        check_has_masks(options.marks, has_masks)
+        if options.marks is not None and not has_masks:
+            names = " and ".join(options.marks.names)
+            raise SchemaError(f"{names} is for masks, and there are none: pass masks=")
         self._shapes = [label for label in self.labels if label.column.form]
         self._is_several = split.source.has_several
         alone = {"masks": has_masks, "boxes and keypoints": bool(self._shapes)}

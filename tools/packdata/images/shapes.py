@@ -13,12 +13,12 @@ from loaders.schema import Array, Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.options import check_options, opt, parse_target
 from packdata.readers import parse_json
-from packdata.sources.annotations import annotated, open_annotations
+from packdata.sources.annotations import annotated
 from packdata.sources.base import BOX_LABELS, Column, Item, Source, identifier_of
 from packdata.sources.composed import ExtendedSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from loaders.schema import Field
@@ -85,57 +85,46 @@ class ShapeOptions:
             SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
         """
         if self.annotations is not None:
-            found = open_annotations(self.annotations, split or source.name)
-            if self.box_classes is not None:
-                found.renumber(self.box_classes)
-            source = annotated(source, found)
+            source = annotated(source, self.annotations, split, self.box_classes or ())
+        points = Keypoints(flip_pairs=self.flip_pairs)  # type: ignore[arg-type]
         declared: list[tuple[str, str, Field]]
         declared = [(*_split_format(text), Boxes()) for text in self.boxes]
-        pairs = _pairs(self.flip_pairs or ())
-        points = Keypoints(flip_pairs=pairs)
         declared += [(text, _KEYPOINTS, points) for text in self.keypoints]
         if not declared:
             return source
-        labels, members = dict(source.labels), {}
-        for text, form, field in declared:
-            name, path = _find(text, source)
-            labels[name] = Column("json", form=form, field=field)
-            if path:
-                members[name] = path
+        found = [(*_find(text, source), form, field) for text, form, field in declared]
+        labels = {name: Column("json", form=form, field=field) for name, _, form, field in found}
+        members = {name: path for name, path, *_ in found if len(path) > 1}
         identity = {
             "boxes": list(self.boxes),
             _KEYPOINTS: list(self.keypoints),
-            "flip_pairs": list(pairs),
+            "flip_pairs": list(points.flip_pairs),
         }
         notes = [*source.notes]
         if self.keypoints and not self.flip_pairs:
             notes.append(
                 "keypoints without flip_pairs: a horizontal flip exchanges no left and right ones"
             )
-        extended = ExtendedSource(
-            source, labels, identity, lambda item: _with_members(item, members), notes
-        )
+
+        def extend(item: Item) -> Item:
+            values = {name: _value(item, path) for name, path in members.items()}
+            return replace(item, labels={**item.labels, **values})
+
+        extended = ExtendedSource(source, {**source.labels, **labels}, identity, extend, notes)
         return extended if self.box_labels is None else self._with_box_labels(extended)
 
     def _with_box_labels(self, source: Source) -> Source:
         """Add the classes of boxes as numbers; SourceError if they are neither numbers nor names."""
         name, path = _find(str(self.box_labels), source)
         boxes, _ = _find(_split_format(self.boxes[0])[0], source)
-
-        def values_of(item: Item) -> list[Any]:
-            value = _member(item.labels.get(path[0] if path else name), path[1:], item)
-            if isinstance(value, str):
-                value = parse_json(value)
-            return [*(value or ())]
-
-        classes = self.box_classes or source.labels[path[0] if path else name].classes or None
+        classes = self.box_classes or source.labels[path[0]].classes or None
         if classes is None:
-            every = (each for item in source.items() for each in values_of(item))
+            every = (each for item in source.items() for each in _value(item, path) or ())
             classes = tuple(sorted({each for each in every if isinstance(each, str)})) or None
         numbers = {word: number for number, word in enumerate(classes or ())}
 
         def extend(item: Item) -> Item:
-            given = values_of(item)
+            given = [*(_value(item, path) or ())]
             found = [numbers.get(each) if isinstance(each, str) else each for each in given]
             if any(not isinstance(each, int) for each in found):
                 raise SourceError(f"box_labels are {given[:3]}, not classes", item.where)
@@ -173,11 +162,11 @@ def _split_format(text: str) -> tuple[str, str]:
 
 
 def _find(text: str, source: Source) -> tuple[str, list[str]]:
-    """Return the field of a column, and the way to a member from the column that holds it."""
+    """Return the field of a column or member, and the way to its values from the column that holds them."""
+    column, *path = text.split(".")
     for name in (text, identifier_of(text)):
         if name in source.labels:
-            return name, []
-    column, *path = text.split(".")
+            return name, [name]
     for name in (column, identifier_of(column)):
         if path and name in source.labels:
             return identifier_of(text.replace(".", "_")), [name, *path]
@@ -185,28 +174,24 @@ def _find(text: str, source: Source) -> tuple[str, list[str]]:
     raise SourceError(what, source.name)
 
 
-def _with_members(item: Item, members: Mapping[str, Sequence[str]]) -> Item:
-    values = {
-        name: _member(item.labels.get(path[0]), path[1:], item) for name, path in members.items()
-    }
-    return replace(item, labels={**item.labels, **values})
+def _value(item: Item, path: Sequence[str]) -> Any:
+    """Return the value of a column, or of a member of a struct in it; of a list of structs, that of each."""
+    return _member(item.labels.get(path[0]), path[1:], item)
 
 
 def _member(value: Any, path: Sequence[str], item: Item) -> Any:
-    """Return a member of a struct; of a list of structs, that of each."""
     if isinstance(value, str) and value.strip():
         try:
             value = parse_json(value)
         except (ValueError, RecursionError) as error:
-            raise SourceError(
-                f"{path[-1]!r} is to be a member of what is no JSON ({error})", item.where
-            ) from error
+            what = f"no JSON in which {'.'.join(path) or 'a list'} could be ({error})"
+            raise SourceError(what, item.where) from error
     if not path or not value:
         return value or None
     if isinstance(value, list):
         return [_member(each, path, item) for each in value]
     if not isinstance(value, dict) or path[0] not in value:
-        raise SourceError(f"it has no member {path[0]!r}", item.where)
+        raise SourceError(f"no member {path[0]!r}", item.where)
     return _member(value[path[0]], path[1:], item)
 
 
@@ -225,15 +210,14 @@ def check_same_classes(sources: Mapping[str, Source]) -> None:
 
 
 def _check_drawn_on(item: Item, size: Size) -> None:
+    """Raise CodecError for annotations of a picture of another size."""
     if item.drawn_on in (None, size):
         return
     (height, width), (own_height, own_width) = item.drawn_on or size, size
     what = f"its annotations are of a picture of {width} x {height}, it has {own_width} x {own_height} (width x height)"
-    if (width, height) == size:
-        raise CodecError(
-            f"{what}: they were made before it was turned upright, as its Exif data say"
-        )
-    raise CodecError(f"{what}: was one of them resized?")
+    is_turned = (width, height) == size
+    how = "they were made before it was turned upright, as its Exif data say"
+    raise CodecError(f"{what}: {how if is_turned else 'was one of them resized?'}")
 
 
 def encode_shape(label: LabelField, item: Item, size: Size, resize: SizeOption | None) -> bytes:
@@ -245,14 +229,13 @@ def encode_shape(label: LabelField, item: Item, size: Size, resize: SizeOption |
     value, field = item.labels.get(label.name), label.field
     _check_drawn_on(item, size)
     try:
+        move: Callable[..., Any]
         if isinstance(field, Keypoints):
-            points = to_keypoints(value, field.num, size)
-            if resize is not None:
-                points = move_keypoints(points, *resize.window(size), (False, False))
-            return label.codec.encode(points)
-        boxes = to_boxes(value, label.column.form, size)
+            shapes, move = to_keypoints(value, field.num, size), move_keypoints
+        else:
+            shapes, move = to_boxes(value, label.column.form, size), move_boxes
         if resize is not None:
-            boxes = move_boxes(boxes, *resize.window(size), (False, False))
-        return label.codec.encode(boxes)
+            shapes = move(shapes, *resize.window(size), (False, False))
+        return label.codec.encode(shapes)
     except CodecError as error:
         raise CodecError(f"its {label.name}: {error}") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -30,11 +30,7 @@ from packdata.sources.base import (
 from packdata.sources.composed import ExtendedSource
 from packdata.sources.folders import files_below, scan
 from packdata.sources.layouts import SPLIT_NAMES
-from packdata.sources.listed import (
-    list_sources,
-    place_of_source,
-    with_beside,
-)
+from packdata.sources.listed import list_sources, place_of_source, with_beside
 from packdata.sources.objects import fetched_ahead
 from packdata.sources.refused import nothing_at
 from packdata.wording import few
@@ -44,8 +40,7 @@ if TYPE_CHECKING:
 
     from packdata.sources.base import Item
 
-BOXES = "boxes"
-_NUMBERS = (None,)
+BOXES, _SIZE = "boxes", "size"
 _NO_LABELS = frozenset(
     {"classes.txt", "obj.names", "train.txt", "val.txt", "test.txt", "readme.txt"}
 )
@@ -53,8 +48,12 @@ _WORD = re.compile(r"left|right|[a-z]+|[0-9]+")  # of names such as left_eye, L_
 _OTHER_SIDE = {"left": "right", "l": "r"}
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
 _STILL = "crops and flips do not change: {} of boxes"
-Values = dict[str, Any]  # of a picture, by field
-Size = tuple[int, int]  # height, width
+_NUMBERS = Array(dtype="int64", dims=(None,))
+# Of a picture, by field; ``size`` is the (height, width) of the picture that was annotated, if that is said.
+Values = dict[str, Any]
+# By a picture's path, as far as the annotations have it: with suffix in COCO's, else without. An error is raised for
+# the picture.
+Pictures = dict[str, Values | SourceError]
 
 
 @dataclass(slots=True)
@@ -63,162 +62,158 @@ class Annotations:
 
     kind: str  # ``COCO``, ``VOC`` or ``YOLO``
     form: str  # how its boxes are written
-    classes: tuple[str, ...]  # names of the numbers in ``box_labels``
+    classes: Sequence[str]  # names by number
     more: dict[str, Column]  # what else there is of each box
-    # By a picture's path, as far as the annotations have it: with suffix in COCO's, else without. An error is raised
-    # for the picture.
-    by_name: dict[str, Values | SourceError]
-    # Height and width of pictures, by the same names, where the annotations have them.
-    sizes: dict[str, Size] = field(default_factory=dict)
+    pictures: Pictures  # labels are names of classes, or numbers
     notes: tuple[str, ...] = ()
-    files: str = ""  # they are read from, relative; with what they hash to
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        """What a picture has."""
-        numbers = Array(dtype="int64", dims=_NUMBERS, classes=self.classes or None)
-        return {
-            BOXES: Column("json", form=self.form, field=Boxes()),
-            BOX_LABELS: Column("json", field=numbers),
-            **self.more,
-        }
-
-    def renumber(self, classes: Sequence[str]) -> None:
-        """Number the classes as ``classes`` has them, and name those without names; SourceError if that fails."""
-        places = {name: i for i, name in enumerate(classes)}
-        if missing := [name for name in self.classes if name not in places]:
-            raise SourceError(f"classes of boxes that are not given: {few(missing)}", self.kind)
-        new = [places[name] for name in self.classes] or [*range(len(classes))]
-        for values in _good(self.by_name):
-            if (most := max(values[BOX_LABELS], default=0)) >= len(new):
-                what = f"class {most} of a box, with {len(new)} classes given"
-                raise SourceError(what, self.kind)
-            values[BOX_LABELS] = [new[number] for number in values[BOX_LABELS]]
-        self.classes = tuple(classes)
 
     def name_of(self, item: Item) -> str | None:
         """Return what a picture is called here, None if it is not: of names that fit its path, the longest counts."""
         path = PurePath(item.key if item.file is None else item.file.path)
         parts = (path if self.kind == "COCO" else path.with_suffix("")).parts
         names = ("/".join(parts[i:]) for i in range(len(parts)))
-        return next((name for name in names if name in self.by_name), None)
+        return next((name for name in names if name in self.pictures), None)
+
+    def number(self, classes: Sequence[str], path: Path | str) -> None:
+        """Number the classes, as ``classes`` has them if there are any; SourceError if that fails."""
+        new = {name: i for i, name in enumerate(classes or self.classes)}
+        if twice := [name for name, num in Counter(self.classes).items() if num > 1]:
+            raise SourceError(f"duplicate category {twice[0]!r}", path, "Rename them")
+        if missing := [name for name in self.classes if name not in new]:
+            raise SourceError(f"classes of boxes that are not given: {few(missing)}", path)
+        old = self.classes or [*new]  # whose numbers YOLO's labels are; without any they stay
+        for values in _good(self.pictures):
+            if old and (most := max(filter(_is_number, values[BOX_LABELS]), default=0)) >= len(
+                old
+            ):
+                raise SourceError(f"class {most} of a box, with {len(old)} classes", path)
+            named = (old[n] if old and _is_number(n) else n for n in values[BOX_LABELS])
+            values[BOX_LABELS] = [new.get(name, name) for name in named]
+        self.classes = [*new]
 
 
-def _good(by_name: Mapping[str, Values | SourceError]) -> list[Values]:
-    return [values for values in by_name.values() if isinstance(values, dict)]
+def _is_number(label: Any) -> bool:
+    return isinstance(label, int)
 
 
-def annotated(source: Source, found: Annotations) -> Source:
-    """Return a source with the annotations of its pictures; folders are no classes then.
+def _good(pictures: Pictures) -> list[Values]:
+    return [values for values in pictures.values() if isinstance(values, dict)]
+
+
+def annotated(
+    source: Source, path: Path | str, split: str = "", classes: Sequence[str] = ()
+) -> Source:
+    """Return a source with the annotations of its pictures from a file or folder; folders are no classes then.
+
+    Of COCO's files the one that is of a split is read, or in a folder so called. ``classes`` are all names by number.
 
     Raises:
-        SourceError: None of its pictures has any, or it has a column of the same name.
+        SourceError: There are no annotations, or of several kinds, or they cannot be read; none is of a picture of the
+            source, or it has a column of the same name.
     """
+    found, files = _open(path, split or source.name)
+    found.number(classes, path)
+    columns = {
+        BOXES: Column("json", form=found.form, field=Boxes()),
+        BOX_LABELS: Column("json", field=replace(_NUMBERS, classes=tuple(found.classes) or None)),
+        **found.more,
+    }
     labels = {} if source.kind == "classes" else dict(source.labels)
-    if twice := labels.keys() & found.columns.keys():
+    if twice := labels.keys() & columns.keys():
         raise SourceError(f"duplicate column {min(twice)!r}", source.name, "Rename it")
     names = Counter(map(found.name_of, source.items()))
     without = names.pop(None, 0)
     if not names:
         what = f"none of its pictures is called as in the annotations ({found.kind})"
         raise SourceError(what, source.name, "Is it another folder, or another split?")
-    for name, num in names.most_common(1):
-        if num > 1:
-            what = f"{name} of the annotations would be {num} pictures of {source.name}"
-            raise SourceError(what, source.name, "Give annotations folders as the pictures have")
-    empty: Values = {name: [] for name in found.columns}
+    name, num = names.most_common(1)[0]
+    if num > 1:
+        what = f"{name} of the annotations would be {num} pictures of {source.name}"
+        raise SourceError(what, source.name, "Give annotations folders as the pictures have")
 
     def extend(item: Item) -> Item:
-        name = found.name_of(item)
-        values = empty if name is None else found.by_name[name]
+        values = found.pictures.get(found.name_of(item) or "", {})
         if isinstance(values, SourceError):
             raise values
-        return replace(
-            item, labels={**item.labels, **values}, drawn_on=found.sizes.get(name or "")
-        )
+        own = {name: values.get(name, []) for name in columns}
+        return replace(item, labels={**item.labels, **own}, drawn_on=values.get(_SIZE))
 
-    unused = len(found.by_name) - len(names)
-    notes = (
-        *source.notes,
-        *found.notes,
-        *[f"without annotations, so without boxes: {without:,}"] * (without > 0),
-        *[f"annotations of pictures that are not there: {unused:,}"] * (unused > 0),
-    )
-    identity = {"annotations": found.files, "classes": list(found.classes)}
-    return ExtendedSource(source, labels | found.columns, identity, extend, notes)
+    counts = {
+        "without annotations, so without boxes": without,
+        "annotations of pictures that are not there": len(found.pictures) - len(names),
+    }
+    notes = [*source.notes, *found.notes, *(f"{what}: {n:,}" for what, n in counts.items() if n)]
+    identity = {"annotations": files, "classes": list(found.classes)}
+    return ExtendedSource(source, labels | columns, identity, extend, notes)
 
 
-def open_annotations(path: Path | str, split: str = "") -> Annotations:
-    """Read the annotations from a file or folder: of COCO's files, the one that is of a split, or a folder so called.
-
-    Raises:
-        SourceError: There are none, or of several kinds, or they cannot be read.
-    """
+def _open(path: Path | str, split: str) -> tuple[Annotations, str]:
+    """Read annotations; return also a hash of their files."""
     list_sources([path])
-    path = place_of_source(path)
-    files = _files(path)
+    root = place_of_source(path)
+    if not root.is_file() and not root.is_dir():
+        raise nothing_at(root)
+    files = (
+        [root]
+        if root.is_file()
+        else sorted(
+            root / relative / entry.name
+            for relative, entries in files_below(root)
+            for entry in entries or ()
+            if not (entry.name.startswith(".") or entry.name.lower() in _NO_LABELS)
+        )
+    )
     kinds = {suffix for file in files if (suffix := suffix_of(file.name)) in _READERS}
     if ".txt" in kinds and len(kinds) > 1:
         kinds.discard(".txt")  # notes, beside JSON or XML
     if len(kinds) != 1:
         what = f"annotations of several kinds ({', '.join(sorted(kinds))})"
         hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
-        raise SourceError(what if kinds else "no annotations", path, hint)
-    (kind,) = kinds
-    chosen = [file for file in files if suffix_of(file.name) == kind]
-    if kind == ".json":
-        chosen = [_coco_file(path, chosen, split)]
+        raise SourceError(what if kinds else "no annotations", root, hint)
+    chosen = [file for file in files if suffix_of(file.name) in kinds]
+    if kinds == {".json"}:
+        chosen = [_coco_file(root, chosen, split)]
+    hashed = FileHash()
+    names = {file: file.name if file == root else _relative(file, root) for file in chosen}
+    for file, name in names.items():
+        hashed.add(name, file.stat())
     try:
-        found = _READERS[kind](path, chosen)
+        return _READERS[kinds.pop()](root, names), hashed.hexdigest()
     except (KeyError, TypeError, AttributeError) as error:
         what = f"not COCO's, VOC's or YOLO's annotations ({type(error).__name__}: {error})"
-        raise SourceError(what, path) from error
-    hashed = FileHash()
-    for file in chosen:
-        hashed.add(_inside(path, file), file.stat())
-    found.files = hashed.hexdigest()
-    return found
+        raise SourceError(what, root) from error
 
 
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise nothing_at(path)
-    return sorted(
-        path / relative / entry.name
-        for relative, entries in files_below(path)
-        for entry in entries or ()
-        if not (entry.name.startswith(".") or entry.name.lower() in _NO_LABELS)
-    )
+def _relative(file: Path, root: Path) -> str:
+    return str(PurePath(str(file)).relative_to(str(root)))
 
 
-def _inside(path: Path, file: Path) -> str:
-    """Return what a file is called below a path, or alone."""
-    return file.name if file == path else str(PurePath(str(file)).relative_to(str(path)))
-
-
-def _parsed(
-    path: Path, files: Sequence[Path], parse: Callable[[bytes], Values]
-) -> dict[str, Values | SourceError]:
+def _parsed(files: Mapping[Path, str], parse: Callable[[bytes], Values]) -> Pictures:
     """Return what is read from the file of each picture, by its path; those of a store are fetched ahead."""
-    by_name: dict[str, Values | SourceError] = {}
+    pictures: Pictures = {}
     with closing(fetched_ahead(map(file_at, files))) as ahead:
-        for file, read in zip(files, ahead, strict=True):
+        for (file, name), read in zip(files.items(), ahead, strict=True):
             # YOLO's labels lie in another folder, beside that of the pictures.
-            parts = PurePath(_inside(path, file)).with_suffix("").parts
+            parts = PurePath(name).with_suffix("").parts
             name = "/".join("images" if part == "labels" else part for part in parts)
             try:
-                by_name[name] = parse(read())
+                pictures[name] = parse(read())
             except (ElementTree.ParseError, ValueError, AttributeError, TypeError) as error:
-                by_name[name] = SourceError(f"annotation {file} cannot be read ({error})", file)
-    return by_name
+                pictures[name] = SourceError(f"annotation {file} cannot be read ({error})", file)
+    return pictures
 
 
 # -- COCO ---------------------------------------------------------------------------------------------
 
+_COCO: dict[str, tuple[Any, Column]] = {  # what a box without it gets, and how it is stored
+    "iscrowd": (0, Column("json", field=_NUMBERS)),
+    "area": (0.0, Column("json", field=Array(dtype="float32", dims=(None,)))),
+    "segmentation": (None, Column("json", field=Json())),
+    "keypoints": (None, Column("json", form="keypoints")),
+}
 
-def _coco_file(path: Path, files: Sequence[Path], split: str) -> Path:
+
+def _coco_file(root: Path, files: Sequence[Path], split: str) -> Path:
     """Return the file that is of a split by its name or folder: of several, that of ``instances``."""
     words = re.findall("[a-z]+", split.lower())
     for kind in [word[:3] for word in words if word in SPLIT_NAMES][:1]:
@@ -229,78 +224,72 @@ def _coco_file(path: Path, files: Sequence[Path], split: str) -> Path:
     files = [file for file in files if file.name.startswith("instances")] or files
     if len(files) > 1:
         what = f"several COCO files ({few([file.name for file in files])})"
-        raise SourceError(what, path, "Give the one of these pictures")
+        raise SourceError(what, root, "Give the one of these pictures")
     return files[0]
 
 
-def _read_coco(path: Path, files: Sequence[Path]) -> Annotations:
+def _read_coco(root: Path, files: Mapping[Path, str]) -> Annotations:
     (file,) = files
-    data = _json_of(file)
-    images: dict[Any, Values] = {}
-    by_name: dict[str, Values | SourceError] = {}
-    sizes: dict[str, Size] = {}
-    for image in data["images"]:
-        # LVIS has the address in the place of the name.
-        name = str(image.get("file_name") or PurePath(str(image["coco_url"])).name)
-        if name in by_name or image["id"] in images:
-            raise SourceError(f"duplicate image {name} or id {image['id']}", file)
-        images[image["id"]] = by_name[name] = {}
-        if image.get("height") and image.get("width"):
-            sizes[name] = int(image["height"]), int(image["width"])
-    categories = {each["id"]: each for each in data.get("categories", ())}
-    numbers = {id: i for i, id in enumerate(sorted(categories))}
+    try:
+        data = parse_json(read_file(file, str(file)))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"not JSON ({error})", file) from error
+    if not isinstance(data, dict) or not {"images", "annotations"} <= data.keys():
+        raise SourceError("not a COCO file: no 'images' or 'annotations'", file)
     boxes = [each for each in data["annotations"] if each.get("bbox")]
     if not boxes:
         raise SourceError("no boxes (bbox) in the annotations", file)
-    columns = _coco_columns(boxes, categories.values(), file)
-    for values in images.values():
-        values |= {name: [] for name in (BOXES, BOX_LABELS, *columns)}
+    categories = {each["id"]: each for each in data.get("categories", ())}
+    names = {id: str(categories[id].get("name", id)) for id in sorted(categories)}
+    columns = {n: c for n, (_, c) in _COCO.items() if any(n in each for each in boxes)}
+    images: dict[Any, Values] = {}
+    pictures: Pictures = {}
+    for image in data["images"]:
+        # LVIS has the address in the place of the name.
+        name = str(image.get("file_name") or PurePath(str(image["coco_url"])).name)
+        if name in pictures or image["id"] in images:
+            raise SourceError(f"duplicate image {name} or id {image['id']}", file)
+        images[image["id"]] = pictures[name] = {n: [] for n in (BOXES, BOX_LABELS, *columns)}
+        if image.get("height") and image.get("width"):
+            images[image["id"]][_SIZE] = int(image["height"]), int(image["width"])
     for each in boxes:
-        if each.get("image_id") not in images or each.get("category_id") not in numbers:
+        if each.get("image_id") not in images or each.get("category_id") not in names:
             what = f"annotation {each.get('id')} is of an image or a category that is not listed"
             raise SourceError(what, file)
         values = images[each["image_id"]]
         values[BOXES].append(each["bbox"])
-        values[BOX_LABELS].append(numbers[each["category_id"]])
+        values[BOX_LABELS].append(names[each["category_id"]])
         for name in columns:
-            values[name].append(each.get(name, _COCO_MISSING[name]))
-    _fill_keypoints(images.values(), columns)
-    names = tuple(str(categories[id].get("name", id)) for id in numbers)
-    if twice := [name for name, num in Counter(names).items() if num > 1]:
-        raise SourceError(f"duplicate category {twice[0]!r}", file, "Rename them")
+            values[name].append(each.get(name, _COCO[name][0]))
+    if "keypoints" in columns:
+        field = _keypoints(images.values(), categories.values(), file)
+        columns["keypoints"] = replace(columns["keypoints"], field=field)
     still = [name for name in ("segmentation", "area") if name in columns]
     without = len(data["annotations"]) - len(boxes)
-    notes = (
-        *[_STILL.format(" and ".join(still))] * bool(still),
-        *[f"annotations without a box, skipped: {without:,}"] * bool(without),
-    )
-    return Annotations("COCO", "xywh", names, columns, by_name, sizes, notes)
+    notes = [_STILL.format(" and ".join(still))] * bool(still)
+    notes += [f"annotations without a box, skipped: {without:,}"] * bool(without)
+    return Annotations("COCO", "xywh", [*names.values()], columns, pictures, tuple(notes))
 
 
-_COCO_MISSING = dict[str, Any](iscrowd=0, area=0.0, segmentation=None, keypoints=None)
-
-
-def _coco_columns(
-    boxes: Iterable[Mapping[str, Any]], categories: Iterable[Mapping[str, Any]], file: Path
-) -> dict[str, Column]:
-    there = {name for each in boxes for name in _COCO_MISSING if name in each}
+def _keypoints(
+    images: Iterable[Values], categories: Iterable[Mapping[str, Any]], file: Path
+) -> Keypoints:
+    """Return the field of keypoints; objects without any get the same number of unlabelled ones."""
+    given = [points for values in images for points in values["keypoints"] if points is not None]
+    most = Counter(map(len, given)).most_common(1)
+    nothing = [0] * (most[0][0] if most else 3)
+    for values in images:
+        values["keypoints"] = [nothing if each is None else each for each in values["keypoints"]]
     points = [[*map(str, each["keypoints"])] for each in categories if each.get("keypoints")]
-    names = points[0] if points else []
-    num = len(names) if points and all(len(each) == len(names) for each in points) else None
     if len({_mirrored(each) for each in points}) > 1:
         what = "categories have keypoints whose left and right ones are not at the same places"
         raise SourceError(what, file, "Pack each category by itself")
-    known = {
-        "iscrowd": Column("json", field=Array(dtype="int64", dims=_NUMBERS)),
-        "area": Column("json", field=Array(dtype="float32", dims=_NUMBERS)),
-        "segmentation": Column("json", field=Json()),
-        "keypoints": Column("json", form="keypoints", field=Keypoints(num, _mirrored(names))),
-    }
-    return {name: column for name, column in known.items() if name in there}
+    is_one = len({len(each) for each in points}) == 1
+    return Keypoints(len(points[0]) if is_one else None, _mirrored(points[0] if points else ()))
 
 
 def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Return the points whose names differ in left and right alone.
+    """Return the points whose names differ in left and right alone, the left one first.
 
     Example:
         >>> _mirrored(["nose", "L_Eye", "R_Eye"]), _mirrored(["left ankle", "right ankle", "lip"])
@@ -308,48 +297,22 @@ def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """
     words = [_WORD.findall(name.lower()) for name in names]
     places = {tuple(each): i for i, each in enumerate(words)}
-    mirrored = (tuple(_OTHER_SIDE.get(word, word) for word in each) for each in words)
-    pairs = ((i, places.get(other, i)) for i, other in enumerate(mirrored))
-    return tuple(pair for pair in pairs if pair[0] != pair[1] and _is_left(words[pair[0]]))
-
-
-def _is_left(words: Sequence[str]) -> bool:
-    return "left" in words or "l" in words
-
-
-def _fill_keypoints(images: Iterable[Values], columns: Mapping[str, Column]) -> None:
-    """Give objects without keypoints the same number of unlabelled ones."""
-    if "keypoints" not in columns:
-        return
-    lengths = Counter(len(each) for v in images for each in v["keypoints"] if each is not None)
-    nothing = [0] * (lengths.most_common(1)[0][0] if lengths else 3)
-    for values in images:
-        values["keypoints"] = [nothing if each is None else each for each in values["keypoints"]]
-
-
-def _json_of(file: Path) -> Any:
-    try:
-        data = parse_json(read_file(file, str(file)))
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"not JSON ({error})", file) from error
-    if not isinstance(data, dict) or not {"images", "annotations"} <= data.keys():
-        raise SourceError("not a COCO file: no 'images' or 'annotations'", file)
-    return data
+    others = [tuple(_OTHER_SIDE.get(word, word) for word in each) for each in words]
+    return tuple(
+        (i, places[other])
+        for i, other in enumerate(others)
+        if other in places and other != tuple(words[i])
+    )
 
 
 # -- VOC ----------------------------------------------------------------------------------------------
 
 
-def _read_voc(path: Path, files: Sequence[Path]) -> Annotations:
-    by_name = _parsed(path, files, _voc_values)
-    good = _good(by_name)
-    sizes = {n: v.pop("size") for n, v in by_name.items() if isinstance(v, dict)}
-    names = tuple(sorted({name for values in good for name in values[BOX_LABELS]}))
-    numbers = {name: i for i, name in enumerate(names)}
-    for values in good:
-        values[BOX_LABELS] = [numbers[name] for name in values[BOX_LABELS]]
-    flags = {"difficult": Column("json", field=Array(dtype="int64", dims=_NUMBERS))}
-    return Annotations("VOC", "xyxy", names, flags, by_name, sizes)
+def _read_voc(root: Path, files: Mapping[Path, str]) -> Annotations:
+    pictures = _parsed(files, _voc_values)
+    classes = sorted({name for values in _good(pictures) for name in values[BOX_LABELS]})
+    more = {"difficult": Column("json", field=_NUMBERS)}
+    return Annotations("VOC", "xyxy", classes, more, pictures)
 
 
 def _voc_values(data: bytes) -> Values:
@@ -358,7 +321,7 @@ def _voc_values(data: bytes) -> Values:
         raise ValueError(f"the root is {root.tag!r}")
     height, width = (int(root.findtext(f"size/{name}") or 0) for name in ("height", "width"))
     size = (height, width) if height and width else None
-    values: Values = {BOXES: [], BOX_LABELS: [], "difficult": [], "size": size}
+    values: Values = {BOXES: [], BOX_LABELS: [], "difficult": [], _SIZE: size}
     for thing in root.iter("object"):
         texts = [thing.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]
         if None in texts:
@@ -372,19 +335,12 @@ def _voc_values(data: bytes) -> Values:
 # -- YOLO ---------------------------------------------------------------------------------------------
 
 
-def _read_yolo(path: Path, files: Sequence[Path]) -> Annotations:
-    by_name = _parsed(path, files, _yolo_values)
-    good = _good(by_name)
-    has_polygons = any(any(values["segmentation"]) for values in good)
-    for values in good if not has_polygons else ():
-        del values["segmentation"]
-    names = _yolo_names(path)
-    most = max((number for values in good for number in values[BOX_LABELS]), default=-1)
-    if names and most >= len(names):
-        raise SourceError(f"class {most} is not among the {len(names)} names of its classes", path)
+def _read_yolo(root: Path, files: Mapping[Path, str]) -> Annotations:
+    pictures = _parsed(files, _yolo_values)
+    has_polygons = any(any(values["segmentation"]) for values in _good(pictures))
     more = {"segmentation": Column("json", field=Json())} if has_polygons else {}
     notes = (_STILL.format("segmentation"),) * has_polygons
-    return Annotations("YOLO", "yolo", names, more, by_name, notes=notes)
+    return Annotations("YOLO", "yolo", _yolo_names(root), more, pictures, notes)
 
 
 def _yolo_values(data: bytes) -> Values:
@@ -411,9 +367,9 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
     return [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
 
 
-def _yolo_names(path: Path) -> tuple[str, ...]:
+def _yolo_names(root: Path) -> Sequence[str]:
     """Read the names of classes from ``data.yaml`` or ``classes.txt``, in the folder or up to two above."""
-    folders = (path, *map(with_beside, path.resolve().parents[:2]))
+    folders = (root, *map(with_beside, root.resolve().parents[:2]))
     files = [f / entry.name for f in folders if f.is_dir() for entry in scan(f)[0]]
     for file in files:
         if file.suffix in (".yaml", ".yml") and (names := _yaml_names(file)):
@@ -421,15 +377,15 @@ def _yolo_names(path: Path) -> tuple[str, ...]:
     for file in files:
         if file.name in ("classes.txt", "obj.names"):
             lines = read_file(file, str(file)).decode(errors="replace").splitlines()
-            return tuple(line.strip() for line in lines if line.strip())
-    return ()
+            return [line.strip() for line in lines if line.strip()]
+    return []
 
 
-def _yaml_names(file: Path) -> tuple[str, ...]:
-    """Return the names of classes in YOLO's YAML, () if there are none; SourceError if they are not numbered from 0."""
+def _yaml_names(file: Path) -> Sequence[str]:
+    """Return the names of classes in YOLO's YAML, none of another; SourceError if they are not numbered from 0."""
     text = read_file(file, str(file)).decode(errors="replace")
     if not re.search(r"^(names|kpt_shape):", text, re.MULTILINE):  # the YAML of some other tool
-        return ()
+        return []
     try:
         import yaml
     except ImportError as error:
@@ -438,7 +394,7 @@ def _yaml_names(file: Path) -> tuple[str, ...]:
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError:
-        return ()
+        return []
     if "kpt_shape" in data:
         what = "labels of poses (kpt_shape), which would be read as polygons"
         raise SourceError(what, file, "Convert them to COCO's person_keypoints")
@@ -447,7 +403,7 @@ def _yaml_names(file: Path) -> tuple[str, ...]:
     if {*numbered} != {*range(len(numbered))}:
         what = f"class names are not numbered from 0 to {len(numbered) - 1}: {few([*map(str, numbered)], 8)}"
         raise SourceError(what, file, "Number them from 0 on, without gaps")
-    return tuple(str(numbered[number]) for number in range(len(numbered)))
+    return [str(numbered[number]) for number in range(len(numbered))]
 
 
 _READERS = {".json": _read_coco, ".xml": _read_voc, ".txt": _read_yolo}
