@@ -1,48 +1,39 @@
 """What the text of a cell stands for: the rules that lists, tables and tokens share."""
 
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
-from packdata.types import are_names, cast_all, kind_of, kinds_of, parsed, typed
+from packdata.types import are_names, cast_all, kind_of, kinds_of, parsed, type_of
 
 
 @pytest.mark.parametrize(
-    ("cells", "kind", "values"),
+    ("cells", "kind"),
     [
-        (["1", " 2", "+3 ", "-4", ""], "int64", [1, 2, 3, -4, None]),
-        (["1", "NA", "nan", "null"], "int64", [1, None, None, None]),
-        (["1", "3.0", ".5", "5.", "-1e3"], "double", [1, 3, 0.5, 5, -1000]),
-        (["1", "inf", "-Infinity"], "double", [1, float("inf"), float("-inf")]),
-        (["true", "False", "NA"], "bool", [True, False, None]),
-        (["007", "12", ""], "string", ["007", "12", None]),
-        (["+07", "-1.5"], "string", ["+07", "-1.5"]),
-        (["0", "0.5", "-0"], "double", [0, 0.5, 0]),
-        (["9" * 18], "int64", [int("9" * 18)]),
-        (["9" * 19, "1"], "string", ["9" * 19, "1"]),
-        (["NA", "DE", ""], "string", ["NA", "DE", None]),
-        (["1", "x"], "string", ["1", "x"]),
-        (["1", "true"], "string", ["1", "true"]),
-        (["2024-01-05", "2024-01-05 10:00"], "string", ["2024-01-05", "2024-01-05 10:00"]),
-        (["0x1A", "1_000", "1,5"], "string", ["0x1A", "1_000", "1,5"]),
-        (["12:30:00"], "string", ["12:30:00"]),
-        (["", ""], "string", [None, None]),
-        ([], "string", []),
+        (["1", " 2", "+3 ", "-4", ""], "int"),
+        (["1", "NA", "nan", "null"], "int"),
+        (["1", "3.0", ".5", "5.", "-1e3"], "float"),
+        (["1", "inf", "-Infinity"], "float"),
+        (["true", "False", "NA"], "flag"),
+        (["007", "12", ""], "text"),
+        (["+07", "-1.5"], "text"),
+        (["0", "0.5", "-0"], "float"),
+        (["9" * 18], "int"),
+        (["9" * 19, "1"], "text"),
+        (["NA", "DE", ""], "text"),
+        (["1", "x"], "text"),
+        (["1", "true"], "text"),
+        (["2024-01-05", "2024-01-05 10:00"], "text"),
+        (["0x1A", "1_000", "1,5"], "text"),
+        (["12:30:00"], "text"),
+        (["", ""], "text"),
+        ([None, "1"], "int"),
+        ([None, "a"], "text"),
+        ([], "text"),
     ],
 )
-def test_a_column_is_what_all_of_its_cells_are(
-    cells: list[str], kind: str, values: list[Any]
-) -> None:
-    found = typed(pa.chunked_array([pa.array(cells, pa.string())]))
-
-    assert str(found.type) == kind
-    assert found.to_pylist() == values
-
-
-def test_missing_cells_are_missing_whatever_the_others_are() -> None:
-    assert typed(pa.array([None, "1"], pa.string())).to_pylist() == [None, 1]
-    assert typed(pa.array([None, "a"], pa.large_string())).to_pylist() == [None, "a"]
+def test_a_column_is_what_all_of_its_cells_are(cells: list[str | None], kind: str) -> None:
+    assert type_of(pa.chunked_array([pa.array(cells, pa.string())])) == kind
+    assert type_of(pa.array(cells, pa.large_string())) == kind
 
 
 def test_dates_with_a_zone_are_told_from_those_without() -> None:

@@ -88,6 +88,10 @@ class RowFile(ABC):
     classes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     guesses = frozenset[Kind]()
 
+    def place(self, line: int) -> str:
+        """Return where a line or row is, for messages."""
+        return f"{self.path}, {self.unit} {line}"
+
     @abstractmethod
     def parts(self, number: int = 0) -> Iterator[Part]:
         """List the parts of the file, which is the ``number``-th; SourceError if it cannot be read."""

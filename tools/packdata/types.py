@@ -42,43 +42,26 @@ _SOME, _FEW = 64, 1000
 _EXACT = 2.0**53  # float64 holds whole numbers up to here
 _BEYOND_US = r"(\.\d{6})\d+"
 # How all else than plain text begins, what says that there is no value included.
-_OTHER_THAN_TEXT = r"^\s*[+-]?(?:[\d.#]|(?i:inf|infinity|true|false|n/?a|nan|null)\s*$)"
 _BEGINNINGS = np.isin(np.arange(256), np.frombuffer(b"0123456789+-. \t\n\f\riItTfFnN#", np.uint8))
 
 
-def typed(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a whole column of texts as what it is: int64, float64, bool, or the texts (dates, too).
-
-    Args:
-        texts: Strings; null and empty ones are missing values.
-
-    Returns:
-        As many values, null where one is missing.
+def type_of(texts: pa.Array | pa.ChunkedArray) -> Literal["int", "float", "flag", "text"]:
+    """Return what a whole column of texts is; null and empty ones are missing values, dates are texts.
 
     Example:
-        >>> typed(pa.array(["1", " 2", "NA"])).to_pylist(), typed(pa.array(["1", "02"])).to_pylist()
-        ([1, 2, None], ['1', '02'])
+        >>> type_of(pa.array(["1", " 2", "NA"])), type_of(pa.array(["1", "02"]))
+        ('int', 'text')
     """
-    texts = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
-    coded = texts.cast(pa.string()).dictionary_encode()
-    words = coded.dictionary
+    words = pc.unique(texts).drop_null()
     kind = kind_of({KINDS[code] for code in np.unique(kinds_of(words))} - {None})
-    is_none = pa.array(says_nothing(words))
-    if kind == "number" and matches(words, _WHOLE)[~flags_of(is_none)].all():
-        digits = pc.utf8_ltrim(pc.utf8_trim_whitespace(words), characters="+")
-        words = pc.if_else(is_none, pa.scalar(None, words.type), digits).cast(pa.int64())
-    elif kind in ("number", "flag"):
-        words = parsed(words, kind)
-    else:
-        words = pc.if_else(pc.equal(words, ""), pa.scalar(None, words.type), words)
-    return words.take(coded.indices)
+    if kind == "number":
+        return "int" if matches(words, _WHOLE)[~says_nothing(words)].all() else "float"
+    return "flag" if kind == "flag" else "text"
 
 
 def kind_of(kinds: set[Kind | None]) -> Kind | None:
     """Return what a column is whose values are of some kinds; None without any, ``text`` if they are mixed."""
-    if "code" in kinds and kinds <= {"code", "number"}:
-        return "text"
-    if len(kinds) == 1:
+    if len(kinds) == 1 and kinds != {"code"}:
         return next(iter(kinds))
     return "text" if kinds else None
 
@@ -92,30 +75,21 @@ def kinds_of(texts: pa.Array) -> Codes:
         texts: Strings, none of them null.
     """
     kinds = np.full(len(texts), KINDS.index("text"), np.int8)
-    if not len(texts):
-        return kinds
     starts, ends, data = text_buffers(texts)
-    filled = np.flatnonzero(ends > starts)
     kinds[ends <= starts] = 0
+    filled = np.flatnonzero(ends > starts)
     some = filled[_BEGINNINGS[data[starts[filled]]]]
-    if len(some):  # patterns are compiled at each call: one leaves most words out
-        some = some[matches(texts.take(pa.array(some)), _OTHER_THAN_TEXT)]
-    if len(some):
-        kinds[some] = _kinds_of_some(texts.take(pa.array(some)))
-    return kinds
-
-
-def _kinds_of_some(texts: pa.Array) -> Codes:
-    found = np.full(len(texts), KINDS.index("text"), np.int8)
     for (
         kind,
         pattern,
-    ) in _PATTERNS.items():  # each of those that no earlier one matched; codes are numbers
-        rows = np.flatnonzero(found == KINDS.index("number" if kind == "code" else "text"))
-        if len(rows):
-            found[rows[matches(texts.take(pa.array(rows)), pattern)]] = KINDS.index(kind)
-    found[says_nothing(texts)] = 0
-    return found
+    ) in _PATTERNS.items():  # of those that no earlier one matched; codes are numbers
+        before: Kind = "number" if kind == "code" else "text"
+        rows = some[kinds[some] == KINDS.index(before)]
+        if len(rows):  # a pattern is compiled at each call
+            kinds[rows[matches(texts.take(pa.array(rows)), pattern)]] = KINDS.index(kind)
+    if len(some):
+        kinds[some[says_nothing(texts.take(pa.array(some)))]] = 0
+    return kinds
 
 
 def says_nothing(texts: pa.Array) -> npt.NDArray[np.bool_]:
@@ -144,30 +118,25 @@ def cast_all(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
         values = pc.cast(texts, kind)
     except pa.ArrowInvalid:
         return None
-    if pa.types.is_floating(kind) and pc.any(pc.is_nan(values)).as_py():
+    if pa.types.is_floating(kind) and np.isnan(values.drop_null()).any():
         return None
     return values
 
 
 def are_names(texts: pa.Array, numbers: pa.Array) -> bool:
     """Tell whether one of some numbers in text begins with a needless 0, or is a whole one of 19 digits or more."""
-    if len(texts) < _FEW:
+    known = numbers.drop_null().to_numpy()
+    largest = max(known.max(initial=0.0), -known.min(initial=0.0))
+    if len(texts) < _FEW or largest >= 10.0**MOST_DIGITS:
         return bool(matches(texts, _CODE).any())
     starts, ends, data = text_buffers(texts)
-    if not len(data):
-        return False
-    ends_of_range = pc.min_max(numbers).as_py().values()
-    if max(abs(end or 0) for end in ends_of_range) >= 10.0**MOST_DIGITS:
-        return bool(matches(texts, _CODE).any())
-    data = np.append(data, np.zeros(3, np.uint8))  # so that what follows an end can be looked at
-    first = data[starts]
-    signed = np.flatnonzero((first == ord("-")) | (first == ord("+")))
-    plain = np.flatnonzero(first == ord("0"))
-    for rows, at in ((plain, starts[plain]), (signed, starts[signed] + 1)):
-        second = data[at + 1] - np.uint8(ord("0"))  # below 0 wraps around
-        if ((data[at] == ord("0")) & (second <= 9) & (at + 1 < ends[rows])).any():
-            return True
-    return False
+    data = np.append(data[: ends[-1]], np.uint8(0))
+    digits = data - np.uint8(ord("0")) <= 9  # below 0 wraps around
+    zeros = (data[:-1] == ord("0")) & digits[1:]  # in front of a digit, perhaps of the next text
+    signs = (data == ord("-")) | (data == ord("+"))
+    places = starts + signs.take(starts, mode="clip") if signs.any() else starts
+    rows = np.flatnonzero(zeros.take(places, mode="clip"))
+    return bool((places[rows] + 1 < ends[rows]).any())
 
 
 def _existing(texts: pa.Array, kind: pa.DataType) -> pa.Array:

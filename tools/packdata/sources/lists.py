@@ -17,8 +17,6 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from loaders.data.formats import hash_file
 from loaders.errors import SourceError
 from packdata.delimited import CsvOptions, CsvRows
@@ -46,7 +44,7 @@ from packdata.sources.base import (
 from packdata.sources.listed import ListedURL, objects_beside, stat_of
 from packdata.sources.names import Names
 from packdata.sources.objects import RemoteFile
-from packdata.types import NO_VALUES, typed
+from packdata.types import NO_VALUES, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -306,13 +304,9 @@ def _label(cell: str) -> str | None:
 
 def _cell_of(cells: Names, field: str) -> _Reads:
     """Return how the cells of a column are read, by the rules of ``packdata.types`` for the whole column."""
-    kind = typed(cells.to_arrow()).type
-    if pa.types.is_boolean(kind):
-        return partial(_value, _flag)
-    if pa.types.is_integer(kind):
-        return partial(_value, int)
-    if pa.types.is_floating(kind):
-        return partial(_value, float)
+    reads: dict[str, _Reads] = {"int": int, "float": float, "flag": _flag}
+    if (kind := type_of(cells.to_arrow())) != "text":
+        return partial(_value, reads[kind])
     return _label if field == "label" else str
 
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from loaders.errors import SchemaError
-from loaders.schema import Array, Categories, Features, Field, Label, Schema
+from loaders.schema import Categories, Features, Label, Schema
 from packdata.describe import describe_field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from packdata.types import Kind
 
 FEATURES, CATEGORIES, MISSING = "features", "categories", "missing"
-_KINDS: dict[str, Kind] = {"number": "number", "flag": "flag", "label": "text"}
+TARGETS = "targets"  # in the provenance: field, column and how of each
+_KINDS: dict[str, Kind] = {"number": "number", "flag": "flag", "label": "text", "days": "date"}
 
 
-def kind_of(how: str) -> Kind:
-    """Return what a column is read as, of which a number, label or part of a date is made."""
-    return _KINDS.get(how, "date")
+def kind_read(how: str) -> Kind:
+    """Return what a column is read as, of which a number, flag, label or days are made."""
+    return _KINDS[how]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,11 @@ class TargetColumn:
         field: Name of its field.
         column: Name in the files.
         how: ``label``, ``number``, ``flag`` or ``days``.
-        classes: Of a label.
     """
 
     field: str
     column: str
     how: str
-    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,54 +43,53 @@ class ColumnPlan:
     """What becomes of every column.
 
     Attributes:
-        features: The field of numbers, or None without any.
-        categories: The field of categories, or None without any.
+        schema: The fields: ``features``, ``missing`` and ``categories``, as far as there are any, and the targets.
         targets: The columns to predict.
-        missing_mask: Whether there is a field ``missing``.
         notes: What is worth knowing.
     """
 
-    features: Features | None
-    categories: Categories | None
+    schema: Schema
     targets: tuple[TargetColumn, ...]
-    missing_mask: bool
     notes: tuple[str, ...] = ()
 
     @property
-    def schema(self) -> Schema:
-        """The fields: features, missing, categories, targets."""
-        fields: dict[str, Field] = {}
-        if self.features is not None:
-            fields[FEATURES] = self.features
-            if self.missing_mask:
-                fields[MISSING] = Array(dtype="bool", dims=self.features.dims)
-        if self.categories is not None:
-            fields[CATEGORIES] = self.categories
-        for target in self.targets:
-            is_label = target.how == "label"
-            number = Array(dtype=self.target_dtype)
-            fields[target.field] = Label(classes=target.classes) if is_label else number
-        if not fields:
-            raise SchemaError("no column is left to pack")
-        return Schema(fields)
+    def features(self) -> Features | None:
+        """The field of numbers, or None without any."""
+        field = self.schema.fields.get(FEATURES)
+        return field if isinstance(field, Features) else None
 
     @property
-    def target_dtype(self) -> str:
-        """Of targets that are no labels."""
-        wide = self.features is not None and self.features.dtype == "float64"
-        return "float64" if wide else "float32"
+    def categories(self) -> Categories | None:
+        """The field of categories, or None without any."""
+        field = self.schema.fields.get(CATEGORIES)
+        return field if isinstance(field, Categories) else None
+
+    def classes(self, target: TargetColumn) -> tuple[str, ...]:
+        """Return the classes of a target; none if it is no label."""
+        field = self.schema.fields[target.field]
+        return (field.classes or ()) if isinstance(field, Label) else ()
 
     @property
     def kinds(self) -> dict[str, Kind]:
         """What each column in the files is read as."""
-        kinds: dict[str, Kind] = {}
-        for column, how in self.features.sources if self.features else ():
-            kinds[column] = kind_of(how)
-        for column in self.categories.columns if self.categories else ():
-            kinds[column] = "text"
-        for target in self.targets:
-            kinds[target.column] = kind_of(target.how)
-        return kinds
+        kinds = {n: kind_read(how) for n, how in (self.features.sources if self.features else ())}
+        kinds |= dict.fromkeys(self.categories.columns if self.categories else (), "text")
+        return kinds | {target.column: kind_read(target.how) for target in self.targets}
+
+    def targets_to_json(self) -> list[dict[str, str]]:
+        """Return the targets as JSON types."""
+        return [{"field": t.field, "column": t.column, "how": t.how} for t in self.targets]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        schema, notes = self.schema.to_json(), [*self.notes]
+        return {"schema": schema, TARGETS: self.targets_to_json(), "notes": notes}
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> ColumnPlan:
+        """Return what ``to_json`` wrote."""
+        targets = tuple(TargetColumn(**each) for each in given[TARGETS])
+        return cls(Schema.from_json(given["schema"]), targets, tuple(given["notes"]))
 
     def lines(self) -> Iterator[str]:
         """Describe the fields in words."""

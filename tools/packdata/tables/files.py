@@ -29,7 +29,7 @@ from packdata.sources.row_kinds import ArrowRows, ParquetRows, listed_files
 from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from packdata.rows import Part, Rows
@@ -63,24 +63,23 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]
     Raises:
         SourceError: There is no such file.
     """
-    paths: dict[str, Path] = {}
-    others: dict[str, str] = {}
     list_sources(sources)
+    paths: dict[str, Path] = {}
+    others: dict[str, Path] = {}
     for source in sources:
-        for path, other in _expand(source):
-            real = real_path(path)  # unlike Path.resolve(), at peace with links to themselves
-            if other is None:
-                paths.setdefault(real, path)
-            else:
-                others[real] = other
+        tables, rest = _expand(source)
+        for path in tables:
+            paths.setdefault(real_path(path), path)
+        others |= {real_path(path): path for path in rest}
     if not paths:
         raise SourceError("there is no table to pack", ", ".join(map(str, sources)))
     folders = list(dict.fromkeys(path.parent for path in paths.values()))
     if len(folders) > 1 and "=" in folders[0].name:  # of which a pattern names the files
         raise SourceError("folders such as year=2024 are not read", folders[0], _KEYS_HINT)
     taken = {*paths, *map(real_path, sources)}
-    ignored = Counter(other for real, other in others.items() if real not in taken)
-    return list(paths.values()), ignored
+    ignored = [path for real, path in others.items() if real not in taken]
+    counts = Counter(FOLDER if path.is_dir() else suffix_of(path.name) for path in ignored)
+    return list(paths.values()), counts
 
 
 def is_csv(path: Path) -> bool:
@@ -156,11 +155,10 @@ class TableFiles:
         """Read columns of a part, see ``RowFile.read``: from what was kept, if it has what shall be text as text."""
         kept = self._kept.get(part)
         if kept is not None and columns is not None:
-            types = dict(zip(kept.table.column_names, kept.table.schema.types, strict=True))
-            if all(
-                name in types
-                and (kinds.get(name) != "text" or pa.types.is_dictionary(types[name]))
-                for name in columns
+            types = {field.name: field.type for field in kept.table.schema}
+            texts = [name for name in columns if kinds.get(name) == "text"]
+            if {*columns} <= types.keys() and all(
+                map(pa.types.is_dictionary, map(types.get, texts))
             ):
                 yield replace(kept, table=kept.table.select([*columns]))
                 return
@@ -181,7 +179,7 @@ class CommonColumns:
     """
 
     def __init__(
-        self, files: TableFiles, wanted: Sequence[str] | None, drop: Sequence[str] = ()
+        self, files: TableFiles, wanted: Sequence[str] | None, drop: Iterable[str] = ()
     ) -> None:
         self._files, self._drop, self._takes_all = files, {*drop}, wanted is None
         numbers = range(len(files))
@@ -202,8 +200,8 @@ class CommonColumns:
         missing = [name for name in columns if name not in mine]
         more = [name for name in mine if self._takes_all and name not in columns]
         if missing or more:
-            found = [f"missing {in_words(missing)}"] if missing else []
-            found += [f"unexpected {in_words(more)}"] if more else []
+            lists = {"missing": missing, "unexpected": more}
+            found = [f"{word} {in_words(names)}" for word, names in lists.items() if names]
             what = f"columns differ from {first.name}: {'; '.join(found)}"
             hint = "features= names the columns to take, drop= those to leave out"
             raise SourceError(what, path, hint)
@@ -215,58 +213,46 @@ class CommonColumns:
             raise SourceError(what, path, hint)
 
 
-def _expand(source: Path | str) -> list[tuple[Path, str | None]]:
-    """Return what a source names: tables, and of a folder what else is there, with its suffix or ``FOLDER``."""
+def _expand(source: Path | str) -> tuple[list[Path], list[Path]]:
+    """Return the tables that a source names, and what else is there of a folder."""
     path = place_of_source(source)
     check_folder(path)
     if path.is_dir():
         return _list_folder(path)
     if path.exists() or not has_magic(str(source)):
-        return [(path, None)]
-    matches = sorted(files_matching(source))
-    if not matches:
+        return [path], []
+    if not (matches := sorted(files_matching(source))):
         raise SourceError("no file matches", source)
-    return [(match, None) for match in matches if match.is_file()]
+    return [match for match in matches if match.is_file()], []
 
 
-def _list_folder(folder: Path) -> list[tuple[Path, str | None]]:
-    """Return what a folder holds."""
+def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     inside = [path for path in sorted(folder.iterdir()) if not is_hidden(path.name)]
     listed = listed_files(folder, [path.name for path in inside])
     # Beside the files of a dataset lie their index, and what caches have left.
     if listed is not None:
         inside = [path for path in inside if path in listed or path.is_dir()]
-    tables = {path for path in inside if suffix_inside(path.name) in _SUFFIXES}
-    # Of a file and its compressed copy, the file.
-    tables -= {
-        path
-        for path in tables
-        if suffix_of(path.name) in COMPRESSIONS and path.with_suffix("") in tables
-    }
-    found: list[tuple[Path, str | None]] = []
-    for path in inside:
-        if path in tables:
-            found.append((path, None))
-        else:
-            found.append((path, FOLDER if path.is_dir() else suffix_of(path.name)))
-    if not any(other is None for _, other in found):
+    named = {path for path in inside if suffix_inside(path.name) in _SUFFIXES}
+
+    def is_table(path: Path) -> bool:
+        """Of a file and its compressed copy, the file is."""
+        is_copy = suffix_of(path.name) in COMPRESSIONS and path.with_suffix("") in named
+        return path in named and not is_copy
+
+    if not any(map(is_table, inside)):
         hint = f"'{folder}/**/*.csv' takes the CSV files in its folders, other suffixes in the same way"
         raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", folder, hint)
-    return found
+    return [*filter(is_table, inside)], [path for path in inside if not is_table(path)]
 
 
 def _open(path: Path, options: CsvOptions, missing: Sequence[str]) -> RowFile:
     check_regular(path, path)
     suffix, is_packed = suffix_inside(path.name), suffix_of(path.name) in COMPRESSIONS
     is_text = suffix in _CELLS or suffix in JSON_LINES
-    if (suffix not in _CELLS and suffix not in _KINDS) or (is_packed and not is_text):
+    if not is_text and (suffix not in _KINDS or is_packed):
         what = f"files of kind {suffix_of(path.name) or 'without suffix'} are not tables that can be packed"
         hint = foreign_hint(path.name) or f"It takes {', '.join(_SUFFIXES)}"
         if suffix_of(path.name) in (".xz", ".zip", *COMPRESSIONS):
             hint = f"Decompress the file; {', '.join(COMPRESSIONS)} are read behind CSV and JSON lines"
         raise SourceError(what, path, hint)
-    try:
-        return CsvRows(path, options, missing) if suffix in _CELLS else _KINDS[suffix](path)
-    except OSError as error:
-        what = f"the file cannot be read ({error.strerror or error})"
-        raise SourceError(what, path) from error
+    return CsvRows(path, options, missing) if suffix in _CELLS else _KINDS[suffix](path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ import pyarrow as pa
 
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
-from loaders.schema import Categories, Features, Label, Schema
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import counted, passed_over
 from packdata.options import changed
@@ -32,10 +30,9 @@ from packdata.rows import Part
 from packdata.sources.base import files_identity
 from packdata.sources.listed import ListedURL, list_sources, without_secrets
 from packdata.sources.opening import joined_splits
-from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, ColumnPlan, TargetColumn
+from packdata.tables.chosen import TARGETS, ColumnPlan
 from packdata.tables.columns import (
     OPTIONS,
-    TARGETS,
     check_names,
     missing_values_of,
     plan_columns,
@@ -50,7 +47,7 @@ from packdata.tables.values import in_words
 from packdata.types import KINDS, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from packdata.packing.settings import OnError
     from packdata.packing.summary import Summary
@@ -190,15 +187,10 @@ def plan_tables(
     before = _identity(files)
     first_pass = FirstPass() if first_pass is None else first_pass
     if like is None:
-        learned: list[_Learned] = []
         scanner = _scanner(files, chosen, workers, on_error, progress)
-
-        def learn() -> dict[str, Any]:
-            learned.append(_learned(scanner))
-            return _as_json(*learned[0])
-
-        taken = first_pass.get(_ROWS, learn)
-        parts, plan, rows = learned[0] if learned else _from_json(taken)
+        found = first_pass.get(_ROWS, lambda: _learned(scanner))
+        parts, rows = [Part(*numbers) for numbers in found["parts"]], found["rows"]
+        plan = ColumnPlan.from_json(found)
     else:
         common = CommonColumns(files, None, chosen.drop)
         plan = plan_like(like, common.columns, chosen.drop, files.paths[common.first or 0])
@@ -206,54 +198,18 @@ def plan_tables(
             common.check(number)
         rows = None
         parts = [part for number in range(len(files)) for part in files[number].parts(number)]
-    told = {OPTIONS: changed(chosen), **changed(csv)}
     same = None if like is None else read_manifest(like).fingerprint
-    identity = {"command": "tables", "source": before, **told, "like": same}
+    asked = {OPTIONS: changed(chosen), **changed(csv), "like": same}
+    identity = {"command": "tables", "source": before, **asked}
     first_pass.check(identity)
-    names = [path.name for path in files.paths[:100]]
-    provenance = {
-        "command": "tables",
-        "source": {"files": names, "num_files": len(files)},
-        **told,
-        "like": same,
-        TARGETS: _targets_as_json(plan),
-    }
+    source = {"files": [path.name for path in files.paths[:100]], "num_files": len(files)}
+    targets = plan.targets_to_json()
+    provenance = {"command": "tables", "source": source, **asked, TARGETS: targets}
     recipe = TablesRecipe(files, parts, plan, rows, identity, provenance)
     return TablesPlan(recipe, format, given, dict(ignored), first_pass)
 
 
 _ROWS = "rows"  # in a plan
-_Learned = tuple[Sequence[Part], ColumnPlan, int]
-
-
-def _targets_as_json(plan: ColumnPlan) -> list[dict[str, str]]:
-    return [{"field": t.field, "column": t.column, "how": t.how} for t in plan.targets]
-
-
-def _as_json(parts: Sequence[Part], plan: ColumnPlan, rows: int) -> dict[str, Any]:
-    """Return what was learned of rows, for the parts of a packing."""
-    return {
-        "rows": rows,
-        "schema": plan.schema.to_json(),
-        TARGETS: _targets_as_json(plan),
-        "notes": [*plan.notes],
-        "parts": [*map(list, parts)],
-    }
-
-
-def _from_json(told: Mapping[str, Any]) -> _Learned:
-    """Return what ``_as_json`` wrote."""
-    fields = Schema.from_json(told["schema"]).fields
-    features, categories = fields.get(FEATURES), fields.get(CATEGORIES)
-    assert isinstance(features, Features | None)
-    assert isinstance(categories, Categories | None)
-    classes = {name: f.classes or () for name, f in fields.items() if isinstance(f, Label)}
-    targets = tuple(
-        TargetColumn(t["field"], t["column"], t["how"], classes.get(t["field"], ()))
-        for t in told[TARGETS]
-    )
-    plan = ColumnPlan(features, categories, targets, MISSING in fields, tuple(told["notes"]))
-    return [Part(*numbers) for numbers in told["parts"]], plan, told["rows"]
 
 
 def _scanner(
@@ -264,7 +220,7 @@ def _scanner(
     progress: Progress | None,
 ) -> Scanner:
     """Return what reads all rows once; files that are here are opened and compared before."""
-    asked = [*options.features, *options.categorical, *options.numeric, *options.target]
+    asked = (*options.features, *options.categorical, *options.numeric, *options.target)
     wanted = list(dict.fromkeys(asked)) if options.features else None
     common = CommonColumns(files, wanted, options.drop)
     numbers = range(len(files))
@@ -281,22 +237,25 @@ def _scanner(
     return Scanner(files, common, options, check_workers(workers), on_error, progress)
 
 
-def _learned(scanner: Scanner) -> _Learned:
-    found, source = scanner.scan(), scanner.files.paths[0]
-    plan = plan_columns(found, scanner.options, source)
-    notes = (*_rounded(plan, found), *_header_notes(scanner, found))
-    return found.parts, replace(plan, notes=notes), found.num_rows + found.bad
+def _learned(scanner: Scanner) -> dict[str, Any]:
+    """Return what all rows say, as JSON types: for this packing, or the parts of one."""
+    found = scanner.scan()
+    plan = plan_columns(found, scanner.options, scanner.files.paths[0])
+    plan = replace(plan, notes=(*_rounded(plan, found), *_header_notes(scanner, found)))
+    parts = [*map(list, found.parts)]
+    return {"rows": found.num_rows + found.bad, **plan.to_json(), "parts": parts}
 
 
 def _rounded(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
     """Say which whole numbers are rounded by the dtype in which they are stored."""
-    features = plan.features
+    features, fields = plan.features, plan.schema.fields
     sources = [(features.dtype, *source) for source in features.sources] if features else []
-    targets = [(plan.target_dtype, target.column, target.how) for target in plan.targets]
+    targets = [(fields[t.field].dtype, t.column, t.how) for t in plan.targets]
     for dtype, name, how in (*sources, *targets):
-        column, exact = scan.columns[name], 2.0 ** (np.finfo(dtype).nmant + 1)
-        moments = column.moments
-        if how == "number" and column.is_whole and max(-moments.least, moments.most) > exact:
+        if how != "number" or not scan.columns[name].is_whole:
+            continue
+        moments, exact = scan.columns[name].moments, 2.0 ** (np.finfo(dtype).nmant + 1)
+        if max(-moments.least, moments.most) > exact:
             yield f"{dtype} rounds values of {name}; see dtype="
 
 

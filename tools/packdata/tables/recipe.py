@@ -16,8 +16,7 @@ from loaders.data.columns import FixedColumn
 from loaders.errors import SourceError
 from packdata.moments import standardized
 from packdata.recipe import Block, Recipe, Tally, Target
-from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, kind_of
-from packdata.tables.scan import place
+from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, kind_read
 from packdata.tables.values import (
     DAY_US,
     Flags,
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
 
     from loaders.schema import Categories, Features
     from packdata.recipe import Draw
-    from packdata.rows import Part, RowFile
-    from packdata.tables.chosen import ColumnPlan, TargetColumn
+    from packdata.rows import Part
+    from packdata.tables.chosen import ColumnPlan
     from packdata.tables.files import TableFiles
 
 Matrix = npt.NDArray[Any]
@@ -84,7 +83,9 @@ class TablesRecipe(Recipe):
         self.tally = Tally()
         words = columns.categories.vocabularies if columns.categories else ()
         self._vocabularies = [pa.array(vocabulary, pa.string()) for vocabulary in words]
-        self._classes = {t.field: pa.array(t.classes, pa.string()) for t in columns.targets}
+        self._classes = {
+            t.field: pa.array(columns.classes(t), pa.string()) for t in columns.targets
+        }
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -95,66 +96,66 @@ class TablesRecipe(Recipe):
 
     def name(self, item: Part) -> str:
         """Return where a part begins."""
-        return place(self.files[item.file], item.line)
+        return self.files[item.file].place(item.line)
 
     def encode(self, item: Part, draw: Draw | None = None) -> list[Block]:
         """Return the rows of a part."""
-        file, kinds = self.files[item.file], self.columns.kinds
-        pieces = [{name: self._empty(name) for name in self.schema.fields}]
-        rejects: list[tuple[int, Why]] = []
+        file, kinds, fields = self.files[item.file], self.columns.kinds, self.schema.fields
+        pieces = [{name: self._empty(name, 0) for name in fields}]
+        wrong: list[tuple[int, Why]] = []
         for rows in self.files.read(item, list(kinds), kinds):
             table = _Table(rows.table, file.path)
             arrays = self._arrays(table)
-            counted = {what: flags for what, flags in table.counted.items() if flags.any()}
-            if table.wrong:
-                kept = np.setdiff1d(np.arange(len(table)), list(table.wrong))
-                arrays = {name: array[kept] for name, array in arrays.items()}
-                counted = {what: flags[kept] for what, flags in counted.items()}
-            pieces.append(arrays)
-            for what, flags in counted.items():
-                self.tally.add(what, int(flags.sum()))
-            rejects += [*rows.bad, *((rows.line(row), why) for row, why in table.wrong.items())]
-        columns = {name: _column([piece[name] for piece in pieces]) for name in self.schema.fields}
+            all_rows, left_out = np.arange(len(table)), list(table.wrong)
+            kept: Any = np.setdiff1d(all_rows, left_out) if left_out else slice(None)
+            pieces.append({name: array[kept] for name, array in arrays.items()})
+            for what, flags in table.counted:
+                self.tally.add(what, int(np.count_nonzero(flags[kept])))
+            wrong += [*rows.bad, *((rows.line(row), why) for row, why in table.wrong.items())]
+        columns = {name: _column([piece[name] for piece in pieces]) for name in fields}
         if draw is not None:
             order = draw(len(columns[next(iter(columns))]))
             columns = {name: FixedColumn(column.data[order]) for name, column in columns.items()}
-        return [Block(columns, tuple(self._rejects(file, rejects)))]
+        rejects = []
+        for line, why in sorted(wrong, key=itemgetter(0)):
+            where = file.place(line)
+            rejects.append((where, SourceError(why if isinstance(why, str) else why(), where)))
+        return [Block(columns, tuple(rejects))]
 
-    def _empty(self, name: str) -> Matrix:
+    def _empty(self, name: str, num_rows: int) -> Matrix:
         field = self.schema.fields[name]
-        return np.empty((0, *(n or 0 for n in field.shape or ())), field.dtype)
-
-    def _rejects(
-        self, file: RowFile, found: list[tuple[int, Why]]
-    ) -> Iterator[tuple[str, SourceError]]:
-        for line, why in sorted(found, key=itemgetter(0)):
-            where = place(file, line)
-            yield where, SourceError(why if isinstance(why, str) else why(), where)
+        return np.empty((num_rows, *(n or 0 for n in field.shape or ())), field.dtype)
 
     def _arrays(self, table: _Table) -> dict[str, Matrix]:
         """Return the values of every field; the table has the rows that cannot be packed, and why."""
         arrays: dict[str, Matrix] = {}
         if self.columns.features is not None:
             arrays[FEATURES], missing = self._features(table, self.columns.features)
-            if self.columns.missing_mask:
+            if MISSING in self.schema.fields:
                 arrays[MISSING] = missing
         if self.columns.categories is not None:
             arrays[CATEGORIES] = self._categories(table, self.columns.categories)
         # Classes of rows that are left out are none: why those are is to be told first.
         for target in sorted(self.columns.targets, key=lambda target: target.how == "label"):
-            is_label = target.how == "label"
-            arrays[target.field] = (self._label if is_label else self._number)(target, table)
+            what, column = f"target {target.column!r}", target.column
+            if target.how == "label":
+                arrays[target.field] = self._label(what, table.array(column), target.field, table)
+                continue
+            out = arrays[target.field] = self._empty(target.field, len(table))
+            values, missing, _ = table.numbers(column, target.how)
+            table.note(missing, f"{what} has no value")
+            table.store(values, out, what, column, target.how)
         return arrays
 
     def _features(self, table: _Table, features: Features) -> tuple[Matrix, Flags]:
         rows = np.empty((len(features.columns), len(table)), features.dtype)  # turned at once
-        mask = np.zeros(rows.T.shape if self.columns.missing_mask else (0, 0), bool)
+        mask = np.zeros(rows.T.shape if MISSING in self.schema.fields else (0, 0), bool)
         for i, (column, how) in enumerate(features.sources):
-            values, missing, bad = table.numbers(column, how)
+            values, missing, _ = table.numbers(column, how)
             what = f"column {column!r}"
             if missing.any():
-                table.counted[_MISSING + column] = missing
-                if self.columns.missing_mask:
+                table.counted.append((_MISSING + column, missing))
+                if mask.size:
                     mask[:, i] = missing
                 if features.missing == "error":
                     table.note(missing, f"{what} has no value; pass missing='nan' or 'mean'")
@@ -162,9 +163,7 @@ class TablesRecipe(Recipe):
                     values = np.where(missing, features.mean[i], values)
             if features.standardized:
                 values = standardized(values, features.mean[i], features.std[i])
-            _fill(rows[i], values)
-            if not np.isfinite(rows[i]).all():
-                table.note_unfit(what, column, how, bad, np.isinf(rows[i]) & ~missing, rows.dtype)
+            table.store(values, rows[i], what, column, how)
         return np.ascontiguousarray(rows.T), mask
 
     def _categories(self, table: _Table, categories: Categories) -> Matrix:
@@ -173,27 +172,17 @@ class TablesRecipe(Recipe):
             out[:, i] = found = codes(table.array(column), self._vocabularies[i])
             if not found.all():
                 known = has_value(table.array(column))
-                table.counted[_MISSING + column] = ~known
-                table.counted[_UNKNOWN + column] = known & (found == 0)
+                table.counted.append((_MISSING + column, ~known))
+                table.counted.append((_UNKNOWN + column, known & (found == 0)))
         return out
 
-    def _label(self, target: TargetColumn, table: _Table) -> Matrix:
-        array, what = table.array(target.column), f"target {target.column!r}"
-        found = codes(array, self._classes[target.field]) - 1
-        known = has_value(array)
+    def _label(self, what: str, array: pa.Array, field: str, table: _Table) -> Matrix:
+        classes = self._classes[field]
+        found, known = codes(array, classes), has_value(array)
         table.note(~known, f"{what} has no value")
-        few = f"is none of its {len(target.classes)} classes"
-        table.note(known & (found < 0), lambda row: f"{what}: {shown(array, row)!r} {few}")
-        return found
-
-    def _number(self, target: TargetColumn, table: _Table) -> Matrix:
-        values, missing, bad = table.numbers(target.column, target.how)
-        what = f"target {target.column!r}"
-        out = np.empty(len(values), self.columns.target_dtype)
-        _fill(out, values)
-        table.note(missing, f"{what} has no value")
-        table.note_unfit(what, target.column, target.how, bad, np.isinf(out), out.dtype)
-        return out
+        few = f"is none of its {len(classes)} classes"
+        table.note(known & (found == 0), lambda row: f"{what}: {shown(array, row)!r} {few}")
+        return found - 1
 
 
 class _Table:
@@ -207,7 +196,7 @@ class _Table:
     def __init__(self, table: pa.Table, path: Path) -> None:
         self._table, self._path = table, path
         self.wrong: dict[int, Why] = {}
-        self.counted: dict[str, Flags] = {}
+        self.counted: list[tuple[str, Flags]] = []
         self._arrays: dict[str, pa.Array] = {}
         self._numbers: dict[tuple[str, str], Numbers] = {}
 
@@ -225,7 +214,7 @@ class _Table:
     def numbers(self, column: str, how: str) -> Numbers:
         """Return a column as numbers, of dates the days."""
         if (column, how) not in self._numbers:
-            found = numbers(self.array(column), kind_of(how))
+            found = numbers(self.array(column), kind_read(how))
             if how == "days":
                 found = found._replace(values=found.values / DAY_US)
             self._numbers[column, how] = found
@@ -237,19 +226,17 @@ class _Table:
             if row not in self.wrong:
                 self.wrong[row] = why if isinstance(why, str) else partial(why, row)
 
-    def note_unfit(
-        self, what: str, column: str, how: str, bad: Flags, is_large: Flags, dtype: object
-    ) -> None:
-        """Note where a value is none of its kind, infinite, or larger than the dtype holds."""
-        array, kind, values = self.array(column), kind_of(how), self.numbers(column, how).values
-        self.note(bad, lambda row: f"{what}: {shown(array, row)!r} is no {kind}")
-        limit = f"is infinite, or more than dtype={dtype} holds"
-        self.note(is_large & ~bad, lambda row: f"{what} {limit} ({float(values[row])!r})")
-
-
-def _fill(row: Matrix, values: Floats) -> None:
-    with np.errstate(over="ignore"):
-        row[:] = values
+    def store(self, values: Floats, out: Matrix, what: str, column: str, how: str) -> None:
+        """Store numbers of a column; note where one is none of its kind, infinite, or larger than the dtype holds."""
+        with np.errstate(over="ignore"):
+            out[:] = values
+        if np.isfinite(out).all():
+            return
+        array, (given, missing, bad) = self.array(column), self.numbers(column, how)
+        self.note(bad, lambda row: f"{what}: {shown(array, row)!r} is no {kind_read(how)}")
+        limit = f"is infinite, or more than dtype={out.dtype} holds"
+        is_large = np.isinf(out) & ~missing & ~bad
+        self.note(is_large, lambda row: f"{what} {limit} ({float(given[row])!r})")
 
 
 def _column(arrays: Sequence[Matrix]) -> FixedColumn:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -40,19 +39,22 @@ if TYPE_CHECKING:
 
     from packdata.packing.progress import Progress
     from packdata.packing.settings import OnError
-    from packdata.rows import Part, RowFile, Rows
+    from packdata.rows import Part, RowFile
     from packdata.tables.files import CommonColumns, TableFiles
     from packdata.tables.options import TableOptions
+    from packdata.tables.values import Flags, Floats
     from packdata.types import Codes
 
 MAX_CATEGORIES = 1_000_000
 
 
 class Seen(NamedTuple):
-    """Where a value was seen first."""
+    """Where a value was seen first; how it looks, and its line, are found when somebody asks."""
 
-    value: pa.Array  # of one row
-    tell: Callable[[], str]  # its file and line or row: found when somebody asks
+    value: pa.Array  # of one row: no others are kept
+    file: RowFile
+    line: Callable[[int], int]
+    row: int
 
     @property
     def shown(self) -> str:
@@ -62,7 +64,7 @@ class Seen(NamedTuple):
     @property
     def where(self) -> str:
         """File and line or row."""
-        return self.tell()
+        return self.file.place(self.line(self.row))
 
 
 @dataclass
@@ -192,104 +194,104 @@ class Scanner:
 
     def _part(self, kinds: Mapping[str, Kind], part: Part) -> Scan:
         """Runs on the threads."""
-        file, found = self.files[part.file], Scan([part])
-        guesses, dropped = file.guesses, {*self.options.drop}
+        file, found, dropped = self.files[part.file], Scan([part]), {*self.options.drop}
+        guesses = file.guesses
         if self.options.dates is None and "number" not in guesses:
             guesses = frozenset()  # texts of JSON may be dates, if somebody asks for these
         for rows in self.files.read(part, self.common.columns, kinds):
-            names = [name for name in rows.table.column_names if name not in dropped]
-            looks = {name: _Look(name, rows, file, guesses) for name in names}
-            kept = {name: look.at(kinds.get(name)) for name, look in looks.items()}
-            scans = {name: look.scan for name, look in looks.items()}
-            found.add(Scan([], len(rows.table), len(rows.bad), scans))
             if rows.bad and self.on_error == "fail":
                 line, why = rows.bad[0]
-                raise SourceError(why, place(file, line))
+                raise SourceError(why, file.place(line))
+            names = [name for name in rows.table.column_names if name not in dropped]
+            looks = {n: _Look(plain(rows.table[n]), kinds.get(n), guesses) for n in names}
+            scans = {name: look.scan for name, look in looks.items()}
+            for look in looks.values():
+                look.scan.first = {
+                    what: Seen(look.array.take(pa.array([row])), file, rows.line, row)
+                    for what, row in look.first.items()
+                }
+            found.add(Scan([], len(rows.table), len(rows.bad), scans))
             if isinstance(file, TextRows):
-                self.files.keep(part, rows, kept)
+                self.files.keep(part, rows, {name: look.values for name, look in looks.items()})
         return found
 
 
-def place(file: RowFile, line: int) -> str:
-    """Return a file and a line or row of it, for messages."""
-    return f"{file.path}, {file.unit} {line}"
-
-
 class _Look:
-    """One column of some rows, looked at; ``scan`` is what it holds."""
+    """One column of some rows, taken as a kind, or as what it seems to be.
 
-    def __init__(self, name: str, rows: Rows, file: RowFile, guesses: frozenset[Kind]) -> None:
-        self.scan = ColumnScan()
-        self._array = plain(rows.table[name])
-        self._rows, self._file, self._guesses = rows, file, guesses
+    Attributes:
+        array: The column.
+        values: The same as what it is: numbers, dates, or texts by their dictionary.
+        scan: What it holds.
+        first: The row in which each kind was seen first.
+    """
 
-    def at(self, kind: Kind | None) -> pa.Array:
-        """Take statistics of it as a kind, or as what it seems to be; return its values as that."""
-        array = self._array
+    def __init__(self, array: pa.Array, kind: Kind | None, guesses: frozenset[Kind]) -> None:
+        self.array = self.values = array
+        self.scan, self.first = ColumnScan(), dict[str, int]()
         group = group_of(array.type)
         if group == "other":
             self.scan.other = why_other(array.type)
-        if group in (None, "other") or array.null_count == len(array):
-            return array
-        if kind == "text":
-            return self._texts(frozenset())
-        if kind is not None or group not in ("flag", "text"):
-            return self._measured(array, kind or group)
-        return self._guessed() if group == "text" else self._texts(frozenset(("flag",)))
+        elif group is None or array.null_count == len(array):
+            return
+        elif kind == "text":
+            self._count_words(frozenset())
+        elif kind is not None or group not in ("flag", "text"):
+            self._measure(array, kind or group)
+        elif group == "flag":
+            self._count_words(frozenset(("flag",)))
+        else:
+            self._guess(guesses)
 
-    def _guessed(self) -> pa.Array:
+    def _guess(self, guesses: frozenset[Kind]) -> None:
         """Take texts for numbers or dates where all of them are, quickly; else look at each different one."""
-        if is_text(self._array.type):
-            texts = trimmed(self._array)
-            found = quick(texts, self._guesses)
-            kind = None if found is None else group_of(found.type)
-            if kind is not None and (kind != "number" or not are_names(texts, found)):
-                return self._measured(found, kind)
-        coded = self._texts(self._guesses)
-        if len(self.scan.groups) == 1:
-            (only,) = self.scan.groups
-            if only in ("number", "date", "zoned"):
-                self.scan = ColumnScan()
-                return self._measured(coded, only)
-        return coded
+        if is_text(self.array.type):
+            texts = trimmed(self.array)
+            if (found := quick(texts, guesses)) is not None:
+                group = group_of(found.type)
+                if group is not None and (group != "number" or not are_names(texts, found)):
+                    self._measure(found, group)
+                    return
+        self._count_words(guesses)
+        for only in ("number", "date", "zoned"):
+            if self.scan.groups.keys() == {only}:
+                self.scan, self.first = ColumnScan(), {}
+                self._measure(self.values, only)
 
-    def _note(self, what: str, flags: npt.NDArray[np.bool_]) -> None:
-        """Remember the first row that is so, if any."""
-        if flags.any():
-            row = int(flags.argmax())
-            value = self._array.take(pa.array([row]))  # a copy, so that no other rows are kept
-            self.scan.first[what] = Seen(value, partial(_where, self._file, self._rows.line, row))
-
-    def _texts(self, guesses: frozenset[Kind]) -> pa.DictionaryArray:
+    def _count_words(self, guesses: frozenset[Kind]) -> None:
         """Count texts, and how many of them look like numbers or dates, where they may be some."""
-        coded = words_of(self._array)
+        coded = self.values = words_of(self.array)
         words, kinds = coded.dictionary, _kinds_among(coded.dictionary, guesses)
         counts = np.bincount(coded.indices.drop_null().to_numpy(), minlength=len(words))
         of_words = zip(words.to_pylist(), counts.tolist(), strict=True)
         self.scan.words.update({word: count for word, count in of_words if word and count})
-        sizes, of_rows = np.bincount(kinds, counts, len(KINDS)), at_places(kinds, coded, 0)
-        for code, kind in enumerate(KINDS):
-            if kind is not None and sizes[code]:
-                self.scan.groups[kind] += int(sizes[code])
+        of_rows = at_places(kinds, coded, 0)
+        for code in np.unique(kinds).tolist():
+            if (kind := KINDS[code]) is not None:
                 self._note(kind, of_rows == code)
-        return coded
 
-    def _measured(self, array: pa.Array, group: Group) -> pa.Array:
+    def _measure(self, array: pa.Array, group: Group) -> None:
         """Take statistics of numbers or dates."""
+        is_number = group in ("number", "flag")
         assert group != "other"
-        scan, is_number = self.scan, group in ("number", "flag")
         values, missing, bad = numbers(array, group if is_number else "date")
         known = ~(missing | bad)
         kept = values if known.all() else values[known]
-        if len(kept):
-            scan.groups[group] += len(kept)
+        self.values = array
         self._note(group, known)
-        self._note("bad", bad)
+        if bad.any():
+            self.first["bad"] = int(bad.argmax())
+        scan = self.scan
         scan.moments = Moments.of(kept if is_number else kept / DAY_US)
         if not np.isfinite([scan.moments.least, scan.moments.most]).all():
             scan.moments = Moments.of(kept[np.isfinite(kept)])
         scan.is_whole = is_number and _is_whole(kept[:1]) and _is_whole(kept)
-        return array
+
+    def _note(self, group: Group, flags: Flags) -> None:
+        """Count values of a kind, and remember the first."""
+        if num := int(np.count_nonzero(flags)):
+            self.scan.groups[group] += num
+            self.first[group] = int(flags.argmax())
 
 
 def _kinds_among(words: pa.Array, guesses: frozenset[Kind]) -> Codes:
@@ -303,9 +305,5 @@ def _kinds_among(words: pa.Array, guesses: frozenset[Kind]) -> Codes:
     return kinds
 
 
-def _where(file: RowFile, line: Callable[[int], int], row: int) -> str:
-    return place(file, line(row))
-
-
-def _is_whole(values: npt.NDArray[np.float64]) -> bool:
+def _is_whole(values: Floats) -> bool:
     return bool((np.floor(values) == values).all())

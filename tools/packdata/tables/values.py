@@ -107,16 +107,16 @@ def numbers(array: pa.Array, kind: Kind) -> Numbers:
         found = quick(trimmed(array), {kind})
         array = words_of(array) if found is None else found
     if pa.types.is_dictionary(array.type):
-        return _numbers_of_texts(array, kind)
+        return _numbers_of_words(array, kind)
     no = np.zeros(len(array), bool)
-    missing = flags_of(array.is_null()) if array.null_count else no
     if group_of(array.type) not in (None, *_READ_AS.get(kind, (kind,))):
+        missing = flags_of(array.is_null())
         return Numbers(np.full(len(array), np.nan), missing, ~missing)
     values = _floats(array)
     return Numbers(values, np.isnan(values), no)
 
 
-def _numbers_of_texts(coded: pa.DictionaryArray, kind: Kind) -> Numbers:
+def _numbers_of_words(coded: pa.DictionaryArray, kind: Kind) -> Numbers:
     """Convert each word once."""
     words = coded.dictionary
     found = parsed(words, kind)
@@ -124,11 +124,8 @@ def _numbers_of_texts(coded: pa.DictionaryArray, kind: Kind) -> Numbers:
         found = pc.coalesce(found, pc.cast(parsed(words, "zoned"), found.type))
     values, missing = _floats(found), says_nothing(words)
     bad = np.isnan(values) & ~missing
-    return Numbers(
-        at_places(values, coded, np.nan),
-        at_places(missing, coded, True),
-        at_places(bad, coded, False),
-    )
+    by_word = ((values, np.nan), (missing, True), (bad, False))
+    return Numbers(*(at_places(each, coded, none) for each, none in by_word))
 
 
 def _floats(array: pa.Array) -> Floats:
