@@ -155,28 +155,3 @@ def test_numbers_are_numbers_unless_one_of_the_column_begins_with_zeros(
         ]
         if not any(names):
             assert reader.column("features").tolist() == [[float(a), float(b)] for a, b in rows]
-
-
-@settings(max_examples=25)
-@given(
-    st.lists(st.tuples(st.integers(-99, 99), TEXT), min_size=1, max_size=30),
-    st.integers(1, 60),
-    st.sampled_from(["\n", "\r\n"]),
-)
-def test_parsing_in_blocks_of_any_size_gives_the_same_rows(
-    rows: list[tuple[int, str]], size: int, end: str
-) -> None:
-    texts = [text if end == "\r\n" else text.replace("\r", "") for _, text in rows]
-    cells = [["n", "t"], *([str(n), t] for (n, _), t in zip(rows, texts, strict=True))]
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        source = Path(folder) / "t.csv"
-        source.write_bytes(written(cells, end))
-        file = CsvRows(source)
-        (part,) = file.parts(0)
-        whole = [rows.table for rows in file.read(part, None, {})]
-        patch.setattr("packdata.delimited._PARSED_BYTES", size)
-
-        blocks = [rows.table for rows in file.read(part, None, {})]
-
-    assert [t["t"].to_pylist() for t in blocks] == [t["t"].to_pylist() for t in whole]
-    assert [list(map(float, t["n"].to_pylist())) for t in blocks] == [[float(n) for n, _ in rows]]

@@ -16,7 +16,6 @@ from loaders.errors import SchemaError, SourceError
 from packdata.cli import main
 from packdata.rows import COMPRESSIONS
 from packdata.tables import pack_tables, plan_tables
-from packdata.tables.files import TableFiles
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
 
@@ -303,23 +302,6 @@ def test_a_row_of_more_cells_that_is_not_utf8_is_named(tmp_path: Path) -> None:
         plan_tables([source])
     reader = packed(tmp_path, source, on_error="skip")
     assert reader.column("features").tolist() == [[1, 2], [4, 5]]
-
-
-def test_what_is_read_a_second_time_takes_the_room_of_what_was_kept_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where numbers turn out to be names, after some parts were read as numbers."""
-    first, second = (pa.array(np.full(100, each, np.float64)) for each in (1, 2))
-    monkeypatch.setattr("packdata.tables.files.MOST_BYTES", 3 * first.nbytes // 2)
-    files = TableFiles([write(tmp_path, "a\n" + "1\n" * 100)])
-    (part,) = files[0].parts(0)
-    (rows,) = files[0].read(part, None, {})
-
-    for values in (first, second):
-        files.keep(part, rows, {"a": values})
-
-    (found,) = files.read(part, ["a"], {"a": "number"})
-    assert found.table["a"].to_pylist() == second.to_pylist()
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst", ".lz4"])

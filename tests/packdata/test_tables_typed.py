@@ -72,6 +72,7 @@ def outcome(source: Path, folder: Path, options: dict[str, Any]) -> Any:
 @example("numbers", [("nAn", False)], "texts", 9, 1000, OPTIONS[1], "days")
 @example("numbers", [("nAn", False)], "texts", 9, 1000, OPTIONS[4], "days")
 @example("dates", [("007", False)], "dates", 0, 40, OPTIONS[0], None)
+@example("texts", [("007", False), ("+5", False), ("+5", False)], "dates", 0, 40, OPTIONS[0], None)
 @example("numbers", [("NA", True), ("+5", False)], "texts", 9, 100, OPTIONS[1], "days")
 @example("dates", [("", False), ("2020-02-30", False)], "numbers", 9, 100, OPTIONS[1], "days")
 def test_odd_cells_are_what_they_are_as_texts(

@@ -285,13 +285,8 @@ class TextRows(RowFile):
     ) -> Iterator[Part]:
         """List pieces of whole rows, the last one though its row may have no end.
 
-        Args:
-            number: Of the file.
-            last_end: Returns where the last row of some bytes ends, 0 if none does.
-            begin: Where the first row begins.
-            line: Its number.
-            times: Parts are so much larger than usual.
-            hint: What to do about a row of no end.
+        ``last_end`` returns where the last row of some bytes ends, 0 if none does; the first row begins at ``begin``,
+        on ``line``. Parts are ``times`` as large as usual; ``hint`` says what to do about a row of no end.
         """
         with self._open() as file:
             whole, start, rest = os.fstat(file.fileno()).st_size, begin, 0

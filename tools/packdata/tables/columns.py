@@ -53,12 +53,7 @@ def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str)
 
 
 def plan_columns(scan: Scan, options: TableOptions, source: Path | str) -> ColumnPlan:
-    """Decide what becomes of the columns of a scanned table.
-
-    Args:
-        scan: What they hold.
-        options: What was asked for.
-        source: What to call the table.
+    """Decide what becomes of the columns of a scanned table, which messages call ``source``.
 
     Raises:
         SourceError: Columns are not of one kind (it names all of these), have no values, or do not fit the options.
@@ -234,13 +229,9 @@ def plan_like(
     drop: Sequence[str],
     path: Path | str,
 ) -> ColumnPlan:
-    """Return what another packing made of columns, for files with these columns.
+    """Return what a packed table made of columns, for files with these columns (None: rows name their own).
 
-    Args:
-        like: Folder of a packed table.
-        columns: Columns of the files; None where rows name their own.
-        drop: Targets that the files do not have.
-        path: The first of the files, for messages.
+    Targets that are dropped may be absent; ``path`` is the first of the files, for messages.
 
     Raises:
         SourceError: It is no packed table, or a column is missing.

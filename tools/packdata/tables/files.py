@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import replace
+from functools import cached_property
 from glob import has_magic
 from typing import TYPE_CHECKING, Any
 
@@ -88,16 +89,17 @@ def is_csv(path: Path) -> bool:
 
 
 class TableFiles:
-    """The files of a table, each opened when it is first asked for.
+    """The files of a table, each opened when it is first asked for, and held to the columns of the first.
 
     What was parsed of text is kept for a second reading: a GiB at most, and no more than a quarter of what is free.
 
     Args:
         paths: The files, or what to call a table in memory.
-        options: How CSV files are read.
+        csv: How CSV files are read.
         missing: Texts that stand for no value in these.
-        frame: The table in memory.
-        digest: Hash of all its values.
+        wanted: The columns that matter, which every file must have once; none for all but ``drop``.
+        drop: Columns that may differ.
+        frame: The table in memory, with the ``digest`` of its values.
 
     Raises:
         SchemaError: There are options for CSV files, but no such file.
@@ -106,47 +108,92 @@ class TableFiles:
     def __init__(
         self,
         paths: Sequence[Path],
-        options: CsvOptions | None = None,
-        missing: Sequence[str] = (),
+        csv: CsvOptions,
+        missing: Sequence[str],
+        wanted: Sequence[str],
+        drop: Sequence[str],
         frame: RowFile | None = None,
         digest: str = "",
     ) -> None:
         opened_in_order(paths)
-        self.paths, self._missing, self.digest = paths, missing, digest
-        self._options = CsvOptions() if options is None else options
+        self.paths, self.digest = paths, digest
+        self._csv, self._missing, self._wanted, self._drop = csv, missing, wanted, drop
         self._opened: dict[int, RowFile] = {} if frame is None else {0: frame}
+        self._checked: set[int] = set()
         self._kept: dict[Part, Rows] = {}
         self._room, self._lock = min(MOST_BYTES, available_memory() // 4), threading.Lock()
-        if (given := changed(self._options)) and not any(map(is_csv, paths)):
+        if (given := changed(csv)) and not any(map(is_csv, paths)):
             raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
 
     def __reduce__(self) -> tuple[type[TableFiles], tuple[Any, ...]]:
         """Leave what was opened and kept where it is: another machine reads the files itself."""
         frame = self[0] if self.digest else None
-        return TableFiles, (self.paths, self._options, self._missing, frame, self.digest)
+        how = (self._csv, self._missing, self._wanted, self._drop)
+        return TableFiles, (self.paths, *how, frame, self.digest)
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, number: int) -> RowFile:
-        """Return a file; SourceError if it cannot be read, or is not a table."""
+        """Return a file; SourceError if it cannot be read, is not a table, or has other columns than the first."""
+        file = self._open(number)
+        if number not in self._checked:
+            self._check(file)
+            self._checked.add(number)
+        return file
+
+    def _open(self, number: int) -> RowFile:
         if number not in self._opened:
-            self._opened[number] = _open(self.paths[number], self._options, self._missing)
+            self._opened[number] = _open(self.paths[number], self._csv, self._missing)
         return self._opened[number]
 
-    def columns(self, number: int) -> tuple[str, ...] | None:
-        """Return the columns of a file, None for JSON lines: such a file is not opened."""
-        path = self.paths[number]
-        return None if suffix_inside(path.name) in JSON_LINES else self[number].columns
+    def names(self, number: int) -> tuple[str, ...]:
+        """Return the columns of a file, none of JSON lines: such a file is not opened."""
+        is_lines = suffix_inside(self.paths[number].name) in JSON_LINES
+        return () if is_lines else self._open(number).columns or ()
+
+    @cached_property
+    def first(self) -> int | None:
+        """Number of the first file that names its columns; None if all rows name their own."""
+        return next((number for number in range(len(self)) if self.names(number)), None)
+
+    @cached_property
+    def columns(self) -> list[str] | None:
+        """The columns to read; None where rows name their own."""
+        if self._wanted:
+            return [*self._wanted]
+        return None if self.first is None else self._not_dropped(self.names(self.first))
+
+    def _not_dropped(self, names: Iterable[str]) -> list[str]:
+        dropped = {*self._drop}
+        return [name for name in names if name not in dropped]
+
+    def _check(self, file: RowFile) -> None:
+        """Raise SourceError for a file that lacks a column, or has more than one of a name, or others."""
+        if self.first is None or file.columns is None:
+            return
+        mine, columns = Counter(self._not_dropped(file.columns)), dict.fromkeys(self.columns or ())
+        missing = [name for name in columns if name not in mine]
+        more = [name for name in mine if not self._wanted and name not in columns]
+        if missing or more:
+            lists = {"missing": missing, "unexpected": more}
+            found = [f"{word} {in_words(names)}" for word, names in lists.items() if names]
+            what = f"columns differ from {self.paths[self.first].name}: {'; '.join(found)}"
+            hint = "features= names the columns to take, drop= those to leave out"
+            raise SourceError(what, file.path, hint)
+        if twice := [name for name, n in mine.items() if n > 1 and name in columns]:
+            what = f"duplicate column {', '.join(map(repr, twice[:5]))}"
+            hint = f"drop={twice} leaves them out"
+            if is_csv(file.path):
+                hint += ", names= with skip_rows=1 gives other names; header=False if it has none"
+            raise SourceError(what, file.path, hint)
 
     def keep(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
         """Keep the columns of a part, one array for each of the rows' own, if there is room."""
         table = pa.table(dict(columns))
         with self._lock:
-            before = self._kept.get(part)  # read a second time, as something else
-            room = self._room + (0 if before is None else before.table.nbytes)
-            if columns and table.nbytes <= room:
-                self._room = room - table.nbytes
+            if columns and table.nbytes <= self._room:
+                self._room -= table.nbytes
                 self._kept[part] = replace(rows, table=table)
 
     def read(
@@ -157,60 +204,10 @@ class TableFiles:
         if kept is not None and columns is not None:
             types = {field.name: field.type for field in kept.table.schema}
             texts = [name for name in columns if kinds.get(name) == "text"]
-            if {*columns} <= types.keys() and all(
-                map(pa.types.is_dictionary, map(types.get, texts))
-            ):
+            if {*columns} <= types.keys() and all(pa.types.is_dictionary(types[n]) for n in texts):
                 yield replace(kept, table=kept.table.select([*columns]))
                 return
         yield from self[part.file].read(part, columns, kinds)
-
-
-class CommonColumns:
-    """The columns to read, which every file must have, once.
-
-    Args:
-        files: The files.
-        wanted: The columns that matter; None for all but ``drop``.
-        drop: Columns that may differ.
-
-    Attributes:
-        first: Number of the first file that names its columns; None if all rows name their own.
-        columns: Those to read; None where rows name their own.
-    """
-
-    def __init__(
-        self, files: TableFiles, wanted: Sequence[str] | None, drop: Iterable[str] = ()
-    ) -> None:
-        self._files, self._drop, self._takes_all = files, {*drop}, wanted is None
-        numbers = range(len(files))
-        self.first = next((i for i in numbers if files.columns(i) is not None), None)
-        self.columns = None if wanted is None else list(wanted)
-        if wanted is None and self.first is not None:
-            self.columns = self._of(self.first)
-
-    def _of(self, number: int) -> list[str]:
-        return [name for name in self._files.columns(number) or () if name not in self._drop]
-
-    def check(self, number: int) -> None:
-        """Raise SourceError for a file that lacks one, or has more than one of a name, or others."""
-        if self.first is None or self._files.columns(number) is None:
-            return
-        path, first = self._files.paths[number], self._files.paths[self.first]
-        mine, columns = Counter(self._of(number)), dict.fromkeys(self.columns or ())
-        missing = [name for name in columns if name not in mine]
-        more = [name for name in mine if self._takes_all and name not in columns]
-        if missing or more:
-            lists = {"missing": missing, "unexpected": more}
-            found = [f"{word} {in_words(names)}" for word, names in lists.items() if names]
-            what = f"columns differ from {first.name}: {'; '.join(found)}"
-            hint = "features= names the columns to take, drop= those to leave out"
-            raise SourceError(what, path, hint)
-        if twice := [name for name, n in mine.items() if n > 1 and name in columns]:
-            what = f"duplicate column {', '.join(map(repr, twice[:5]))}"
-            hint = f"drop={twice} leaves them out"
-            if is_csv(path):
-                hint += ", names= with skip_rows=1 gives other names; header=False if it has none"
-            raise SourceError(what, path, hint)
 
 
 def _expand(source: Path | str) -> tuple[list[Path], list[Path]]:

@@ -38,11 +38,11 @@ from packdata.tables.columns import (
     plan_columns,
     plan_like,
 )
-from packdata.tables.files import CommonColumns, TableFiles, is_csv, list_tables
+from packdata.tables.files import TableFiles, is_csv, list_tables
 from packdata.tables.options import TableOptions
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import Scanner
-from packdata.tables.typed import frame_files, is_frame
+from packdata.tables.typed import is_frame, open_frame
 from packdata.tables.values import in_words
 from packdata.types import KINDS, kinds_of
 
@@ -136,12 +136,15 @@ def _listed(
     sources: Any, csv: CsvOptions, options: TableOptions
 ) -> tuple[TableFiles, tuple[Path | str, ...], Counter[str]]:
     """Return the files of sources, the sources without secrets, and the suffixes of files that are no tables."""
+    asked = (*options.features, *options.categorical, *options.numeric, *options.target)
+    wanted = tuple(dict.fromkeys(asked)) if options.features else ()
+    how = (csv, options.missing_values, wanted, options.drop)
     if is_frame(sources):
-        return frame_files(sources), (), Counter()
+        frame, digest = open_frame(sources)
+        return TableFiles([frame.path], *how, frame, digest), (), Counter()
     listed = [sources] if isinstance(sources, str | Path) else [*sources]
     paths, ignored = list_tables(listed)
-    files = TableFiles(paths, csv, options.missing_values)
-    return files, tuple(without_secrets(listed)), ignored
+    return TableFiles(paths, *how), tuple(without_secrets(listed)), ignored
 
 
 def plan_tables(
@@ -192,10 +195,7 @@ def plan_tables(
         parts, rows = [Part(*numbers) for numbers in found["parts"]], found["rows"]
         plan = ColumnPlan.from_json(found)
     else:
-        common = CommonColumns(files, None, chosen.drop)
-        plan = plan_like(like, common.columns, chosen.drop, files.paths[common.first or 0])
-        for number in range(len(files)):
-            common.check(number)
+        plan = plan_like(like, files.columns, chosen.drop, files.paths[files.first or 0])
         rows = None
         parts = [part for number in range(len(files)) for part in files[number].parts(number)]
     same = None if like is None else read_manifest(like).fingerprint
@@ -220,21 +220,17 @@ def _scanner(
     progress: Progress | None,
 ) -> Scanner:
     """Return what reads all rows once; files that are here are opened and compared before."""
-    asked = (*options.features, *options.categorical, *options.numeric, *options.target)
-    wanted = list(dict.fromkeys(asked)) if options.features else None
-    common = CommonColumns(files, wanted, options.drop)
     numbers = range(len(files))
-    if common.first is not None and not {*options.named} <= {*(files.columns(common.first) or ())}:
-        known = [name for number in numbers for name in files.columns(number) or ()]
+    if files.first is not None and not {*options.named} <= {*files.names(files.first)}:
+        known = [name for number in numbers for name in files.names(number)]
         check_names(options.named, list(dict.fromkeys(known)), files.paths[0])
-    if common.columns == []:
+    if files.columns == []:
         raise SchemaError("no column is left to pack")
     for number in numbers:  # objects are opened and checked when they have come
         if not isinstance(files.paths[number], ListedURL):
-            common.check(number)
             _ = files[number]
     progress = Quiet() if progress is None else progress
-    return Scanner(files, common, options, check_workers(workers), on_error, progress)
+    return Scanner(files, options, check_workers(workers), on_error, progress)
 
 
 def _learned(scanner: Scanner) -> dict[str, Any]:
@@ -264,9 +260,9 @@ def _header_notes(scanner: Scanner, scan: Scan) -> Iterator[str]:
 
     Years are names in many tables, ``0.1`` is none.
     """
-    first = scanner.common.first
-    file = None if first is None else scanner.files[first]
-    names = (scanner.common.columns or []) if isinstance(file, CsvRows) and file.header else []
+    files = scanner.files
+    file = None if files.first is None else files[files.first]
+    names = (files.columns or []) if isinstance(file, CsvRows) and file.header else []
     kinds = [KINDS[code] for code in kinds_of(pa.array(names, pa.string()))]
     texts = {name: {*map(str.strip, column.words)} for name, column in scan.columns.items()}
     values = [name for name in names if name.strip() in texts.get(name, ())]

@@ -53,16 +53,7 @@ COUNTED = {  # what is counted of each column, by what it is, in words
 class TablesRecipe(Recipe):
     """Turns parts of tables into rows of features, categories and targets.
 
-    Args:
-        files: The files.
-        parts: Their parts.
-        columns: What becomes of every column.
-        num_samples: Rows of all parts, if known.
-        identity: JSON that decides the output, beside these.
-        provenance: JSON for the manifest.
-
-    Attributes:
-        tally: Values of each column that are missing, and that its vocabulary lacks.
+    It counts the values of each column that are missing, and that its vocabulary lacks (``COUNTED``).
     """
 
     is_of_blocks = True
@@ -186,17 +177,12 @@ class TablesRecipe(Recipe):
 
 
 class _Table:
-    """The columns of some rows, each converted once.
-
-    Attributes:
-        wrong: Rows that cannot be packed, and why.
-        counted: Rows that are counted as something.
-    """
+    """The columns of some rows, each converted once."""
 
     def __init__(self, table: pa.Table, path: Path) -> None:
         self._table, self._path = table, path
-        self.wrong: dict[int, Why] = {}
-        self.counted: list[tuple[str, Flags]] = []
+        self.wrong: dict[int, Why] = {}  # rows that cannot be packed
+        self.counted: list[tuple[str, Flags]] = []  # rows that are counted, and as what
         self._arrays: dict[str, pa.Array] = {}
         self._numbers: dict[tuple[str, str], Numbers] = {}
 

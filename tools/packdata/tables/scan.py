@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from packdata.packing.progress import Progress
     from packdata.packing.settings import OnError
     from packdata.rows import Part, RowFile
-    from packdata.tables.files import CommonColumns, TableFiles
+    from packdata.tables.files import TableFiles
     from packdata.tables.options import TableOptions
     from packdata.tables.values import Flags, Floats
     from packdata.types import Codes
@@ -111,21 +111,13 @@ class ColumnScan:
 
 @dataclass(slots=True)
 class Scan:
-    """What the first pass found.
-
-    Attributes:
-        parts: The parts of all files, in order.
-        num_rows: Rows that can be read.
-        bad: The others.
-        columns: By name, in the order in which they were first seen.
-        classes: Of columns that declare some.
-    """
+    """What the first pass found in some parts, in their order."""
 
     parts: list[Part] = field(default_factory=list)
-    num_rows: int = 0
-    bad: int = 0
-    columns: dict[str, ColumnScan] = field(default_factory=dict)
-    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    num_rows: int = 0  # that can be read
+    bad: int = 0  # the others
+    columns: dict[str, ColumnScan] = field(default_factory=dict)  # in the order of their first row
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that columns declare
 
     def add(self, other: Scan) -> None:
         """Take in what a later part holds."""
@@ -138,19 +130,9 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Scanner:
-    """Reads rows once, all parts in their order.
-
-    Attributes:
-        files: The files; what is read of those of text is kept.
-        common: The columns that matter.
-        options: What was asked for.
-        workers: Threads.
-        on_error: ``"fail"`` ends at the first row that cannot be read.
-        progress: Is told of every row.
-    """
+    """Reads rows once, all parts in their order; what is read of files of text is kept by them."""
 
     files: TableFiles
-    common: CommonColumns
     options: TableOptions
     workers: int
     on_error: OnError
@@ -172,10 +154,13 @@ class Scanner:
             and column.moments.count
             and name not in kinds
         ]
-        return self._scan({**kinds, **dict.fromkeys(late, "text")}) if late else found
+        if late:
+            again = self._scan({**kinds, **dict.fromkeys(late, "text")})
+            found.columns |= {name: again.columns[name] for name in late}
+        return found
 
     def _scan(self, kinds: Mapping[str, Kind]) -> Scan:
-        found = Scan(columns={name: ColumnScan() for name in self.common.columns or ()})
+        found = Scan(columns={name: ColumnScan() for name in self.files.columns or ()})
         try:
             self.progress.start(None, 0)
             with OrderedPool(partial(self._part, kinds), self.workers) as pool:
@@ -189,7 +174,6 @@ class Scanner:
 
     def _parts(self) -> Iterator[Part]:
         for number in range(len(self.files)):
-            self.common.check(number)
             yield from self.files[number].parts(number)
 
     def _part(self, kinds: Mapping[str, Kind], part: Part) -> Scan:
@@ -198,7 +182,7 @@ class Scanner:
         guesses = file.guesses
         if self.options.dates is None and "number" not in guesses:
             guesses = frozenset()  # texts of JSON may be dates, if somebody asks for these
-        for rows in self.files.read(part, self.common.columns, kinds):
+        for rows in self.files.read(part, self.files.columns, kinds):
             if rows.bad and self.on_error == "fail":
                 line, why = rows.bad[0]
                 raise SourceError(why, file.place(line))
@@ -217,18 +201,11 @@ class Scanner:
 
 
 class _Look:
-    """One column of some rows, taken as a kind, or as what it seems to be.
-
-    Attributes:
-        array: The column.
-        values: The same as what it is: numbers, dates, or texts by their dictionary.
-        scan: What it holds.
-        first: The row in which each kind was seen first.
-    """
+    """One column of some rows, taken as a kind, or as what it seems to be."""
 
     def __init__(self, array: pa.Array, kind: Kind | None, guesses: frozenset[Kind]) -> None:
-        self.array = self.values = array
-        self.scan, self.first = ColumnScan(), dict[str, int]()
+        self.array = self.values = array  # values: numbers, dates, or texts by their dictionary
+        self.scan, self.first = ColumnScan(), dict[str, int]()  # first row of each kind
         group = group_of(array.type)
         if group == "other":
             self.scan.other = why_other(array.type)

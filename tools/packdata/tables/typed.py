@@ -11,7 +11,6 @@ import xxhash
 from loaders.errors import SourceError
 from packdata.rows import PART_ROWS
 from packdata.sources.row_kinds import ArrowRows
-from packdata.tables.files import TableFiles
 
 # Of pandas, of Arrow and whatever speaks its protocol, of polars' LazyFrame, and of Hugging Face's Dataset.
 _FRAME_ATTRIBUTES = ("iloc", "__arrow_c_stream__", "collect_schema", "with_format")
@@ -22,14 +21,14 @@ def is_frame(source: Any) -> bool:
     return any(hasattr(source, name) for name in _FRAME_ATTRIBUTES)
 
 
-def frame_files(frame: Any) -> TableFiles:
-    """Return a table in memory as one file; the index of a pandas DataFrame is no column of it."""
+def open_frame(frame: Any) -> tuple[ArrowRows, str]:
+    """Return a table in memory as a file, and a hash of its values; the index of a pandas DataFrame is no column."""
     path = Path(type(frame).__name__)
     table = _as_table(frame, path)
     digest = xxhash.xxh3_128(str(table.schema).encode())
     for batch in table.to_batches(PART_ROWS):
         digest.update(batch.serialize())
-    return TableFiles([path], frame=ArrowRows(path, table), digest=digest.hexdigest())
+    return ArrowRows(path, table), digest.hexdigest()
 
 
 def _as_table(frame: Any, name: Path) -> pa.Table:

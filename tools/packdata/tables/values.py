@@ -66,7 +66,10 @@ def plain(column: pa.ChunkedArray) -> pa.Array:
     """Return a column in one piece, of a type that Arrow can compute with; categories as texts by their dictionary."""
     array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     if pa.types.is_dictionary(array.type):
-        values = plain(pa.chunked_array([array.dictionary])).take(array.indices)
+        words = plain(pa.chunked_array([array.dictionary]))
+        if pa.types.is_string(words.type) and len(words.unique().drop_null()) == len(words):
+            return array
+        values = words.take(array.indices)
         return values if group_of(values.type) in (None, "other") else words_of(values)
     return array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array
 
