@@ -37,7 +37,7 @@ from packdata.tokens.rows import DOCUMENT_ENDS
 from packdata.tokens.stream import has_tokens, token_stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from loaders.data.view import View
@@ -93,21 +93,26 @@ def stats(
         raise ValueError(f"limit must be at least 1, got {limit}")
     view = whole if limit is None else whole.first_at_url()
     num = len(view) if limit is None else min(limit, len(view))
-    indices = [i * len(view) // num for i in range(num)]
     fields = view.schema.fields
-    decoded = [name for name, kind in fields.items() if _is_decoded(kind)]
+    gathered = {name: _Gathered() for name, kind in fields.items() if _is_decoded(kind)}
     if has_tokens(view.schema):
-        decoded.remove(DOCUMENT_ENDS)  # positions in rows mean nothing
-    found = {name: _of_all(view, name, kind) for name, kind in fields.items()}
-    gathered = {name: _Gathered() for name in fields if name in decoded}
-    if decoded:
-        for values in _decode(view, indices, decoded, workers or usable_cores()):
-            for name, value in zip(decoded, values, strict=True):
-                gathered[name].add(value)
+        del gathered[DOCUMENT_ENDS]  # positions in rows mean nothing
+
+    def measure(i: int) -> list[_Gathered]:
+        sample = view.sample(i, [*gathered])
+        return [_measured(fields[name], sample[name]) for name in gathered]
+
+    found = {name: {"kind": kind.kind} | _of_all(view, name) for name, kind in fields.items()}
+    with opencv.one_thread(), OrderedPool(measure, workers or usable_cores()) as pool:
+        indices = (i * len(view) // num for i in range(num if gathered else 0))
+        for each in pool.map(indices):
+            for total, one in zip(gathered.values(), each, strict=True):
+                total.add(one)
             tick(1)
-    for name, each in gathered.items():
-        found[name] |= each.to_json(fields[name])
-    return Stats(len(whole), num, found, percentiles(_bytes_per_sample(view)))
+    for name, total in gathered.items():
+        found[name] |= total.to_json(fields[name])
+    nbytes = sum(map(view.lengths, fields), np.zeros(len(view), np.int64))
+    return Stats(len(whole), num, found, percentiles(nbytes))
 
 
 def _is_decoded(kind: Field) -> bool:
@@ -115,17 +120,15 @@ def _is_decoded(kind: Field) -> bool:
     return isinstance(kind, Image | Images | Mask | Boxes) or is_array
 
 
-def _decode(
-    view: View, indices: Sequence[int], names: Sequence[str], workers: int
-) -> Iterator[list[_Gathered]]:
-    """Yield what the values of each sample contribute."""
+def _is_row(kind: Field) -> bool:
+    """Tell whether values are short rows of numbers, of which a whole column is read at once."""
+    if isinstance(kind, Categories):
+        return True
+    is_short = isinstance(kind, Array) and kind.is_fixed and len(kind.dims) == 1
+    return is_short and (kind.shape or (0,))[0] in range(1, _MAX_NUMBERS + 1)
 
-    def measure(i: int) -> list[_Gathered]:
-        sample = view.sample(i, names)
-        return [_gathered(view.schema.fields[name], sample[name]) for name in names]
 
-    with opencv.one_thread(), OrderedPool(measure, workers) as pool:
-        yield from pool.map(indices)
+# -- samples, decoded one by one -------------------------------------------------------------------
 
 
 def _has_channels(kind: Field) -> bool:
@@ -135,22 +138,20 @@ def _has_channels(kind: Field) -> bool:
     return kind.dims[0] is not None
 
 
-def _gathered(kind: Field, value: Any) -> _Gathered:
+def _measured(kind: Field, value: Any) -> _Gathered:
     """Return the statistics of one value, of several pictures those of all."""
     if isinstance(kind, Images):
         found = _Gathered()
         for picture in value:
-            found.add(_gathered(kind.one, picture))
+            found.add(_measured(kind.one, picture))
         return found
     values = Counter[int]()
     if isinstance(kind, Mask):
         numbers, counts = np.unique(value, return_counts=True)
         values.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-    planes = [value]
+    planes = value if _has_channels(kind) else [value]
     if isinstance(kind, Image):
         planes = [value[..., c] for c in range(value.shape[-1])]
-    elif _has_channels(kind):
-        planes = list(value)
     channels = [_summary_of(plane) for plane in planes]
     num_nan = value.size - sum(each.count for each in channels)
     return _Gathered(channels, num_nan, [value.shape], values)
@@ -162,9 +163,13 @@ def _summary_of(numbers: npt.NDArray[Any]) -> Summary:
         plane = np.ascontiguousarray(numbers)  # OpenCV lets other threads run meanwhile
         total, squares = int(cv2.sumElems(plane)[0]), round(cv2.norm(plane, cv2.NORM_L2SQR))
         return WholeMoments(plane.size, total, squares, *cv2.minMaxLoc(plane)[:2])
-    if numbers.dtype.kind != "f":
-        return (WholeMoments if numbers.itemsize <= 2 else Moments).of(numbers)
-    return Moments.of(numbers[~np.isnan(numbers)])
+    if numbers.dtype.kind != "f" and numbers.itemsize <= 2:
+        return WholeMoments.of(numbers)
+    return _moments_of(numbers)
+
+
+def _moments_of(numbers: npt.NDArray[Any]) -> Moments:
+    return Moments.of(numbers[~np.isnan(numbers)] if numbers.dtype.kind == "f" else numbers)
 
 
 @dataclass(slots=True)
@@ -192,22 +197,19 @@ class _Gathered:
         if isinstance(kind, Boxes):
             counts = np.array([shape[0] for shape in self.shapes])
             return {"boxes_per_sample": percentiles(counts), "num_boxes": int(counts.sum())}
+        found: dict[str, Any] = {}
         if isinstance(kind, Images):
             counts = np.array(self.counts)
             found = {"images_per_sample": percentiles(counts), "num_images": int(counts.sum())}
-            return found | (self._pixels(kind.dtype) if self.shapes else {})
-        if isinstance(kind, Image):
-            return self._pixels(kind.dtype)
+        if isinstance(kind, Image | Images):
+            most = {"max_value": int(np.iinfo(kind.dtype).max)}
+            return found | (self._sizes() | self._by_channel() | most if self.shapes else {})
         if isinstance(kind, Mask):
             values = {str(v): n for v, n in sorted(self.values.items())}
-            return _sizes(self.shapes) | {"pixels_by_value": values}
+            return self._sizes() | {"pixels_by_value": values}
         if _has_channels(kind) and self.channels and self.channels[0].count:
             return self._by_channel() | {"num_nan": self.num_nan}
         return _numbers_of(self.channels[0] if self.channels else Moments(), self.num_nan)
-
-    def _pixels(self, dtype: str) -> dict[str, Any]:
-        most = int(np.iinfo(dtype).max)
-        return _sizes(self.shapes) | self._by_channel() | {"max_value": most}
 
     def _by_channel(self) -> dict[str, Any]:
         return {
@@ -217,93 +219,61 @@ class _Gathered:
             "max": _finite(max(channel.most for channel in self.channels)),
         }
 
-
-def _sizes(shapes: list[tuple[int, ...]]) -> dict[str, Any]:
-    ends = np.quantile([shape[:2] for shape in shapes], (0, 0.5, 1), axis=0).T.tolist()
-    names = ("min", "median", "max")
-    return {
-        side: dict(zip(names, three, strict=True))
-        for side, three in zip(("height", "width"), ends, strict=True)
-    }
+    def _sizes(self) -> dict[str, Any]:
+        ends = np.quantile([shape[:2] for shape in self.shapes], (0, 0.5, 1), axis=0).T.tolist()
+        names = ("min", "median", "max")
+        sides = zip(("height", "width"), ends, strict=True)
+        return {side: dict(zip(names, three, strict=True)) for side, three in sides}
 
 
-def _of_all(view: View, name: str, kind: Field) -> dict[str, Any]:
+# -- all samples: column by column, never row by row ---------------------------------------------------
+
+
+def _of_all(view: View, name: str) -> dict[str, Any]:
     """Return what is cheap to know of every sample."""
-    found: dict[str, Any] = {"kind": kind.kind}
+    kind = view.schema.fields[name]
     if isinstance(kind, Label):
-        numbers, counts = np.unique(view.column(name), return_counts=True)
-        classes = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-        if kind.classes is not None:  # also those that have no sample
-            classes = {i: classes.get(i, 0) for i in {*range(len(kind.classes)), *classes}}
-        found["classes"] = {_class_name(kind, i): n for i, n in sorted(classes.items())}
-    elif isinstance(kind, MultiLabel):
-        counts = (view.column(name) != 0).sum(axis=0)
-        found["classes"] = dict(zip(kind.classes, counts.tolist(), strict=True))
-    elif isinstance(kind, Tokens):
-        found |= token_stats(view)
-    elif isinstance(kind, Features):
-        found |= _features_stats(view, name, kind)
-    elif isinstance(kind, Categories):
-        found |= _categories_stats(view, name, kind)
-    elif (isinstance(kind, Array) and kind.dims == ()) or _is_row(kind):
-        found |= _stats_of_rows(view.blocks(name))
-    elif isinstance(kind, Text):
-        view.verify(name)
-        found["nbytes"] = percentiles(view.lengths(name))
-    return found
-
-
-def _stats_of_rows(parts: Iterable[npt.NDArray[Any]]) -> dict[str, Any]:
-    total, num = Moments(), 0
-    for rows in parts:
-        total.add(Moments.of(rows[~np.isnan(rows)] if rows.dtype.kind == "f" else rows))
-        num += rows.size
-    return _numbers_of(total, num - total.count)
-
-
-def _class_name(kind: Label, number: int) -> str:
-    classes = kind.classes or ()
-    return classes[number] if 0 <= number < len(classes) else str(number)
-
-
-def _bytes_per_sample(view: View) -> npt.NDArray[np.int64]:
-    total = np.zeros(len(view), np.int64)
-    for name in view.schema.fields:
-        total += view.lengths(name)  # not the rows: limit leaves most of them out
-    return total
-
-
-# -- rows of tables: column by column, never row by row -----------------------------------------------
-
-
-def _is_row(kind: Field) -> bool:
-    """Tell whether values are short rows of numbers, of which a whole column is read at once."""
+        counts, classes = Counter(view.column(name).tolist()), kind.classes or ()
+        numbers = sorted({*range(len(classes)), *counts})  # also those that have no sample
+        names = [classes[i] if 0 <= i < len(classes) else str(i) for i in numbers]
+        return {"classes": {word: counts[i] for word, i in zip(names, numbers, strict=True)}}
+    if isinstance(kind, MultiLabel):
+        nums = (view.column(name) != 0).sum(axis=0).tolist()
+        return {"classes": dict(zip(kind.classes, nums, strict=True))}
+    if isinstance(kind, Tokens):
+        return token_stats(view)
+    if isinstance(kind, Features):
+        found = zip(kind.columns, _moments_by_column(view, name, len(kind.columns)), strict=True)
+        columns = {column: _numbers_of(each, len(view) - each.count) for column, each in found}
+        return ({"standardized": True} if kind.standardized else {}) | {"columns": columns}
     if isinstance(kind, Categories):
-        return True
-    is_short = isinstance(kind, Array) and kind.is_fixed and len(kind.dims) == 1
-    return is_short and (kind.shape or (0,))[0] in range(1, _MAX_NUMBERS + 1)
+        return {"columns": _categories_stats(view, name, kind)}
+    if (isinstance(kind, Array) and kind.dims == ()) or _is_row(kind):
+        (total,) = _moments_by_column(view, name, 1)
+        return _numbers_of(
+            total, len(view) * math.prod(n or 0 for n in kind.shape or ()) - total.count
+        )
+    if isinstance(kind, Text):
+        view.verify(name)
+        return {"nbytes": percentiles(view.lengths(name))}
+    return {}
 
 
-def _features_stats(view: View, name: str, kind: Features) -> dict[str, Any]:
-    """Return mean, deviation, range and number of NaN of each column, as stored."""
-    found = [Moments() for _ in kind.columns]
+def _moments_by_column(view: View, name: str, num: int) -> list[Moments]:
+    """Return the moments of each column of a field without NaN, or those of all numbers as one column."""
+    found = [Moments() for _ in range(num)]
     for rows in view.blocks(name):
-        for moments, values in zip(found, np.ascontiguousarray(rows.T), strict=True):
-            moments.add(Moments.of(values[~np.isnan(values)]))
-    columns = zip(kind.columns, found, strict=True)
-    return ({"standardized": True} if kind.standardized else {}) | {
-        "columns": {name: _numbers_of(each, len(view) - each.count) for name, each in columns}
-    }
+        columns = rows.reshape(1, -1) if num == 1 else np.ascontiguousarray(rows.T)
+        for total, numbers in zip(found, columns, strict=True):
+            total.add(_moments_of(numbers))
+    return found
 
 
 def _numbers_of(moments: Summary, num_nan: int) -> dict[str, Any]:
     """Return range, mean and deviation as JSON types; None where there is no number."""
-    names = {"min": "least", "mean": "mean", "std": "std", "max": "most"}
-    plain = {
-        name: _finite(getattr(moments, key)) if moments.count else None
-        for name, key in names.items()
-    }
-    return plain | {"num_nan": num_nan}
+    found = moments.least, moments.mean, moments.std, moments.most
+    numbers = [_finite(value) if moments.count else None for value in found]
+    return dict(zip(("min", "mean", "std", "max"), numbers, strict=True)) | {"num_nan": num_nan}
 
 
 def _finite(value: float) -> float | str:
@@ -326,4 +296,4 @@ def _categories_stats(view: View, name: str, kind: Categories) -> dict[str, Any]
             "num_unknown": int(total[0]),
             "most_frequent": {words[k]: int(total[k + 1]) for k in order},
         }
-    return {"columns": columns}
+    return columns

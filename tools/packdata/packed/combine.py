@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import MANIFEST_NAME, Manifest, parse_manifest, read_manifest
 from loaders.data.view import join_views, open_view
@@ -15,7 +15,6 @@ from packdata.packing.outside import check_outside
 from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.provenance import extended, origin_of
 from packdata.packing.publish import manifest_at
-from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.store import store_of
 
 if TYPE_CHECKING:
@@ -60,20 +59,15 @@ def merge(
         what = "a packed dataset is there, which 'packdata merge' did not make"  # one more source?
         raise PackError(what, dst, "The target comes last: choose a folder that is new or empty")
     joined = _joined(views)
-    sizes = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
-    whole = joined.whole_shards if shard_bytes is None else None
+    how: Any = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
     provenance = {"command": "merge", "sources": list(map(origin_of, views))}
-    dataset = Written(ViewContent(joined.verified(), joined.schema), provenance, whole)
-    return write_datasets(
-        dst,
-        plan_of("merge", views, **sizes),
-        {"": dataset},
-        format=format_of(joined),
-        shard_bytes=DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes,
-        overwrite=overwrite,
-        link=link,
-        note=note,
-    )[""]
+    content, whole = (
+        ViewContent(joined.verified(), joined.schema),
+        None if how else joined.whole_shards,
+    )
+    plan, how = plan_of("merge", views, **how), how | {"format": format_of(joined), "note": note}
+    written = {"": Written(content, provenance, whole)}
+    return write_datasets(dst, plan, written, **how, overwrite=overwrite, link=link)[""]
 
 
 def extend(

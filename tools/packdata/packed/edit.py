@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -111,17 +111,8 @@ def copy_dataset(
     content = ViewContent(chosen, schema, recoders, workers=workers)
     written = Written(content, {"command": "copy", "source": origin_of(view), "options": asked})
     usual = format_of(view)
-    format = format or usual
-    if is_url(dst) and not asked and (format, shard_bytes) == (usual, DEFAULT_SHARD_BYTES):
+    how: Any = {"format": format or usual, "shard_bytes": shard_bytes}
+    if is_url(dst) and not asked and how == {"format": usual, "shard_bytes": DEFAULT_SHARD_BYTES}:
         written = Written(content, read_manifest(src).provenance, view.whole_shards)  # as it is
-    plan = plan_of("copy", [view], **asked, format=format, shard_bytes=shard_bytes)
-    return write_datasets(
-        dst,
-        plan,
-        {"": written},
-        format=format,
-        shard_bytes=shard_bytes,
-        overwrite=overwrite,
-        tick=tick,
-        note=note,
-    )[""]
+    plan, how = plan_of("copy", [view], **asked, **how), how | {"tick": tick, "note": note}
+    return write_datasets(dst, plan, {"": written}, **how, overwrite=overwrite)[""]

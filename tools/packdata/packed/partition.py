@@ -90,22 +90,14 @@ def split(
             raise PackError(f"part {name!r} would be empty", view.path, hint)
         check_outside(Path(dst) / name, [view.path])
     options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
-    format = format or format_of(view)
+    how: Any = {"format": format or format_of(view), "shard_bytes": shard_bytes}
     made_from = {"command": "split", "source": origin_of(view)}
     datasets = {
         name: Written(content, made_from | {"options": options | {"part": name}})
         for name, content in chosen.items()
     }
-    return write_datasets(
-        dst,
-        plan_of("split", [view], **options, format=format, shard_bytes=shard_bytes),
-        datasets,
-        format=format,
-        shard_bytes=shard_bytes,
-        overwrite=overwrite,
-        tick=tick,
-        note=note,
-    )
+    plan, how = plan_of("split", [view], **options, **how), how | {"tick": tick, "note": note}
+    return write_datasets(dst, plan, datasets, **how, overwrite=overwrite)
 
 
 def _documents(view: View, fractions: Sequence[float], seed: int) -> Iterator[DocumentContent]:

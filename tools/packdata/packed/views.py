@@ -110,38 +110,27 @@ def write(
     )
     if not whole or (format and {shard.path.suffix for shard in whole} != {f".{format}"}):
         whole = None
-    format, shard_bytes = format or format_of(source), shard_bytes or DEFAULT_SHARD_BYTES
+    how: Any = {
+        "format": format or format_of(source),
+        "shard_bytes": shard_bytes or DEFAULT_SHARD_BYTES,
+    }
     given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}
     options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
     options |= {"add": sorted(add)} if add else {}
-    plan = plan_of(
-        "write",
-        [source],
-        **options,
-        format=format,
-        shard_bytes=shard_bytes,
-        link=whole is not None,
-        samples=None if source.numbers is None else xxh3_128_hexdigest(source.numbers.tobytes()),
-        schema=schema.to_json(),
-        values={n: xxh3_128_hexdigest(row_hashes(c).tobytes()) for n, c in values.items()},
-    )
+    which = None if source.numbers is None else xxh3_128_hexdigest(source.numbers.tobytes())
+    digests = {n: xxh3_128_hexdigest(row_hashes(c).tobytes()) for n, c in values.items()}
+    identity = {"samples": which, "schema": schema.to_json(), "values": digests}
+    plan = plan_of("write", [source], **options, **how, link=whole is not None, **identity)
     origins = [origin(folder, read_manifest(folder)) for folder in source.folders]
     origins = origins or [{"name": source.path.name, "fingerprint": source.fingerprint}]
     made_of = {"source": origins[0]} if len(origins) == 1 else {"sources": origins}
     content = ViewContent(source, schema, recoders, values, workers)
     written = Written(content, {"command": "write", **made_of, "options": options}, whole)
-    progress = progress or Quiet()
+    progress = Quiet() if progress is None else progress
     progress.start(len(source), 0)
     try:
-        manifest = write_datasets(
-            dst,
-            plan,
-            {"": written},
-            format=format,
-            shard_bytes=shard_bytes,
-            overwrite=overwrite,
-            tick=partial(progress.advance, 0),
-        )[""]
+        how |= {"overwrite": overwrite, "tick": partial(progress.advance, 0)}
+        manifest = write_datasets(dst, plan, {"": written}, **how)[""]
     finally:
         progress.close()
     seconds = time.monotonic() - began
