@@ -42,7 +42,7 @@ def test_a_shard_that_is_evicted_while_a_cache_is_looked_at_is_no_error(tmp_path
     folder.mkdir(parents=True)
     (folder / f"{'ab' * 16}.lmdb").symlink_to("gone")  # it is listed, and not there
 
-    assert cache_report(tmp_path).size_bytes == 0
+    assert cache_report(tmp_path)["size_bytes"] == 0
 
 
 def test_fetch_fills_the_cache_and_a_folder_and_cache_shows_and_clears_it(

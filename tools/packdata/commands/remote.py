@@ -52,13 +52,13 @@ def _cache(args: argparse.Namespace) -> int:
         show(f"{counted(clear_cache(folder), 'shard')} deleted")
         return 0
     report = cache_report(folder)
-    lines = [f"{folder}: {describe_size(report.size_bytes)}"]
-    for each in report.datasets:
+    lines = [f"{folder}: {describe_size(report['size_bytes'])}"]
+    for each in report["datasets"]:
         part = f"{each['num_shards']} of {each['of_shards']} shards"
         lines.append(f"  {each['url']}  {part}, {describe_size(each['size_bytes'])}")
-    if report.num_unknown:
-        lines.append(f"  {counted(report.num_unknown, 'shard')} of other datasets")
-    show_result(args, report._asdict() | {"folder": str(folder)}, lines)
+    if report["num_unknown"]:
+        lines.append(f"  {counted(report['num_unknown'], 'shard')} of other datasets")
+    show_result(args, report, lines)
     return 0
 
 

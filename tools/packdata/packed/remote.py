@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.data.shards import open_manifest
@@ -17,6 +17,8 @@ from packdata.packing.target import size_of
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from loaders.data.shards import FileShard
 
 
 def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
@@ -34,23 +36,13 @@ def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
         what = f"it may hold {budget:,} bytes, the dataset has {manifest.size_bytes:,}"
         raise CacheError(what, origin.inside.parent, "Pass a larger one: --cache")
 
-    def one(number: int) -> None:
-        shards[number].fetch()
-        tick(shards[number].info.size_bytes)
+    def one(shard: FileShard) -> None:
+        shard.fetch()
+        tick(shard.info.size_bytes)
 
     with ThreadPoolExecutor(MAX_CONNECTIONS, "fetch") as pool:
-        list(pool.map(one, range(len(shards))))
+        list(pool.map(one, shards))
     return len(shards), manifest.size_bytes
-
-
-class CacheReport(NamedTuple):
-    """What lies in a cache."""
-
-    folder: Path
-    size_bytes: int  # of all shards
-    # Of each dataset its URL, and how many of its shards and bytes are here, of how many.
-    datasets: list[dict[str, Any]]
-    num_unknown: int  # shards of no dataset whose manifest is here
 
 
 def cache_folder(given: Any = None) -> Path:
@@ -58,8 +50,12 @@ def cache_folder(given: Any = None) -> Path:
     return Cache.parse(given).folder or default_folder()
 
 
-def cache_report(folder: Path) -> CacheReport:
-    """Tell what lies in a cache."""
+def cache_report(folder: Path) -> dict[str, Any]:
+    """Return what lies in a cache, as JSON types.
+
+    Its folder and the bytes of all shards; of each dataset its URL, and how many of its shards and bytes are here, of
+    how many; ``num_unknown``: shards of no dataset whose manifest is here.
+    """
     inside = folder / VERSION
     files = {path.name: path for path in (inside / "shards").glob("??/*")}
     unknown, datasets = set(files), []
@@ -84,7 +80,8 @@ def cache_report(folder: Path) -> CacheReport:
             }
         )
     size = sum(size_of(path) or 0 for path in files.values())  # a fetcher may evict some meanwhile
-    return CacheReport(folder, size, datasets, len(unknown))
+    found = {"folder": str(folder), "size_bytes": size}
+    return found | {"datasets": datasets, "num_unknown": len(unknown)}
 
 
 def clear_cache(folder: Path) -> int:

@@ -18,13 +18,15 @@ import numpy.typing as npt
 
 from loaders.checks import did_you_mean
 from loaders.errors import SchemaError
-from loaders.schema import Array, Categories, Features, Label, MultiLabel, Schema, Text
+from loaders.schema import Array, Categories, Features, Label, MultiLabel, Text
+from loaders.schema.tables import column_names, find_column
 from packdata.moments import standardized
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loaders.data.view import View
+    from loaders.schema import Field
 
 # Texts in quotes, which stay as they are, or a name in backticks: ``_['name']`` for Python.
 _QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|`([^`]+)`")
@@ -128,11 +130,14 @@ def _operand(view: View, node: ast.expr) -> _Operand:
 
 
 def _column(view: View, name: str) -> _Operand:
-    places = _columns(view.schema)
-    if name not in places:
-        what = f"no field {name!r} of one value{did_you_mean(name, places)}"
-        raise SchemaError(f"{what}; there is {', '.join(places) or 'none'}")
-    field, at = view.schema.fields[places[name][0]], places[name][1]
+    schema = view.schema
+    field_name, at = find_column(schema, name) or (name, 0)
+    field = schema.fields.get(field_name)
+    if field is None or (field_name == name and not _has_one_value(field)):
+        fields = [n for n, each in schema.fields.items() if _has_one_value(each)]
+        known = [*dict.fromkeys([*fields, *column_names(schema)])]
+        what = f"no field {name!r} of one value{did_you_mean(name, known)}"
+        raise SchemaError(f"{what}; there is {', '.join(known) or 'none'}")
     if isinstance(field, Text):
         records = enumerate(view.all_records(name))
         texts = [view.decode(i, name, record[name]) for i, record in records]
@@ -151,20 +156,11 @@ def _column(view: View, name: str) -> _Operand:
     return _Operand(name, "number", values, field.classes if isinstance(field, Label) else None)
 
 
-def _columns(schema: Schema) -> dict[str, tuple[str, int]]:
-    """Return the fields of one value and the columns of tables: by name the field, and the position in its rows."""
-    found: dict[str, tuple[str, int]] = {}
-    for name, field in schema.fields.items():
-        if isinstance(field, Features | Categories):
-            columns = {each: (name, at) for at, each in enumerate(field.columns)}
-            found = {n: place for n, place in columns.items() if n not in schema.fields} | found
-            has_one = len(columns) == 1
-        else:
-            is_number = isinstance(field, Array) and field.dims == ()
-            has_one = is_number or isinstance(field, Label | MultiLabel | Text)
-        if has_one:
-            found[name] = name, 0
-    return found
+def _has_one_value(field: Field) -> bool:
+    if isinstance(field, Features | Categories):
+        return len(field.columns) == 1
+    is_number = isinstance(field, Array) and field.dims == ()
+    return is_number or isinstance(field, Label | MultiLabel | Text)
 
 
 def _related(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
